@@ -1,0 +1,115 @@
+"""MNIST: 60,000 handwritten digits of 28×28 pixels to train on, 10,000 to validate."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+import vcasgd
+
+Batch = tuple[Tensor, Tensor]  # images float32 [n, 1, 28, 28], labels int64 [n]
+
+#: mean and standard deviation of the training pixels in 0…1
+MEAN, DEVIATION = 0.1307, 0.3081
+URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
+
+
+class Mnist(vcasgd.Task):
+    """A small convolutional network, fast without a GPU.
+
+    ``data`` is an ``.npz`` with uint8 arrays x_train, y_train, x_test and y_test, or a folder
+    with the original files, compressed or not, as torchvision stores them. A relative path is
+    taken from the folder of this file, which travels to the workers.
+    """
+
+    batch_size = 64
+
+    def __init__(self, data: str = "data/mnist.npz", learning_rate: float = 0.1) -> None:
+        self.data = Path(__file__).parent / data
+        self.learning_rate = learning_rate
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            *_block(1, 16), *_block(16, 32), nn.Flatten(), nn.Linear(32 * 7 * 7, 10)
+        )
+
+    def dataset(self, split: str) -> Dataset[Batch]:
+        return Images(*load(self.data, "train" if split == "train" else "test"))
+
+    def collate(self, samples: Any) -> Any:
+        return samples  # Images gives whole batches
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=0.9, nesterov=True)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        images, labels = batch
+        return F.cross_entropy(model(images), labels)
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        images, labels = batch
+        scores = model(images)
+        return {
+            "loss": F.cross_entropy(scores, labels, reduction="sum"),
+            "accuracy": (scores.argmax(1) == labels).sum(),
+            "count": torch.tensor(len(labels)),
+        }
+
+
+class Images(Dataset[Batch]):
+    """All images in memory as bytes, a quarter of what float32 would take; normalised as they
+    are asked for, a batch at a time."""
+
+    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:
+        self.images = torch.from_numpy(images).view(-1, 1, 28, 28)
+        self.labels = torch.from_numpy(labels).to(torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        images = self.images[indices].to(torch.float32).div_(255)
+        return images.sub_(MEAN).div_(DEVIATION), self.labels[indices]
+
+
+def load(path: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Images ``[n, 28, 28]`` and labels ``[n]`` of ``"train"`` or ``"test"``."""
+    if path.is_file():
+        with np.load(path) as arrays:
+            return arrays[f"x_{part}"], arrays[f"y_{part}"]
+    stem = "train" if part == "train" else "t10k"
+    return _original(path, f"{stem}-images*"), _original(path, f"{stem}-labels*")
+
+
+def _original(folder: Path, pattern: str) -> NDArray[np.uint8]:
+    """An array in the IDX format of the original files."""
+    files = [file for file in sorted(folder.rglob(pattern)) if file.is_file()]
+    if not files:
+        raise FileNotFoundError(
+            f"there is no MNIST at {folder}: download it with\n"
+            f"  curl -L --create-dirs -o {folder.with_suffix('.npz')} {URL}\n"
+            "or set the argument `data` to an .npz or to the folder that torchvision made"
+        )
+    raw = files[0].read_bytes()
+    content = gzip.decompress(raw) if files[0].suffix == ".gz" else raw
+    dimensions = content[3]  # a big-endian length for each follows, then the bytes
+    shape = np.frombuffer(content, ">u4", count=dimensions, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+
+
+def _block(inputs: int, outputs: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]

@@ -1,0 +1,459 @@
+"""Local instances are real processes, and every test here starts and kills some."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vcasgd.errors import FleetError, NoCapacity, SpecError
+from vcasgd.fleet.notices import AwsNotices, GcpNotices, Notice
+from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Provider
+from vcasgd.fleet.providers.local import KEPT_DEAD, LocalPool, LocalProvider
+from vcasgd.fleet.providers.local_directory import InstanceDirectory
+from vcasgd.fleet.providers.local_instance import Owner, is_locked
+from vcasgd.fleet.providers.local_processes import Process, processes_of
+
+Eventually = Callable[..., Any]
+
+#: a child, a grandchild in a session of its own, and an orphan that hides its environment
+FAMILY = """
+echo $$ > pids
+setsid sleep 300 &
+echo $! >> pids
+(setsid env -i sleep 300 & echo $! >> pids)
+echo "$GREETING" > greeting
+echo done > ready
+wait
+"""
+BOOT = Boot(("sh", "-c", FAMILY), {"GREETING": "hello {instance_id}", "PATH": os.environ["PATH"]})
+POOL = LocalPool("local", capacity=2, price_per_hour=0.5, notice_seconds=1.0)
+
+#: takes a lock as the owner of the machines does, says so, and waits to be killed
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "wb")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class Cluster:
+    """A provider, and what a test wants to know of its machines."""
+
+    def __init__(self, home: Path, eventually: Eventually) -> None:
+        self.home = home
+        self.eventually = eventually
+        self.provider = self.another()
+
+    def another(self, owner_grace_seconds: float | None = None) -> LocalProvider:
+        """As in another process: nothing is shared but the home."""
+        return LocalProvider(self.home, "test", POOL, owner_grace_seconds=owner_grace_seconds)
+
+    def launch(self, count: int = 1, token: str = "t1", boot: Boot = BOOT) -> list[str]:
+        return self.provider.launch("local", count, boot, token)
+
+    def launch_ready(self) -> tuple[str, list[Process]]:
+        """One machine, up, and all of its processes."""
+        (id_,) = self.launch()
+        self.eventually((self.directory(id_).path / "ready").exists)
+        return id_, self.processes(id_)
+
+    def directory(self, id_: str) -> InstanceDirectory:
+        return InstanceDirectory(self.home / "instances" / id_)
+
+    def machine(self, id_: str) -> Process:
+        machine = self.directory(id_).machine()
+        assert machine is not None
+        return machine.process
+
+    def processes(self, id_: str) -> list[Process]:
+        pids = (self.directory(id_).path / "pids").read_text().split()
+        assert len(pids) == 3
+        return [self.machine(id_), *(Process.of(int(pid)) for pid in pids)]
+
+    def url(self, id_: str) -> str:
+        machine = self.directory(id_).machine()
+        assert machine is not None
+        return f"http://127.0.0.1:{machine.metadata_port}"
+
+    def instance(self, id_: str) -> Instance | None:
+        return next((one for one in self.another().instances() if one.id == id_), None)
+
+    def state(self, id_: str) -> InstanceState | None:
+        instance = self.instance(id_)
+        return instance.state if instance else None
+
+    def await_state(self, id_: str, state: InstanceState | None) -> None:
+        self.eventually(lambda: self.state(id_) is state)
+
+    def await_death(self, processes: list[Process], timeout: float = 10.0) -> None:
+        self.eventually(lambda: not any(process.alive() for process in processes), timeout)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, eventually: Eventually) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, eventually)
+    yield cluster
+    cluster.provider.destroy_all()
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A living owner of ``stack.lock``."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "stack.lock")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_it_is_a_provider(cluster: Cluster) -> None:
+    provider: Provider = cluster.provider
+    assert provider.name == "local"
+    assert provider.instances() == []
+    provider.close()
+
+
+def test_a_machine_boots_and_runs_what_it_was_given(cluster: Cluster) -> None:
+    began = time.time()
+    id_, processes = cluster.launch_ready()
+    instance = cluster.instance(id_)
+    assert instance is not None
+    assert (instance.pool, instance.state, instance.notice_at, instance.price_per_hour) == (
+        "local",
+        InstanceState.RUNNING,
+        None,
+        0.5,
+    )
+    assert began <= instance.launched_at <= time.time()
+    assert (cluster.directory(id_).path / "greeting").read_text() == f"hello {id_}\n"
+    assert set(processes) <= processes_of(id_, cluster.machine(id_))
+
+
+def test_a_machine_knows_nothing_of_ours(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCASGD_TOKEN", "secret")
+    boot = Boot(("sh", "-c", "env > seen; echo > ready; exec sleep 300"), {"VCASGD_CLUSTER": "c"})
+    (id_,) = cluster.launch(boot=boot)
+    path = cluster.directory(id_).path
+    cluster.eventually((path / "ready").exists)
+    seen = [line for line in (path / "seen").read_text().splitlines() if line.startswith("VCASGD")]
+    assert sorted(seen) == [
+        "VCASGD_CLUSTER=c",
+        f"VCASGD_INSTANCE_ID={id_}",
+        f"VCASGD_METADATA_URL={cluster.url(id_)}",
+    ]
+    assert not (path / "boot.json").exists()
+
+
+def test_boot_hides_its_values() -> None:
+    assert "secret" not in repr(Boot(("run",), {"PASSWORD": "secret"}))
+
+
+def test_eviction_with_notice(cluster: Cluster) -> None:
+    id_, processes = cluster.launch_ready()
+    aws, gcp = AwsNotices(cluster.url(id_)), GcpNotices(cluster.url(id_))
+    assert aws.poll() is None
+    assert gcp.poll() is None
+
+    began = time.time()
+    cluster.another().evict(id_, 1.5)
+    notice = cluster.eventually(aws.poll, 1.0)
+    assert isinstance(notice, Notice)
+    assert notice.kind == "terminate"
+    assert notice.at == pytest.approx(began + 1.0, abs=1.0)
+    assert gcp.poll() is not None
+    assert cluster.state(id_) is InstanceState.LEAVING
+    assert all(process.alive() for process in processes)
+
+    cluster.await_death(processes)
+    assert began + 1.5 <= time.time() < began + 3.5
+    assert cluster.state(id_) is None
+
+
+def test_the_first_notice_stands(cluster: Cluster) -> None:
+    id_, _ = cluster.launch_ready()
+    cluster.provider.evict(id_, 60)
+    first = cluster.instance(id_)
+    cluster.provider.evict(id_, 0)
+    assert cluster.instance(id_) == first
+
+
+def test_the_usual_notice_is_the_pool_s(cluster: Cluster) -> None:
+    id_, _ = cluster.launch_ready()
+    cluster.provider.evict(id_)
+    instance = cluster.instance(id_)
+    assert instance is not None
+    assert instance.notice_at == pytest.approx(time.time() + POOL.notice_seconds, abs=0.5)
+
+
+def test_a_hung_machine_does_not_outlive_its_notice_for_good(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vcasgd.fleet.providers.local_directory.NOTICE_SLACK_SECONDS", 0.2)
+    id_, processes = cluster.launch_ready()
+    os.kill(cluster.machine(id_).pid, signal.SIGSTOP)
+    cluster.provider.evict(id_, 0.1)
+    cluster.await_state(id_, None)
+    cluster.await_death(processes)
+
+
+@pytest.mark.parametrize("way", ["kill", "terminate"])
+def test_nothing_of_a_taken_machine_is_alive(cluster: Cluster, way: str) -> None:
+    id_, processes = cluster.launch_ready()
+    getattr(cluster.another(), way)(id_)
+    assert not [process for process in processes if process.alive()]
+    assert processes_of(id_, processes[0]) == set()
+    assert cluster.provider.instances() == []
+
+
+def test_repeated_and_unknown_orders_are_silent(cluster: Cluster) -> None:
+    id_, _ = cluster.launch_ready()
+    for name in (id_, id_, "local-unknown"):
+        cluster.provider.terminate(name)
+        cluster.provider.kill(name)
+        cluster.provider.evict(name)
+
+
+def test_a_machine_whose_own_process_was_killed_is_swept(cluster: Cluster) -> None:
+    id_, processes = cluster.launch_ready()
+    processes[0].kill()
+    cluster.await_state(id_, None)
+    # the one without the marker has also left the session, and the tree ended with the machine
+    cluster.await_death(processes[:3])
+    processes[3].kill()
+
+
+def test_a_machine_asked_to_shut_down_takes_everything_along(cluster: Cluster) -> None:
+    _, processes = cluster.launch_ready()
+    os.kill(processes[0].pid, signal.SIGTERM)
+    cluster.await_death(processes)
+
+
+def test_the_machine_ends_with_its_boot_command(cluster: Cluster) -> None:
+    (id_,) = cluster.launch(boot=Boot(("sh", "-c", "setsid sleep 300 & exit 3")))
+    cluster.await_state(id_, None)
+    assert processes_of(id_, None) == set()
+    condemned = (cluster.directory(id_).path / "condemned.json").read_text()
+    assert "boot command ended with status 3" in condemned
+
+
+def test_a_command_that_can_t_be_run_ends_the_machine(cluster: Cluster) -> None:
+    (id_,) = cluster.launch(boot=Boot(("/does/not/exist",)))
+    cluster.await_state(id_, None)
+    assert "/does/not/exist" in cluster.directory(id_).log.read_text()
+
+
+def test_a_slow_boot(cluster: Cluster) -> None:
+    cluster.provider.override(boot_seconds=2.0)
+    (id_,) = cluster.launch()
+    cluster.await_state(id_, InstanceState.RUNNING)
+    instance = cluster.instance(id_)
+    assert instance is not None
+    assert time.time() >= instance.launched_at + 2.0
+
+
+def test_eviction_before_the_boot(cluster: Cluster) -> None:
+    cluster.provider.override(boot_seconds=60)
+    (id_,) = cluster.launch()
+    assert cluster.state(id_) is InstanceState.BOOTING
+    cluster.provider.evict(id_, 0)
+    cluster.await_state(id_, None)
+    assert not (cluster.directory(id_).path / "ready").exists()
+
+
+def test_the_same_token_launches_once(cluster: Cluster) -> None:
+    ids = cluster.launch(2)
+    assert cluster.another().launch("local", 2, BOOT, "t1") == ids
+    assert cluster.another().launch("local", 1, BOOT, "t1") == ids
+    assert {one.id for one in cluster.provider.instances()} == set(ids)
+
+
+def test_a_token_stays_used_after_its_machines_are_gone(cluster: Cluster) -> None:
+    ids = cluster.launch()
+    cluster.provider.kill(ids[0])
+    assert cluster.launch() == ids
+    assert cluster.provider.instances() == []
+
+
+def test_one_token_from_many_at_once(cluster: Cluster) -> None:
+    answers: list[list[str]] = []
+    threads = [threading.Thread(target=lambda: answers.append(cluster.launch(2))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert len(answers) == 3
+    assert answers[0] == answers[1] == answers[2]
+    for id_ in answers[0]:
+        cluster.await_state(id_, InstanceState.RUNNING)
+    assert len(cluster.provider.instances()) == 2
+
+
+def test_capacity(cluster: Cluster) -> None:
+    assert len(cluster.launch(3, "t1")) == 2
+    with pytest.raises(NoCapacity, match="2 of 2"):
+        cluster.launch(1, "t2")
+    assert len(cluster.provider.instances()) == 2
+
+
+def test_a_machine_with_a_notice_leaves_room_for_its_replacement(cluster: Cluster) -> None:
+    first, _ = cluster.launch(2, "t1")
+    cluster.provider.evict(first, 60)
+    assert len(cluster.launch(1, "t2")) == 1
+    with pytest.raises(NoCapacity):
+        cluster.launch(1, "t3")
+
+
+def test_the_pool_changes_at_run_time(cluster: Cluster) -> None:
+    cluster.provider.override(capacity=0)
+    with pytest.raises(NoCapacity):
+        cluster.launch()
+    cluster.another().override(capacity=1, price_per_hour=2.0)
+    (id_,) = cluster.launch(2)
+    instance = cluster.instance(id_)
+    assert instance is not None
+    assert instance.price_per_hour == 2.0
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"size": 1}', '{"capacity": "many"}'])
+def test_a_wrong_override_is_an_error(cluster: Cluster, text: str) -> None:
+    (cluster.home / "pools").mkdir()
+    (cluster.home / "pools" / "local.json").write_text(text)
+    with pytest.raises(FleetError, match=r"local\.json"):
+        cluster.launch()
+    (cluster.home / "pools" / "local.json").unlink()
+
+
+def test_names(cluster: Cluster) -> None:
+    with pytest.raises(FleetError, match="moon"):
+        cluster.provider.launch("moon", 1, BOOT, "t1")
+    with pytest.raises(SpecError, match="not a name"):
+        LocalPool("../elsewhere", 1)
+
+
+def test_other_clusters_are_not_touched(cluster: Cluster) -> None:
+    (id_,) = cluster.launch()
+    other = LocalProvider(cluster.home, "other", POOL)
+    assert other.instances() == []
+    other.kill(id_)
+    other.destroy_all()
+    assert cluster.state(id_) is not None
+
+
+def test_the_machines_end_with_the_stack_that_owns_them(
+    cluster: Cluster, holder: subprocess.Popen[str]
+) -> None:
+    cluster.provider = cluster.another(owner_grace_seconds=0.8)
+    id_, processes = cluster.launch_ready()
+    began = time.monotonic()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait(timeout=5)
+    assert not is_locked(cluster.home / "stack.lock")
+    cluster.await_death(processes)
+    assert time.monotonic() - began > 0.4
+    assert cluster.state(id_) is None
+
+
+def test_the_machines_outlive_a_restart_of_the_stack(tmp_path: Path) -> None:
+    lock, times = tmp_path / "stack.lock", iter([0.0, 15.0, 30.0, 49.0, 51.0, 70.0, 72.0])
+    owner = Owner(lock, 20.0, lambda: next(times))
+    with held(lock):
+        assert not owner.gone()
+        assert not owner.gone()
+    assert not owner.gone()
+    with held(lock):
+        assert not owner.gone()
+    assert not owner.gone()
+    assert owner.gone()
+
+
+def test_a_machine_without_an_owner_never_misses_it(tmp_path: Path) -> None:
+    times = iter([0.0, 1e9])
+    assert not Owner(tmp_path / "stack.lock", None, lambda: next(times)).gone()
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_launch_that_died_half_way_is_completed(cluster: Cluster) -> None:
+    (id_,) = cluster.launch()
+    cluster.provider.kill(id_)
+    directory = cluster.directory(id_)
+    for name in ("machine", "condemned", "buried"):
+        (directory.path / f"{name}.json").unlink()
+    (directory.path / "boot.json").write_text('{"argv": ["sleep", "300"], "env": {}}')
+    assert cluster.state(id_) is InstanceState.BOOTING
+
+    assert cluster.launch() == [id_]
+    cluster.await_state(id_, InstanceState.RUNNING)
+
+
+def test_a_launch_that_died_half_way_is_given_up_in_the_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.provider.override(boot_seconds=300)
+    (id_,) = cluster.launch()
+    cluster.provider.kill(id_)
+    directory = cluster.directory(id_)
+    for name in ("machine", "condemned", "buried"):
+        (directory.path / f"{name}.json").unlink()
+    monkeypatch.setattr("vcasgd.fleet.providers.local_directory.START_LIMIT_SECONDS", 0.0)
+    assert cluster.state(id_) is None
+    assert directory.buried()
+
+
+def test_an_unfinished_directory_is_removed_by_the_next_launch(cluster: Cluster) -> None:
+    leftover = cluster.home / "instances" / ".new-abc"
+    leftover.mkdir(parents=True)
+    (leftover / "instance.json").write_text("{")
+    assert cluster.provider.instances() == []
+    cluster.launch()
+    assert not leftover.exists()
+
+
+def test_a_recycled_process_number_is_not_the_machine(cluster: Cluster) -> None:
+    me = Process.of(os.getpid())
+    assert me.alive()
+    assert not Process(me.pid, me.started - 1).alive()
+    Process(me.pid, me.started - 1).kill()
+    assert processes_of("local-unknown", Process(me.pid, me.started - 1)) == set()
+
+
+def test_the_logs_of_the_last_dead_are_kept(cluster: Cluster) -> None:
+    (id_,) = cluster.launch()
+    cluster.provider.kill(id_)
+    original = cluster.directory(id_).path
+    for index in range(KEPT_DEAD + 3):
+        copy = original.with_name(f"local-{index:012x}")
+        copy.mkdir()
+        for name in ("instance.json", "buried.json"):
+            (copy / name).write_bytes((original / name).read_bytes())
+    (living,) = cluster.launch(1, "t2")
+    cluster.provider.kill(living)
+    assert len(list((cluster.home / "instances").glob("local-*"))) == KEPT_DEAD
+    assert cluster.directory(living).log.exists()
+
+
+def test_destroy_all(cluster: Cluster) -> None:
+    cluster.launch(2)
+    cluster.another().destroy_all()
+    assert cluster.provider.instances() == []

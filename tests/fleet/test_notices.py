@@ -1,0 +1,245 @@
+"""Notices of eviction, as AWS and GCP give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from vcasgd.errors import SpecError
+from vcasgd.fleet.notices import (
+    AwsNotices,
+    GcpNotices,
+    NoNotices,
+    Notice,
+    Response,
+    notices_from_environment,
+    request,
+)
+from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
+
+ACTION = "/latest/meta-data/spot/instance-action"
+REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+TOKEN = "X-aws-ec2-metadata-token"
+TTL = "X-aws-ec2-metadata-token-ttl-seconds"
+GOOGLE = {"Metadata-Flavor": "Google"}
+PREEMPTED = "/computeMetadata/v1/instance/preempted"
+
+
+class Clock:
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Imds:
+    """A metadata service of EC2 that says what the test wants."""
+
+    documents: dict[str, str] = field(default_factory=dict)
+    tokens_issued: int = 0
+    down: bool = False
+    token_status: int = 200
+
+    def __call__(self, method: str, url: str, headers: Mapping[str, str]) -> Response:
+        if self.down:
+            raise TimeoutError("timed out")
+        path = url.removeprefix("http://imds")
+        if method == "PUT":
+            self.tokens_issued += 1
+            return Response(self.token_status, f"token-{self.tokens_issued}")
+        if headers[TOKEN] != f"token-{self.tokens_issued}":
+            return Response(401, "")
+        document = self.documents.get(path)
+        return Response(404, "") if document is None else Response(200, document)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def imds() -> Imds:
+    return Imds()
+
+
+@pytest.fixture
+def aws(imds: Imds, clock: Clock) -> AwsNotices:
+    return AwsNotices("http://imds/", http=imds, clock=clock)
+
+
+@pytest.fixture
+def metadata(clock: Clock) -> Metadata:
+    return Metadata("local-1", clock)
+
+
+@pytest.fixture
+def server(metadata: Metadata) -> Iterator[MetadataServer]:
+    server = MetadataServer(metadata)
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_without_a_document_there_is_no_notice(aws: AwsNotices) -> None:
+    assert aws.poll() is None
+
+
+def test_instance_action_is_a_notice_with_a_time(aws: AwsNotices, imds: Imds) -> None:
+    imds.documents[ACTION] = '{"action": "terminate", "time": "2023-11-14T22:15:20Z"}'
+    assert aws.poll() == Notice("terminate", 1_700_000_120.0, "aws instance-action")
+
+
+def test_rebalance_is_a_notice_without_a_time(aws: AwsNotices, imds: Imds) -> None:
+    imds.documents[REBALANCE] = '{"noticeTime": "2023-11-14T22:13:20Z"}'
+    assert aws.poll() == Notice("rebalance", None, "aws rebalance recommendation")
+
+
+def test_the_certain_notice_goes_first(aws: AwsNotices, imds: Imds) -> None:
+    imds.documents |= {
+        ACTION: '{"action": "stop", "time": "2023-11-14T22:15:20Z"}',
+        REBALANCE: "{}",
+    }
+    notice = aws.poll()
+    assert notice is not None
+    assert notice.kind == "terminate"
+
+
+@pytest.mark.parametrize("body", ["", "not json", "[]", "{}", '{"time": null}', '{"time": "soon"}'])
+def test_a_damaged_document_is_still_a_notice(aws: AwsNotices, imds: Imds, body: str) -> None:
+    imds.documents[ACTION] = body
+    assert aws.poll() == Notice("terminate", None, "aws instance-action")
+
+
+def test_an_unreachable_server_is_no_notice(aws: AwsNotices, imds: Imds) -> None:
+    imds.documents[ACTION] = "{}"
+    imds.down = True
+    assert aws.poll() is None
+    imds.down = False
+    assert aws.poll() is not None
+
+
+def test_a_refused_token_is_no_notice(aws: AwsNotices, imds: Imds) -> None:
+    imds.token_status = 403
+    assert aws.poll() is None
+
+
+def test_the_token_is_kept_and_renewed_before_its_end(
+    aws: AwsNotices, imds: Imds, clock: Clock
+) -> None:
+    aws.poll()
+    clock.now += 20_000
+    aws.poll()
+    assert imds.tokens_issued == 1
+    clock.now += 1_000
+    aws.poll()
+    assert imds.tokens_issued == 2
+
+
+def test_a_token_that_the_server_forgot_is_renewed(aws: AwsNotices, imds: Imds) -> None:
+    aws.poll()
+    imds.tokens_issued += 1
+    imds.documents[ACTION] = "{}"
+    assert aws.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("response", "noticed"),
+    [
+        (Response(200, "TRUE\n"), True),
+        (Response(200, "FALSE"), False),
+        (Response(403, "TRUE"), False),
+        (TimeoutError("timed out"), False),
+    ],
+)
+def test_gcp(response: Response | OSError, noticed: bool) -> None:
+    def http(method: str, url: str, headers: Mapping[str, str]) -> Response:
+        assert (method, url, headers) == ("GET", f"http://gcp{PREEMPTED}", GOOGLE)
+        if isinstance(response, OSError):
+            raise response
+        return response
+
+    expected = Notice("terminate", None, "gcp preempted") if noticed else None
+    assert GcpNotices("http://gcp", http).poll() == expected
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:port", "http://.", ""])
+def test_nobody_answers(url: str) -> None:
+    assert AwsNotices(url).poll() is None
+    assert GcpNotices(url).poll() is None
+
+
+def test_source_by_environment() -> None:
+    url = {"VCASGD_METADATA_URL": "http://127.0.0.1:9"}
+    assert isinstance(notices_from_environment({}), NoNotices)
+    assert isinstance(notices_from_environment(url), AwsNotices)
+    assert isinstance(notices_from_environment(url | {"VCASGD_METADATA_KIND": "gcp"}), GcpNotices)
+    with pytest.raises(SpecError, match="VCASGD_METADATA_URL"):
+        notices_from_environment({"VCASGD_METADATA_URL": "127.0.0.1:9"})
+    with pytest.raises(SpecError, match="VCASGD_METADATA_KIND"):
+        notices_from_environment(url | {"VCASGD_METADATA_KIND": "azure"})
+
+
+def test_the_local_server_speaks_to_both(server: MetadataServer, metadata: Metadata) -> None:
+    aws, gcp = AwsNotices(server.url), GcpNotices(server.url)
+    assert aws.poll() is None
+    assert gcp.poll() is None
+    metadata.notify(1_700_000_120.7)
+    assert aws.poll() == Notice("terminate", 1_700_000_120.0, "aws instance-action")
+    assert gcp.poll() == Notice("terminate", None, "gcp preempted")
+
+
+def test_the_first_notice_stands(server: MetadataServer, metadata: Metadata) -> None:
+    metadata.notify(1_700_000_120.0)
+    metadata.notify(1_700_000_500.0)
+    notice = AwsNotices(server.url).poll()
+    assert notice is not None
+    assert notice.at == 1_700_000_120.0
+
+
+def test_local_server_wants_the_session_token(server: MetadataServer, clock: Clock) -> None:
+    url = f"{server.url}/latest/meta-data/instance-id"
+    token = request("PUT", f"{server.url}/latest/api/token", {TTL: "60"}).body
+    assert request("GET", url, {}).status == 401
+    assert request("GET", url, {TOKEN: "made up"}).status == 401
+    assert request("GET", url, {TOKEN: token}) == Response(200, "local-1")
+    clock.now += 61
+    assert request("GET", url, {TOKEN: token}).status == 401
+
+
+@pytest.mark.parametrize("ttl", ["0", "21601", "-1", "soon", ""])
+def test_local_server_limits_the_life_of_a_token(server: MetadataServer, ttl: str) -> None:
+    assert request("PUT", f"{server.url}/latest/api/token", {TTL: ttl}).status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/computeMetadata/v1/instance/id", GOOGLE, 200),
+        ("/computeMetadata/v1/instance/id", {}, 403),
+        (PREEMPTED, {}, 403),
+        (f"{PREEMPTED}?wait_for_change=true&timeout_sec=soon", GOOGLE, 400),
+        (f"{PREEMPTED}?wait_for_change=true&timeout_sec=0", GOOGLE, 200),
+        (f"{PREEMPTED}?wait_for_change=true&last_etag=0", GOOGLE, 200),
+        ("/elsewhere", GOOGLE, 404),
+    ],
+)
+def test_local_server_paths_of_gcp(
+    server: MetadataServer, path: str, headers: dict[str, str], status: int
+) -> None:
+    assert request("GET", server.url + path, headers).status == status
+
+
+def test_a_hanging_get_returns_at_the_notice(server: MetadataServer, metadata: Metadata) -> None:
+    etag = metadata.preempted()[1]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(metadata.wait_preempted, etag, 30.0)
+        metadata.notify(1_700_000_030.0)
+        assert waiting.result(timeout=10)[0] == "TRUE"
+    hanging = f"{server.url}{PREEMPTED}?wait_for_change=true&timeout_sec=0&last_etag={etag}"
+    assert request("GET", hanging, GOOGLE) == Response(200, "TRUE")

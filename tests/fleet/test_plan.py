@@ -1,0 +1,536 @@
+"""What the controller decides, case by case."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcasgd.fleet.observed import (
+    History,
+    JobDemand,
+    Limits,
+    Observed,
+    PoolView,
+    WorkerView,
+    remember,
+)
+from vcasgd.fleet.plan import (
+    Action,
+    Launch,
+    StartWorker,
+    StopWorker,
+    Terminate,
+    backoff,
+    decide,
+    launch_token,
+)
+from vcasgd.fleet.providers.base import Instance, InstanceState
+
+NOW = 10_000.0
+LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seconds=15)
+
+
+def machine(id_: str, *, pool: str = "local", age: float = 100.0, price: float = 1.0) -> Instance:
+    return Instance(
+        id=id_,
+        pool=pool,
+        state=InstanceState.RUNNING,
+        launched_at=NOW - age,
+        notice_at=None,
+        host="127.0.0.1",
+        price_per_hour=price,
+        spot=True,
+    )
+
+
+def leaving(id_: str) -> Instance:
+    return replace(machine(id_), state=InstanceState.LEAVING, notice_at=NOW + 5)
+
+
+def job(name: str, minimum: int = 0, maximum: int = 4, **fields: Any) -> JobDemand:
+    defaults: dict[str, Any] = {"pools": ("local",), "wants": 100, "running": True}
+    return JobDemand(name, minimum, maximum, **(defaults | fields))
+
+
+def on(instance_id: str, job: str = "A", *, alive: bool = True) -> WorkerView:
+    return WorkerView(f"{job}@{instance_id}", job, instance_id, alive)
+
+
+def observed(
+    machines: list[Instance] | None = None,
+    workers: list[WorkerView] | None = None,
+    jobs: list[JobDemand] | None = None,
+    *,
+    nodes: str | None = "*",
+    pools: list[PoolView] | None = None,
+    history: History | None = None,
+) -> Observed:
+    """``nodes``: ``*`` all machines, ``None`` Ray unreachable, else their ids, with blanks."""
+    instances = tuple(machines or ())
+    joined = {one.id for one in instances} if nodes == "*" else set((nodes or "").split())
+    return Observed(
+        cluster="test",
+        instances=instances,
+        nodes=None if nodes is None else frozenset(joined),
+        workers=tuple(workers or ()),
+        jobs=tuple(jobs or ()),
+        pools=tuple(pools or [PoolView("local")]),
+        history=history or History(since=0.0),
+        limits=LIMITS,
+    )
+
+
+def launch(count: int, pool: str = "local", launches: int = 0) -> Launch:
+    return Launch(pool, count, launch_token("test", pool, launches))
+
+
+def stop(instance_id: str, reason: str, job: str = "A") -> StopWorker:
+    return StopWorker(f"{job}@{instance_id}", reason)
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    state: Observed
+    actions: list[Action]
+
+
+TWO_POOLS = [PoolView("cheap"), PoolView("dear")]
+BOTH = ("cheap", "dear")
+BLOCKED = PoolView("local", blocked_until=NOW + 1, reason="no capacity")
+
+TABLE = [
+    Row("nothing at all", observed(), []),
+    Row("a job without machines", observed(jobs=[job("A")]), [launch(4)]),
+    Row("no more than are useful", observed(jobs=[job("A", wants=2)]), [launch(2)]),
+    Row("nothing useful to do", observed(jobs=[job("A", 1, wants=0)]), []),
+    Row("not running", observed(jobs=[job("A", running=False)]), []),
+    Row(
+        "a pool's room",
+        observed(jobs=[job("A")], pools=[PoolView("local", capacity=3)]),
+        [launch(3)],
+    ),
+    Row(
+        "a full pool",
+        observed(
+            [leaving("a"), machine("b")],
+            [on("b")],
+            [job("A")],
+            pools=[PoolView("local", capacity=1)],
+        ),
+        [],
+    ),
+    Row(
+        "a pool smaller than its fleet",
+        observed(
+            [machine("a"), machine("b")],
+            [on("a"), on("b")],
+            [job("A")],
+            pools=[PoolView("local", capacity=1)],
+        ),
+        [],
+    ),
+    Row("an unknown pool", observed(jobs=[job("A", pools=("moon",))]), []),
+    Row(
+        "launches in flight count",
+        observed(jobs=[job("A")], pools=[PoolView("local", launching=3, launches=7)]),
+        [launch(1, launches=7)],
+    ),
+    Row(
+        "launches in flight take room",
+        observed(jobs=[job("A")], pools=[PoolView("local", launching=2, capacity=3)]),
+        [launch(1)],
+    ),
+    Row(
+        "booting machines count",
+        observed([machine("a"), machine("b")], jobs=[job("A", maximum=3)], nodes="a"),
+        [StartWorker("a", "A"), launch(1)],
+    ),
+    Row(
+        "a joined machine gets a worker",
+        observed([machine("a")], jobs=[job("A", maximum=1)]),
+        [StartWorker("a", "A")],
+    ),
+    Row("all is well", observed([machine("a")], [on("a")], [job("A", maximum=1)]), []),
+    Row(
+        "a dead worker is replaced on its machine",
+        observed([machine("a")], [on("a", alive=False)], [job("A", maximum=1)]),
+        [StartWorker("a", "A")],
+    ),
+    Row(
+        "replacement at the notice",
+        observed([leaving("a")], [on("a")], [job("A", maximum=1)]),
+        [launch(1)],
+    ),
+    Row(
+        "replacement on an idle machine at the notice",
+        observed([leaving("a"), machine("b")], [on("a")], [job("A", maximum=1)]),
+        [StartWorker("b", "A")],
+    ),
+    Row(
+        "nothing starts on a leaving machine",
+        observed([leaving("a")], jobs=[job("A", 1, 1)]),
+        [launch(1)],
+    ),
+    Row(
+        "half the fleet at once",
+        observed(
+            [leaving("a"), leaving("b"), machine("c"), machine("d")],
+            [on("a"), on("b"), on("c"), on("d")],
+            [job("A")],
+        ),
+        [launch(2)],
+    ),
+    Row(
+        "pools in order",
+        observed(jobs=[job("A", pools=BOTH)], pools=[PoolView("cheap", capacity=1), TWO_POOLS[1]]),
+        [launch(1, "cheap"), launch(3, "dear")],
+    ),
+    Row(
+        "the job's order, not the list's",
+        observed(jobs=[job("A", pools=("dear", "cheap"))], pools=TWO_POOLS),
+        [launch(4, "dear")],
+    ),
+    Row(
+        "a blocked pool is skipped",
+        observed(
+            jobs=[job("A", pools=BOTH)],
+            pools=[PoolView("cheap", blocked_until=NOW + 1, reason="no capacity"), TWO_POOLS[1]],
+        ),
+        [launch(4, "dear")],
+    ),
+    Row("all pools blocked", observed(jobs=[job("A")], pools=[BLOCKED]), []),
+    Row(
+        "no longer blocked",
+        observed(jobs=[job("A")], pools=[replace(BLOCKED, blocked_until=NOW)]),
+        [launch(4)],
+    ),
+    Row(
+        "the preferred pool's idle machine first",
+        observed(
+            [machine("a", pool="dear"), machine("b", pool="cheap")],
+            jobs=[job("A", maximum=1, pools=BOTH)],
+            pools=TWO_POOLS,
+        ),
+        [StartWorker("b", "A")],
+    ),
+    Row(
+        "the cheaper idle machine first",
+        observed([machine("a", price=2), machine("b", price=1)], jobs=[job("A", maximum=1)]),
+        [StartWorker("b", "A")],
+    ),
+    Row(
+        "a machine of another pool is no use",
+        observed([machine("a", pool="dear")], jobs=[job("A", maximum=1)]),
+        [launch(1)],
+    ),
+    Row(
+        "idle machines go to the next job before anything is launched",
+        observed([machine("a")], jobs=[job("A", running=False), job("B", maximum=2)]),
+        [StartWorker("a", "B"), launch(1)],
+    ),
+    Row(
+        "machines of a job that ended are waited for, not doubled",
+        observed([machine("a")], [on("a")], [job("A", running=False), job("B", maximum=1)]),
+        [stop("a", "the job is not running")],
+    ),
+    Row(
+        "workers of a job that nobody knows",
+        observed([machine("a")], [on("a", "X")], [job("A", maximum=1)]),
+        [stop("a", "the job is not running", "X")],
+    ),
+    Row(
+        "workers of an ended job on a machine with a notice",
+        observed([leaving("a")], [on("a")], [job("A", running=False)]),
+        [stop("a", "the job is not running")],
+    ),
+    Row(
+        "minimum of each first, then in order",
+        observed(
+            jobs=[job("A", 1, 4), job("B", 2, 4)],
+            pools=[PoolView("local", capacity=4)],
+            machines=[machine("a"), machine("b"), machine("c"), machine("d")],
+        ),
+        [
+            StartWorker("a", "A"),
+            StartWorker("b", "B"),
+            StartWorker("c", "B"),
+            StartWorker("d", "A"),
+        ],
+    ),
+    Row(
+        "a minimum takes from who has more, the latest first",
+        observed(
+            [machine("a"), machine("b"), machine("c"), machine("d")],
+            [on("a"), on("b"), on("c", "B"), on("d", "B")],
+            [job("A", 1, 2), job("B", 1, 2), job("C", 1, 2)],
+            pools=[BLOCKED],
+        ),
+        [stop("d", "its machine goes to C", "B")],
+    ),
+    Row(
+        "a minimum takes nothing while there is room",
+        observed(
+            [machine("a"), machine("b")], [on("a"), on("b")], [job("A", 1, 2), job("B", 1, 1)]
+        ),
+        [launch(1)],
+    ),
+    Row(
+        "a minimum takes only what it can use",
+        observed(
+            [machine("a"), machine("b")],
+            [on("a"), on("b")],
+            [job("A", 1, 2), job("B", 1, 1, pools=("moon",))],
+            pools=[BLOCKED],
+        ),
+        [],
+    ),
+    Row(
+        "a minimum takes no other's minimum",
+        observed(
+            [machine("a"), machine("b")],
+            [on("a"), on("b")],
+            [job("A", 2, 2), job("B", 1, 1)],
+            pools=[BLOCKED],
+        ),
+        [],
+    ),
+    Row(
+        "more than the minimum takes nothing from anybody",
+        observed(
+            [machine("a"), machine("b")],
+            [on("a", "B"), on("b", "B")],
+            [job("A", 0, 2), job("B", 0, 2)],
+            pools=[BLOCKED],
+        ),
+        [],
+    ),
+    Row(
+        "a young surplus stays",
+        observed([machine("a"), machine("b")], [on("a"), on("b")], [job("A", wants=1)]),
+        [],
+    ),
+    Row(
+        "a lasting surplus goes, the dearest first",
+        observed(
+            [machine("a", price=2), machine("b")],
+            [on("a"), on("b")],
+            [job("A", wants=1)],
+            history=History(0.0, surplus={"A": NOW - 15}),
+        ),
+        [stop("a", "no work for it")],
+    ),
+    Row(
+        "a surplus that another job can use goes at once",
+        observed(
+            [machine("a"), machine("b")],
+            [on("a"), on("b")],
+            [job("A", wants=1), job("B", maximum=1)],
+        ),
+        [stop("b", "its machine goes to B")],
+    ),
+    Row(
+        "idle for a while",
+        observed([machine("a")], history=History(0.0, idle={"a": NOW - 60})),
+        [],
+    ),
+    Row(
+        "idle for too long",
+        observed([machine("a")], history=History(0.0, idle={"a": NOW - 61})),
+        [Terminate("a", "idle")],
+    ),
+    Row(
+        "idle for long, but wanted now",
+        observed(
+            [machine("a")], jobs=[job("A", maximum=1)], history=History(0.0, idle={"a": NOW - 61})
+        ),
+        [StartWorker("a", "A")],
+    ),
+    Row(
+        "idle for long with a notice goes by itself",
+        observed([leaving("a")], history=History(0.0, idle={"a": NOW - 61})),
+        [],
+    ),
+    Row("booting", observed([machine("a", age=300)], nodes=""), []),
+    Row(
+        "not joined in time",
+        observed([machine("a", age=301)], nodes=""),
+        [Terminate("a", "did not join in time")],
+    ),
+    Row(
+        "not joined in time, and replaced",
+        observed([machine("a", age=301)], jobs=[job("A", maximum=1)], nodes=""),
+        [Terminate("a", "did not join in time"), launch(1)],
+    ),
+    Row(
+        "a new controller does not judge what it has not seen",
+        observed([machine("a", age=9_000)], nodes="", history=History(since=NOW - 10)),
+        [],
+    ),
+    Row(
+        "a node missing for a moment",
+        observed(
+            [machine("a")],
+            [on("a", alive=False)],
+            [job("A", maximum=1)],
+            nodes="",
+            history=History(0.0, joined={"a": NOW - 30}),
+        ),
+        [],
+    ),
+    Row(
+        "a node gone for good",
+        observed(
+            [machine("a")],
+            [on("a")],
+            [job("A", maximum=1)],
+            nodes="",
+            history=History(0.0, joined={"a": NOW - 31}),
+        ),
+        [Terminate("a", "its Ray node is gone"), launch(1)],
+    ),
+    Row(
+        "Ray can't be reached",
+        observed(
+            [machine("a", age=9_000), machine("b", age=9_000)],
+            [on("a")],
+            [job("A", maximum=2)],
+            nodes=None,
+            history=History(0.0, joined={"a": NOW - 9_000}, idle={"b": NOW - 9_000}),
+        ),
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[row.case for row in TABLE])
+def test_decide(row: Row) -> None:
+    assert decide(remembered(row.state), NOW) == row.actions
+
+
+def remembered(state: Observed) -> Observed:
+    """Up to date, but with the times of joining that the row asks for."""
+    fresh = remember(state, NOW)
+    if state.nodes is None:
+        return fresh
+    joined = {**fresh.history.joined, **state.history.joined}
+    return replace(fresh, history=replace(fresh.history, joined=joined))
+
+
+def test_a_launch_that_was_not_recorded_is_repeated_under_the_same_token() -> None:
+    state = observed(jobs=[job("A")])
+    assert decide(state, NOW) == decide(state, NOW + 60)
+
+
+def test_tokens_differ_by_cluster_pool_and_count_and_fit_everywhere() -> None:
+    tokens = {launch_token(c, p, n) for c in ("x", "y") for p in ("x", "y") for n in (0, 1)}
+    assert len(tokens) == 8
+    assert all(len(token) == 36 for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("failures", "seconds"),
+    [(-1, 0), (0, 0), (1, 5), (2, 10), (3, 20), (6, 160), (7, 300), (10_000, 300)],
+)
+def test_backoff(failures: int, seconds: float) -> None:
+    assert backoff(failures, base=5, limit=300) == seconds
+
+
+def test_history_forgets_who_is_gone() -> None:
+    state = observed(history=History(0.0, joined={"a": 1.0}, idle={"a": 1.0}, surplus={"A": 1.0}))
+    assert remember(state, NOW).history == History(0.0)
+
+
+def test_history_keeps_since_when() -> None:
+    state = observed([machine("a"), machine("b")], [on("b")], [job("A", wants=0)])
+    later = remember(remember(state, NOW), NOW + 9)
+    assert later.history.idle == {"a": NOW}
+    assert later.history.joined == {"a": NOW + 9, "b": NOW + 9}
+    assert later.history.surplus == {"A": NOW}
+
+
+def test_patience_begins_anew_when_ray_comes_back() -> None:
+    state = observed([machine("a"), machine("b")], nodes="a")
+    state = remember(state, NOW)
+    state = remember(replace(state, nodes=None), NOW + 1_000)
+    back = remember(replace(state, nodes=frozenset()), NOW + 1_001)
+    assert decide(back, NOW + 1_001) == []
+    assert len(decide(back, NOW + 1_400)) == 2
+
+
+names = st.sampled_from(string.ascii_lowercase[:6])
+states = st.builds(
+    observed,
+    machines=st.lists(st.builds(machine, names), unique_by=lambda one: one.id, max_size=6),
+    workers=st.lists(
+        st.builds(on, names, st.sampled_from("ABC"), alive=st.booleans()),
+        unique_by=lambda worker: worker.instance_id,
+        max_size=6,
+    ),
+    jobs=st.lists(
+        st.builds(
+            job,
+            st.sampled_from("ABC"),
+            st.integers(0, 2),
+            st.integers(2, 4),
+            wants=st.integers(0, 5),
+            running=st.booleans(),
+        ),
+        unique_by=lambda one: one.job,
+        max_size=3,
+    ),
+    nodes=st.sampled_from(["*", "a b c", "", None]),
+    pools=st.lists(
+        st.builds(PoolView, st.just("local"), capacity=st.integers(0, 6)), min_size=1, max_size=1
+    ),
+)
+
+
+@given(states)
+def test_no_machine_is_promised_or_ended_twice(state: Observed) -> None:
+    actions = decide(remember(state, NOW), NOW)
+    used = [a.instance_id for a in actions if isinstance(a, StartWorker | Terminate)]
+    stopped = [a.name for a in actions if isinstance(a, StopWorker)]
+    assert len(used) == len(set(used))
+    assert len(stopped) == len(set(stopped))
+
+
+@given(states)
+def test_what_was_decided_settles(state: Observed) -> None:
+    """Carried out again and again, the decisions come to rest: nothing flaps."""
+    now = NOW
+    for _ in range(8):
+        state = remember(state, now)
+        actions = decide(state, now)
+        state = carried_out(state, actions)
+        now += 200
+    assert not decide(remember(state, now), now)
+
+
+def carried_out(state: Observed, actions: list[Action]) -> Observed:
+    """The world after the actions, with every machine joined."""
+    machines = {one.id: one for one in state.instances}
+    workers = {worker.name: worker for worker in state.workers if worker.alive}
+    for action in actions:
+        match action:
+            case Launch(pool, count, token):
+                new = [machine(f"{token}-{index}", pool=pool, age=0) for index in range(count)]
+                machines |= {one.id: one for one in new}
+            case StartWorker(instance_id, job_):
+                workers |= {(worker := on(instance_id, job_)).name: worker}
+            case StopWorker(name):
+                del workers[name]
+            case Terminate(instance_id):
+                del machines[instance_id]
+    return replace(
+        state,
+        instances=tuple(machines.values()),
+        nodes=frozenset(machines),
+        workers=tuple(one for one in workers.values() if one.instance_id in machines),
+        pools=tuple(replace(pool, launches=pool.launches + 1) for pool in state.pools),
+    )

@@ -1,0 +1,142 @@
+"""Encodings: exact where promised, bounded where not, and never reading past an end."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vcasgd.errors import InvalidUpdate, SpecError
+from vcasgd.learning.codecs import BFloat16, Codec, Float32, make_codec
+
+CODECS = [Float32(), BFloat16()]
+codecs = st.sampled_from(CODECS)
+vectors = st.lists(st.floats(width=32, allow_nan=False), max_size=40).map(
+    lambda values: torch.tensor(values, dtype=torch.float32)
+)
+
+
+def decoded(codec: Codec, payload: bytes | memoryview, length: int) -> Tensor:
+    out = torch.full((length,), 123.0)
+    codec.decode(payload, out)
+    return out
+
+
+@settings(deadline=None)
+@given(vectors)
+def test_float32_loses_nothing(vector: Tensor) -> None:
+    assert torch.equal(decoded(Float32(), Float32().encode(vector), len(vector)), vector)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-(2.0**126), 2.0**126, width=32), min_size=1, max_size=40))
+def test_bfloat16_loses_at_most_one_part_in_256(values: list[float]) -> None:
+    vector = torch.tensor(values, dtype=torch.float32)
+
+    result = decoded(BFloat16(), BFloat16().encode(vector), len(vector))
+
+    subnormal = 2.0**-134  # half a step between the smallest numbers that bfloat16 can tell apart
+    assert (result - vector).abs().le(vector.abs() * 2**-8 + subnormal).all()
+    assert torch.equal(result, vector.bfloat16().float())
+
+
+def test_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
+    # around 1 the neighbours are 1/128 apart; halves go to the even last bit
+    vector = torch.tensor([1 + 1 / 256, 1 + 3 / 256, 1 + 1.01 / 256])
+
+    result = decoded(BFloat16(), BFloat16().encode(vector), 3)
+
+    assert result.tolist() == [1.0, 1 + 2 / 128, 1 + 1 / 128]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_what_is_not_finite_stays_so(codec: Codec) -> None:
+    vector = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
+
+    result = decoded(codec, codec.encode(vector), 4)
+
+    assert torch.equal(result.isnan(), vector.isnan())
+    assert result[1:3].tolist() == [float("inf"), -float("inf")]
+    assert result[3].signbit()
+
+
+def test_the_bytes_are_little_endian() -> None:
+    vector = torch.tensor([1.0, -2.5])
+
+    assert bytes(Float32().encode(vector)) == struct.pack("<2f", 1.0, -2.5)
+    assert bytes(BFloat16().encode(vector)) == bytes.fromhex("803f20c0")
+
+
+@settings(deadline=None)
+@given(codecs, vectors, st.data())
+def test_chunk_by_chunk_is_the_same_as_the_whole(
+    codec: Codec, vector: Tensor, data: st.DataObject
+) -> None:
+    payload = bytes(codec.encode(vector))
+    chunk = data.draw(st.integers(1, 10)) * codec.itemsize
+    out = torch.full_like(vector, 123.0)
+
+    for start in range(0, len(payload), chunk):
+        codec.decode(payload[start : start + chunk], out, start // codec.itemsize)
+
+    assert torch.equal(out, decoded(codec, payload, len(vector)))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_decoding_into_the_middle_leaves_the_rest_alone(codec: Codec) -> None:
+    out = torch.zeros(5)
+
+    codec.decode(codec.encode(torch.tensor([1.0, 2.0])), out, offset=2)
+
+    assert out.tolist() == [0.0, 0.0, 1.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+@pytest.mark.parametrize(
+    ("elements", "extra", "offset"), [(3, -1, 0), (4, 0, 0), (2, 0, 2), (1, 0, -1)]
+)
+def test_what_does_not_fit_is_refused_and_nothing_written(
+    codec: Codec, elements: int, extra: int, offset: int
+) -> None:
+    payload = bytes(codec.encoded_size(elements) + extra)
+    out = torch.full((3,), 7.0)
+
+    with pytest.raises(InvalidUpdate) as caught:
+        codec.decode(payload, out, offset)
+
+    assert caught.value.reason == "length"
+    assert out.tolist() == [7.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_size_is_known_before_encoding(codec: Codec) -> None:
+    for elements in (0, 1, 1000):
+        payload = codec.encode(torch.zeros(elements))
+        assert payload.nbytes == len(payload) == codec.encoded_size(elements)
+        assert payload.contiguous
+
+
+def test_float32_is_not_copied() -> None:
+    vector = torch.zeros(2)
+
+    payload = Float32().encode(vector)
+    vector[0] = 1.0
+
+    assert bytes(payload) == struct.pack("<2f", 1.0, 0.0)
+
+
+def test_what_is_not_a_plain_vector_is_made_one() -> None:
+    strided = torch.arange(6, dtype=torch.float64, requires_grad=True)[::2]
+
+    assert bytes(Float32().encode(strided)) == struct.pack("<3f", 0.0, 2.0, 4.0)
+
+
+def test_codecs_are_found_by_name() -> None:
+    assert [make_codec(codec.name).name for codec in CODECS] == ["float32", "bfloat16"]
+    with pytest.raises(SpecError, match="choose one of float32, bfloat16") as caught:
+        make_codec("pickle")
+    assert caught.value.field == "update.codec"

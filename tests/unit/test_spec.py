@@ -1,0 +1,242 @@
+"""What a job may ask for, and how a mistake in it is explained."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from vcasgd.errors import SpecError
+from vcasgd.spec import AsyncLocalSgd, JobSpec, Staleness, VcAsgd, parse_duration
+
+LEAST: dict[str, Any] = {
+    "name": "digits",
+    "task": "train:Digits",
+    "epochs": 20,
+    "subtasks_per_epoch": 15,
+}
+
+
+def spec(**fields: Any) -> JobSpec:
+    return JobSpec.parse({**LEAST, **fields})
+
+
+def test_defaults() -> None:
+    job = spec()
+
+    assert job.update == VcAsgd(alpha="var", staleness=Staleness(), codec="float32")
+    assert (job.push_every, job.seed, job.max_epoch_lead, job.working_dir) == ("subtask", 0, 1, ".")
+    assert (job.workers.min, job.workers.max, job.workers.pools) == (1, 4, ("local",))
+    assert (job.checkpoint.every, job.checkpoint.keep) == (timedelta(minutes=5), 3)
+    assert (job.stop.accuracy, job.stop.max_duration) == (None, None)
+    assert job.total_subtasks == 300
+
+
+def test_everything_set() -> None:
+    job = spec(
+        args={"depth": 20, "nested": {"list": [1, 2.5, None, True]}},
+        push_every=16,
+        seed=2**32 - 1,
+        update={
+            "rule": "async-local-sgd",
+            "eta": 1,
+            "statistics_mix": 0.25,
+            "staleness": {"function": "polynomial"},
+            "codec": "bfloat16",
+        },
+        workers={"min": 2, "max": 8, "pools": ["aws", "gcp"]},
+        checkpoint={"every": "90s", "keep": 1},
+        stop={"accuracy": 0.91, "max_duration": "6h"},
+    )
+
+    assert isinstance(job.update, AsyncLocalSgd)
+    assert job.update.eta == 1.0
+    assert job.stop.max_duration == timedelta(hours=6)
+
+
+def test_the_rule_may_be_left_out() -> None:
+    assert spec(update={"alpha": 0.7}).update == VcAsgd(alpha=0.7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "a"),
+    [
+        ({"function": "polynomial"}, 0.5),
+        ({"function": "hinge"}, 10.0),
+        ({"function": "hinge", "a": 2}, 2.0),
+    ],
+)
+def test_steepness_is_that_of_the_paper_unless_given(fields: dict[str, Any], a: float) -> None:
+    assert Staleness.model_validate(fields).a == a
+
+
+@pytest.mark.parametrize(
+    "job",
+    [spec(), spec(update={"staleness": {"function": "hinge"}}, stop={"max_duration": "1.5s"})],
+)
+def test_json_round_trip(job: JobSpec) -> None:
+    assert JobSpec.parse(json.loads(job.model_dump_json())) == job
+
+
+def test_a_spec_can_not_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        spec().epochs = 3
+
+
+def test_the_json_schema_can_be_made() -> None:
+    for mode in ("validation", "serialization"):
+        assert JobSpec.model_json_schema(mode=mode)["title"] == "JobSpec"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"epocs": 3}, "epocs", r"there is no such field \(known fields: args, .*working_dir\)"),
+        ({"update": {"alpa": 1}}, "update.alpa", r"known fields: alpha, codec, rule, staleness"),
+        ({"workers": {"mx": 1}}, "workers.mx", r"known fields: max, min, pools"),
+        (
+            {"update": {"rule": "async-local-sgd", "staleness": {"c": 1}}},
+            "update.staleness.c",
+            r"known fields: a, b, function",
+        ),
+        ({"update": {"rule": "sgd"}}, "update.rule", "unknown rule 'sgd' .*'async-local-sgd'"),
+        ({"update": "vc-asgd"}, "update", "must be a mapping of fields, not 'vc-asgd'"),
+        ({"update": {"alpha": 1}}, "update.alpha", "between 0 and 1, exclusive, .* not 1$"),
+        ({"update": {"alpha": True}}, "update.alpha", "not True"),
+        ({"update": {"codec": "int8"}}, "update.codec", "must be 'float32' or 'bfloat16'"),
+        ({"update": {"staleness": {"a": float("inf")}}}, "update.staleness.a", "finite number"),
+        ({"push_every": 0}, "push_every", "number of local steps above 0 or the word subtask; not"),
+        ({"push_every": True}, "push_every", "not True"),
+        ({"push_every": "epoch"}, "push_every", "not 'epoch'"),
+        ({"push_every": 1.5}, "push_every", "not 1.5"),
+        ({"name": "My Job"}, "name", "'My Job' is not a name .*lower-case"),
+        ({"task": "train.py"}, "task", "'train.py' is not of the form module:Class"),
+        ({"epochs": 0}, "epochs", "must be greater than or equal to 1; not 0"),
+        ({"epochs": True}, "epochs", "must be a valid integer; not True"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"workers": {"min": 5, "max": 2}}, "workers", r"min \(5\) is larger than max \(2\)"),
+        ({"workers": {"pools": []}}, "workers.pools", "must be a list of at least one"),
+        ({"workers": {"pools": "aws"}}, "workers.pools", "not 'aws'"),
+        ({"stop": {"accuracy": 91}}, "stop.accuracy", "must be less than or equal to 1; not 91"),
+        ({"checkpoint": {"every": "5x"}}, "checkpoint.every", "'5x' is not a duration"),
+        ({"args": {"x": float("nan")}}, "args", "finite numbers"),
+        ({"args": {"when": timedelta(1)}}, "args", "put quotes around"),
+        ({"args": {"x": {1: 2}}}, "args", "text as keys"),
+        ({"args": {1: 2}}, "args.1", "must be a valid string"),
+        ({"seed": -1, "epochs": 0}, "epochs", r"\(and 1 more\)"),
+    ],
+)
+def test_a_mistake_is_explained(fields: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        spec(**fields)
+
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("field", sorted(LEAST))
+def test_what_is_required(field: str) -> None:
+    fields = {key: value for key, value in LEAST.items() if key != field}
+
+    with pytest.raises(SpecError, match=f"{field}: is required"):
+        JobSpec.parse(fields)
+
+
+@pytest.mark.parametrize("value", [None, [], "job", 3])
+def test_what_is_no_mapping(value: object) -> None:
+    with pytest.raises(SpecError, match="job: must be a mapping of fields"):
+        JobSpec.parse(value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.dictionaries(st.sampled_from([*JobSpec.model_fields, "other"]), json_values))
+def test_any_nonsense_is_a_spec_error(fields: dict[str, Any]) -> None:
+    with contextlib.suppress(SpecError):
+        job = JobSpec.parse({**LEAST, **fields})
+        assert JobSpec.parse(json.loads(job.model_dump_json())) == job
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (90, 90),
+        (0.5, 0.5),
+        ("90", 90),
+        ("30s", 30),
+        ("5m", 300),
+        ("1.5h", 5400),
+        (" 2 d ", 172_800),
+        (timedelta(seconds=7), 7),
+    ],
+)
+def test_durations(text: object, seconds: float) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "m", "5 minutes", "-5m", "1e3", 0, -1, True, None, [1], float("nan"), timedelta(0)],
+)
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a duration|must be longer than 0"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", [float("inf"), 10**400, "9999999999d", "9" * 400 + "s"])
+def test_what_is_too_long(text: object) -> None:
+    with pytest.raises(ValueError, match="is too long"):
+        parse_duration(text)
+
+
+class TestLoad:
+    def write(self, path: Path, text: str) -> Path:
+        file = path / "job.yaml"
+        file.write_text(text)
+        return file
+
+    def test_the_working_directory_is_taken_from_the_folder_of_the_file(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "jobs").mkdir()
+        file = self.write(tmp_path / "jobs", f"{json.dumps({**LEAST, 'working_dir': '../code'})}\n")
+
+        assert JobSpec.load(file).working_dir == str(tmp_path / "code")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("name: [", "is not YAML"),
+            ("", r"holds no job \(write at least name, task"),
+            ("- a", "holds no job"),
+            ("name: a", r"task: is required \(and 2 more\)"),
+        ],
+    )
+    def test_a_mistake_names_the_file(self, tmp_path: Path, text: str, message: str) -> None:
+        file = self.write(tmp_path, text)
+
+        with pytest.raises(SpecError, match=message) as caught:
+            JobSpec.load(file)
+        assert str(caught.value).startswith(f"{file}: ")
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match="can't be read: No such file"):
+            JobSpec.load(tmp_path / "job.yaml")
+
+    def test_a_file_that_is_not_text(self, tmp_path: Path) -> None:
+        file = tmp_path / "job.yaml"
+        file.write_bytes(b"\xff\xfe\x00")
+
+        with pytest.raises(SpecError, match="is not YAML"):
+            JobSpec.load(file)

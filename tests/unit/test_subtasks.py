@@ -1,0 +1,271 @@
+"""An epoch's seeded order cut into subtasks, and the record of what is applied."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
+from vcasgd.learning import subtasks
+from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
+
+PLAN = EpochPlan(samples=10, subtasks_per_epoch=3, epochs=2, seed=0)
+
+plans = st.integers(1, 60).flatmap(
+    lambda samples: st.builds(
+        EpochPlan,
+        samples=st.just(samples),
+        subtasks_per_epoch=st.integers(1, min(samples, 8)),
+        epochs=st.integers(1, 3),
+        seed=st.integers(0, 2**32 - 1),
+    )
+)
+
+
+class TestEpochPlan:
+    def test_ten_samples_in_three_subtasks(self) -> None:
+        assert [PLAN.bounds(subtask) for subtask in range(3)] == [(0, 3), (3, 6), (6, 10)]
+        assert [PLAN.size(subtask) for subtask in range(3)] == [3, 3, 4]
+        assert PLAN.bounds(5) == (6, 10)
+
+    def test_epochs_and_totals(self) -> None:
+        assert PLAN.total_subtasks == 6
+        assert [PLAN.epoch_of(subtask) for subtask in range(6)] == [0, 0, 0, 1, 1, 1]
+
+    @settings(deadline=None)
+    @given(plans)
+    def test_every_sample_comes_exactly_once_in_every_epoch(self, plan: EpochPlan) -> None:
+        for epoch in range(plan.epochs):
+            first = epoch * plan.subtasks_per_epoch
+            parts = [
+                plan.indices(subtask, 0, plan.size(subtask))
+                for subtask in range(first, first + plan.subtasks_per_epoch)
+            ]
+            assert sorted(np.concatenate(parts)) == list(range(plan.samples))
+            sizes = [len(part) for part in parts]
+            assert max(sizes) - min(sizes) <= 1
+            assert min(sizes) >= 1
+
+    @settings(deadline=None)
+    @given(plans, st.data())
+    def test_any_machine_draws_the_same_order(self, plan: EpochPlan, data: st.DataObject) -> None:
+        subtask = data.draw(st.integers(0, plan.total_subtasks - 1))
+        stop = data.draw(st.integers(0, plan.size(subtask)))
+        start = data.draw(st.integers(0, stop))
+        whole = plan.indices(subtask, 0, plan.size(subtask))
+
+        subtasks._order.cache_clear()  # another machine
+        twin = EpochPlan(plan.samples, plan.subtasks_per_epoch, plan.epochs, plan.seed)
+
+        assert np.array_equal(twin.indices(subtask, start, stop), whole[start:stop])
+        assert twin.order_digest() == plan.order_digest()
+
+    def test_the_order_never_changes_between_releases(self) -> None:
+        assert PLAN.indices(0, 0, 3).tolist() == [6, 1, 0]
+        assert PLAN.order_digest().startswith("4e1379dab346")
+
+    def test_epochs_and_seeds_have_different_orders(self) -> None:
+        plan = EpochPlan(1000, 1, 2, seed=0)
+        other = EpochPlan(1000, 1, 2, seed=1)
+
+        assert not np.array_equal(plan.indices(0, 0, 1000), plan.indices(1, 0, 1000))
+        assert plan.order_digest() != other.order_digest()
+
+    def test_indices_are_int64_and_cannot_spoil_the_cache(self) -> None:
+        indices = PLAN.indices(0, 0, 3)
+
+        assert indices.dtype == np.int64
+        with pytest.raises(ValueError, match="read-only"):
+            indices[0] = 5
+
+    def test_few_orders_are_kept(self) -> None:
+        plan = EpochPlan(10, 1, 100, seed=0)
+        for subtask in range(100):
+            plan.indices(subtask, 0, 10)
+
+        assert subtasks._order.cache_info().currsize == subtasks.CACHED_ORDERS
+
+    @pytest.mark.parametrize(
+        ("numbers", "field", "message"),
+        [
+            ((0, 1, 1, 0), "task", "the training data set is empty"),
+            ((2, 3, 1, 0), "subtasks_per_epoch", "set subtasks_per_epoch to at most 2"),
+            ((2, 0, 1, 0), "subtasks_per_epoch", "at least 1"),
+            ((2, 1, 0, 0), "epochs", "at least 1"),
+            ((2, 1, 1, -1), "seed", "at least 0"),
+        ],
+    )
+    def test_nonsense_is_refused_by_field(
+        self, numbers: tuple[int, int, int, int], field: str, message: str
+    ) -> None:
+        with pytest.raises(SpecError, match=message) as caught:
+            EpochPlan(*numbers)
+        assert caught.value.field == field
+
+    @pytest.mark.parametrize("subtask", [-1, 6])
+    def test_there_is_no_such_subtask(self, subtask: int) -> None:
+        for call in (PLAN.bounds, PLAN.size, AppliedRecord(PLAN).position):
+            with pytest.raises(InvalidUpdate) as caught:
+                call(subtask)
+            assert caught.value.reason == "range"
+
+    @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 4), (3, 2)])
+    def test_there_are_no_such_samples(self, start: int, stop: int) -> None:
+        with pytest.raises(InvalidUpdate) as caught:
+            PLAN.indices(0, start, stop)
+        assert caught.value.reason == "range"
+
+
+class TestAppliedRecord:
+    def test_a_subtask_advances_push_by_push(self) -> None:
+        record = AppliedRecord(PLAN)
+
+        assert record.advance(2, 0, 3) == []
+        assert (record.position(2), record.is_done(2), record.positions) == (3, False, {2: 3})
+        assert record.advance(2, 3, 4) == []
+        assert (record.position(2), record.is_done(2), record.done_subtasks()) == (4, True, [2])
+        assert (record.samples_applied, record.complete) == (4, False)
+
+    def test_a_finished_epoch_folds(self) -> None:
+        record = AppliedRecord(PLAN)
+        record.advance(0, 0, 3)
+        record.advance(1, 0, 3)
+        record.advance(3, 0, 1)
+
+        assert sorted(record.advance(2, 0, 4)) == [0, 1, 2]
+        assert (record.finished_epochs, record.positions) == (1, {3: 1})
+        assert (record.position(2), record.is_done(2), record.done_subtasks()) == (4, True, [])
+        assert record.samples_applied == 11
+
+    def test_epochs_fold_in_order_only(self) -> None:
+        record = AppliedRecord(PLAN)
+        for subtask in (3, 4, 5, 0, 1):
+            assert record.advance(subtask, 0, PLAN.size(subtask)) == []
+
+        assert record.finished_epochs == 0
+        assert sorted(record.advance(2, 0, 4)) == [0, 1, 2, 3, 4, 5]
+        assert (record.finished_epochs, record.positions, record.complete) == (2, {}, True)
+
+    @pytest.mark.parametrize(
+        ("subtask", "start", "stop", "reason"),
+        [
+            (0, 0, 2, "duplicate"),
+            (0, 1, 3, "duplicate"),
+            (0, 0, 3, "duplicate"),
+            (1, 1, 2, "out-of-place"),
+            (0, 2, 4, "range"),
+            (0, 2, 2, "range"),
+            (0, 3, 2, "range"),
+            (1, -1, 2, "range"),
+            (-1, 0, 1, "range"),
+            (6, 0, 1, "range"),
+        ],
+    )
+    def test_what_does_not_belong_is_refused(
+        self, subtask: int, start: int, stop: int, reason: str
+    ) -> None:
+        record = AppliedRecord(PLAN, positions={0: 2})
+
+        with pytest.raises(InvalidUpdate) as caught:
+            record.advance(subtask, start, stop)
+
+        assert caught.value.reason == reason
+        assert record == AppliedRecord(PLAN, positions={0: 2})
+
+    def test_a_push_of_a_finished_epoch_is_a_duplicate(self) -> None:
+        with pytest.raises(InvalidUpdate) as caught:
+            AppliedRecord(PLAN, finished_epochs=1).advance(0, 0, 3)
+        assert caught.value.reason == "duplicate"
+
+    def test_a_copy_is_independent(self) -> None:
+        record = AppliedRecord(PLAN, positions={0: 3, 1: 3})
+        copy = record.copy()
+
+        assert copy.advance(2, 0, 4)
+        assert record == AppliedRecord(PLAN, positions={0: 3, 1: 3})
+        assert copy != record
+
+    def test_json(self) -> None:
+        record = AppliedRecord(PLAN, 1, {4: 2, 3: 1})
+
+        assert json.loads(record.to_json()) == {
+            "finished_epochs": 1,
+            "positions": {"3": 1, "4": 2},
+        }
+        assert AppliedRecord.from_json(PLAN, record.to_json()) == record
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "nonsense",
+            "[]",
+            "3",
+            "{}",
+            '{"finished_epochs": 0}',
+            '{"finished_epochs": 0, "positions": [1]}',
+            '{"finished_epochs": -1, "positions": {}}',
+            '{"finished_epochs": 3, "positions": {}}',
+            '{"finished_epochs": true, "positions": {}}',
+            '{"finished_epochs": 0.5, "positions": {}}',
+            '{"finished_epochs": 1, "positions": {"0": 1}}',
+            '{"finished_epochs": 0, "positions": {"6": 1}}',
+            '{"finished_epochs": 0, "positions": {"-1": 1}}',
+            '{"finished_epochs": 0, "positions": {"x": 1}}',
+            '{"finished_epochs": 0, "positions": {"0": 0}}',
+            '{"finished_epochs": 0, "positions": {"0": 4}}',
+            '{"finished_epochs": 0, "positions": {"0": 1.0}}',
+            '{"finished_epochs": 0, "positions": {"0": null}}',
+            "[" * 100_000,
+        ],
+    )
+    def test_a_damaged_record_is_refused(self, text: str) -> None:
+        with pytest.raises(CheckpointDamaged):
+            AppliedRecord.from_json(PLAN, text)
+
+    @settings(deadline=None)
+    @given(plans, st.data())
+    def test_against_a_set_of_samples(self, plan: EpochPlan, data: st.DataObject) -> None:
+        """Whatever arrives, and however often, each sample is applied exactly once."""
+        record = AppliedRecord(plan)
+        applied: set[tuple[int, int]] = set()
+        for _ in range(data.draw(st.integers(0, 40))):
+            subtask = data.draw(st.integers(0, plan.total_subtasks - 1))
+            size = plan.size(subtask)
+            # mostly the rest of the subtask, so that epochs do finish
+            start = data.draw(st.one_of(st.just(record.position(subtask)), st.integers(0, size)))
+            stop = data.draw(st.one_of(st.just(size), st.integers(0, size)))
+            samples = {(subtask, sample) for sample in range(start, stop)}
+            follows = start == record.position(subtask) and start < stop
+            if follows:
+                assert not samples & applied
+                record.advance(subtask, start, stop)
+                applied |= samples
+            else:
+                with pytest.raises(InvalidUpdate):
+                    record.advance(subtask, start, stop)
+            check_against(record, applied)
+            record = data.draw(st.sampled_from([record, record.copy()]))
+
+
+def check_against(record: AppliedRecord, applied: set[tuple[int, int]]) -> None:
+    plan = record.plan
+    counts = [sum(1 for owner, _ in applied if owner == s) for s in range(plan.total_subtasks)]
+    done = [count == plan.size(subtask) for subtask, count in enumerate(counts)]
+    epochs = [
+        done[k : k + plan.subtasks_per_epoch] for k in range(0, len(done), plan.subtasks_per_epoch)
+    ]
+    finished = next((k for k, epoch in enumerate(epochs) if not all(epoch)), plan.epochs)
+    open_from = finished * plan.subtasks_per_epoch
+
+    assert [record.position(subtask) for subtask in range(plan.total_subtasks)] == counts
+    assert record.samples_applied == len(applied)
+    assert record.complete == all(done)
+    assert record.finished_epochs == finished
+    assert record.positions == {s: n for s, n in enumerate(counts) if s >= open_from and n}
+    assert record.done_subtasks() == [s for s, whole in enumerate(done) if whole and s >= open_from]
+    assert AppliedRecord.from_json(plan, record.to_json()) == record

@@ -1,0 +1,1 @@
+"""Faults on purpose: killers, traces of real evictions, and the audit that proves the promise."""

@@ -1,0 +1,57 @@
+"""A task that counts: after training, every coordinate says how often its sample was applied.
+
+Each sample owns one coordinate of the only parameter. The gradient of the loss is −1 on the
+coordinates of the batch and 0 elsewhere, and the optimizer is plain SGD with learning rate 1,
+so a push adds exactly 1 to each coordinate that it trained. With `async-local-sgd` and weight
+1 the final vector equals the number of epochs everywhere, if and only if every sample of every
+epoch was applied exactly once. (float32 counts exactly up to 2²⁴.)
+"""
+
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import vcasgd
+
+
+class Counts(nn.Module):
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(samples))
+
+
+class Indices(Dataset[int]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Audit(vcasgd.Task):
+    def __init__(self, samples: int, batch_size: int, step_seconds: float = 0.0) -> None:
+        self.samples = samples
+        self.batch_size = batch_size
+        self.evaluation_batch_size = samples
+        self.step_seconds = step_seconds
+
+    def model(self) -> nn.Module:
+        return Counts(self.samples)
+
+    def dataset(self, split: str) -> Dataset[int]:
+        return Indices(self.samples)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        time.sleep(self.step_seconds)
+        return -model.count[batch].sum()
+
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    def evaluate(self, model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+        return {"count": torch.tensor(len(batch)), "applied": model.count[batch].sum()}

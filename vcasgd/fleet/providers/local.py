@@ -1,0 +1,293 @@
+"""Machines that are processes of this computer: for development, for tests, and for demos
+that need no cloud. They boot, get notices and vanish as spot instances do.
+
+Under ``home``::
+
+    instances/<id>/        one directory for each machine, see ``local_directory``
+    pools/<pool>.json      optional; overrides fields of the pool while it is there
+    stack.lock             held by whoever owns the machines, see ``local_instance.Owner``
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import vcasgd
+from vcasgd.errors import FleetError, NoCapacity, SpecError
+from vcasgd.fleet.providers import local_instance
+from vcasgd.fleet.providers.base import Boot, Instance, InstanceState
+from vcasgd.fleet.providers.local_directory import (
+    UNFINISHED,
+    InstanceDirectory,
+    Launch,
+    read_json,
+    write_json,
+)
+from vcasgd.fleet.providers.local_processes import MARKER
+
+#: how long machines outlive the stack that owns them: enough to restart it after a crash
+OWNER_GRACE_SECONDS = 20.0
+#: so many dead machines keep their logs
+KEPT_DEAD = 20
+#: an interpreter that has not come up by then never will
+SPAWN_LIMIT_SECONDS = 30.0
+#: writing the directories of a launch takes milliseconds, sweeping dead machines a second
+LOCK_LIMIT_SECONDS = 15.0
+LOCK_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class LocalPool:
+    """How many machines this computer plays, and at what prices (USD per hour)."""
+
+    name: str
+    capacity: int
+    price_per_hour: float = 0.0
+    on_demand_price_per_hour: float = 0.0
+    boot_seconds: float = 0.0
+    notice_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", self.name):
+            raise SpecError(f"{self.name!r} is not a name of a pool", field="pools")
+
+
+class LocalProvider:
+    """The contract of :class:`~vcasgd.fleet.providers.base.Provider` for one local pool.
+
+    ``owner_grace_seconds``: how long machines outlive the holder of ``home/stack.lock``;
+    ``None``: they need none.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        home: Path,
+        cluster: str,
+        pool: LocalPool,
+        *,
+        owner_grace_seconds: float | None = OWNER_GRACE_SECONDS,
+    ) -> None:
+        self._home = home.resolve()
+        self._instances = self._home / "instances"
+        self._cluster = cluster
+        self._configured = pool
+        self._owner_grace = owner_grace_seconds
+
+    @property
+    def pool(self) -> LocalPool:
+        """As it is now. Raises :class:`FleetError` if the override can't be used."""
+        override = read_json(self._override) or {}
+        if not all(isinstance(value, int | float) for value in override.values()):
+            raise FleetError(f"{self._override}: values must be numbers")
+        try:
+            return replace(self._configured, **override)
+        except TypeError as error:
+            raise FleetError(f"{self._override}: {error}") from error
+
+    def override(self, **fields: float) -> None:
+        """Changes fields of the pool for everybody until it is called again, e.g. ``capacity=0``.
+
+        Machines that run already stay as they are.
+        """
+        self._override.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._override, fields)
+
+    def launch(self, pool: str, count: int, boot: Boot, token: str) -> list[str]:
+        """See the contract. A token is known as long as a directory of its machines is kept."""
+        if pool != self._configured.name:
+            raise FleetError(f"there is no pool {pool!r}", remedy=f"known: {self._configured.name}")
+        with self._exclusive():
+            directories = self._create(count, boot, token)
+        _spawn([directory for directory in directories if not _started(directory)])
+        return [directory.id for directory in directories]
+
+    def instances(self) -> list[Instance]:
+        """See the contract. What a dead machine left behind is swept away in passing."""
+        now = time.time()
+        alive = []
+        for directory in self._unburied():
+            with contextlib.suppress(FleetError):  # removed by another process meanwhile
+                instance = directory.instance(now)
+                if instance.state is InstanceState.GONE:
+                    self._end(directory, directory.verdict(now) or "gone")
+                else:
+                    alive.append(instance)
+        return alive
+
+    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:
+        """See the contract. The machine hears of it within about 0.1 s."""
+        notice = self.pool.notice_seconds if notice_seconds is None else notice_seconds
+        if (directory := self._find(instance_id)) is not None:
+            directory.notify(time.time() + notice)
+
+    def terminate(self, instance_id: str) -> None:
+        """See the contract. Mostly nothing is alive any more when it returns."""
+        self._take(instance_id, "terminated")
+
+    def kill(self, instance_id: str) -> None:
+        """See the contract. Mostly nothing is alive any more when it returns."""
+        self._take(instance_id, "killed")
+
+    def destroy_all(self) -> None:
+        """Ends all machines of the pool. Raises :class:`FleetError` if some can't be killed."""
+        condemned = list(self._unburied())
+        for directory in condemned:
+            directory.condemn("destroyed")
+        surviving = [directory.id for directory in condemned if not directory.bury()]
+        if surviving:
+            raise FleetError(f"can't be killed: {', '.join(surviving)}")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def _override(self) -> Path:
+        return self._home / "pools" / f"{self._configured.name}.json"
+
+    def _create(self, count: int, boot: Boot, token: str) -> list[InstanceDirectory]:
+        """One directory for each machine that is granted, or those of the first time."""
+        self._remove_unfinished()
+        pool, now = self.pool, time.time()
+        launch = Launch(
+            id="",
+            cluster=self._cluster,
+            pool=pool.name,
+            token=token,
+            count=self._granted(count, token),
+            launched_at=now,
+            price_per_hour=pool.price_per_hour,
+            boot_seconds=pool.boot_seconds,
+            owner_grace_seconds=self._owner_grace,
+        )
+        return [
+            self._ensure(replace(launch, id=self._id(token, index)), boot)
+            for index in range(launch.count)
+        ]
+
+    def _ensure(self, launch: Launch, boot: Boot) -> InstanceDirectory:
+        with contextlib.suppress(FileExistsError):
+            return InstanceDirectory.create(self._instances, launch, boot)
+        return InstanceDirectory(self._instances / launch.id)
+
+    def _granted(self, count: int, token: str) -> int:
+        first = InstanceDirectory(self._instances / self._id(token, 0))
+        if first.path.exists():
+            return first.launch().count
+        occupied = [one for one in self.instances() if one.state is not InstanceState.LEAVING]
+        capacity = self.pool.capacity
+        if capacity <= len(occupied):
+            raise NoCapacity(f"{self.pool.name}: {len(occupied)} of {capacity} machines in use")
+        return min(count, capacity - len(occupied))
+
+    def _id(self, token: str, index: int) -> str:
+        # the home is in it because the marker of a process must not mean a machine of another
+        key = "\0".join([str(self._home), self._cluster, self._configured.name, token, str(index)])
+        return f"{self._configured.name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One launch at a time; the lock ends with its holder. Raises :class:`FleetError`."""
+        self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self._instances / ".lock").open("wb") as lock:
+            deadline = time.monotonic() + LOCK_LIMIT_SECONDS
+            while not _locked(lock):
+                if time.monotonic() > deadline:
+                    raise FleetError(f"{self._instances}: another launch does not end")
+                time.sleep(LOCK_POLL_SECONDS)
+            yield
+
+    def _remove_unfinished(self) -> None:
+        for path in self._instances.glob(f"{UNFINISHED}*"):
+            InstanceDirectory(path).remove()
+
+    def _directories(self) -> Iterator[InstanceDirectory]:
+        for path in sorted(self._instances.glob(f"{self._configured.name}-*")):
+            with contextlib.suppress(FleetError):
+                directory = InstanceDirectory(path)
+                launch = directory.launch()
+                if (launch.cluster, launch.pool) == (self._cluster, self._configured.name):
+                    yield directory
+
+    def _unburied(self) -> Iterator[InstanceDirectory]:
+        return (directory for directory in self._directories() if not directory.buried())
+
+    def _find(self, instance_id: str) -> InstanceDirectory | None:
+        return next((one for one in self._unburied() if one.id == instance_id), None)
+
+    def _take(self, instance_id: str, reason: str) -> None:
+        if (directory := self._find(instance_id)) is not None:
+            self._end(directory, reason)
+
+    def _end(self, directory: InstanceDirectory, reason: str) -> None:
+        directory.condemn(reason)
+        if directory.bury():
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        dead = [one for one in self._directories() if one.buried()]
+        dead.sort(key=lambda one: one.launch().launched_at)
+        for directory in dead[:-KEPT_DEAD]:
+            directory.remove()
+
+
+def _locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _started(directory: InstanceDirectory) -> bool:
+    return directory.condemned() or directory.machine() is not None
+
+
+def _spawn(directories: list[InstanceDirectory]) -> None:
+    """Starts the machines' processes. Raises :class:`FleetError` if an interpreter fails."""
+    starting = [(directory, _process(directory)) for directory in directories]
+    for directory, process in starting:
+        try:
+            status = process.wait(SPAWN_LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        if status != 0 and not directory.condemned():  # one taken in its first moment is no error
+            directory.condemn(f"its interpreter ended with status {status}")
+            raise FleetError(f"{directory.id}: did not start", remedy=f"see {directory.log}")
+
+
+def _process(directory: InstanceDirectory) -> subprocess.Popen[bytes]:
+    with directory.log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", local_instance.__name__, "--directory", str(directory.path)],
+            env={**_base_environment(os.environ), MARKER: directory.id},
+            cwd=directory.path,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def _base_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a fresh machine has: this package, and nothing that only its :class:`Boot` tells."""
+    base = {name: value for name, value in environment.items() if not name.startswith("VCASGD_")}
+    package_root = Path(vcasgd.__file__).parents[1]
+    if package_root.name != "site-packages":  # a checkout that is not installed
+        base["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(package_root), base.get("PYTHONPATH")])
+        )
+    return base

@@ -1,0 +1,202 @@
+"""The metadata server of a local instance: speaks as those of AWS and of GCP do.
+
+So a worker on a local instance hears of its eviction in the same way as in the cloud.
+
+AWS: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+GCP: https://cloud.google.com/compute/docs/metadata/querying-metadata
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from urllib.parse import parse_qs, urlsplit
+
+#: the longest time to live of a session token, as in AWS
+TOKEN_TTL_LIMIT_SECONDS = 21_600
+#: the longest that a request with ``wait_for_change`` hangs
+WAIT_LIMIT_SECONDS = 300
+#: a connection on which nothing is asked for this long is closed
+IDLE_CONNECTION_SECONDS = 30.0
+#: how soon the server sees that it is to stop
+STOP_POLL_SECONDS = 0.1
+
+
+class Metadata:
+    """What the server tells; may be used from any thread."""
+
+    def __init__(self, instance_id: str, clock: Callable[[], float] = time.time) -> None:
+        self.instance_id = instance_id
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._noticed_at: float | None = None
+        self._gone_at: float | None = None
+        self._tokens: dict[str, float] = {}
+
+    def notify(self, gone_at: float) -> None:
+        """The instance goes at ``gone_at`` (Unix seconds); the first notice stands."""
+        with self._changed:
+            if self._gone_at is None:
+                self._noticed_at, self._gone_at = self._clock(), gone_at
+                self._changed.notify_all()
+
+    def issue_token(self, ttl_seconds: int) -> str:
+        token = secrets.token_urlsafe(32)
+        with self._changed:
+            now = self._clock()
+            self._tokens = {old: end for old, end in self._tokens.items() if end > now}
+            self._tokens[token] = now + ttl_seconds
+        return token
+
+    def accepts(self, token: str | None) -> bool:
+        with self._changed:
+            return token is not None and self._tokens.get(token, 0.0) > self._clock()
+
+    def spot_action(self) -> dict[str, str] | None:
+        """``None`` without a notice."""
+        if self._gone_at is None:
+            return None
+        return {"action": "terminate", "time": _zulu(self._gone_at)}
+
+    def rebalance(self) -> dict[str, str] | None:
+        """``None`` without a notice."""
+        if self._noticed_at is None:
+            return None
+        return {"noticeTime": _zulu(self._noticed_at)}
+
+    def preempted(self) -> tuple[str, str]:
+        """Value and entity tag."""
+        preempted = self._gone_at is not None
+        return ("TRUE" if preempted else "FALSE"), f"{1 + preempted:016x}"
+
+    def wait_preempted(self, last_etag: str | None, timeout_seconds: float) -> tuple[str, str]:
+        """Returns when the tag is another than ``last_etag``, or the time is over."""
+        known = last_etag or self.preempted()[1]
+        with self._changed:
+            self._changed.wait_for(lambda: self.preempted()[1] != known, timeout_seconds)
+        return self.preempted()
+
+
+class MetadataServer(ThreadingTCPServer):
+    """Listens on a free port of the loopback interface from its construction on.
+
+    Not an ``HTTPServer``, which asks the name service for its own name first.
+    """
+
+    daemon_threads = True
+    request_queue_size = 16
+
+    def __init__(self, metadata: Metadata) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.metadata = metadata
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def start(self) -> None:
+        threading.Thread(
+            target=self.serve_forever, args=(STOP_POLL_SECONDS,), name="metadata", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Refused(Exception):
+    def __init__(self, status: HTTPStatus) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: MetadataServer
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_CONNECTION_SECONDS
+
+    def do_PUT(self) -> None:
+        self._answer({"/latest/api/token": self._token})
+
+    def do_GET(self) -> None:
+        metadata = self.server.metadata
+        aws, gcp = "/latest/meta-data", "/computeMetadata/v1/instance"
+        rebalance = f"{aws}/events/recommendations/rebalance"
+        self._answer(
+            {
+                f"{aws}/instance-id": lambda: self._aws(metadata.instance_id),
+                f"{aws}/spot/instance-action": lambda: self._aws(metadata.spot_action()),
+                rebalance: lambda: self._aws(metadata.rebalance()),
+                f"{gcp}/id": lambda: self._gcp(lambda: (metadata.instance_id, "0" * 16)),
+                f"{gcp}/preempted": lambda: self._gcp(self._preempted),
+            }
+        )
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Polls come every second; a line for each would bury the log."""
+
+    def _answer(self, routes: dict[str, Callable[[], None]]) -> None:
+        try:
+            route = routes.get(urlsplit(self.path).path)
+            if route is None:
+                raise _Refused(HTTPStatus.NOT_FOUND)
+            route()
+        except _Refused as refusal:
+            self._send(refusal.status, "")
+        except ConnectionError:
+            self.close_connection = True
+
+    def _token(self) -> None:
+        ttl = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+        if not ttl.isdecimal() or not 1 <= int(ttl) <= TOKEN_TTL_LIMIT_SECONDS:
+            raise _Refused(HTTPStatus.BAD_REQUEST)
+        self._send(HTTPStatus.OK, self.server.metadata.issue_token(int(ttl)))
+
+    def _aws(self, value: str | dict[str, str] | None) -> None:
+        if not self.server.metadata.accepts(self.headers.get("X-aws-ec2-metadata-token")):
+            raise _Refused(HTTPStatus.UNAUTHORIZED)
+        if value is None:
+            raise _Refused(HTTPStatus.NOT_FOUND)
+        self._send(HTTPStatus.OK, value if isinstance(value, str) else json.dumps(value))
+
+    def _gcp(self, read: Callable[[], tuple[str, str]]) -> None:
+        if self.headers.get("Metadata-Flavor") != "Google":
+            raise _Refused(HTTPStatus.FORBIDDEN)
+        value, etag = read()
+        self._send(HTTPStatus.OK, value, {"ETag": etag, "Metadata-Flavor": "Google"})
+
+    def _preempted(self) -> tuple[str, str]:
+        query = {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        if query.get("wait_for_change") != "true":
+            return self.server.metadata.preempted()
+        timeout = query.get("timeout_sec", str(WAIT_LIMIT_SECONDS))
+        if not timeout.isdecimal():
+            raise _Refused(HTTPStatus.BAD_REQUEST)
+        return self.server.metadata.wait_preempted(
+            query.get("last_etag"), min(int(timeout), WAIT_LIMIT_SECONDS)
+        )
+
+    def _send(self, status: HTTPStatus, body: str, headers: dict[str, str] | None = None) -> None:
+        payload = body.encode()
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+
+def _zulu(unix_seconds: float) -> str:
+    """As AWS writes it: whole seconds, rounded down, so that nobody counts on more time."""
+    return datetime.fromtimestamp(int(unix_seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,12 @@
+"""The mathematics of training, pure: tensors in, tensors out.
+
+Nothing here reads a clock, the environment, a file or a socket, so that every line can be
+tested with hand-computed numbers and replayed in a simulation.
+
+``vector``     a module's state as one flat vector, and back
+``rules``      update rules: how an update changes the global vector
+``staleness``  s(τ): how an update loses weight with its age
+``codecs``     how a vector is encoded for the wire
+``subtasks``   an epoch's seeded order cut into subtasks, and the record of what is applied
+``training``   the local loop of a worker
+"""

@@ -1,0 +1,235 @@
+"""An epoch's seeded order cut into subtasks, and the record of what has been applied.
+
+Subtasks are numbered from 0 over the job's life: epoch k holds the numbers
+``[k·S, (k+1)·S)`` with S subtasks an epoch. Each is a contiguous range of its epoch's order,
+which every machine computes for itself from the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
+
+#: orders kept in memory, 8 bytes a sample each: the epoch at work, the one that it leads,
+#: and one more for whoever simulates several jobs at once
+CACHED_ORDERS = 3
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """How ``samples`` are cut into subtasks, epoch by epoch.
+
+    Raises :class:`SpecError` if the numbers make no sense together.
+    """
+
+    samples: int
+    subtasks_per_epoch: int
+    epochs: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise SpecError("task: the training data set is empty", field="task")
+        for field, least in (("subtasks_per_epoch", 1), ("epochs", 1), ("seed", 0)):
+            if getattr(self, field) < least:
+                raise SpecError(f"{field}: must be at least {least}", field=field)
+        if self.subtasks_per_epoch > self.samples:
+            raise SpecError(
+                f"subtasks_per_epoch: {self.subtasks_per_epoch} subtasks can't be cut from "
+                f"{self.samples} samples",
+                remedy=f"set subtasks_per_epoch to at most {self.samples}",
+                field="subtasks_per_epoch",
+            )
+
+    @property
+    def total_subtasks(self) -> int:
+        """Subtasks of the whole job."""
+        return self.epochs * self.subtasks_per_epoch
+
+    def epoch_of(self, subtask: int) -> int:
+        """The epoch of a subtask, counted from 0."""
+        return subtask // self.subtasks_per_epoch
+
+    def bounds(self, subtask: int) -> tuple[int, int]:
+        """The positions ``[start, stop)`` of a subtask in its epoch's order.
+
+        The sizes of two subtasks differ by at most 1. Raises :class:`InvalidUpdate` with the
+        reason ``range`` if the job has no such subtask.
+        """
+        if not 0 <= subtask < self.total_subtasks:
+            raise InvalidUpdate(f"there is no subtask {subtask}", reason="range")
+        nth = subtask % self.subtasks_per_epoch
+        cut = (nth * self.samples, (nth + 1) * self.samples)
+        return cut[0] // self.subtasks_per_epoch, cut[1] // self.subtasks_per_epoch
+
+    def size(self, subtask: int) -> int:
+        """Samples in a subtask, at least 1; the error of :meth:`bounds`."""
+        start, stop = self.bounds(subtask)
+        return stop - start
+
+    def indices(self, subtask: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Data set indices, int64 ``[stop − start]``, of a subtask's samples ``[start, stop)``
+        counted from its own beginning. Read-only; the error of :meth:`bounds`.
+        """
+        first, last = self.bounds(subtask)
+        if not 0 <= start <= stop <= last - first:
+            raise InvalidUpdate(
+                f"subtask {subtask} has no samples [{start}, {stop})", reason="range"
+            )
+        order = _order(self.seed, self.epoch_of(subtask), self.samples)
+        return order[first + start : first + stop]
+
+    def order_digest(self) -> str:
+        """SHA-256 of the first epoch's order: equal where two machines draw alike."""
+        order = _order(self.seed, 0, self.samples)
+        return hashlib.sha256(order.astype("<i8", copy=False).tobytes()).hexdigest()
+
+
+@lru_cache(maxsize=CACHED_ORDERS)
+def _order(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
+    # RandomState, not Generator: only its stream is promised to stay the same between
+    # releases of NumPy, and the machines of a fleet need not have the same one
+    bits = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
+    order = np.random.RandomState(bits).permutation(samples).astype(np.int64, copy=False)
+    order.setflags(write=False)
+    return order
+
+
+class AppliedRecord:
+    """Which samples are in a snapshot; what makes every sample count exactly once.
+
+    Each subtask is applied from its first sample on, in order, so one number says how far it
+    is. Once all subtasks of an epoch are done, and all epochs before it are finished, they
+    fold into ``finished_epochs``: the record stays as small as the epochs at work.
+    """
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        finished_epochs: int = 0,
+        positions: Mapping[int, int] | None = None,
+    ) -> None:
+        self.plan = plan
+        #: epochs ``[0, finished_epochs)`` are applied whole
+        self.finished_epochs = finished_epochs
+        #: subtask of an unfinished epoch → samples of it that are applied, never 0
+        self.positions = {key: value for key, value in (positions or {}).items() if value}
+        self._done = Counter(plan.epoch_of(subtask) for subtask in self.done_subtasks())
+        self._fold()
+
+    def position(self, subtask: int) -> int:
+        """Up to which sample a subtask is applied; the error of :meth:`EpochPlan.bounds`."""
+        size = self.plan.size(subtask)
+        finished = self.plan.epoch_of(subtask) < self.finished_epochs
+        return size if finished else self.positions.get(subtask, 0)
+
+    def advance(self, subtask: int, start: int, stop: int) -> list[int]:
+        """Records the samples ``[start, stop)`` as applied.
+
+        Returns the subtasks that left ``positions`` because their epoch is finished, mostly
+        none. Raises :class:`InvalidUpdate`, with nothing recorded and the reason ``range`` (no
+        such samples), ``duplicate`` (applied already) or ``out-of-place`` (samples before them
+        are missing).
+        """
+        self._check(subtask, start, stop)
+        self.positions[subtask] = stop
+        if stop < self.plan.size(subtask):
+            return []
+        self._done[self.plan.epoch_of(subtask)] += 1
+        return self._fold()
+
+    @property
+    def samples_applied(self) -> int:
+        """Over all epochs."""
+        return self.finished_epochs * self.plan.samples + sum(self.positions.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample of every epoch is applied."""
+        return self.finished_epochs == self.plan.epochs
+
+    def is_done(self, subtask: int) -> bool:
+        """Whether a subtask is applied whole; the error of :meth:`EpochPlan.bounds`."""
+        return self.position(subtask) == self.plan.size(subtask)
+
+    def done_subtasks(self) -> list[int]:
+        """Subtasks of unfinished epochs that are applied whole, in ascending order."""
+        return sorted(s for s, stop in self.positions.items() if stop == self.plan.size(s))
+
+    def copy(self) -> AppliedRecord:
+        """An independent record of the same state."""
+        return AppliedRecord(self.plan, self.finished_epochs, self.positions)
+
+    def to_json(self) -> str:
+        """Canonical: equal records give equal text. The plan is not in it."""
+        positions = {str(subtask): stop for subtask, stop in sorted(self.positions.items())}
+        value = {"finished_epochs": self.finished_epochs, "positions": positions}
+        return json.dumps(value, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, plan: EpochPlan, text: str) -> AppliedRecord:
+        """The inverse of :meth:`to_json`.
+
+        Raises :class:`CheckpointDamaged` if the text is no record, or can't belong to the plan.
+        """
+        try:
+            value = json.loads(text)
+            finished = _integer(value["finished_epochs"], 0, plan.epochs)
+            positions = dict(
+                _position(plan, finished, *item) for item in value["positions"].items()
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CheckpointDamaged(f"this is not an applied record: {error!r}") from error
+        return cls(plan, finished, positions)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AppliedRecord):
+            return NotImplemented
+        return (self.plan, self.to_json()) == (other.plan, other.to_json())
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        return f"AppliedRecord({self.plan}, {self.finished_epochs}, {self.positions})"
+
+    def _check(self, subtask: int, start: int, stop: int) -> None:
+        position, size = self.position(subtask), self.plan.size(subtask)
+        what = f"samples [{start}, {stop}) of subtask {subtask}"
+        if not 0 <= start < stop <= size:
+            raise InvalidUpdate(f"{what} do not exist: it has {size}", reason="range")
+        if start < position:
+            raise InvalidUpdate(f"{what} are applied up to {position}", reason="duplicate")
+        if start > position:
+            raise InvalidUpdate(f"{what} do not follow on {position}", reason="out-of-place")
+
+    def _fold(self) -> list[int]:
+        folded: list[int] = []
+        width = self.plan.subtasks_per_epoch
+        while self._done[self.finished_epochs] == width:
+            folded += range(self.finished_epochs * width, (self.finished_epochs + 1) * width)
+            del self._done[self.finished_epochs]
+            self.finished_epochs += 1
+        for subtask in folded:
+            del self.positions[subtask]
+        return folded
+
+
+def _position(plan: EpochPlan, finished_epochs: int, key: str, value: Any) -> tuple[int, int]:
+    subtask = _integer(int(key), finished_epochs * plan.subtasks_per_epoch, plan.total_subtasks - 1)
+    return subtask, _integer(value, 1, plan.size(subtask))
+
+
+def _integer(value: Any, least: int, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{value!r} is not an integer from {least} to {most}")
+    return value

@@ -1,0 +1,202 @@
+"""A module's state as one flat vector, and back.
+
+All floating-point state is in one float32 vector: first the parameters, then the buffers
+(BatchNorm's running statistics), so that a rule can treat the two differently by a single
+index. Integer and boolean state (``num_batches_tracked``) lies beside it in an int64 vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
+
+
+class Kind(StrEnum):
+    """What a tensor is to an update rule."""
+
+    PARAMETER = "parameter"  #: trained by the optimizer
+    STATISTIC = "statistic"  #: floating-point buffer, measured and not trained
+    INTEGER = "integer"  #: counters and masks, in a vector of their own
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies: ``offset`` counts elements of the float32 vector, or of the int64
+    vector if the kind is INTEGER."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return prod(self.shape)
+
+    def view(self, floats: Tensor, integers: Tensor) -> Tensor:
+        """This tensor inside the vectors, in its own shape and without a copy."""
+        vector = integers if self.kind is Kind.INTEGER else floats
+        return vector[self.offset : self.offset + self.size].view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of a module's tensors in the vectors. Equal layouts, interchangeable vectors."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """The layout of a module's parameters and persistent buffers, tied ones once.
+
+        Non-persistent buffers stay out, as they do in a ``state_dict``: they can be computed
+        again. Raises :class:`SpecError` for complex tensors and uninitialised lazy ones.
+        """
+        state = list(_state(module))
+        floats = [part for part in state if part[2] is Kind.PARAMETER]
+        floats += [part for part in state if part[2] is Kind.STATISTIC]
+        integers = [part for part in state if part[2] is Kind.INTEGER]
+        return cls((*_placed(floats), *_placed(integers)))
+
+    @cached_property
+    def parameters(self) -> int:
+        """Floats that are parameters, which is the index where the statistics start."""
+        return self._count(Kind.PARAMETER)
+
+    @cached_property
+    def floats(self) -> int:
+        """Length of the float32 vector."""
+        return self._count(Kind.PARAMETER, Kind.STATISTIC)
+
+    @cached_property
+    def integers(self) -> int:
+        """Length of the int64 vector."""
+        return self._count(Kind.INTEGER)
+
+    def _count(self, *kinds: Kind) -> int:
+        return sum(entry.size for entry in self.entries if entry.kind in kinds)
+
+    def to_json(self) -> str:
+        """Canonical: equal layouts give equal text."""
+        entries = [asdict(entry) for entry in self.entries]
+        return json.dumps(entries, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Layout:
+        """The inverse of :meth:`to_json`. Raises :class:`CheckpointDamaged`."""
+        try:
+            return cls(tuple(_entry(value) for value in json.loads(text)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointDamaged(f"this is not a layout: {error!r}") from error
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, in hexadecimal."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def gather(module: nn.Module, layout: Layout, floats: Tensor, integers: Tensor) -> None:
+    """Copies a module's state into preallocated CPU vectors: float32 ``[layout.floats]`` and
+    int64 ``[layout.integers]``.
+
+    The module may be on any device and of any floating-point type. Raises :class:`SpecError`
+    if the module is not of this layout, :class:`InvalidUpdate` if a vector has another length.
+    """
+    for tensor, part in _pairs(module, layout, floats, integers):
+        part.copy_(tensor.detach())
+
+
+def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout) -> None:
+    """Copies the vectors into a module's state, in place and unseen by autograd.
+
+    The inverse of :func:`gather`, with the same errors. Tied tensors stay tied.
+    """
+    with torch.no_grad():
+        for tensor, part in _pairs(module, layout, floats, integers):
+            tensor.copy_(part)
+
+
+def named_tensors(layout: Layout, floats: Tensor, integers: Tensor) -> dict[str, Tensor]:
+    """The vectors as the tensors of a ``state_dict``, tied ones once, without a copy.
+
+    Integer state is int64 whatever it was in the module; ``load_state_dict`` converts it back.
+    Raises :class:`InvalidUpdate` if a vector has another length than the layout's.
+    """
+    _check_lengths(layout, floats, integers)
+    return {entry.name: entry.view(floats, integers) for entry in layout.entries}
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, Tensor, Kind]]:
+    for name, parameter in module.named_parameters():
+        yield name, parameter, _kind(name, parameter, Kind.PARAMETER)
+    persistent = module.state_dict(keep_vars=True).keys()
+    for name, buffer in module.named_buffers():
+        if name in persistent:
+            yield name, buffer, _kind(name, buffer, Kind.STATISTIC)
+
+
+def _kind(name: str, tensor: Tensor, if_floating: Kind) -> Kind:
+    if is_lazy(tensor):
+        raise SpecError(
+            f"task: {name} of the model has no shape yet",
+            remedy="let Task.model() pass one batch through its lazy modules",
+            field="task",
+        )
+    if tensor.is_complex():
+        raise SpecError(
+            f"task: {name} of the model is complex ({tensor.dtype})",
+            remedy="store its real and imaginary parts, as torch.view_as_real gives them",
+            field="task",
+        )
+    return if_floating if tensor.is_floating_point() else Kind.INTEGER
+
+
+def _placed(state: Iterable[tuple[str, Tensor, Kind]]) -> Iterator[Entry]:
+    offset = 0
+    for name, tensor, kind in state:
+        yield Entry(name, tuple(tensor.shape), kind, offset)
+        offset += tensor.numel()
+
+
+def _entry(value: dict[str, Any]) -> Entry:
+    shape = tuple(int(length) for length in value["shape"])
+    return Entry(str(value["name"]), shape, Kind(value["kind"]), int(value["offset"]))
+
+
+def _pairs(
+    module: nn.Module, layout: Layout, floats: Tensor, integers: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each tensor of the module with its part of the vectors, of the same shape."""
+    _check_lengths(layout, floats, integers)
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for entry in layout.entries:
+        tensor = tensors.get(entry.name)
+        # a differing shape might broadcast, and silently fill a layer with one number
+        if tensor is None or tuple(tensor.shape) != entry.shape:
+            raise SpecError(
+                f"task: the model has no {entry.name} of shape {list(entry.shape)}",
+                remedy="let Task.model() build the same model every time",
+                field="task",
+            )
+        yield tensor, entry.view(floats, integers)
+
+
+def _check_lengths(layout: Layout, floats: Tensor, integers: Tensor) -> None:
+    for vector, expected in ((floats, layout.floats), (integers, layout.integers)):
+        if vector.shape != (expected,):
+            raise InvalidUpdate(
+                f"a vector has shape {list(vector.shape)} instead of [{expected}]",
+                reason="length",
+            )

@@ -1,0 +1,201 @@
+"""The part of a worker that learns: one model, trained on pieces of the data. No network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from vcasgd.errors import NonFiniteLoss, SpecError
+from vcasgd.learning.codecs import make_codec
+from vcasgd.learning.rules import Payload, make_rule, payload_of
+from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.learning.training import batches, build, evaluate, seed_for, train
+from vcasgd.learning.vector import Layout, gather, scatter
+from vcasgd.spec import JobSpec
+from vcasgd.store.jobs import Facts
+from vcasgd.task import Task, calling_user_code
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one push interval produced. ``integers``: int64 [k]; ``payload``: encoded bytes."""
+
+    stop: int
+    steps: int
+    loss_sum: float
+    payload: memoryview
+    integers: Tensor
+
+
+class Learner:
+    """A task's model with the vectors that it is loaded from and read into.
+
+    ``base`` (float32 [floats]) and ``base_integers`` (int64 [k]) hold the snapshot from which
+    the next interval starts; whoever fetches snapshots writes into ``base``.
+    """
+
+    def __init__(self, spec: JobSpec, task: Task, device: torch.device | str) -> None:
+        self._spec = spec
+        self._task = task
+        self._device = device
+        self._model = build(task, spec.seed, device)
+        self.layout = Layout.of(self._model)
+        self.layout_digest = self.layout.digest()
+        self.codec = make_codec(spec.update.codec)
+        self._payload = make_rule(spec.update).payload
+        self.base = torch.empty(self.layout.floats)
+        self.base_integers = torch.empty(self.layout.integers, dtype=torch.int64)
+        gather(self._model, self.layout, self.base, self.base_integers)
+        self._optimizer: Optimizer | None = None
+
+    # -- what only the user's code knows -------------------------------------------------------
+
+    @cached_property
+    def _train_set(self) -> Dataset[Any]:
+        return self._dataset("train")
+
+    @cached_property
+    def _validation_set(self) -> Dataset[Any]:
+        return self._dataset("validation")
+
+    @cached_property
+    def plan(self) -> EpochPlan:
+        """Raises :class:`SpecError` where the data set is empty or has too few samples."""
+        spec = self._spec
+        return EpochPlan(
+            _length(self._train_set, "train"), spec.subtasks_per_epoch, spec.epochs, spec.seed
+        )
+
+    def facts(self) -> Facts:
+        return Facts(
+            samples=self.plan.samples,
+            validation_samples=_length(self._validation_set, "validation"),
+            layout=self.layout.to_json(),
+            order_digest=self.plan.order_digest(),
+        )
+
+    def check_against(self, facts: Facts) -> None:
+        """Refuses to take part with another model or other data than the other workers have.
+
+        Raises :class:`SpecError`.
+        """
+        if Layout.from_json(facts.layout).digest() != self.layout_digest:
+            raise SpecError(
+                "task: the model has other parameters on this machine than on the first one",
+                remedy="make Task.model independent of the machine",
+                field="task",
+            )
+        if self.plan.samples != facts.samples or self.plan.order_digest() != facts.order_digest:
+            raise SpecError(
+                f"task: the training set has {self.plan.samples} samples in another order on "
+                f"this machine; the first one found {facts.samples}",
+                remedy="make Task.dataset independent of the machine",
+                field="task",
+            )
+
+    def _dataset(self, split: str) -> Dataset[Any]:
+        try:
+            return self._task.dataset(split)
+        except Exception as error:
+            raise calling_user_code(f"dataset({split!r})", error) from error
+
+    # -- training and evaluation ---------------------------------------------------------------
+
+    def start_subtask(self) -> None:
+        """A new local optimizer: momentum of an old subtask is not carried into a new model."""
+        try:
+            self._optimizer = self._task.optimizer(
+                [each for each in self._model.parameters() if each.requires_grad]
+            )
+        except Exception as error:
+            raise calling_user_code("optimizer", error) from error
+
+    def interval_stop(self, subtask: int, position: int) -> int:
+        """Up to which sample one push interval reaches that starts at ``position``."""
+        size = self.plan.size(subtask)
+        if self._spec.push_every == "subtask":
+            return size
+        return min(size, position + self._spec.push_every * int(self._task.batch_size))
+
+    def train(
+        self,
+        subtask: int,
+        position: int,
+        *,
+        should_stop: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> Trained:
+        """Trains one push interval from ``base``; shorter where ``should_stop`` turned true.
+
+        Raises :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
+        """
+        assert self._optimizer is not None
+        scatter(self.base, self.base_integers, self._model, self.layout)
+        self._model.train()
+        torch.manual_seed(seed_for(self._spec.seed, subtask, position))
+        stop = self.interval_stop(subtask, position)
+        interval = train(
+            self._task,
+            self._model,
+            self._optimizer,
+            batches(self._task, self._train_set, self.plan.indices(subtask, position, stop)),
+            self._device,
+            should_stop=should_stop,
+            on_step=on_step,
+        )
+        payload, integers = self._encode()
+        return Trained(
+            position + interval.samples, interval.steps, interval.loss_sum, payload, integers
+        )
+
+    def _encode(self) -> tuple[memoryview, Tensor]:
+        # fresh vectors: the outbox keeps the payload until it is applied
+        local = torch.empty(self.layout.floats)
+        integers = torch.empty(self.layout.integers, dtype=torch.int64)
+        gather(self._model, self.layout, local, integers)
+        out = torch.empty_like(local) if self._payload is Payload.DELTA else local
+        update = payload_of(self._payload, self.layout.parameters, local, self.base, out)
+        if not math.isfinite(float(update.sum())) and not bool(torch.isfinite(update).all()):
+            raise NonFiniteLoss(
+                "the model's parameters are no longer finite after a push interval",
+                remedy="lower the learning rate or clip gradients",
+            )
+        return self.codec.encode(update), integers
+
+    def evaluate(
+        self,
+        floats: Tensor,
+        integers: Tensor,
+        *,
+        should_stop: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> dict[str, float]:
+        """Means of the task's metrics for a snapshot; empty where it was stopped."""
+        scatter(floats, integers, self._model, self.layout)
+        return evaluate(
+            self._task,
+            self._model,
+            self._validation_set,
+            self._device,
+            should_stop=should_stop,
+            on_step=on_step,
+        )
+
+
+def _length(dataset: Dataset[Any], split: str) -> int:
+    try:
+        return len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length
+    except TypeError as error:
+        raise SpecError(
+            f"task: dataset({split!r}) has no length",
+            remedy="return a map-style data set with __len__ and __getitem__",
+            field="task",
+        ) from error

@@ -1,0 +1,156 @@
+"""The parameter server: the process beside a tensors server that applies updates.
+
+Run as ``python -m vcasgd.runtime.server``. It holds nothing that can't be lost: killed at any
+line and started again, it takes over with a newer token and goes on from what is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from types import FrameType
+
+import torch
+
+from vcasgd.errors import Fenced, NotFound, StoreUnavailable, VcasgdError
+from vcasgd.runtime.checkpoints import Checkpoints
+from vcasgd.runtime.processes import configure_logging, exit_status
+from vcasgd.runtime.shard import Shard
+from vcasgd.runtime.storage import Storage
+from vcasgd.settings import Settings, load_settings
+from vcasgd.store.connection import Client, check_server, connect, patiently
+from vcasgd.store.jobs import Jobs
+from vcasgd.store.servers import Servers
+from vcasgd.store.updates import wait_for_entries
+
+log = logging.getLogger(__name__)
+
+#: how long the loop waits for updates before it looks for other things to do
+IDLE_SECONDS = 0.2
+#: pause after a server did not answer
+PAUSE_SECONDS = 0.2
+
+
+class ParameterServer:
+    """Serves all jobs that have tensors on one store node."""
+
+    def __init__(self, settings: Settings, ledger: Client, tensors: Client, node: str) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._tensors = tensors
+        self._node = node
+        self._jobs = Jobs(ledger)
+        self._servers = Servers(ledger)
+        self._storage = Storage(settings.required("storage_url"))
+        self._shards: dict[str, Shard] = {}
+        self._stop = threading.Event()
+        self._beat_at = 0.0
+        self._token = 0
+
+    def stop(self) -> None:
+        """Ends :meth:`run` after the present turn."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Until :meth:`stop`. Raises :class:`Fenced` when a newer server has taken over."""
+        self._token = patiently(
+            lambda: self._servers.new_token(self._node), self._settings.patience_seconds
+        )
+        log.info("parameter server of %s with token %d", self._node, self._token)
+        while not self._stop.is_set():
+            self._beat()
+            dealt = sum(self._turn(shard) for shard in list(self._shards.values()))
+            if not dealt:
+                self._wait()
+
+    def _turn(self, shard: Shard) -> int:
+        try:
+            return shard.turn()
+        except StoreUnavailable as error:
+            log.warning("%s: %s", shard.job, error)
+            self._stop.wait(PAUSE_SECONDS)
+            return 0
+
+    def _wait(self) -> None:
+        try:
+            streams = [shard.stream for shard in self._shards.values()]
+            wait_for_entries(self._tensors, streams, IDLE_SECONDS)
+        except StoreUnavailable:
+            self._stop.wait(PAUSE_SECONDS)
+
+    def _beat(self) -> None:
+        """Tells that it is alive, and looks which jobs there are."""
+        if time.monotonic() - self._beat_at < self._settings.heartbeat / 2:
+            return
+        self._beat_at = time.monotonic()
+        try:
+            self._servers.beat(self._node, self._description())
+            self._find_jobs()
+        except StoreUnavailable as error:
+            # the ledger's absence stops no training
+            log.warning("ledger: %s", error)
+
+    def _description(self) -> dict[str, object]:
+        return {
+            "at": time.time(),
+            "pid": os.getpid(),
+            "token": self._token,
+            "versions": {shard.job: shard.version for shard in self._shards.values()},
+        }
+
+    def _find_jobs(self) -> None:
+        active = self._jobs.active()
+        for over in self._shards.keys() - set(active):
+            del self._shards[over]
+        for job in active:
+            if job not in self._shards:
+                self._add(job)
+
+    def _add(self, name: str) -> None:
+        try:
+            job = self._jobs.get(name)
+        except NotFound:
+            return
+        if job.facts is None:
+            return
+        self._shards[name] = Shard(
+            job,
+            self._token,
+            tensors=self._tensors,
+            ledger=self._ledger,
+            checkpoints=Checkpoints(self._storage, name),
+        )
+
+
+def main() -> int:
+    """The process. Exit status 0 after SIGTERM, 3 when fenced, 1 after any other error."""
+    configure_logging("server")
+    torch.set_num_threads(1)
+    try:
+        settings = load_settings()
+        ledger = connect(settings.secret("ledger_url"))
+        tensors = connect(settings.secret("tensors_url"))
+        patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
+        server = ParameterServer(settings, ledger, tensors, settings.node or socket.gethostname())
+
+        def on_signal(_number: int, _frame: FrameType | None) -> None:
+            server.stop()
+
+        signal.signal(signal.SIGTERM, on_signal)
+        signal.signal(signal.SIGINT, on_signal)
+        server.run()
+    except Fenced as error:
+        log.error("%s", error)
+        return 3
+    except VcasgdError as error:
+        return exit_status(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The only reader of the environment: every setting is ``VCASGD_<NAME>``.
+
+All time-outs of the platform derive from one setting, ``heartbeat``: whoever wants faster
+detection lowers it, and nothing has to be kept consistent by hand.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from vcasgd.errors import SpecError
+
+#: a lease outlives this many missed heartbeats: long enough for a garbage collection, a
+#: swap storm or a restart of the ledger, short enough that a dead worker is noticed soon
+LEASE_HEARTBEATS = 8
+#: a worker that makes no step for this many lease times no longer renews its lease
+STALL_LEASES = 15
+#: how long anybody tries again to reach a server before giving up, in lease times
+PATIENCE_LEASES = 30
+
+
+class Settings(BaseSettings):
+    """Where everything is, and how fast it beats."""
+
+    model_config = SettingsConfigDict(env_prefix="VCASGD_", extra="ignore")
+
+    home: Path = Field(default=Path("~/.vcasgd"), description="state of the embedded stack")
+    cluster: str = Field(default="vcasgd", pattern=r"^[a-z0-9-]{1,40}$")
+    ledger_url: SecretStr | None = Field(default=None, description="redis:// URL of the ledger")
+    tensors_url: SecretStr | None = Field(default=None, description="redis:// URL of the tensors")
+    cache_dir: Path | None = Field(default=None, description="where workers unpack code")
+    storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
+    ray_address: str | None = None
+    api_url: str = "http://127.0.0.1:8700"
+    token: SecretStr | None = None
+    node: str | None = Field(default=None, description="name of this store node")
+    redis_server: str | None = Field(default=None, description="path of a redis-server ≥ 7")
+    heartbeat: float = Field(default=1.0, gt=0, le=60, description="seconds")
+    package_limit_mb: float = Field(default=100.0, gt=0)
+    log_level: str = "INFO"
+
+    @cached_property
+    def home_path(self) -> Path:
+        return self.home.expanduser().resolve()
+
+    def secret(self, name: str) -> str:
+        """A setting that holds a secret. Raises :class:`SpecError` where it is not set."""
+        value = getattr(self, name)
+        if value is None:
+            raise SpecError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
+        return str(value.get_secret_value())
+
+    def required(self, name: str) -> str:
+        """A setting that this process can't do without. Raises :class:`SpecError`."""
+        value = getattr(self, name)
+        if value is None:
+            raise SpecError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
+        return str(value)
+
+    @property
+    def lease_seconds(self) -> float:
+        return self.heartbeat * LEASE_HEARTBEATS
+
+    @property
+    def stall_seconds(self) -> float:
+        return self.lease_seconds * STALL_LEASES
+
+    @property
+    def patience_seconds(self) -> float:
+        return self.lease_seconds * PATIENCE_LEASES
+
+
+def load_settings() -> Settings:
+    """From the environment. Raises :class:`SpecError` that names the wrong variable."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = f"VCASGD_{'_'.join(str(part) for part in first['loc'])}".upper()
+        raise SpecError(f"{name}: {first['msg']}", field=name) from error

@@ -1,0 +1,295 @@
+"""What a job may ask for: ``job.yaml`` and the body of ``POST /api/v1/jobs`` in one model.
+
+A field that is not listed here is refused, so that a misspelt setting is never silently
+ignored. All durations accept seconds (``90``) or a number with a unit (``30s``, ``5m``,
+``6h``, ``2d``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from vcasgd.errors import SpecError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION_SCHEMA = {
+    "anyOf": [
+        {"type": "number", "exclusiveMinimum": 0, "description": "seconds"},
+        {"type": "string", "pattern": r"^\d+(\.\d+)?[smhd]?$", "examples": ["5m"]},
+    ]
+}
+
+
+def parse_duration(value: object) -> timedelta:
+    """Seconds as a number, or text such as ``5m``, to :class:`~datetime.timedelta`.
+
+    Raises :class:`ValueError` for what is neither, not above 0, or longer than a timedelta.
+    """
+    try:
+        length = value if isinstance(value, timedelta) else timedelta(seconds=_seconds(value))
+    except OverflowError as error:
+        raise ValueError(f"{value!r} is too long") from error
+    if length <= timedelta(0):
+        raise ValueError(f"must be longer than 0 seconds; not {value!r}")
+    return length
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value if type(value) is str else "")
+    if match is None:
+        raise ValueError(
+            f"{value!r} is not a duration; write a number of seconds or for example 30s, 5m, 6h, 2d"
+        )
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(parse_duration),
+    PlainSerializer(lambda value: value.total_seconds(), return_type=float),
+    WithJsonSchema(_DURATION_SCHEMA, mode="validation"),
+]
+
+
+def _push_interval(value: object) -> object:
+    if value == "subtask" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(f"must be a number of local steps above 0 or the word subtask; not {value!r}")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Staleness(_Part):
+    """How an update loses weight with its staleness τ (FedAsync, Xie 2019, section 5.2).
+
+    ``constant``: 1. ``polynomial``: (1+τ)^−a. ``hinge``: 1 if τ ≤ b, else 1/(a(τ−b)+1).
+    Unless given, a is 0.5, for hinge 10, as in the paper.
+    """
+
+    function: Literal["constant", "polynomial", "hinge"] = "constant"
+    a: float = Field(default=0.5, gt=0, strict=True, description="steepness; 10 for hinge")
+    b: float = Field(default=4.0, ge=0, strict=True, description="hinge: nothing is lost up to b")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steepness_of_the_hinge(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("function") == "hinge":
+            return {"a": 10.0, **value}
+        return value
+
+
+class VcAsgd(_Part):
+    """``W ← αW + (1−α)w`` (Atre 2021); ``alpha: var`` is α = e/(e+1) in epoch e = 1, 2, …"""
+
+    rule: Literal["vc-asgd"] = "vc-asgd"
+    alpha: Annotated[float, Field(gt=0, lt=1)] | Literal["var"] = "var"
+    staleness: Staleness = Staleness()
+    codec: Literal["float32", "bfloat16"] = "float32"
+
+    @field_validator("alpha", mode="before")
+    @classmethod
+    def _between_zero_and_one(cls, value: object) -> object:
+        if value == "var":
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+            raise ValueError(
+                f"must be a number between 0 and 1, exclusive, or the word var; not {value!r}"
+            )
+        return float(value)
+
+
+class AsyncLocalSgd(_Part):
+    """``W ← W + η·s(τ)·Δ`` (Liu 2024); running statistics are averaged with weight
+    ``statistics_mix``, never summed."""
+
+    rule: Literal["async-local-sgd"]
+    eta: float = Field(default=1.0, gt=0, le=10, strict=True)
+    statistics_mix: float = Field(default=0.5, gt=0, le=1, strict=True)
+    staleness: Staleness = Staleness()
+    codec: Literal["float32", "bfloat16"] = "float32"
+
+
+Update = Annotated[VcAsgd | AsyncLocalSgd, Field(discriminator="rule")]
+
+
+class Workers(_Part):
+    """How many machines the job wants, and from which pools, in order of preference."""
+
+    min: int = Field(default=1, ge=0, le=10_000, strict=True)
+    max: int = Field(default=4, ge=1, le=10_000, strict=True)
+    pools: tuple[str, ...] = Field(default=("local",), min_length=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Workers:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) is larger than max ({self.max})")
+        return self
+
+
+class Checkpoint(_Part):
+    """When to write checkpoints beside those at the end of each epoch, and how many to keep."""
+
+    every: Duration = Field(default=timedelta(minutes=5), json_schema_extra={"default": 300})
+    keep: int = Field(default=3, ge=1, le=1000, strict=True)
+
+
+class Stop(_Part):
+    """What ends the job before its last epoch. ``accuracy`` refers to the metric of that name
+    that the task's ``evaluate`` returns."""
+
+    accuracy: float | None = Field(default=None, gt=0, le=1, strict=True)
+    max_duration: Duration | None = None
+
+
+class JobSpec(_Part):
+    """One training run, as the user asks for it."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    task: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:Class")
+    working_dir: str = "."
+    args: dict[str, Any] = Field(default_factory=dict)
+    epochs: int = Field(ge=1, le=1_000_000, strict=True)
+    subtasks_per_epoch: int = Field(ge=1, le=1_000_000, strict=True)
+    push_every: Annotated[
+        Literal["subtask"] | Annotated[int, Field(ge=1)], BeforeValidator(_push_interval)
+    ] = "subtask"
+    seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
+    max_epoch_lead: int = Field(default=1, ge=0, le=100, strict=True)
+    update: Update = VcAsgd()
+    workers: Workers = Workers()
+    checkpoint: Checkpoint = Checkpoint()
+    stop: Stop = Stop()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_rule(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("update"), dict):
+            return {**value, "update": {"rule": "vc-asgd", **value["update"]}}
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """The arguments travel as JSON, and must not arrive as something else."""
+        try:
+            same = json.loads(json.dumps(value, allow_nan=False)) == value
+        except (TypeError, ValueError, RecursionError):
+            same = False
+        if not same:
+            raise ValueError(
+                "may hold text, finite numbers, booleans, nulls, lists and mappings with text as "
+                "keys; put quotes around anything else, such as a date"
+            )
+        return value
+
+    @property
+    def total_subtasks(self) -> int:
+        return self.epochs * self.subtasks_per_epoch
+
+    @classmethod
+    def parse(cls, value: object) -> JobSpec:
+        """From plain data. Raises :class:`SpecError` that names the first wrong field."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise spec_error(error, cls) from error
+
+    @classmethod
+    def load(cls, path: Path) -> JobSpec:
+        """From a YAML file; a relative ``working_dir`` is taken from the file's folder."""
+        try:
+            value = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise SpecError(f"{path}: can't be read: {error.strerror}", field="file") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise SpecError(f"{path}: is not YAML: {error}", field="file") from error
+        if not isinstance(value, dict):
+            raise SpecError(
+                f"{path}: holds no job",
+                remedy="write at least name, task, epochs and subtasks_per_epoch",
+                field="file",
+            )
+        try:
+            spec = cls.parse(value)
+        except SpecError as error:
+            raise SpecError(
+                f"{path}: {error.message}", remedy=error.remedy, **error.details
+            ) from error
+        return spec.model_copy(
+            update={"working_dir": str((path.parent / spec.working_dir).resolve())}
+        )
+
+
+#: pydantic puts the tag of a discriminated union into the path; the user wrote no such level
+_RULES: dict[str | int, type[BaseModel]] = {"vc-asgd": VcAsgd, "async-local-sgd": AsyncLocalSgd}
+
+
+def spec_error(error: ValidationError, model: type[BaseModel] = JobSpec) -> SpecError:
+    """A pydantic error as ours: names the first wrong field, counts the others."""
+    first, *others = error.errors(include_url=False)
+    path = first["loc"]
+    field = ".".join(str(part) for part in path if part not in _RULES and part != "[key]")
+    remedy = None
+    match first["type"]:
+        case "extra_forbidden":
+            message = "there is no such field"
+            remedy = f"known fields: {', '.join(sorted(_fields_at(model, path[:-1])))}"
+        case "union_tag_invalid":
+            field = f"{field}.rule"
+            message = f"unknown rule {first['ctx']['tag']!r}"
+            remedy = f"choose one of {first['ctx']['expected_tags']}"
+        case "missing":
+            message = "is required"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            message = f"must be a mapping of fields, not {_short(first['input'])}"
+        case "tuple_type" | "too_short":
+            message = f"must be a list of at least one, not {_short(first['input'])}"
+        case "string_pattern_mismatch" if field == "task":
+            message = f"{first['input']!r} is not of the form module:Class"
+        case "string_pattern_mismatch" if field == "name":
+            message = f"{first['input']!r} is not a name"
+            remedy = "use up to 63 lower-case letters, digits and dashes"
+        case "value_error":
+            message = first["msg"].removeprefix("Value error, ")
+        case _:
+            wanted = first["msg"].replace("Input should be", "must be")
+            message = f"{wanted}; not {_short(first['input'])}"
+    more = f" (and {len(others)} more)" if others else ""
+    field = field or "job"
+    return SpecError(f"{field}: {message}{more}", remedy=remedy, field=field)
+
+
+def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
+    """The fields of the part of a model that a path leads to."""
+    for part in path:
+        model = _RULES.get(part) or model.model_fields[part].annotation
+    fields: dict[str, Any] = model.model_fields
+    return fields
+
+
+def _short(value: object) -> str:
+    return textwrap.shorten(repr(value), 60, placeholder=" …")

@@ -1,0 +1,388 @@
+"""Jobs in the ledger: their records, states, events, and what people and loops say of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from vcasgd.errors import Conflict, NotFound
+from vcasgd.spec import JobSpec
+from vcasgd.store import keys as names
+from vcasgd.store.connection import Client
+from vcasgd.store.keys import LedgerKeys
+
+#: how long a repeated submission with the same Idempotency-Key is recognised
+IDEMPOTENCY_SECONDS = 7 * 24 * 3600
+#: entries kept of each stream; older ones are dropped
+EVENTS_KEPT = 20_000
+METRICS_KEPT = 20_000
+LOG_LINES_KEPT = 10_000
+#: letters without those that are easily taken for one another
+_LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
+
+
+class State(StrEnum):
+    """``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → one of the last three."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHING = "finishing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def over(self) -> bool:
+        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What only the user's code knows; found out by the worker that made the first snapshot."""
+
+    samples: int
+    validation_samples: int
+    #: the model's :class:`~vcasgd.learning.vector.Layout` as JSON
+    layout: str
+    order_digest: str
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Facts:
+        return cls(**json.loads(text))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "samples": self.samples,
+            "validation_samples": self.validation_samples,
+            "layout": self.layout,
+            "order_digest": self.order_digest,
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of one evaluation on the validation split."""
+
+    epoch: int
+    version: int
+    metrics: dict[str, float]
+    worker: str
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as the ledger has it. Times are Unix seconds."""
+
+    id: str
+    spec: JobSpec
+    state: State
+    package: str
+    created_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    reason: str | None = None
+    traceback: str | None = None
+    facts: Facts | None = None
+    #: cumulative, from the snapshot: updates, samples, staleness_sum, staleness_max, …
+    totals: dict[str, Any] = field(default_factory=dict)
+    finished_epochs: int = 0
+    version: int = 0
+    evaluations: tuple[Evaluation, ...] = ()
+    #: the checkpoint that holds the finished model
+    model: str | None = None
+
+    @property
+    def best(self) -> Evaluation | None:
+        return max(
+            self.evaluations, key=lambda each: each.metrics.get("accuracy", -1.0), default=None
+        )
+
+
+class Jobs:
+    """All jobs of the fleet."""
+
+    def __init__(self, ledger: Client) -> None:
+        self._ledger = ledger
+        self._submit = ledger.script("submit")
+        self._transition = ledger.script("transition")
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec, package: str, idempotency_key: str | None = None) -> Job:
+        """Creates a job; the same key again gives the same job.
+
+        Raises :class:`Conflict` where the key was used for something else.
+        """
+        suffix = "".join(secrets.choice(_LETTERS) for _ in range(6))
+        job = f"{spec.name}-{suffix}"
+        body = spec.model_dump_json()
+        digest = hashlib.sha256(f"{body}|{package}".encode()).hexdigest()
+        keys = LedgerKeys(job)
+        work = {
+            "next": 0, "finished": 0, "total": spec.total_subtasks,
+            "per_epoch": spec.subtasks_per_epoch, "lead": spec.max_epoch_lead,
+        }  # fmt: skip
+        record = {
+            "spec": body, "state": State.STARTING.value, "package": package,
+            "created_at": time.time(),
+        }  # fmt: skip
+        event = _event("submitted", f"{spec.name} was submitted", {})
+        created, known_digest = self._submit(
+            keys=[names.idempotency(idempotency_key or ""), names.JOBS, names.ACTIVE,
+                  keys.record, keys.work, keys.open, keys.events],
+            args=[job, digest, IDEMPOTENCY_SECONDS if idempotency_key else 0, event,
+                  len(work), *_flat(work), *_flat(record)],
+        )  # fmt: skip
+        if known_digest.decode() != digest:
+            raise Conflict(
+                "this Idempotency-Key was used for another job",
+                remedy="use a new key for a new request",
+                status=409,
+            )
+        return self.get(created.decode())
+
+    def get(self, job: str) -> Job:
+        """Raises :class:`NotFound`."""
+        keys = LedgerKeys(job)
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.hgetall(keys.record)
+            pipe.hmget(keys.work, "finished", "version")
+            pipe.hgetall(keys.evaluations)
+            record, work, evaluations = pipe.execute()
+        if not record:
+            raise NotFound(f"there is no job {job}", status=404)
+        return _job(job, record, work, evaluations)
+
+    def all(self) -> list[Job]:
+        """Newest first."""
+        return [self.get(job.decode()) for job in self._ledger.zrevrange(names.JOBS, 0, -1)]
+
+    def active(self) -> list[str]:
+        """Jobs that are not over, in order of submission."""
+        active = self._ledger.smembers(names.ACTIVE)
+        return [job.decode() for job in self._ledger.zrange(names.JOBS, 0, -1) if job in active]
+
+    def transition(
+        self, job: str, to: State, allowed: Iterable[State], *, why: str, **fields: Any
+    ) -> bool:
+        """Changes the state if the present one is allowed; says so in an event.
+
+        Returns False where it was not. Raises :class:`NotFound`.
+        """
+        keys = LedgerKeys(job)
+        extra: dict[str, Any] = {"reason": why, **fields}
+        if to.over:
+            extra.setdefault("ended_at", time.time())
+        event = _event(f"job-{to.value}", why, {})
+        changed, state = self._transition(
+            keys=[keys.record, names.ACTIVE, keys.events],
+            args=[job, to.value, int(to.over), event, len(extra), *_flat(extra), *allowed],
+        )
+        if not state:
+            raise NotFound(f"there is no job {job}", status=404)
+        return bool(changed)
+
+    def pause(self, job: str) -> Job:
+        """Raises :class:`Conflict` where the job is not running."""
+        return self._command(job, State.PAUSED, (State.RUNNING,), "paused by request")
+
+    def resume(self, job: str) -> Job:
+        """Raises :class:`Conflict` where the job is not paused."""
+        return self._command(job, State.RUNNING, (State.PAUSED,), "resumed by request")
+
+    def cancel(self, job: str) -> Job:
+        """Raises :class:`Conflict` where the job is over."""
+        allowed = tuple(state for state in State if not state.over)
+        return self._command(job, State.CANCELLED, allowed, "cancelled by request")
+
+    def _command(self, job: str, to: State, allowed: Iterable[State], why: str) -> Job:
+        allowed = tuple(allowed)
+        if not self.transition(job, to, allowed, why=why):
+            state = self.get(job).state
+            if state is not to:
+                raise Conflict(
+                    f"job {job} is {state}",
+                    remedy=f"possible while it is {' or '.join(allowed)}",
+                    status=409,
+                )
+        return self.get(job)
+
+    def set_fields(self, job: str, **fields: Any) -> None:
+        """Fields of the record that no state depends on, such as ``model``."""
+        self._ledger.hset(LedgerKeys(job).record, mapping=dict(_pairs(fields)))
+
+    # -- what happened -------------------------------------------------------------------------
+
+    def event(self, job: str, kind: str, text: str, **details: Any) -> None:
+        """Appends to the job's history. ``kind`` is short and stable, ``text`` for people."""
+        self._ledger.xadd(
+            LedgerKeys(job).events,
+            {"e": _event(kind, text, details)},
+            maxlen=EVENTS_KEPT,
+            approximate=True,
+        )
+
+    def events(
+        self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Events after an id, oldest first; waits for the first one if asked to."""
+        return self._read(LedgerKeys(job).events, "e", after, limit, wait_seconds)
+
+    def metrics(self, job: str, after: str = "0", *, limit: int = 5000) -> list[dict[str, Any]]:
+        """The totals over time, oldest first."""
+        return self._read(LedgerKeys(job).metrics, "m", after, limit, 0.0)
+
+    def add_metrics(self, job: str, values: Mapping[str, Any]) -> None:
+        self._ledger.xadd(
+            LedgerKeys(job).metrics,
+            {"m": json.dumps(values)},
+            maxlen=METRICS_KEPT,
+            approximate=True,
+        )
+
+    def logs(
+        self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Lines that workers printed, oldest first: ``worker``, ``at``, ``line``."""
+        return self._read(LedgerKeys(job).logs, "l", after, limit, wait_seconds)
+
+    def add_logs(self, job: str, worker: str, lines: Iterable[str]) -> None:
+        with self._ledger.pipeline() as pipe:
+            for line in lines:
+                entry = json.dumps({"worker": worker, "at": time.time(), "line": line})
+                pipe.xadd(LedgerKeys(job).logs, {"l": entry}, maxlen=LOG_LINES_KEPT)
+            pipe.execute()
+
+    def _read(
+        self, key: str, name: str, after: str, limit: int, wait_seconds: float
+    ) -> list[dict[str, Any]]:
+        # a blocking read needs an answer within the connection's own time limit
+        block = min(int(wait_seconds * 1000), 5000) or None
+        found = self._ledger.xread({key: after}, count=limit, block=block)
+        entries = found[0][1] if found else []
+        return [{"id": at.decode(), **json.loads(data[name.encode()])} for at, data in entries]
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def workers(self, job: str) -> dict[str, dict[str, Any]]:
+        """The last heartbeat of each worker of a job."""
+        found = self._ledger.hgetall(LedgerKeys(job).workers)
+        return {worker.decode(): json.loads(beat) for worker, beat in found.items()}
+
+    def forget_worker(self, job: str, worker: str) -> None:
+        keys = LedgerKeys(job)
+        with self._ledger.pipeline() as pipe:
+            pipe.hdel(keys.workers, worker)
+            pipe.srem(keys.draining, worker)
+            pipe.execute()
+
+    def drain(self, job: str, worker: str) -> None:
+        """Asks a worker to push what it has, to give back the rest, and to leave."""
+        self._ledger.sadd(LedgerKeys(job).draining, worker)
+
+    def quarantine(self, job: str, worker: str, why: str) -> bool:
+        """A worker that is not to be trusted gets no more work. False where it was already."""
+        return bool(self._ledger.hset(LedgerKeys(job).quarantine, worker, why))
+
+    def quarantined(self, job: str) -> dict[str, str]:
+        found = self._ledger.hgetall(LedgerKeys(job).quarantine)
+        return {worker.decode(): why.decode() for worker, why in found.items()}
+
+    def report_failure(
+        self, job: str, worker: str, message: str, traceback: str, *, fatal: bool = False
+    ) -> int:
+        """An error of the user's code; ``fatal``: no other machine will do better.
+
+        Returns how many there were since the last progress.
+        """
+        failure = json.dumps(
+            {"worker": worker, "message": message, "traceback": traceback, "fatal": fatal}
+        )
+        return int(self._ledger.rpush(LedgerKeys(job).failures, failure))
+
+    def failures(self, job: str) -> list[dict[str, Any]]:
+        """Errors of the user's code since the last progress, oldest first."""
+        return [json.loads(each) for each in self._ledger.lrange(LedgerKeys(job).failures, 0, 99)]
+
+    # -- leases, as seen from outside ----------------------------------------------------------
+
+    def leases(self, job: str) -> dict[str, str]:
+        """Who holds what: piece of work → worker."""
+        found = self._ledger.hgetall(LedgerKeys(job).holders)
+        return {
+            piece.decode(): holder.decode().rpartition("|")[0] for piece, holder in found.items()
+        }
+
+    def work(self, job: str) -> dict[str, int]:
+        """Counters of the lease table: next, finished, total, expired, …"""
+        return {name.decode(): int(value)
+                for name, value in self._ledger.hgetall(LedgerKeys(job).work).items()}  # fmt: skip
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def set_checkpoints(self, job: str, checkpoints: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replaces the list of checkpoints that exist in object storage."""
+        key = LedgerKeys(job).checkpoints
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.delete(key)
+            if checkpoints:
+                pipe.hset(
+                    key, mapping={name: json.dumps(each) for name, each in checkpoints.items()}
+                )
+            pipe.execute()
+
+    def checkpoints(self, job: str) -> dict[str, dict[str, Any]]:
+        found = self._ledger.hgetall(LedgerKeys(job).checkpoints)
+        return {name.decode(): json.loads(each) for name, each in sorted(found.items())}
+
+
+def _event(kind: str, text: str, details: Mapping[str, Any]) -> str:
+    return json.dumps({"at": time.time(), "kind": kind, "text": text, "details": details})
+
+
+def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, "" if value is None else value) for name, value in fields.items()]
+
+
+def _flat(fields: Mapping[str, Any]) -> list[Any]:
+    return [part for pair in _pairs(fields) for part in pair]
+
+
+def _job(
+    job: str, record: dict[bytes, bytes], work: list[bytes | None], evaluations: dict[bytes, bytes]
+) -> Job:
+    text = {name.decode(): value.decode() for name, value in record.items()}
+    results = sorted(
+        (Evaluation(epoch=int(epoch), **json.loads(each)) for epoch, each in evaluations.items()),
+        key=lambda each: each.epoch,
+    )
+    return Job(
+        id=job,
+        spec=JobSpec.parse(json.loads(text["spec"])),
+        state=State(text["state"]),
+        package=text["package"],
+        created_at=float(text["created_at"]),
+        started_at=_number(text.get("started_at")),
+        ended_at=_number(text.get("ended_at")),
+        reason=text.get("reason") or None,
+        traceback=text.get("traceback") or None,
+        facts=Facts.from_json(text["facts"]) if "facts" in text else None,
+        totals=json.loads(text["totals"]) if "totals" in text else {},
+        finished_epochs=int(work[0] or 0),
+        version=int(work[1] or 0),
+        evaluations=tuple(results),
+        model=text.get("model") or None,
+    )
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text else None

@@ -1,0 +1,164 @@
+"""Leases: who may train which subtask until when. All truth is in the ledger's clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from vcasgd.store.connection import Client
+from vcasgd.store.keys import LedgerKeys
+
+
+class Kind(StrEnum):
+    """What a piece of work is."""
+
+    INITIALISE = "initialise"
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to do one piece of work; ``token`` grows with every lease of the job."""
+
+    kind: Kind
+    number: int
+    token: int
+
+    @property
+    def piece(self) -> str:
+        return f"{self.kind}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """There is no work for this worker at the moment, and why."""
+
+    reason: str
+
+    @property
+    def quarantined(self) -> bool:
+        return self.reason == "quarantined"
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What a heartbeat brings back."""
+
+    state: str
+    leave: str
+    lost: frozenset[str]
+
+
+class Leases:
+    """The leases of one job, as one worker sees them.
+
+    Every call may raise :class:`~vcasgd.errors.StoreUnavailable` and may be repeated: an
+    acquired lease whose answer was lost expires by itself.
+    """
+
+    def __init__(self, ledger: Client, job: str, worker: str, lease_seconds: float) -> None:
+        self._ledger = ledger
+        self._keys = LedgerKeys(job)
+        self._worker = worker
+        self._lease_ms = int(lease_seconds * 1000)
+        self._acquire = ledger.script("acquire")
+        self._renew = ledger.script("renew")
+        self._release = ledger.script("release")
+        self._report = ledger.script("report")
+
+    def acquire(self) -> Lease | Wait:
+        keys = self._keys
+        answer = self._acquire(
+            keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine],
+            args=[self._worker, self._lease_ms],
+        )
+        if answer[0] == b"wait":
+            return Wait(answer[1].decode())
+        return Lease(Kind(answer[0].decode()), int(answer[1]), int(answer[2]))
+
+    def renew(self, heartbeat: Mapping[str, Any], held: Iterable[Lease]) -> Renewal:
+        """Tells that the worker is alive. ``lost``: pieces that are no longer its own."""
+        keys = self._keys
+        pairs = [part for lease in held for part in (lease.piece, lease.token)]
+        state, leave, *lost = self._renew(
+            keys=[keys.record, keys.leases, keys.holders, keys.workers, keys.draining,
+                  keys.quarantine],
+            args=[self._worker, self._lease_ms, json.dumps(heartbeat), *pairs],
+        )  # fmt: skip
+        return Renewal(state.decode(), leave.decode(), frozenset(piece.decode() for piece in lost))
+
+    def release(self, lease: Lease) -> bool:
+        """Gives the piece of work back. False where it was no longer the worker's."""
+        keys = self._keys
+        return bool(
+            self._release(
+                keys=[keys.leases, keys.holders, keys.open],
+                args=[self._worker, lease.token, lease.piece],
+            )
+        )
+
+    def report_evaluation(self, lease: Lease, result: Mapping[str, Any]) -> bool:
+        """Hands in the result of an evaluation. False where the lease was lost."""
+        return self._hand_in(lease, self._keys.evaluations, str(lease.number), result)
+
+    def report_facts(self, lease: Lease, facts: Mapping[str, Any]) -> bool:
+        """Hands in what the first snapshot was made from. False where the lease was lost."""
+        return self._hand_in(lease, self._keys.record, "facts", facts)
+
+    def _hand_in(self, lease: Lease, key: str, field: str, result: Mapping[str, Any]) -> bool:
+        keys = self._keys
+        return bool(
+            self._report(
+                keys=[keys.leases, keys.holders, key],
+                args=[self._worker, lease.token, lease.piece, field, json.dumps(result)],
+            )
+        )
+
+
+class Accounts:
+    """What the parameter server tells the ledger about a job; every call is idempotent.
+
+    Raises :class:`~vcasgd.errors.Fenced` once a newer parameter server has spoken.
+    """
+
+    def __init__(self, ledger: Client, job: str) -> None:
+        self._keys = LedgerKeys(job)
+        self._account = ledger.script("account")
+        self._reconcile = ledger.script("reconcile")
+
+    def account(
+        self, token: int, version: int, finished: int, totals: str, done: Iterable[int]
+    ) -> bool:
+        """Subtasks that became done and epochs that are finished, up to a version."""
+        keys = self._keys
+        return bool(
+            self._account(
+                keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.done,
+                      keys.evaluations, keys.failures],
+                args=[token, version, finished, totals, *done],
+            )
+        )  # fmt: skip
+
+    def reconcile(
+        self,
+        token: int,
+        version: int,
+        finished: int,
+        totals: str,
+        done: Iterable[int],
+        *,
+        initialise: bool = False,
+    ) -> int:
+        """The whole applied record; returns how many subtasks were opened again."""
+        keys = self._keys
+        return int(
+            self._reconcile(
+                keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.done,
+                      keys.evaluations],
+                args=[token, version, finished, totals, int(initialise), *done],
+            )
+        )  # fmt: skip

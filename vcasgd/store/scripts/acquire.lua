@@ -1,0 +1,50 @@
+-- Leases one piece of work to a worker.
+-- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine
+-- ARGV  1 worker  2 lease in ms
+-- Returns {kind, number, token, deadline} or {'wait', reason}.
+-- Pieces of work are named kind:number. Given out first: what has lost its holder, chores
+-- (first snapshot, evaluations) before subtasks; then the next subtask, at most `lead` epochs
+-- ahead of the slowest one that is not done.
+if redis.call('HEXISTS', KEYS[6], ARGV[1]) == 1 then return {'wait', 'quarantined'} end
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state then return {'wait', 'gone'} end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+for _, piece in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 100)) do
+  local kind, number = string.match(piece, '^(%a+):(%d+)$')
+  redis.call('ZREM', KEYS[3], piece)
+  redis.call('HDEL', KEYS[4], piece)
+  redis.call('HINCRBY', KEYS[2], 'expired', 1)
+  redis.call('ZADD', KEYS[5], kind == 'train' and number or -1, piece)
+end
+
+local function grant(piece)
+  local kind, number = string.match(piece, '^(%a+):(%d+)$')
+  local token = redis.call('HINCRBY', KEYS[2], 'tokens', 1)
+  local deadline = now + tonumber(ARGV[2])
+  redis.call('ZADD', KEYS[3], deadline, piece)
+  redis.call('HSET', KEYS[4], piece, ARGV[1] .. '|' .. token)
+  return {kind, tonumber(number), token, deadline}
+end
+
+-- before the first snapshot there is nothing to train; while finishing only chores are left
+local may_train = state == 'running'
+if state ~= 'running' and state ~= 'starting' and state ~= 'finishing' then
+  return {'wait', state}
+end
+local lowest = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
+if lowest and (may_train or string.sub(lowest, 1, 6) ~= 'train:') then
+  redis.call('ZREM', KEYS[5], lowest)
+  return grant(lowest)
+end
+if not may_train then return {'wait', state} end
+
+local work = redis.call('HMGET', KEYS[2], 'next', 'total', 'per_epoch', 'finished', 'lead')
+local next, total = tonumber(work[1]), tonumber(work[2])
+if next >= total then return {'wait', 'nothing left to lease'} end
+if math.floor(next / tonumber(work[3])) > tonumber(work[4]) + tonumber(work[5]) then
+  return {'wait', 'epoch lead'}
+end
+redis.call('HSET', KEYS[2], 'next', next + 1)
+return grant('train:' .. next)

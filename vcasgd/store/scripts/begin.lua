@@ -1,0 +1,19 @@
+-- Where is a subtask to be trained from? Also makes older leases of it powerless.
+-- KEYS  1 meta  2 applied  3 pushed  4 tokens
+-- ARGV  1 subtask  2 its epoch  3 its size  4 lease token
+-- Returns the position: what is applied or waits to be.
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  return redis.error_reply('NOSNAPSHOT')
+end
+if tonumber(ARGV[2]) < tonumber(redis.call('HGET', KEYS[2], 'finished')) then
+  return tonumber(ARGV[3])
+end
+local seen = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or 0)
+if seen > tonumber(ARGV[4]) then
+  return redis.error_reply('FENCED subtask ' .. ARGV[1] .. ' has a newer lease')
+end
+redis.call('HSET', KEYS[4], ARGV[1], ARGV[4])
+local applied = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
+local pushed = redis.call('HGET', KEYS[3], ARGV[1])
+if not pushed then return applied end
+return math.max(applied, tonumber(string.match(pushed, '^(%d+)|')))

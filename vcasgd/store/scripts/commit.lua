@@ -1,0 +1,43 @@
+-- Publishes a batch: parameters, version, rule state and applied record change together, and
+-- the updates that are in them disappear. The chunks of the new snapshot are already written.
+-- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected  8 pins
+--       9… keys to remove: payloads of the batch, chunks of the version before last
+-- ARGV  1 token  2 new meta ('' where nothing was applied)  3 change, as JSON:
+--         fields    {field: value}     new values of the applied record
+--         forget    [subtask]          subtasks of epochs that are finished now
+--         entries   [entry]            stream entries dealt with
+--         refused   {update: reason}   for the workers that sent them
+--         reset     {subtask: n}       subtasks whose waiting updates were dropped
+--         pin       name or null       keep this snapshot under a name
+--         pinned    JSON               what to keep under it
+local held = redis.call('GET', KEYS[1])
+if not held or redis.call('EXISTS', KEYS[2]) == 0 then
+  return redis.error_reply('NOSNAPSHOT')
+end
+if tonumber(held) ~= tonumber(ARGV[1]) then
+  return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
+end
+local change = cjson.decode(ARGV[3])
+-- the answer to an earlier attempt was lost: only this token could have written this version
+if ARGV[2] ~= '' and redis.call('HGET', KEYS[3], 'version') == tostring(change.fields.version) then
+  return 0
+end
+if ARGV[2] ~= '' then redis.call('SET', KEYS[2], ARGV[2]) end
+for field, value in pairs(change.fields) do redis.call('HSET', KEYS[3], field, value) end
+for subtask, position in pairs(change.reset) do
+  redis.call('HSET', KEYS[4], subtask, position .. '|')
+end
+for _, subtask in ipairs(change.forget) do
+  redis.call('HDEL', KEYS[3], subtask)
+  redis.call('HDEL', KEYS[4], subtask)
+  redis.call('HDEL', KEYS[5], subtask)
+end
+for _, entry in ipairs(change.entries) do redis.call('XDEL', KEYS[6], entry) end
+for update, reason in pairs(change.refused) do
+  redis.call('HSET', KEYS[7], update, reason)
+  -- workers look within moments; the hash must not grow for ever
+  redis.call('EXPIRE', KEYS[7], 3600)
+end
+if change.pin ~= cjson.null then redis.call('HSET', KEYS[8], change.pin, change.pinned) end
+for i = 9, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return 1

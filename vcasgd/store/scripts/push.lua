@@ -1,0 +1,39 @@
+-- Puts an update into the stream, if it continues where its subtask stands.
+-- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6… payload chunks, already written
+-- ARGV  1 subtask  2 its epoch  3 from  4 to  5 lease token  6 update  7 header
+-- Returns {'accepted', to}; {'refused', position} where another place was expected;
+-- {'incomplete', n} where only n chunks are here (the server came back empty in between).
+-- Sending the same update again is harmless: it is recognised and accepted without effect.
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  return redis.error_reply('NOSNAPSHOT')
+end
+local chunks = {}
+for i = 6, #KEYS do chunks[#chunks + 1] = KEYS[i] end
+local function refuse(position)
+  for _, key in ipairs(chunks) do redis.call('UNLINK', key) end
+  return {'refused', position}
+end
+
+local seen = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or 0)
+if seen > tonumber(ARGV[5]) then
+  for _, key in ipairs(chunks) do redis.call('UNLINK', key) end
+  return redis.error_reply('FENCED subtask ' .. ARGV[1] .. ' has a newer lease')
+end
+if tonumber(ARGV[2]) < tonumber(redis.call('HGET', KEYS[2], 'finished')) then
+  return refuse(-1)
+end
+local position = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
+local pushed = redis.call('HGET', KEYS[3], ARGV[1])
+if pushed then
+  local to, last = string.match(pushed, '^(%d+)|(.*)$')
+  if last == ARGV[6] then return {'accepted', tonumber(to)} end
+  position = math.max(position, tonumber(to))
+end
+if position ~= tonumber(ARGV[3]) then return refuse(position) end
+
+local here = #chunks == 0 and 0 or redis.call('EXISTS', unpack(chunks))
+if here < #chunks then return {'incomplete', here} end
+redis.call('HSET', KEYS[4], ARGV[1], ARGV[5])
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[4] .. '|' .. ARGV[6])
+redis.call('XADD', KEYS[5], '*', 'h', ARGV[7])
+return {'accepted', tonumber(ARGV[4])}

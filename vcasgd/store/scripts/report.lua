@@ -1,0 +1,9 @@
+-- A worker hands in the result of a chore; only the holder of its lease can.
+-- KEYS  1 leases  2 holders  3 the hash that takes the result
+-- ARGV  1 worker  2 token  3 piece  4 field  5 result
+-- Returns 1, or 0 where the lease was no longer the worker's.
+if redis.call('HGET', KEYS[2], ARGV[3]) ~= ARGV[1] .. '|' .. ARGV[2] then return 0 end
+redis.call('HSET', KEYS[3], ARGV[4], ARGV[5])
+redis.call('ZREM', KEYS[1], ARGV[3])
+redis.call('HDEL', KEYS[2], ARGV[3])
+return 1

@@ -1,0 +1,23 @@
+-- Creates a job, once for each idempotency key.
+-- KEYS  1 idempotency key ('' key is never used)  2 jobs  3 active  4 record  5 work
+--       6 open  7 events
+-- ARGV  1 job  2 digest of the request  3 seconds the key is remembered ('0': no key)
+--       4 event, as JSON  5 number of work fields  6… work fields, then record fields
+-- Returns {job, digest of the request that created it}.
+if ARGV[3] ~= '0' then
+  local known = redis.call('GET', KEYS[1])
+  if known then
+    local job, digest = string.match(known, '^([^|]*)|(.*)$')
+    return {job, digest}
+  end
+  redis.call('SET', KEYS[1], ARGV[1] .. '|' .. ARGV[2], 'EX', ARGV[3])
+end
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[1])
+redis.call('SADD', KEYS[3], ARGV[1])
+local split = 5 + 2 * tonumber(ARGV[5])
+for i = 6, split, 2 do redis.call('HSET', KEYS[5], ARGV[i], ARGV[i + 1]) end
+for i = split + 1, #ARGV, 2 do redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 1]) end
+redis.call('ZADD', KEYS[6], -2, 'initialise:0')
+redis.call('XADD', KEYS[7], '*', 'e', ARGV[4])
+return {ARGV[1], ARGV[2]}

@@ -1,0 +1,16 @@
+-- Changes a job's state, if it is in one of those from which this is allowed.
+-- KEYS  1 record  2 active  3 events
+-- ARGV  1 job  2 new state  3 '1' where this is the end  4 event, as JSON
+--       5 number of further fields  6… fields, then the states allowed before
+-- Returns {1, new state} or {0, present state}; {0, ''} where there is no such job.
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state then return {0, ''} end
+local split = 5 + 2 * tonumber(ARGV[5])
+local allowed = false
+for i = split + 1, #ARGV do allowed = allowed or ARGV[i] == state end
+if not allowed then return {0, state} end
+for i = 6, split, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+redis.call('HSET', KEYS[1], 'state', ARGV[2])
+if ARGV[3] == '1' then redis.call('SREM', KEYS[2], ARGV[1]) end
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', 20000, '*', 'e', ARGV[4])
+return {1, ARGV[2]}

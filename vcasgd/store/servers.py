@@ -1,0 +1,69 @@
+"""Parameter servers and the controller, as the ledger knows them: tokens, leases, commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from vcasgd.store import keys as names
+from vcasgd.store.connection import Client
+
+
+class Servers:
+    """Parameter servers: each start gets a token that is newer than all before."""
+
+    def __init__(self, ledger: Client) -> None:
+        self._ledger = ledger
+
+    def new_token(self, node: str) -> int:
+        return int(self._ledger.hincrby(names.SERVER_TOKENS, node, 1))
+
+    def beat(self, node: str, description: Mapping[str, Any]) -> None:
+        self._ledger.hset(names.SERVERS, node, json.dumps(description))
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        found = self._ledger.hgetall(names.SERVERS)
+        return {node.decode(): json.loads(each) for node, each in found.items()}
+
+
+class Control:
+    """The controller's lease, what it shows, and what it is asked to do."""
+
+    def __init__(self, ledger: Client) -> None:
+        self._ledger = ledger
+        self._control = ledger.script("control")
+
+    def hold(self, owner: str, lease_seconds: float) -> int:
+        """Takes or renews the lease; returns its token, 0 where somebody else holds it."""
+        answer = self._control(keys=[names.CONTROLLER], args=[owner, int(lease_seconds * 1000)])
+        return int(answer)
+
+    def request(self, kind: str, **details: Any) -> None:
+        """Asks the controller for something; it is done once, soon."""
+        self._ledger.rpush(names.COMMANDS, json.dumps({"kind": kind, **details}))
+
+    def take_requests(self, most: int = 100) -> list[dict[str, Any]]:
+        """Removes and returns what was asked. Lost if the controller dies right here, which
+        is why only repeatable wishes travel this way; states are in the jobs' records."""
+        found = self._ledger.lpop(names.COMMANDS, most)
+        return [json.loads(each) for each in found or []]
+
+    def show(self, instances: Mapping[str, Any], pools: Mapping[str, Any]) -> None:
+        """Replaces what others see of the fleet."""
+        with self._ledger.pipeline(transaction=True) as pipe:
+            for key, rows in ((names.INSTANCES, instances), (names.POOLS, pools)):
+                pipe.delete(key)
+                if rows:
+                    pipe.hset(key, mapping={name: json.dumps(row) for name, row in rows.items()})
+            pipe.execute()
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        return self._rows(names.INSTANCES)
+
+    def pools(self) -> dict[str, dict[str, Any]]:
+        return self._rows(names.POOLS)
+
+    def _rows(self, key: str) -> dict[str, dict[str, Any]]:
+        found = self._ledger.hgetall(key)
+        return {name.decode(): json.loads(row) for name, row in sorted(found.items())}

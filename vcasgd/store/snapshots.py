@@ -1,0 +1,376 @@
+"""Snapshots in the tensors server: parameters, rule state, version and applied record as one.
+
+A snapshot's chunks are written first, under names that nobody knows yet; one script then
+makes them the present snapshot, together with everything that has to change with it. A
+reader therefore sees one snapshot or another, and never a mixture.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
+from vcasgd.store.connection import Client
+from vcasgd.store.keys import TensorKeys
+
+#: near 1 MiB a string is moved fastest: measured 2.7 GB/s against 0.45 GB/s for 16 MiB
+CHUNK_BYTES = 1 << 20
+#: chunks in one round trip; bounds the memory that answers take
+CHUNKS_PER_TRIP = 16
+#: a reader that the writer overtakes starts again; each time a whole publication went by
+READ_ATTEMPTS = 50
+#: pinned snapshots at a time: each costs the memory of a model
+MOST_PINS = 4
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all updates that are in a snapshot, and over those that were refused."""
+
+    updates: int = 0
+    samples: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    loss_sum: float = 0.0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def staleness_mean(self) -> float:
+        return self.staleness_sum / self.updates if self.updates else 0.0
+
+    def to_json(self, **more: int) -> str:
+        return json.dumps({**asdict(self), "staleness_mean": self.staleness_mean, **more})
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a snapshot says of itself.
+
+    ``floats``: length of its float32 vector, of which the first ``parameters`` are parameters
+    and the others running statistics. ``layout``: digest of the layout. ``integers``: base64.
+    """
+
+    version: int
+    token: int
+    floats: int
+    parameters: int
+    layout: str
+    integers: str = ""
+    rule_state: dict[str, Any] = field(default_factory=dict)
+    totals: Totals = Totals()
+    created_at: float = 0.0
+
+    @property
+    def chunks(self) -> int:
+        return chunk_count(self.floats * 4)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Meta:
+        value = json.loads(text)
+        return cls(**{**value, "totals": Totals(**value["totals"])})
+
+    def integer_vector(self) -> Tensor:
+        """int64 [integers]: counters that travel beside the float vector."""
+        return torch.from_numpy(
+            np.frombuffer(base64.b64decode(self.integers), dtype="<i8").astype(np.int64)
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """The applied record as it is stored: finished epochs, and positions in unfinished ones."""
+
+    finished: int = 0
+    positions: dict[int, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "finished": self.finished,
+            "positions": {str(key): value for key, value in self.positions.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Record:
+        positions = {int(key): int(at) for key, at in value["positions"].items()}
+        return cls(int(value["finished"]), positions)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Meta and applied record of one and the same moment."""
+
+    meta: Meta
+    record: Record
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one commit changes beside the parameters; see ``scripts/commit.lua``."""
+
+    fields: dict[str, int] = field(default_factory=dict)
+    forget: tuple[int, ...] = ()
+    entries: tuple[str, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+    reset: dict[str, int] = field(default_factory=dict)
+    pin: str | None = None
+    pinned: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def chunk_count(size: int) -> int:
+    return -(-size // CHUNK_BYTES)
+
+
+def encode_integers(vector: Tensor) -> str:
+    return base64.b64encode(vector.numpy().astype("<i8").tobytes()).decode()
+
+
+def bytes_of(vector: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, nothing copied."""
+    return memoryview(vector.numpy().data).cast("B")
+
+
+def chunks_of(payload: memoryview) -> list[memoryview]:
+    """Views of at most :data:`CHUNK_BYTES`, nothing copied."""
+    return [payload[at : at + CHUNK_BYTES] for at in range(0, len(payload), CHUNK_BYTES)]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a parameter server sees in one round trip; ``version`` is None on an empty server."""
+
+    version: int | None
+    pins: frozenset[str]
+    wanted: tuple[str, ...]
+
+
+class Snapshots:
+    """The snapshots of one shard of one job."""
+
+    def __init__(self, tensors: Client, keys: TensorKeys) -> None:
+        self._tensors = tensors
+        self._keys = keys
+        self._takeover = tensors.script("takeover")
+        self._install = tensors.script("install")
+        self._commit = tensors.script("commit")
+        self._pin = tensors.script("pin")
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def version(self) -> int:
+        """Raises :class:`SnapshotMissing`."""
+        version = self._tensors.hget(self._keys.applied, "version")
+        if version is None:
+            raise SnapshotMissing("the tensors server holds no snapshot of this job")
+        return int(version)
+
+    def read(self) -> Snapshot:
+        """Meta and applied record without the parameters. Raises :class:`SnapshotMissing`."""
+        with self._tensors.pipeline(transaction=True) as pipe:
+            pipe.get(self._keys.meta)
+            pipe.hgetall(self._keys.applied)
+            meta, applied = pipe.execute()
+        if meta is None:
+            raise SnapshotMissing("the tensors server holds no snapshot of this job")
+        return Snapshot(Meta.from_json(meta), _record(applied))
+
+    def fetch(self, out: Tensor) -> Snapshot:
+        """The present parameters into ``out`` (float32 [floats]).
+
+        Raises :class:`SnapshotMissing`, and :class:`StoreUnavailable` where the writer
+        overtook the reader too often.
+        """
+        for _ in range(READ_ATTEMPTS):
+            snapshot = self.read()
+            if self._read_chunks(snapshot.meta, out):
+                return snapshot
+        raise StoreUnavailable("the snapshot was replaced faster than it could be read")
+
+    def fetch_pinned(self, name: str, out: Tensor | None = None) -> tuple[Snapshot, Tensor]:
+        """The snapshot that is kept under a name. Raises :class:`SnapshotMissing`."""
+        pinned = self.pinned(name)
+        if pinned is None:
+            raise SnapshotMissing(f"no snapshot is kept under the name {name}")
+        if out is None:
+            out = torch.empty(pinned.meta.floats)
+        if not self._read_chunks(pinned.meta, out):
+            raise SnapshotMissing(f"the snapshot {name} is no longer complete")
+        return pinned, out
+
+    def _read_chunks(self, meta: Meta, out: Tensor) -> bool:
+        if out.numel() != meta.floats:
+            raise StoreError(f"a vector of {out.numel()} can't take a snapshot of {meta.floats}")
+        target = bytes_of(out)
+        keys = [
+            self._keys.snapshot_chunk(meta.version, meta.token, index)
+            for index in range(meta.chunks)
+        ]
+        for start in range(0, len(keys), CHUNKS_PER_TRIP):
+            for index, chunk in enumerate(
+                self._tensors.mget(keys[start : start + CHUNKS_PER_TRIP]), start
+            ):
+                if chunk is None:
+                    return False
+                at = index * CHUNK_BYTES
+                target[at : at + len(chunk)] = chunk
+        return True
+
+    # -- writing: the parameter server, or a worker where there is no snapshot yet -------------
+
+    def write(self, meta: Meta, vector: Tensor) -> None:
+        """Writes the chunks of a version that nobody sees yet."""
+        with self._tensors.pipeline() as pipe:
+            for index, chunk in enumerate(chunks_of(bytes_of(vector))):
+                pipe.set(self._keys.snapshot_chunk(meta.version, meta.token, index), chunk)
+            pipe.execute()
+
+    def takeover(self, token: int) -> None:
+        """From now on only this token may write. Raises :class:`Fenced`."""
+        self._takeover(keys=[self._keys.fence], args=[token])
+
+    def install(self, token: int, meta: Meta, record: Record, vector: Tensor) -> bool:
+        """Makes this the present snapshot where there is none; False where there is one."""
+        self.write(meta, vector)
+        keys = self._keys
+        head = {"finished": record.finished, "version": meta.version, "token": meta.token}
+        fields = {**head, **{str(each): at for each, at in record.positions.items()}}
+        installed = self._install(
+            keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
+                  keys.rejected],
+            args=[token, meta.to_json(), *(part for pair in fields.items() for part in pair)],
+        )  # fmt: skip
+        if not installed:
+            self.remove([meta])
+        return bool(installed)
+
+    def commit(
+        self, token: int, meta: Meta | None, change: Change, remove: Iterable[str] = ()
+    ) -> None:
+        """Publishes a version whose chunks are written, or only deals with refused updates.
+
+        Raises :class:`Fenced`, and :class:`SnapshotMissing` where the server came back empty.
+        """
+        keys = self._keys
+        self._commit(
+            keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
+                  keys.rejected, keys.pins, *remove],
+            args=[token, meta.to_json() if meta else "", change.to_json()],
+        )  # fmt: skip
+
+    def chunk_keys(self, meta: Meta) -> list[str]:
+        return [
+            self._keys.snapshot_chunk(meta.version, meta.token, index)
+            for index in range(meta.chunks)
+        ]
+
+    def remove(self, metas: Sequence[Meta]) -> None:
+        doomed = [key for meta in metas for key in self.chunk_keys(meta)]
+        if doomed:
+            self._tensors.unlink(*doomed)
+
+    def look(self) -> Look:
+        with self._tensors.pipeline(transaction=True) as pipe:
+            pipe.hget(self._keys.applied, "version")
+            pipe.hkeys(self._keys.pins)
+            pipe.smembers(self._keys.wanted)
+            version, pins, wanted = pipe.execute()
+        return Look(
+            None if version is None else int(version),
+            frozenset(name.decode() for name in pins),
+            tuple(sorted(name.decode() for name in wanted)),
+        )
+
+    # -- pins: snapshots that must stay while somebody reads them ------------------------------
+
+    def want_pin(self, name: str) -> None:
+        """Asks the parameter server to keep the present snapshot under a name."""
+        self._tensors.sadd(self._keys.wanted, name)
+
+    def pinned(self, name: str) -> Snapshot | None:
+        text = self._tensors.hget(self._keys.pins, name)
+        return None if text is None else _pinned(text)
+
+    def pins(self) -> dict[str, Snapshot]:
+        found = self._tensors.hgetall(self._keys.pins)
+        return {name.decode(): _pinned(text) for name, text in found.items()}
+
+    def unpin(self, name: str) -> None:
+        """The parameter server removes the chunks at its next turn."""
+        with self._tensors.pipeline(transaction=True) as pipe:
+            pipe.srem(self._keys.wanted, name)
+            pipe.hdel(self._keys.pins, name)
+            pipe.execute()
+
+    def pin(self, token: int, names: Sequence[str], snapshot: Snapshot) -> None:
+        """Keeps a snapshot under names, and takes them off the list of wanted ones."""
+        keys = self._keys
+        self._pin(
+            keys=[keys.fence, keys.pins, keys.wanted],
+            args=[token, pin_text(snapshot), *names],
+        )
+
+    def forget(self) -> int:
+        """Removes everything of this shard; returns how many keys there were."""
+        doomed = list(self._tensors.scan_iter(match=f"{_escaped(self._keys.prefix)}*", count=1000))
+        for start in range(0, len(doomed), 500):
+            self._tensors.unlink(*doomed[start : start + 500])
+        return len(doomed)
+
+    def forget_orphans(self, keep: Iterable[Meta]) -> int:
+        """Removes snapshot chunks that an interrupted publication left."""
+        kept = {key.encode() for meta in keep for key in self.chunk_keys(meta)}
+        pattern = f"{_escaped(self._keys.prefix)}s:*"
+        doomed = [
+            key for key in self._tensors.scan_iter(match=pattern, count=1000) if key not in kept
+        ]
+        for start in range(0, len(doomed), 500):
+            self._tensors.unlink(*doomed[start : start + 500])
+        return len(doomed)
+
+
+def pin_text(snapshot: Snapshot) -> str:
+    return json.dumps({"meta": asdict(snapshot.meta), "record": snapshot.record.to_dict()})
+
+
+def new_meta(old: Meta, token: int, *, version: int, integers: Tensor) -> Meta:
+    """The next version's description. ``integers``: int64 [k]."""
+    return replace(
+        old,
+        version=version,
+        token=token,
+        integers=encode_integers(integers),
+        created_at=time.time(),
+    )
+
+
+def _pinned(text: bytes) -> Snapshot:
+    value = json.loads(text)
+    meta = Meta(**{**value["meta"], "totals": Totals(**value["meta"]["totals"])})
+    return Snapshot(meta, Record.from_dict(value["record"]))
+
+
+def _record(applied: Mapping[bytes, bytes]) -> Record:
+    positions = {
+        int(name): int(value)
+        for name, value in applied.items()
+        if name not in (b"finished", b"version", b"token")
+    }
+    return Record(int(applied.get(b"finished", 0)), positions)
+
+
+def _escaped(prefix: str) -> str:
+    return prefix.replace("[", r"\[").replace("]", r"\]").replace("*", r"\*")

@@ -1,0 +1,219 @@
+"""Updates on their way from a worker to the parameter server.
+
+The payload travels as plain strings of about 1 MiB, the header as one stream entry that is
+written last and refused where it does not continue its subtask. Nothing that arrives is
+trusted: a header is parsed strictly, and the names of chunks are derived, never taken.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vcasgd.errors import InvalidUpdate, StoreUnavailable
+from vcasgd.store.connection import Client
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.snapshots import CHUNK_BYTES, CHUNKS_PER_TRIP, chunk_count, chunks_of
+
+#: payload chunks whose update never came into the stream vanish by themselves
+PAYLOAD_SECONDS = 3600
+#: headers are small; a longer one is not parsed at all
+LONGEST_HEADER = 64 * 1024
+
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class Header(BaseModel):
+    """What an update says of itself.
+
+    ``start`` and ``stop`` are samples of the subtask, ``base`` is the version it was trained
+    from, ``checksum`` the CRC-32 of the encoded payload, ``integers`` base64 of int64.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    update: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")
+    worker: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")
+    subtask: _Count
+    start: _Count
+    stop: _Count
+    base: _Count
+    token: _Count
+    codec: str = Field(max_length=32)
+    size: _Count
+    checksum: _Count
+    layout: str = Field(max_length=64)
+    integers: str = Field(default="", max_length=LONGEST_HEADER // 2)
+    loss_sum: float = Field(default=0.0, allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, text: bytes) -> Header:
+        """Raises :class:`InvalidUpdate` (``header``)."""
+        if len(text) > LONGEST_HEADER:
+            raise InvalidUpdate("the header is too long", reason="header")
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidUpdate(f"header: {where}: {first['msg']}", reason="header") from error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the stream as it was read."""
+
+    id: str
+    header: bytes
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """The answer to a push. ``position``: where the subtask stands, −1 for finished epochs."""
+
+    accepted: bool
+    position: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """``version`` of the present snapshot with the token of its writer; each fate is
+    ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``."""
+
+    version: tuple[int, int]
+    fates: list[str]
+
+
+def checksum(payload: memoryview | bytes | bytearray) -> int:
+    return zlib.crc32(payload)
+
+
+class UpdateSender:
+    """The worker's side of one shard."""
+
+    def __init__(self, tensors: Client, keys: TensorKeys) -> None:
+        self._tensors = tensors
+        self._keys = keys
+        self._begin = tensors.script("begin")
+        self._push = tensors.script("push")
+        self._status = tensors.script("status")
+
+    def begin(self, subtask: int, epoch: int, size: int, token: int) -> int:
+        """From which sample the subtask is to be trained; older leases of it end here.
+
+        Raises :class:`~vcasgd.errors.Fenced` where a newer lease exists, and
+        :class:`~vcasgd.errors.SnapshotMissing`.
+        """
+        keys = self._keys
+        return int(
+            self._begin(
+                keys=[keys.meta, keys.applied, keys.pushed, keys.tokens],
+                args=[subtask, epoch, size, token],
+            )
+        )
+
+    def push(self, header: Header, epoch: int, payload: memoryview) -> Pushed:
+        """Writes the payload, then the entry. May be repeated with the same header.
+
+        Raises :class:`~vcasgd.errors.Fenced`, :class:`~vcasgd.errors.SnapshotMissing`,
+        :class:`~vcasgd.errors.StoreUnavailable`, :class:`~vcasgd.errors.StoreFull`.
+        """
+        chunks = chunks_of(payload)
+        names = [self._keys.payload_chunk(header.update, index) for index in range(len(chunks))]
+        with self._tensors.pipeline() as pipe:
+            for name, chunk in zip(names, chunks, strict=True):
+                pipe.set(name, chunk, ex=PAYLOAD_SECONDS)
+            pipe.execute()
+        keys = self._keys
+        answer, position = self._push(
+            keys=[keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, *names],
+            args=[header.subtask, epoch, header.start, header.stop, header.token, header.update,
+                  header.model_dump_json()],
+        )  # fmt: skip
+        if answer == b"incomplete":
+            raise StoreUnavailable("the tensors server restarted in the middle of a push")
+        return Pushed(answer == b"accepted", int(position))
+
+    def status(self, pushed: Sequence[tuple[int, int, int, str]]) -> Status:
+        """The present version and what became of updates.
+
+        Each is given as subtask, its epoch, the sample at which it ends, and the update's
+        name. Raises :class:`~vcasgd.errors.SnapshotMissing`.
+        """
+        keys = self._keys
+        version, token, *fates = self._status(
+            keys=[keys.meta, keys.applied, keys.pushed, keys.rejected],
+            args=[part for each in pushed for part in each],
+        )
+        return Status((int(version), int(token)), [fate.decode() for fate in fates])
+
+
+class UpdateReader:
+    """The parameter server's side of one shard."""
+
+    def __init__(self, tensors: Client, keys: TensorKeys) -> None:
+        self._tensors = tensors
+        self._keys = keys
+
+    @property
+    def stream(self) -> str:
+        return self._keys.stream
+
+    def waiting(self) -> int:
+        """Updates in the stream."""
+        return int(self._tensors.xlen(self._keys.stream))
+
+    def read(self, limit: int) -> list[Entry]:
+        """The oldest updates that wait, without waiting for any.
+
+        What was dealt with has left the stream, so reading from its beginning is all that a
+        parameter server has to do after a crash.
+        """
+        found = self._tensors.xrange(self._keys.stream, count=limit)
+        return [Entry(at.decode(), data.get(b"h", b"")) for at, data in found]
+
+    def payload(self, header: Header, expected_size: int) -> bytearray:
+        """The encoded payload. Raises :class:`InvalidUpdate` (``length``, ``missing``,
+        ``checksum``)."""
+        if header.size != expected_size:
+            raise InvalidUpdate(
+                f"payload of {header.size} bytes, {expected_size} expected", reason="length"
+            )
+        payload = bytearray(expected_size)
+        keys = self.payload_keys(header, expected_size)
+        for start in range(0, len(keys), CHUNKS_PER_TRIP):
+            chunks = self._tensors.mget(keys[start : start + CHUNKS_PER_TRIP])
+            for index, chunk in enumerate(chunks, start):
+                _place(payload, index, chunk)
+        if checksum(payload) != header.checksum:
+            raise InvalidUpdate("the checksum does not match", reason="checksum")
+        return payload
+
+    def payload_keys(self, header: Header, size: int) -> list[str]:
+        """``size`` is what the job's layout says, never what the header claims."""
+        return [
+            self._keys.payload_chunk(header.update, index) for index in range(chunk_count(size))
+        ]
+
+
+def _place(payload: bytearray, index: int, chunk: bytes | None) -> None:
+    at = index * CHUNK_BYTES
+    if chunk is None:
+        raise InvalidUpdate("a part of the payload is missing", reason="missing")
+    if len(chunk) != min(CHUNK_BYTES, len(payload) - at):
+        raise InvalidUpdate(f"chunk {index} has {len(chunk)} bytes", reason="length")
+    payload[at : at + len(chunk)] = chunk
+
+
+def wait_for_entries(tensors: Client, streams: Sequence[str], seconds: float) -> None:
+    """Returns when one of the streams has an entry, or after ``seconds``."""
+    if not streams:
+        time.sleep(seconds)
+        return
+    tensors.xread(dict.fromkeys(streams, "0-0"), count=1, block=max(1, int(seconds * 1000)))
