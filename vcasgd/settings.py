@@ -6,6 +6,7 @@ detection lowers it, and nothing has to be kept consistent by hand.
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 
@@ -35,12 +36,24 @@ class Settings(BaseSettings):
     cache_dir: Path | None = Field(default=None, description="where workers unpack code")
     storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
     ray_address: str | None = None
+    ray_dir: Path | None = Field(
+        default=None, description="short folder under which Ray's nodes on this machine keep theirs"
+    )
+    idle_seconds: float = Field(default=60.0, ge=0, description="after which a machine is given up")
+    metadata_url: str | None = Field(default=None, description="the cloud's, on a worker's machine")
+    metadata_kind: str = Field(default="aws", description="aws or gcp")
     api_url: str = "http://127.0.0.1:8700"
+    api_port: int | None = Field(default=None, ge=0, le=65_535, description="0: any free one")
     token: SecretStr | None = None
     node: str | None = Field(default=None, description="name of this store node")
     redis_server: str | None = Field(default=None, description="path of a redis-server ≥ 7")
     heartbeat: float = Field(default=1.0, gt=0, le=60, description="seconds")
     package_limit_mb: float = Field(default=100.0, gt=0)
+    local_capacity: int = Field(default=max(3, os.cpu_count() or 1), ge=0, le=1000)
+    local_boot_seconds: float = Field(default=0.0, ge=0)
+    local_notice_seconds: float = Field(default=5.0, ge=0)
+    local_price_per_hour: float = Field(default=0.0, ge=0, description="USD, spot")
+    local_on_demand_price_per_hour: float = Field(default=0.0, ge=0, description="USD")
     log_level: str = "INFO"
 
     @cached_property
@@ -60,6 +73,16 @@ class Settings(BaseSettings):
         if value is None:
             raise SpecError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
         return str(value)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What :func:`vcasgd.fleet.notices.notices_from_environment` reads."""
+        if self.metadata_url is None:
+            return {}
+        return {
+            "VCASGD_METADATA_URL": self.metadata_url,
+            "VCASGD_METADATA_KIND": self.metadata_kind,
+        }
 
     @property
     def lease_seconds(self) -> float:

@@ -457,3 +457,12 @@ def test_destroy_all(cluster: Cluster) -> None:
     cluster.launch(2)
     cluster.another().destroy_all()
     assert cluster.provider.instances() == []
+
+
+def test_an_interpreter_that_can_t_start_is_an_error(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(FleetError, match=r"instance\.log"):
+        cluster.launch()
+    assert cluster.provider.instances() == []

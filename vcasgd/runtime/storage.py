@@ -35,6 +35,15 @@ class Storage:
         with _mapped(name):
             return bytes(obstore.get(self._store, name).bytes())
 
+    def has(self, name: str) -> bool:
+        """Raises :class:`StorageUnavailable`."""
+        try:
+            with _mapped(name):
+                obstore.head(self._store, name)
+        except NotFound:
+            return False
+        return True
+
     def names(self, prefix: str) -> dict[str, int]:
         """Names under a prefix, with sizes in bytes."""
         with _mapped(prefix):

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import connect, patiently
-from vcasgd.store.jobs import Evaluation, Job, Jobs, State
+from vcasgd.store.jobs import Evaluation, Failure, Job, Jobs, State
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.leases import Kind, Lease, Leases, Renewal, Wait
 from vcasgd.store.snapshots import Meta, Record, Snapshot, Snapshots, encode_integers
@@ -61,7 +60,8 @@ log = logging.getLogger(__name__)
 
 #: pause when there is no work; and after an error of the user's code
 IDLE_SECONDS = 0.2
-FAILURE_SECONDS = 1.0
+FAILURE_SECONDS = 0.5
+LONGEST_FAILURE_SECONDS = 30.0
 #: subtasks that may wait to be applied before no more work is leased
 MOST_AWAITED = 4
 #: part of the time to an eviction that the flush may take; the rest is for the last words
@@ -112,6 +112,7 @@ class Worker:
         self._samples = 0
         self._progress_at = time.monotonic()
         self._pushes = 0
+        self._failures = 0
         self._capture = LineCapture(self._jobs, job, name)
         self._heart = Heart(
             self._leases,
@@ -323,6 +324,7 @@ class Worker:
             should_stop=lambda: not self._may_go_on(lease),
             on_step=self._on_step,
         )
+        self._failures = 0
         self._samples += trained.stop - position
         self._pushes += 1
         header = Header(
@@ -500,33 +502,28 @@ class Worker:
 
     def _report_failure(self, error: VcasgdError) -> None:
         """Tells the controller, which decides what an error of the user's code means."""
-        traceback = error.traceback if isinstance(error, UserCodeError) else ""
-        log.error("%s\n%s", error, traceback)
-        fatal = isinstance(error, SpecError)
-
-        def tell() -> None:
-            self._jobs.report_failure(self._job, self._name, str(error), traceback, fatal=fatal)
-
-        patiently(tell, self._settings.patience_seconds, give_up=self._leaving.is_set)
+        failure = Failure(
+            worker=self._name,
+            piece=self._current.piece if self._current else "prepare",
+            message=str(error),
+            traceback=error.traceback if isinstance(error, UserCodeError) else "",
+            # what the data set or the model is does not change from one attempt to the next
+            fatal=isinstance(error, SpecError),
+        )
+        log.error("%s\n%s", error, failure.traceback)
+        patiently(
+            lambda: self._jobs.report_failure(self._job, failure),
+            self._settings.patience_seconds,
+            give_up=self._leaving.is_set,
+        )
         if self._current is not None:
             self._leases.release(self._current)
             self._held.drop(self._current.piece)
             self._outbox.forget(self._current.number)
             self._current = None
-        self._pause(FAILURE_SECONDS)
-
-
-def run_worker(
-    job: str,
-    name: str,
-    instance: str | None,
-    notices: Callable[[], NoticeSource] | None = None,
-) -> str:
-    """What a Ray actor runs; settings come from its environment."""
-    configure_logging("worker")
-    settings = load_settings()
-    worker = Worker(settings, job, name, instance=instance, notices=notices() if notices else None)
-    return worker.run()
+        self._failures += 1
+        # others get the first chance to do better with the same piece
+        self._pause(min(FAILURE_SECONDS * 2 ** (self._failures - 1), LONGEST_FAILURE_SECONDS))
 
 
 def main() -> int:

@@ -6,9 +6,10 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from vcasgd.errors import Conflict, NotFound
@@ -23,6 +24,7 @@ IDEMPOTENCY_SECONDS = 7 * 24 * 3600
 EVENTS_KEPT = 20_000
 METRICS_KEPT = 20_000
 LOG_LINES_KEPT = 10_000
+FAILURES_KEPT = 200
 #: letters without those that are easily taken for one another
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 
@@ -97,14 +99,30 @@ class Job:
     finished_epochs: int = 0
     version: int = 0
     evaluations: tuple[Evaluation, ...] = ()
+    #: the epoch whose model the job ends with, from `finishing` on
+    final_epoch: int | None = None
     #: the checkpoint that holds the finished model
     model: str | None = None
+    #: machines that the job lost: with a notice, and without
+    evictions: int = 0
+    kills: int = 0
 
     @property
     def best(self) -> Evaluation | None:
         return max(
             self.evaluations, key=lambda each: each.metrics.get("accuracy", -1.0), default=None
         )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error of the user's code; ``fatal``: no other machine will do better."""
+
+    worker: str
+    piece: str
+    message: str
+    traceback: str
+    fatal: bool
 
 
 class Jobs:
@@ -122,6 +140,12 @@ class Jobs:
 
         Raises :class:`Conflict` where the key was used for something else.
         """
+        return self.submit_once(spec, package, idempotency_key)[0]
+
+    def submit_once(
+        self, spec: JobSpec, package: str, idempotency_key: str | None = None
+    ) -> tuple[Job, bool]:
+        """As :meth:`submit`; also whether it was this call that created the job."""
         suffix = "".join(secrets.choice(_LETTERS) for _ in range(6))
         job = f"{spec.name}-{suffix}"
         body = spec.model_dump_json()
@@ -148,7 +172,7 @@ class Jobs:
                 remedy="use a new key for a new request",
                 status=409,
             )
-        return self.get(created.decode())
+        return self.get(created.decode()), created.decode() == job
 
     def get(self, job: str) -> Job:
         """Raises :class:`NotFound`."""
@@ -157,14 +181,16 @@ class Jobs:
             pipe.hgetall(keys.record)
             pipe.hmget(keys.work, "finished", "version")
             pipe.hgetall(keys.evaluations)
-            record, work, evaluations = pipe.execute()
+            pipe.hvals(keys.vanished)
+            record, work, evaluations, vanished = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
-        return _job(job, record, work, evaluations)
+        return _job(job, record, work, evaluations, [each.decode() for each in vanished])
 
-    def all(self) -> list[Job]:
-        """Newest first."""
-        return [self.get(job.decode()) for job in self._ledger.zrevrange(names.JOBS, 0, -1)]
+    def all(self, states: Collection[State] = tuple(State), limit: int | None = None) -> list[Job]:
+        """Those in one of the states, newest first."""
+        found = (self.get(job.decode()) for job in self._ledger.zrevrange(names.JOBS, 0, -1))
+        return list(islice((job for job in found if job.state in states), limit))
 
     def active(self) -> list[str]:
         """Jobs that are not over, in order of submission."""
@@ -297,21 +323,25 @@ class Jobs:
         found = self._ledger.hgetall(LedgerKeys(job).quarantine)
         return {worker.decode(): why.decode() for worker, why in found.items()}
 
-    def report_failure(
-        self, job: str, worker: str, message: str, traceback: str, *, fatal: bool = False
-    ) -> int:
-        """An error of the user's code; ``fatal``: no other machine will do better.
+    def report_failure(self, job: str, failure: Failure) -> None:
+        """An error of the user's code."""
+        key = LedgerKeys(job).failures
+        with self._ledger.pipeline() as pipe:
+            pipe.rpush(key, json.dumps(asdict(failure)))
+            pipe.ltrim(key, -FAILURES_KEPT, -1)
+            pipe.execute()
 
-        Returns how many there were since the last progress.
+    def failures(self, job: str) -> list[Failure]:
+        """Errors of the user's code, oldest first."""
+        found = self._ledger.lrange(LedgerKeys(job).failures, 0, -1)
+        return [Failure(**json.loads(each)) for each in found]
+
+    def vanished(self, job: str, instance: str, how: str) -> bool:
+        """A machine of the job is gone: ``evicted`` (with a notice) or ``killed``.
+
+        False where that was known.
         """
-        failure = json.dumps(
-            {"worker": worker, "message": message, "traceback": traceback, "fatal": fatal}
-        )
-        return int(self._ledger.rpush(LedgerKeys(job).failures, failure))
-
-    def failures(self, job: str) -> list[dict[str, Any]]:
-        """Errors of the user's code since the last progress, oldest first."""
-        return [json.loads(each) for each in self._ledger.lrange(LedgerKeys(job).failures, 0, 99)]
+        return bool(self._ledger.hsetnx(LedgerKeys(job).vanished, instance, how))
 
     # -- leases, as seen from outside ----------------------------------------------------------
 
@@ -358,7 +388,11 @@ def _flat(fields: Mapping[str, Any]) -> list[Any]:
 
 
 def _job(
-    job: str, record: dict[bytes, bytes], work: list[bytes | None], evaluations: dict[bytes, bytes]
+    job: str,
+    record: dict[bytes, bytes],
+    work: list[bytes | None],
+    evaluations: dict[bytes, bytes],
+    vanished: list[str],
 ) -> Job:
     text = {name.decode(): value.decode() for name, value in record.items()}
     results = sorted(
@@ -380,7 +414,10 @@ def _job(
         finished_epochs=int(work[0] or 0),
         version=int(work[1] or 0),
         evaluations=tuple(results),
+        final_epoch=int(text["final_epoch"]) if text.get("final_epoch") else None,
         model=text.get("model") or None,
+        evictions=vanished.count("evicted"),
+        kills=vanished.count("killed"),
     )
 
 

@@ -20,6 +20,8 @@ COMMANDS = "vcasgd:{fleet}:commands"
 INSTANCES = "vcasgd:{fleet}:instances"
 #: the controller's view of pools
 POOLS = "vcasgd:{fleet}:pools"
+#: what is remembered of each pool from one controller to the next
+LAUNCHES = "vcasgd:{fleet}:launches"
 #: the newest token of each parameter server
 SERVER_TOKENS = "vcasgd:{fleet}:server-tokens"
 #: the last heartbeat of each parameter server
@@ -91,8 +93,13 @@ class LedgerKeys:
 
     @property
     def failures(self) -> str:
-        """list: errors of the user's code since the last progress"""
+        """list: errors of the user's code"""
         return self._key("failures")
+
+    @property
+    def vanished(self) -> str:
+        """hash: instance → how the job lost it"""
+        return self._key("vanished")
 
     @property
     def checkpoints(self) -> str:

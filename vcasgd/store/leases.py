@@ -138,7 +138,7 @@ class Accounts:
         return bool(
             self._account(
                 keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.done,
-                      keys.evaluations, keys.failures],
+                      keys.evaluations],
                 args=[token, version, finished, totals, *done],
             )
         )  # fmt: skip

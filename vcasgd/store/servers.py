@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vcasgd.store import keys as names
@@ -27,6 +28,16 @@ class Servers:
         return {node.decode(): json.loads(each) for node, each in found.items()}
 
 
+@dataclass(frozen=True)
+class Pool:
+    """Launches whose outcome is known, refusals in a row, and until when it is left alone."""
+
+    launches: int = 0
+    failures: int = 0
+    blocked_until: float = 0.0
+    reason: str | None = None
+
+
 class Control:
     """The controller's lease, what it shows, and what it is asked to do."""
 
@@ -38,6 +49,15 @@ class Control:
         """Takes or renews the lease; returns its token, 0 where somebody else holds it."""
         answer = self._control(keys=[names.CONTROLLER], args=[owner, int(lease_seconds * 1000)])
         return int(answer)
+
+    def held(self) -> bool:
+        """Whether a controller is at work, by the ledger's clock."""
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.hget(names.CONTROLLER, "deadline")
+            pipe.time()
+            deadline, (seconds, microseconds) = pipe.execute()
+        now: int = seconds * 1000 + microseconds // 1000
+        return int(deadline or 0) > now
 
     def request(self, kind: str, **details: Any) -> None:
         """Asks the controller for something; it is done once, soon."""
@@ -57,6 +77,14 @@ class Control:
                 if rows:
                     pipe.hset(key, mapping={name: json.dumps(row) for name, row in rows.items()})
             pipe.execute()
+
+    def pool(self, name: str) -> Pool:
+        """What is remembered of a pool from one controller to the next."""
+        stored = self._ledger.hget(names.LAUNCHES, name)
+        return Pool(**json.loads(stored)) if stored else Pool()
+
+    def set_pool(self, name: str, pool: Pool) -> None:
+        self._ledger.hset(names.LAUNCHES, name, json.dumps(asdict(pool)))
 
     def instances(self) -> dict[str, dict[str, Any]]:
         return self._rows(names.INSTANCES)

@@ -13,19 +13,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-import vcasgd
 from vcasgd.errors import FleetError, NoCapacity, SpecError
-from vcasgd.fleet.providers import local_instance
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState
 from vcasgd.fleet.providers.local_directory import (
     UNFINISHED,
@@ -34,14 +29,12 @@ from vcasgd.fleet.providers.local_directory import (
     read_json,
     write_json,
 )
-from vcasgd.fleet.providers.local_processes import MARKER
+from vcasgd.fleet.providers.local_spawn import spawn
 
 #: how long machines outlive the stack that owns them: enough to restart it after a crash
 OWNER_GRACE_SECONDS = 20.0
 #: so many dead machines keep their logs
 KEPT_DEAD = 20
-#: an interpreter that has not come up by then never will
-SPAWN_LIMIT_SECONDS = 30.0
 #: writing the directories of a launch takes milliseconds, sweeping dead machines a second
 LOCK_LIMIT_SECONDS = 15.0
 LOCK_POLL_SECONDS = 0.02
@@ -111,7 +104,7 @@ class LocalProvider:
             raise FleetError(f"there is no pool {pool!r}", remedy=f"known: {self._configured.name}")
         with self._exclusive():
             directories = self._create(count, boot, token)
-        _spawn([directory for directory in directories if not _started(directory)])
+        spawn([directory for directory in directories if not _started(directory)])
         return [directory.id for directory in directories]
 
     def instances(self) -> list[Instance]:
@@ -237,10 +230,11 @@ class LocalProvider:
             self._forget_old()
 
     def _forget_old(self) -> None:
-        dead = [one for one in self._directories() if one.buried()]
-        dead.sort(key=lambda one: one.launch().launched_at)
-        for directory in dead[:-KEPT_DEAD]:
-            directory.remove()
+        with contextlib.suppress(FleetError):  # another process tidies up as well
+            dead = [one for one in self._directories() if one.buried()]
+            dead.sort(key=lambda one: one.launch().launched_at)
+            for directory in dead[:-KEPT_DEAD]:
+                directory.remove()
 
 
 def _locked(file: BinaryIO) -> bool:
@@ -253,41 +247,3 @@ def _locked(file: BinaryIO) -> bool:
 
 def _started(directory: InstanceDirectory) -> bool:
     return directory.condemned() or directory.machine() is not None
-
-
-def _spawn(directories: list[InstanceDirectory]) -> None:
-    """Starts the machines' processes. Raises :class:`FleetError` if an interpreter fails."""
-    starting = [(directory, _process(directory)) for directory in directories]
-    for directory, process in starting:
-        try:
-            status = process.wait(SPAWN_LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            status = process.wait()
-        if status != 0 and not directory.condemned():  # one taken in its first moment is no error
-            directory.condemn(f"its interpreter ended with status {status}")
-            raise FleetError(f"{directory.id}: did not start", remedy=f"see {directory.log}")
-
-
-def _process(directory: InstanceDirectory) -> subprocess.Popen[bytes]:
-    with directory.log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", local_instance.__name__, "--directory", str(directory.path)],
-            env={**_base_environment(os.environ), MARKER: directory.id},
-            cwd=directory.path,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-
-
-def _base_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a fresh machine has: this package, and nothing that only its :class:`Boot` tells."""
-    base = {name: value for name, value in environment.items() if not name.startswith("VCASGD_")}
-    package_root = Path(vcasgd.__file__).parents[1]
-    if package_root.name != "site-packages":  # a checkout that is not installed
-        base["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(package_root), base.get("PYTHONPATH")])
-        )
-    return base

@@ -89,7 +89,8 @@ class LocalMachine:
         self._self = Process.of(os.getpid())
         self._metadata = Metadata(directory.id)
         self._server = MetadataServer(self._metadata)
-        self._boot_pid: int | None = None
+        # kept, because a forgotten Popen would take its process's exit status away from _reap
+        self._booted: subprocess.Popen[bytes] | None = None
 
     def run(self) -> str:
         """Returns why the machine went, when nothing of it is left but this process."""
@@ -106,8 +107,8 @@ class LocalMachine:
         self._directory.report(machine)
         boot_at = self._launch.launched_at + self._launch.boot_seconds
         while (reason := self._verdict()) is None:
-            if self._boot_pid is None and time.time() >= boot_at:
-                self._boot_pid = self._boot()
+            if self._booted is None and time.time() >= boot_at:
+                self._booted = self._boot()
                 self._directory.report(replace(machine, up=True))
             time.sleep(POLL_SECONDS)
         return reason
@@ -124,7 +125,7 @@ class LocalMachine:
             return "its owner is gone"
         return self._reap()
 
-    def _boot(self) -> int:
+    def _boot(self) -> subprocess.Popen[bytes]:
         boot = self._directory.take_boot().on(self._directory.id)
         own = {MARKER: self._directory.id, "VCASGD_METADATA_URL": self._server.url}
         return subprocess.Popen(
@@ -133,12 +134,12 @@ class LocalMachine:
             env={**os.environ, **boot.env, **own},
             cwd=self._directory.path,
             stdin=subprocess.DEVNULL,
-        ).pid
+        )
 
     def _reap(self) -> str | None:
         """Takes away the dead, adopted ones too; the end of the boot command is the machine's."""
         for pid, status in _dead_children():
-            if pid == self._boot_pid:
+            if self._booted is not None and pid == self._booted.pid:
                 return f"boot command ended with status {os.waitstatus_to_exitcode(status)}"
         return None
 

@@ -1,5 +1,5 @@
 -- The parameter server tells what it applied. Telling it twice changes nothing.
--- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 done  7 evaluations  8 failures
+-- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 done  7 evaluations
 -- ARGV  1 server token  2 version  3 finished epochs  4 totals, as JSON  5… done subtasks
 -- Returns 1, or 0 where something newer is already known.
 local known = redis.call('HMGET', KEYS[2], 'server_token', 'version', 'finished', 'per_epoch')
@@ -11,8 +11,6 @@ end
 if tonumber(known[1] or 0) == token and tonumber(known[2] or -1) > version then return 0 end
 redis.call('HSET', KEYS[2], 'server_token', token, 'version', version, 'finished', ARGV[3])
 redis.call('HSET', KEYS[1], 'totals', ARGV[4])
--- progress: earlier errors of the user's code were not fatal
-redis.call('DEL', KEYS[8])
 for i = 5, #ARGV do
   local piece = 'train:' .. ARGV[i]
   redis.call('SADD', KEYS[6], ARGV[i])

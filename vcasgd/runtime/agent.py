@@ -1,0 +1,19 @@
+"""What runs on a worker's machine: a worker that hears the cloud's notices."""
+
+from __future__ import annotations
+
+from vcasgd.fleet.notices import notices_from_environment
+from vcasgd.runtime.processes import configure_logging
+from vcasgd.runtime.worker import Worker
+from vcasgd.settings import load_settings
+
+#: what a Ray actor is told to run
+ENTRY = "vcasgd.runtime.agent:run"
+
+
+def run(job: str, worker: str, instance: str) -> None:
+    """Until the job is over or the machine has to go. Settings come from the environment."""
+    configure_logging("worker")
+    settings = load_settings()
+    notices = notices_from_environment(settings.metadata)
+    Worker(settings, job, worker, instance=instance, notices=notices).run()

@@ -1,0 +1,87 @@
+"""What others see of the fleet, and what a job's history tells of its machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from vcasgd.store.jobs import Jobs
+from vcasgd.store.servers import Control
+
+#: the state of a machine that has its notice
+LEAVING = "leaving"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A machine as it is shown. ``job`` is the one that it works for; times are Unix seconds."""
+
+    pool: str
+    state: str
+    joined: bool
+    job: str | None
+    launched_at: float
+    notice_at: float | None
+    host: str
+    spot: bool
+    price_per_hour: float
+
+
+class Chronicle:
+    """Compares each look with the one before, which survives a restart in the ledger."""
+
+    def __init__(self, control: Control, jobs: Jobs) -> None:
+        self._control = control
+        self._jobs = jobs
+        self._known = {name: Row(**row) for name, row in control.instances().items()}
+        self._ended: dict[str, str] = {}
+
+    def pool_of(self, instance: str) -> str | None:
+        row = self._known.get(instance)
+        return row.pool if row else None
+
+    def ended_by_us(self, instance: str, why: str) -> None:
+        """Its end will be no loss."""
+        self._ended[instance] = why
+
+    def show(self, rows: Mapping[str, Row], pools: Mapping[str, Any]) -> list[str]:
+        """Tells what changed and shows what is; returns the machines that are gone."""
+        now = {name: self._with_last_job(name, row) for name, row in rows.items()}
+        gone = [name for name in self._known if name not in now]
+        for name, row in now.items():
+            self._tell_change(name, self._known.get(name), row)
+        for name in gone:
+            self._tell_gone(name, self._known[name])
+            self._ended.pop(name, None)
+        self._control.show({name: asdict(row) for name, row in now.items()}, pools)
+        self._known = now
+        return gone
+
+    def _with_last_job(self, name: str, row: Row) -> Row:
+        # its worker is often seen dead a moment before the machine is
+        before = self._known.get(name)
+        return replace(row, job=before.job) if row.job is None and before else row
+
+    def _tell_change(self, name: str, before: Row | None, row: Row) -> None:
+        if row.job is None:
+            return
+        if before is None or before.job != row.job:
+            self._jobs.event(row.job, "worker-started", f"{name} works", instance=name)
+        if row.state == LEAVING and (before is None or before.state != LEAVING):
+            self._jobs.event(
+                row.job,
+                "eviction-notice",
+                f"{name} will be taken away; a replacement is ordered",
+                instance=name,
+                at=row.notice_at,
+            )
+
+    def _tell_gone(self, name: str, last: Row) -> None:
+        if last.job is None or name in self._ended or last.job not in self._jobs.active():
+            return
+        noticed = last.state == LEAVING
+        how = "evicted" if noticed else "killed"
+        if self._jobs.vanished(last.job, name, how):
+            text = f"{name} is gone, {'after a notice' if noticed else 'without a notice'}"
+            self._jobs.event(last.job, f"worker-{how}", text, instance=name)

@@ -1,0 +1,272 @@
+"""The driver's side of Ray: which machines there are, and which workers on them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from vcasgd.errors import ClusterError
+from vcasgd.runtime.cluster.commands import INSTANCE_LABEL, authentication, stable
+from vcasgd.runtime.cluster.host import Host
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+#: a head that says nothing for this long is dead to :meth:`Cluster.healthy`
+PING_SECONDS = 3.0
+
+
+class State(StrEnum):
+    """Of a worker. ``dead`` is final: Ray starts none a second time."""
+
+    PENDING = "pending"
+    ALIVE = "alive"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine as Ray sees it. The head's has no ``instance_id``."""
+
+    node_id: str
+    instance_id: str | None
+    alive: bool
+    host: str
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """A worker as Ray sees it. ``reason``: why it is dead, as far as Ray knows."""
+
+    name: str
+    instance_id: str | None
+    state: State
+    reason: str = ""
+
+
+class Cluster:
+    """The driver's view of Ray: which machines there are, and which workers on them.
+
+    One per process, usable from any thread. Every call ends within the ``timeout`` given to
+    :meth:`connect` and raises nothing but :class:`ClusterError`. It is bound to one life of
+    the head: when the head dies, :meth:`healthy` turns ``False`` for good, and Ray ends the
+    whole process with exit code 1 when the head is still away after a minute. So end the
+    process as soon as it is not healthy (with ``os._exit``: Ray's own farewell would wait
+    for the head) and have it started again. The workers do not notice.
+    """
+
+    def __init__(self, namespace: str, timeout: float, head: str) -> None:
+        self._namespace = namespace
+        self._timeout = timeout
+        self._head = head
+
+    @classmethod
+    def connect(
+        cls, address: str, namespace: str, timeout: float, token: str | None = None
+    ) -> Cluster:
+        """Joins the cluster as a driver, on the host of its head.
+
+        Waits for the head if it is not there yet; takes a second if it is. Raises
+        :class:`ClusterError` within ``timeout``.
+        """
+        name, _, port = address.rpartition(":")
+        host = stable(name)
+        left = _await_port(host, int(port), timeout)
+        head = _bounded("connect", left, lambda: _join(f"{host}:{port}", namespace, token))
+        return cls(namespace, timeout, head)
+
+    def nodes(self) -> list[Node]:
+        """Every node, the head's too, and the dead ones for a while. Takes milliseconds."""
+        return _bounded("list the nodes", self._timeout, _nodes)
+
+    def workers(self) -> dict[str, WorkerState]:
+        """By name; of several with one name the living, else the last. Takes milliseconds.
+
+        Dead ones stay listed for a while.
+        """
+        return _bounded("list the workers", self._timeout, lambda: _workers(self._namespace))
+
+    def start_worker(
+        self,
+        instance_id: str,
+        name: str,
+        entry: str,
+        arguments: dict[str, Any],
+        env: dict[str, str],
+    ) -> None:
+        """Asks for a worker on that instance; its process runs ``entry`` (``module:function``).
+
+        Returns within milliseconds, before the worker is up: that takes one or two seconds,
+        and shows in :meth:`workers`. Idempotent: nothing happens while one of that name is
+        pending or alive. The worker outlives this process, is never restarted, never moves,
+        and is dead when ``entry(**arguments)`` has returned. Raises :class:`ClusterError` if
+        the instance has no living node or ``arguments`` are not JSON. ``env`` and
+        ``arguments`` are kept in the ledger.
+        """
+        _check_json(arguments)
+
+        def place() -> None:
+            options = {**_pinned(instance_id), "name": name, "namespace": self._namespace}
+            _ray().remote(Host).options(**options).remote(entry, arguments, env)
+
+        _bounded(f"start worker {name}", self._timeout, place)
+
+    def stop_worker(self, name: str) -> None:
+        """Kills the worker. Idempotent; silent if there is none. Returns before it is dead."""
+
+        def kill() -> None:
+            with contextlib.suppress(ValueError):
+                actor = _ray().get_actor(name, namespace=self._namespace)
+                _ray().kill(actor, no_restart=True)
+
+        _bounded(f"stop worker {name}", self._timeout, kill)
+
+    def healthy(self) -> bool:
+        """Whether the head that we joined still lives; known within :data:`PING_SECONDS`."""
+        try:
+            nodes = _bounded("reach the head", min(self._timeout, PING_SECONDS), _nodes)
+        except ClusterError:
+            return False
+        return any(node.alive and node.node_id == self._head for node in nodes)
+
+    def close(self) -> None:
+        """Leaves the cluster; workers stay. Idempotent; silent if the head is dead."""
+        with contextlib.suppress(ClusterError):
+            _bounded("leave", self._timeout, _ray().shutdown)
+
+
+def _bounded(what: str, timeout: float, call: Callable[[], T]) -> T:
+    """``call()``, or :class:`ClusterError` after ``timeout`` seconds.
+
+    Ray waits for a dead head deep in its library, where nothing can interrupt it. Such a
+    call is left behind in its thread, which ends with the process at the latest.
+    """
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
+            answers.put((None, error))
+
+    threading.Thread(target=run, name=f"ray: {what}", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=timeout)
+    except queue.Empty:
+        raise ClusterError(f"can't {what}: Ray does not answer in {timeout:g} s") from None
+    if error is None:
+        return answer  # type: ignore[return-value]
+    if isinstance(error, ClusterError):
+        raise error
+    raise ClusterError(f"can't {what}: {error}") from error
+
+
+def _ray() -> Any:
+    """Imported late: it takes a second, and most of the package does without."""
+    import ray
+
+    return ray
+
+
+def _join(address: str, namespace: str, token: str | None) -> str:
+    """Returns the id of the node that we are attached to, which is the head's."""
+    os.environ.update(authentication(token))
+    # a call after the end of the cluster must not start a cluster of its own
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    _quiet()
+    _ray().init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False)
+    return str(_ray().get_runtime_context().get_node_id())
+
+
+def _quiet() -> None:
+    """Ray prints news of nodes and workers on a driver's standard output; we log them."""
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda data, **_: log.debug("ray: %s", " ".join(data["lines"]))
+    # it advises us to handle signals in its way
+    logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+def _await_port(host: str, port: int, timeout: float) -> float:
+    """Returns what is left of ``timeout`` when somebody listens there.
+
+    Ray would go on trying after our time is up, and end this process in the end.
+    """
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=left):
+            return max(0.0, deadline - time.monotonic())
+        time.sleep(min(0.1, left))
+    raise ClusterError(f"can't connect: nobody listens on {host}:{port}")
+
+
+def _pinned(instance_id: str) -> dict[str, Any]:
+    """Options of a worker on that instance's node and on no other.
+
+    Pinned to the node, not to the instance's label: Ray gives up at once when the node has
+    died meanwhile, and would wait for ever for a label.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    living = (node for node in _nodes() if node.alive and node.instance_id == instance_id)
+    node = next(living, None)
+    if node is None:
+        raise ClusterError(f"instance {instance_id} has no living node")
+    return {
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": 0,
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        "_labels": {INSTANCE_LABEL: instance_id},
+    }
+
+
+def _nodes() -> list[Node]:
+    return [
+        Node(
+            node_id=row["NodeID"],
+            instance_id=row["Labels"].get(INSTANCE_LABEL),
+            alive=bool(row["Alive"]),
+            host=row["NodeManagerAddress"],
+        )
+        for row in _ray().nodes()
+    ]
+
+
+def _workers(namespace: str) -> dict[str, WorkerState]:
+    """Straight from the control service: Ray's public listing needs its dashboard."""
+    from ray._private.state import state as control
+    from ray.core.generated import gcs_pb2
+
+    table = control._connect_and_get_accessor().get_actor_table(None, None)
+    rows = [gcs_pb2.ActorTableData.FromString(row) for row in table]  # type: ignore[attr-defined]
+    rows = [row for row in rows if row.name and row.ray_namespace == namespace]
+    rows.sort(key=lambda row: (row.state != row.DEAD, row.timestamp))
+    return {row.name: _worker(row) for row in rows}
+
+
+def _worker(row: Any) -> WorkerState:
+    states = {row.ALIVE: State.ALIVE, row.DEAD: State.DEAD}
+    # Ray goes on for a page about common causes
+    reason = row.death_cause.actor_died_error_context.error_message.partition(" Some common")[0]
+    instance_id = row.labels.get(INSTANCE_LABEL)
+    return WorkerState(row.name, instance_id, states.get(row.state, State.PENDING), reason)
+
+
+def _check_json(arguments: dict[str, Any]) -> None:
+    try:
+        json.dumps(arguments)
+    except (TypeError, ValueError) as error:
+        raise ClusterError(f"a worker's arguments must be JSON: {error}") from error

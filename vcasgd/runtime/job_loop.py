@@ -1,0 +1,89 @@
+"""The controller's half that keeps jobs; it knows nothing of machines."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from vcasgd.errors import StoreUnavailable, VcasgdError
+from vcasgd.runtime.keeper import JobKeeper
+from vcasgd.runtime.storage import Storage
+from vcasgd.settings import Settings
+from vcasgd.store.connection import Client
+from vcasgd.store.jobs import Jobs
+
+log = logging.getLogger(__name__)
+
+#: for the present step to end
+STEP_SECONDS = 10.0
+#: for the checkpoints that are written when the controller is stopped
+LAST_CHECKPOINT_SECONDS = 15.0
+
+
+class JobLoop(threading.Thread):
+    """Keeps the jobs; apart from the fleet, so that a slow cloud never delays a checkpoint."""
+
+    def __init__(self, settings: Settings, ledger: Client, tensors: Client) -> None:
+        super().__init__(name="jobs", daemon=True)
+        self._settings = settings
+        self._ledger = ledger
+        self._tensors = tensors
+        self._jobs = Jobs(ledger)
+        self._storage = Storage(settings.required("storage_url"))
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._keepers: dict[str, JobKeeper] = {}
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            self._turn()
+            self._stopped.wait(self._settings.heartbeat / 4)
+
+    def stop(self, *, checkpoint: bool) -> None:
+        """Ends the thread; writes a last checkpoint of each job if asked to."""
+        self._stopped.set()
+        self.join(timeout=STEP_SECONDS)
+        if checkpoint:
+            for job, keeper in self._keepers.items():
+                try:
+                    keeper.checkpoint_now(LAST_CHECKPOINT_SECONDS)
+                except VcasgdError as error:
+                    log.warning("%s: no last checkpoint: %s", job, error)
+        self._writer.shutdown(wait=False, cancel_futures=True)
+
+    def _turn(self) -> None:
+        try:
+            active = self._jobs.active()
+        except StoreUnavailable as error:
+            log.warning("ledger: %s", error)
+            return
+        for job in active:
+            self._keepers.setdefault(job, self._keeper(job))
+            self._step(job, self._keepers[job])
+        for job in self._keepers.keys() - set(active):
+            self._clean_up(job)
+
+    def _step(self, job: str, keeper: JobKeeper) -> None:
+        try:
+            keeper.step()
+        except StoreUnavailable as error:
+            log.warning("%s: %s", job, error)
+        except VcasgdError:
+            log.exception("%s", job)
+
+    def _clean_up(self, job: str) -> None:
+        try:
+            if self._keepers[job].clean_up():
+                del self._keepers[job]
+        except StoreUnavailable as error:
+            log.warning("%s: %s", job, error)
+
+    def _keeper(self, job: str) -> JobKeeper:
+        return JobKeeper(
+            job,
+            ledger=self._ledger,
+            tensors=self._tensors,
+            storage=self._storage,
+            writer=self._writer,
+        )

@@ -1,0 +1,319 @@
+"""What the controller does for one job: it starts, is checkpointed, and comes to an end.
+
+Each step looks at the ledger and the tensors server and does the next thing; nothing is
+remembered that the next controller would need.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from vcasgd.errors import NotFound, SnapshotMissing, StorageUnavailable, StoreUnavailable
+from vcasgd.learning.vector import Layout
+from vcasgd.runtime.checkpoints import Checkpoints, Stored
+from vcasgd.runtime.names import epoch_pin
+from vcasgd.runtime.storage import Storage
+from vcasgd.store.connection import Client
+from vcasgd.store.jobs import Evaluation, Failure, Job, Jobs, State
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.snapshots import Snapshot, Snapshots
+
+log = logging.getLogger(__name__)
+
+#: a piece of work that fails so often, on as many machines if there are so many, is hopeless
+ATTEMPTS = 3
+#: between two checkpoints at the ends of epochs that are shorter than that
+LEAST_SECONDS_BETWEEN_CHECKPOINTS = 2.0
+#: pause after a failed write; doubles up to the second number
+RETRY_SECONDS = (1.0, 30.0)
+#: the name of the pin for checkpoints between the ends of epochs
+PERIODIC = "periodic"
+
+
+class JobKeeper:
+    """Brings one job from its submission to its end, one :meth:`step` at a time.
+
+    Steps raise :class:`StoreUnavailable` while a server is away and may be repeated.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        ledger: Client,
+        tensors: Client,
+        storage: Storage,
+        writer: ThreadPoolExecutor,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._job = job
+        self._jobs = Jobs(ledger)
+        self._snapshots = Snapshots(tensors, TensorKeys(job))
+        self._checkpoints = Checkpoints(storage, job)
+        self._writer = writer
+        self._clock = clock
+        self._writing: tuple[str, Future[Stored]] | None = None
+        self._written_at = clock()
+        self._retry_at = 0.0
+        self._pause = 0.0
+
+    def step(self) -> None:
+        job = self._jobs.get(self._job)
+        self._collect_write()
+        match job.state:
+            case State.STARTING:
+                self._start(job)
+            case State.RUNNING:
+                self._run(job)
+            case State.FINISHING:
+                self._finish(job)
+            case State.PAUSED | State.SUCCEEDED | State.FAILED | State.CANCELLED:
+                pass
+
+    def clean_up(self) -> bool:
+        """Removes what a job that is over has in the tensors server. True when it is done."""
+        if self._writing is not None:
+            self._collect_write()
+            return False
+        self._snapshots.forget()
+        return True
+
+    # -- states -------------------------------------------------------------------------------
+
+    def _start(self, job: Job) -> None:
+        if job.facts is not None:
+            self._jobs.transition(
+                job.id,
+                State.RUNNING,
+                [State.STARTING],
+                why="the first snapshot is there; training starts",
+                started_at=self._clock(),
+            )
+        else:
+            self._fail_if_hopeless(job)
+
+    def _run(self, job: Job) -> None:
+        if self._fail_if_hopeless(job):
+            return
+        ending = self._ending(job)
+        if ending is not None:
+            evaluation, why = ending
+            self._jobs.transition(
+                job.id, State.FINISHING, [State.RUNNING], why=why, final_epoch=evaluation.epoch
+            )
+            return
+        self._keep_checkpoints(job)
+
+    def _ending(self, job: Job) -> tuple[Evaluation, str] | None:
+        """The evaluation of the model with which the job ends, and why it ends."""
+        if not job.evaluations:
+            return None
+        newest, target = job.evaluations[-1], job.spec.stop.accuracy
+        if target is not None and newest.metrics.get("accuracy", 0.0) >= target:
+            accuracy = newest.metrics["accuracy"]
+            return newest, f"accuracy {accuracy:.4f} reached {target:g} in epoch {newest.epoch}"
+        if job.finished_epochs >= job.spec.epochs and newest.epoch == job.spec.epochs:
+            return newest, f"all {job.spec.epochs} epochs are done"
+        limit = job.spec.stop.max_duration
+        if limit and job.started_at and self._clock() - job.started_at > limit.total_seconds():
+            return newest, f"max_duration is over; the last evaluated epoch is {newest.epoch}"
+        return None
+
+    def _finish(self, job: Job) -> None:
+        """The job ends when the model that was evaluated last is safely in the storage."""
+        evaluation = next((each for each in job.evaluations if each.epoch == job.final_epoch), None)
+        if evaluation is None or not self._may_write():
+            return
+        stored = self._stored(evaluation.version)
+        if stored is not None:
+            self._jobs.transition(
+                job.id,
+                State.SUCCEEDED,
+                [State.FINISHING],
+                why=job.reason or "done",
+                model=stored.name,
+            )
+            return
+        pinned = self._snapshots.pinned(epoch_pin(evaluation.epoch))
+        if pinned is not None and pinned.meta.version == evaluation.version:
+            self._write(job, epoch_pin(evaluation.epoch))
+        elif not self._whole_is_there(evaluation):
+            self._jobs.transition(
+                job.id,
+                State.RUNNING,
+                [State.FINISHING],
+                why=f"the model of epoch {evaluation.epoch} was lost before it was stored",
+            )
+
+    def _whole_is_there(self, evaluation: Evaluation) -> bool:
+        """Whether the present snapshot is the evaluated one; if so it gets its pin back."""
+        try:
+            present = self._snapshots.read()
+        except SnapshotMissing:
+            return True  # the parameter server is about to bring it back
+        if present.meta.version != evaluation.version:
+            return False
+        self._snapshots.want_pin(epoch_pin(evaluation.epoch))
+        return True
+
+    def _fail_if_hopeless(self, job: Job) -> bool:
+        failures = self._jobs.failures(job.id)
+        hopeless = next((each for each in failures if each.fatal), None)
+        hopeless = hopeless or _repeated(failures, len(self._jobs.workers(job.id)))
+        if hopeless is None:
+            return False
+        self._jobs.transition(
+            job.id,
+            State.FAILED,
+            [State.STARTING, State.RUNNING],
+            why=hopeless.message,
+            traceback=hopeless.traceback,
+        )
+        return True
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def checkpoint_now(self, seconds: float) -> None:
+        """Writes the present snapshot, within ``seconds``: before everything is stopped."""
+        job = self._jobs.get(self._job)
+        if job.facts is None or job.state not in (State.RUNNING, State.PAUSED, State.FINISHING):
+            return
+        deadline = time.monotonic() + seconds
+        self._snapshots.unpin(PERIODIC)
+        self._snapshots.want_pin(PERIODIC)
+        while self._snapshots.pinned(PERIODIC) is None or self._writing is not None:
+            if time.monotonic() > deadline:
+                raise StoreUnavailable("the parameter server did not keep a snapshot in time")
+            self._collect_write()
+            time.sleep(0.02)
+        self._write_pinned(job, PERIODIC)
+        self._snapshots.unpin(PERIODIC)
+
+    def _keep_checkpoints(self, job: Job) -> None:
+        if self._writing is not None:
+            return
+        pins = self._snapshots.pins()
+        name = self._due(job, pins)
+        self._drop_spare_pins(job, pins, keep=name)
+        if name is not None and self._may_write():
+            self._write(job, name)
+        elif PERIODIC not in pins and self._periodic_is_due(job):
+            self._snapshots.want_pin(PERIODIC)
+
+    def _periodic_is_due(self, job: Job) -> bool:
+        return self._clock() - self._written_at > job.spec.checkpoint.every.total_seconds()
+
+    def _due(self, job: Job, pins: dict[str, Snapshot]) -> str | None:
+        """The pin that is to be written next."""
+        evaluated = [each for each in job.evaluations if epoch_pin(each.epoch) in pins]
+        if evaluated and self._worth_it(job, evaluated[-1]):
+            return epoch_pin(evaluated[-1].epoch)
+        return PERIODIC if PERIODIC in pins else None
+
+    def _worth_it(self, job: Job, evaluation: Evaluation) -> bool:
+        rested = self._clock() - self._written_at >= LEAST_SECONDS_BETWEEN_CHECKPOINTS
+        return rested or evaluation == job.best or evaluation.epoch == job.spec.epochs
+
+    def _drop_spare_pins(self, job: Job, pins: dict[str, Snapshot], keep: str | None) -> None:
+        """Pins of evaluated epochs cost the memory of a model each."""
+        for evaluation in job.evaluations[:-1]:
+            name = epoch_pin(evaluation.epoch)
+            if name in pins and name != keep:
+                self._snapshots.unpin(name)
+
+    def _may_write(self) -> bool:
+        return self._writing is None and self._clock() >= self._retry_at
+
+    def _write(self, job: Job, pin: str) -> None:
+        self._writing = (pin, self._writer.submit(self._write_pinned, job, pin))
+
+    def _write_pinned(self, job: Job, pin: str) -> Stored:
+        assert job.facts is not None
+        snapshot, floats = self._snapshots.fetch_pinned(pin)
+        present = self._stored(snapshot.meta.version)
+        if present is not None:
+            return present
+        stored = self._checkpoints.write(snapshot, Layout.from_json(job.facts.layout), floats)
+        self._list(job, stored, pin, snapshot)
+        return stored
+
+    def _list(self, job: Job, stored: Stored, pin: str, snapshot: Snapshot) -> None:
+        """Prunes old checkpoints and tells the ledger which there are."""
+        known = self._jobs.checkpoints(job.id)
+        known[stored.name] = {
+            "version": stored.version,
+            "digest": stored.digest,
+            "size": stored.size,
+            "at": self._clock(),
+            "of": pin,
+            "finished_epochs": snapshot.record.finished,
+            "samples": snapshot.meta.totals.samples,
+        }
+        best = self._best_stored(known)
+        gone = self._checkpoints.prune(job.spec.checkpoint.keep, best)
+        self._jobs.set_checkpoints(
+            job.id, {name: each for name, each in known.items() if name not in gone}
+        )
+
+    def _best_stored(self, known: dict[str, dict[str, Any]]) -> frozenset[str]:
+        best = self._jobs.get(self._job).best
+        return frozenset(
+            name for name, each in known.items() if best and each["version"] == best.version
+        )
+
+    def _stored(self, version: int) -> Stored | None:
+        return next((each for each in self._checkpoints.all() if each.version == version), None)
+
+    def _collect_write(self) -> None:
+        if self._writing is None or not self._writing[1].done():
+            return
+        pin, future = self._writing
+        self._writing = None
+        try:
+            stored = future.result()
+        except SnapshotMissing:
+            return  # the pin vanished with the tensors server
+        except (StorageUnavailable, StoreUnavailable, NotFound) as error:
+            self._say_failed(str(error))
+            return
+        self._say_written(stored)
+        self._snapshots.unpin(pin)
+
+    def _say_failed(self, why: str) -> None:
+        first, most = RETRY_SECONDS
+        if self._pause == 0.0:
+            self._jobs.event(
+                self._job,
+                "checkpoint-failed",
+                f"a checkpoint can't be written: {why}; training goes on, and it is tried again",
+            )
+        self._pause = min(max(first, self._pause * 2), most)
+        self._retry_at = self._clock() + self._pause
+        log.warning("%s: checkpoint: %s", self._job, why)
+
+    def _say_written(self, stored: Stored) -> None:
+        self._pause, self._retry_at, self._written_at = 0.0, 0.0, self._clock()
+        self._jobs.event(
+            self._job,
+            "checkpoint",
+            f"version {stored.version} is stored ({stored.size / 1e6:.1f} MB)",
+            name=stored.name,
+            version=stored.version,
+        )
+
+
+def _repeated(failures: list[Failure], workers: int) -> Failure | None:
+    """The last failure of a piece of work that failed often enough, on enough machines."""
+    by_piece: dict[str, list[Failure]] = defaultdict(list)
+    for failure in failures:
+        by_piece[failure.piece].append(failure)
+    for same in by_piece.values():
+        machines = {failure.worker for failure in same}
+        if len(same) >= ATTEMPTS and len(machines) >= min(ATTEMPTS, max(1, workers)):
+            return same[-1]
+    return None
