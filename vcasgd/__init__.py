@@ -3,8 +3,25 @@
 The names below are the public interface; everything else may change.
 """
 
-from vcasgd.task import Task
+from __future__ import annotations
 
-__all__ = ["Task", "__version__"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vcasgd.client import Client
+    from vcasgd.spec import JobSpec
+    from vcasgd.task import Task
+
+__all__ = ["Client", "JobSpec", "Task", "__version__"]
 
 __version__ = "0.1.0"
+
+_HOMES = {"Client": "vcasgd.client", "JobSpec": "vcasgd.spec", "Task": "vcasgd.task"}
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import, and most of our processes never need it
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

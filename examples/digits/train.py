@@ -10,7 +10,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import vcasgd
 
@@ -36,7 +36,7 @@ class Digits(vcasgd.Task):
             nn.Linear(2 * self.channels * 4 * 4, 10),
         )
 
-    def dataset(self, split: str) -> Dataset[Batch]:
+    def dataset(self, split: str) -> TensorDataset:
         pixels, labels = load_digits(return_X_y=True)
         # the same seed everywhere, so that every machine has the same samples in each part
         x_train, x_validation, y_train, y_validation = train_test_split(

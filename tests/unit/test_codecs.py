@@ -13,7 +13,7 @@ from torch import Tensor
 from vcasgd.errors import InvalidUpdate, SpecError
 from vcasgd.learning.codecs import BFloat16, Codec, Float32, make_codec
 
-CODECS = [Float32(), BFloat16()]
+CODECS: list[Codec] = [Float32(), BFloat16()]
 codecs = st.sampled_from(CODECS)
 vectors = st.lists(st.floats(width=32, allow_nan=False), max_size=40).map(
     lambda values: torch.tensor(values, dtype=torch.float32)

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import signal
-import socket
-import sys
 import threading
 import time
 from dataclasses import replace
+from typing import NoReturn
 
 from vcasgd.errors import ClusterError, FleetError, NoCapacity, StoreUnavailable, VcasgdError
 from vcasgd.fleet.observed import (
@@ -36,7 +34,9 @@ from vcasgd.runtime import agent
 from vcasgd.runtime.chronicle import Chronicle, Row
 from vcasgd.runtime.cluster import Cluster, node_command
 from vcasgd.runtime.cluster import State as WorkerLife
+from vcasgd.runtime.crashes import Crashes
 from vcasgd.runtime.job_loop import JobLoop
+from vcasgd.runtime.leadership import Leadership
 from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import Client, connect, patiently
@@ -73,6 +73,7 @@ class FleetLoop:
         self._history = History(since=time.time())
         self._unseen: dict[str, tuple[str, float]] = {}
         self._workers: tuple[WorkerView, ...] = ()
+        self._crashes = Crashes(self._jobs)
         self._draining: dict[str, float] = {}
         self._chronicle = Chronicle(self._control, self._jobs)
 
@@ -128,12 +129,17 @@ class FleetLoop:
         if not self._cluster.healthy():
             raise ClusterError("Ray's head was lost")
         nodes = {node.instance_id for node in self._cluster.nodes() if node.alive}
+        before = {worker.name for worker in self._workers if worker.alive}
+        workers = self._cluster.workers()
         self._workers = tuple(
             WorkerView(
                 name, _job_of(name), worker.instance_id or "", worker.state is not WorkerLife.DEAD
             )
-            for name, worker in self._cluster.workers().items()
+            for name, worker in workers.items()
         )
+        for worker in self._workers:
+            if worker.name in before and not worker.alive and worker.instance_id in nodes:
+                self._crashes.died(worker.name, worker.job, workers[worker.name].reason)
         return frozenset(node for node in nodes if node is not None)
 
     def _demand(self, job: Job) -> JobDemand:
@@ -229,6 +235,9 @@ class FleetLoop:
     def _start_worker(self, action: StartWorker) -> None:
         assert self._cluster is not None
         name = worker_name(action.instance_id, action.job)
+        if not self._crashes.may_start(name):
+            return
+        log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
         self._jobs.forget_worker(action.job, name)
         self._cluster.start_worker(action.instance_id, name, agent.ENTRY, arguments, {})
@@ -315,8 +324,7 @@ class Controller:
         self._settings = settings
         self._ledger = connect(settings.secret("ledger_url"))
         self._tensors = connect(settings.secret("tensors_url"))
-        self._control = Control(self._ledger)
-        self._owner = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+        self._leadership = Leadership(Control(self._ledger), settings)
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -324,21 +332,16 @@ class Controller:
 
     def run(self) -> None:
         """Until :meth:`stop`. Raises :class:`ClusterError` when Ray's head was lost."""
-        while not self._stop.is_set() and not self._holds():
-            self._stop.wait(self._settings.heartbeat)
-        jobs = JobLoop(self._settings, self._ledger, self._tensors)
+        self._leadership.start()
+        while not self._stop.is_set() and not self._leadership.sure:
+            self._stop.wait(self._settings.heartbeat / 4)
+        jobs = JobLoop(self._settings, self._ledger, self._tensors, self._leadership)
         jobs.start()
         try:
             self._keep_fleet()
         finally:
             jobs.stop(checkpoint=self._stop.is_set())
-
-    def _holds(self) -> bool:
-        try:
-            return self._control.hold(self._owner, self._settings.lease_seconds) > 0
-        except StoreUnavailable as error:
-            log.warning("ledger: %s", error)
-            return False
+            self._leadership.stop()
 
     def _keep_fleet(self) -> None:
         settings = self._settings
@@ -357,29 +360,29 @@ class Controller:
             lambda: FleetLoop(settings, self._ledger, providers), settings.patience_seconds
         )
         while not self._stop.is_set():
-            if not self._holds():
-                # somebody else may have taken over, or nobody can know: act only when sure
-                self._stop.wait(settings.heartbeat)
-                continue
-            try:
-                fleet.round()
-            except StoreUnavailable as error:
-                log.warning("ledger: %s", error)
+            if self._leadership.sure:
+                try:
+                    fleet.round()
+                except StoreUnavailable as error:
+                    log.warning("ledger: %s", error)
             self._stop.wait(settings.heartbeat / 2)
 
 
-def main() -> int:
+def main() -> NoReturn:
     """The process. Exit status 0 after SIGTERM, 1 after an error; it is meant to be restarted."""
     configure_logging("controller")
+    status = 0
     try:
         controller = Controller(load_settings())
         signal.signal(signal.SIGTERM, lambda _number, _frame: controller.stop())
         signal.signal(signal.SIGINT, lambda _number, _frame: controller.stop())
         controller.run()
     except VcasgdError as error:
-        return exit_status(error)
-    return 0
+        status = exit_status(error)
+    logging.shutdown()
+    # Ray's own farewell would wait for a head that is dead
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

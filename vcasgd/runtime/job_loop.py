@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vcasgd.errors import StoreUnavailable, VcasgdError
 from vcasgd.runtime.keeper import JobKeeper
+from vcasgd.runtime.leadership import Leadership
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
 from vcasgd.store.connection import Client
@@ -24,9 +25,12 @@ LAST_CHECKPOINT_SECONDS = 15.0
 class JobLoop(threading.Thread):
     """Keeps the jobs; apart from the fleet, so that a slow cloud never delays a checkpoint."""
 
-    def __init__(self, settings: Settings, ledger: Client, tensors: Client) -> None:
+    def __init__(
+        self, settings: Settings, ledger: Client, tensors: Client, leadership: Leadership
+    ) -> None:
         super().__init__(name="jobs", daemon=True)
         self._settings = settings
+        self._leadership = leadership
         self._ledger = ledger
         self._tensors = tensors
         self._jobs = Jobs(ledger)
@@ -37,7 +41,8 @@ class JobLoop(threading.Thread):
 
     def run(self) -> None:
         while not self._stopped.is_set():
-            self._turn()
+            if self._leadership.sure:
+                self._turn()
             self._stopped.wait(self._settings.heartbeat / 4)
 
     def stop(self, *, checkpoint: bool) -> None:

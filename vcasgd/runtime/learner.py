@@ -139,7 +139,6 @@ class Learner:
         """
         assert self._optimizer is not None
         scatter(self.base, self.base_integers, self._model, self.layout)
-        self._model.train()
         torch.manual_seed(seed_for(self._spec.seed, subtask, position))
         stop = self.interval_stop(subtask, position)
         interval = train(

@@ -1,0 +1,287 @@
+"""The audit: kill everything while a job trains that counts, and then look at the counts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vcasgd.chaos.killers import Fault, Killer, Target, audit_task
+from vcasgd.chaos.plan import Strike, plan_strikes
+from vcasgd.client import Client
+from vcasgd.errors import StackError
+from vcasgd.fleet.providers.local import LocalPool, LocalProvider
+from vcasgd.settings import Settings
+from vcasgd.spec import JobSpec
+from vcasgd.stack import StackHome, StackState, running
+from vcasgd.store.connection import connect
+from vcasgd.store.jobs import Jobs
+
+log = logging.getLogger(__name__)
+
+#: for one recovery; a machine of the local pool boots in about ten seconds
+RECOVERY_SECONDS = 120.0
+#: for the job, after the last kill
+FINISH_SECONDS = 600.0
+#: the job is made so long that three workers need about this much time for each kill
+SECONDS_PER_KILL = 6.0
+STEP_SECONDS = 0.03
+BATCH_SIZE = 5
+SUBTASKS_PER_EPOCH = 20
+SAMPLES = 2000
+WORKERS = 3
+POLL_SECONDS = 0.05
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Report:
+    """What ``vcasgd chaos audit --json`` prints."""
+
+    seed: int
+    seconds: float = 0.0
+    kills: dict[str, int] = field(default_factory=dict)
+    samples_expected: int = 0
+    samples_applied: int = 0
+    samples_lost: int = 0
+    samples_repeated: int = 0
+    updates_applied: int = 0
+    updates_rejected: int = 0
+    recovery_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    failure: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Nothing lost, nothing repeated, and every kill really happened."""
+        return self.failure is None and not self.samples_lost and not self.samples_repeated
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to audit. ``epochs``: ``None`` is long enough for the kills."""
+
+    kills: int = 12
+    seed: int = 7
+    epochs: int | None = None
+    heartbeat: float = 0.5
+
+
+def audit(options: Options, say: Say) -> Report:
+    """Runs the whole of it on a stack of its own and leaves nothing behind.
+
+    Raises :class:`~vcasgd.errors.SpecError` for too few kills, and
+    :class:`~vcasgd.errors.StackError` where the stack does not start.
+    """
+    rng = random.Random(options.seed)
+    strikes = plan_strikes(options.kills, rng)
+    say(f"seed {options.seed}: {options.kills} kills in {len(strikes)} strikes")
+    report, started = Report(options.seed), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="vcasgd-audit-") as folder:
+        settings = _settings(Path(folder) / "home", options)
+        with running(settings) as state:
+            run = _Run(settings, state, options, report, say)
+            try:
+                run.strike_all(strikes, rng)
+                run.finish(Path(folder) / "model.safetensors")
+            except StackError as error:
+                report.failure = str(error)
+            finally:
+                run.close()
+    report.seconds = round(time.monotonic() - started, 1)
+    return report
+
+
+def _settings(home: Path, options: Options) -> Settings:
+    return Settings(
+        home=home,
+        api_port=0,
+        heartbeat=options.heartbeat,
+        local_capacity=WORKERS,
+        ledger_url=None,
+        tensors_url=None,
+        storage_url=None,
+        token=None,
+    )
+
+
+def audit_spec(options: Options) -> JobSpec:
+    """A job that lasts longer than the kills; with weight 1 every sample counts exactly once."""
+    steps_per_epoch = SAMPLES / BATCH_SIZE
+    seconds_per_epoch = steps_per_epoch * STEP_SECONDS / WORKERS
+    epochs = options.epochs or max(2, round(options.kills * SECONDS_PER_KILL / seconds_per_epoch))
+    return JobSpec.parse(
+        {
+            "name": "audit",
+            "task": "audit:Audit",
+            "working_dir": str(audit_task()),
+            "args": {
+                "samples": SAMPLES,
+                "batch_size": BATCH_SIZE,
+                "step_seconds": STEP_SECONDS,
+            },
+            "epochs": epochs,
+            "subtasks_per_epoch": SUBTASKS_PER_EPOCH,
+            "push_every": 4,
+            "update": {"rule": "async-local-sgd", "eta": 1.0},
+            "workers": {"min": 1, "max": WORKERS},
+            "checkpoint": {"every": "5s", "keep": 3},
+        }
+    )
+
+
+class _Run:
+    def __init__(
+        self, settings: Settings, state: StackState, options: Options, report: Report, say: Say
+    ) -> None:
+        self._report = report
+        self._say = say
+        home = StackHome(settings.home_path)
+        token = home.token()
+        if token is None:
+            raise StackError("the stack has no token")
+        self._client = Client(state.api_url, token)
+        self._spec = audit_spec(options)
+        self._job = self._client.submit_directory(self._spec, idempotency_key="audit").id
+        ledger_url = _ledger_url(home, state)
+        provider = LocalProvider(home.path, settings.cluster, LocalPool("local", WORKERS))
+        self._jobs = Jobs(connect(ledger_url))
+        self._killer = Killer(home, provider, self._jobs, self._job, heartbeat=options.heartbeat)
+        self._recoveries: defaultdict[str, list[float]] = defaultdict(list)
+        self._watchers: list[threading.Thread] = []
+        self._problems: list[str] = []
+
+    def close(self) -> None:
+        self._client.close()
+
+    # -- killing ----------------------------------------------------------------------------------
+
+    def strike_all(self, strikes: list[Strike], rng: random.Random) -> None:
+        """Carries out the plan. Raises :class:`StackError` where a fault did not fire."""
+        for strike in strikes:
+            if not strike.overlaps:
+                self._await_recovery()
+            time.sleep(strike.pause)
+            self._strike(strike, rng)
+        self._await_recovery()
+
+    def _strike(self, strike: Strike, rng: random.Random) -> None:
+        if self._client_job_is_over():
+            raise StackError("the job was over before all faults had fired")
+        self._say("kill " + ", ".join(strike.targets))
+        errors: list[str] = []
+
+        def fire(target: Target, seed: float) -> None:
+            try:
+                self._watch(self._killer.fire(target, random.Random(seed)))
+            except StackError as error:
+                errors.append(str(error))
+
+        threads = [
+            threading.Thread(target=fire, args=(target, rng.random())) for target in strike.targets
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise StackError("; ".join(errors))
+
+    def _client_job_is_over(self) -> bool:
+        # the ledger may be the one that was just killed; then the job is not over either
+        with contextlib.suppress(Exception):
+            return self._jobs.get(self._job).state.over
+        return False
+
+    def _watch(self, fault: Fault) -> None:
+        kills = Counter(self._report.kills)
+        kills[fault.target.value] += 1
+        self._report.kills = dict(kills)
+        self._report.faults.append(f"{fault.target}: {fault.victim}")
+        watcher = threading.Thread(target=self._measure, args=(fault,), daemon=True)
+        self._watchers.append(watcher)
+        watcher.start()
+
+    def _measure(self, fault: Fault) -> None:
+        deadline = fault.at + RECOVERY_SECONDS
+        while time.time() < deadline:
+            with contextlib.suppress(Exception):
+                if fault.recovered():
+                    self._recoveries[fault.target.value].append(time.time() - fault.at)
+                    return
+            time.sleep(POLL_SECONDS)
+        self._problems.append(f"no recovery from {fault.target} ({fault.victim})")
+
+    def _await_recovery(self) -> None:
+        for watcher in self._watchers:
+            watcher.join()
+        self._watchers.clear()
+        if self._problems:
+            raise StackError("; ".join(self._problems))
+
+    # -- counting ---------------------------------------------------------------------------
+
+    def finish(self, model: Path) -> None:
+        """Waits for the job and counts. Raises :class:`StackError` where it did not succeed."""
+        self._say("all faults fired; waiting for the job")
+        job = self._client.wait(self._job, FINISH_SECONDS)
+        report = self._report
+        report.updates_applied = job.totals.updates
+        report.updates_rejected = sum(job.totals.rejected.values())
+        report.recovery_seconds = {
+            target: {"median": round(statistics.median(times), 2), "max": round(max(times), 2)}
+            for target, times in sorted(self._recoveries.items())
+        }
+        if job.state != "succeeded":
+            raise StackError(f"the job {job.state}: {job.reason}")
+        count_samples(_counts(self._client.download(self._job, model)), self._spec.epochs, report)
+
+
+def count_samples(counts: Tensor, epochs: int, report: Report) -> None:
+    """Fills in what the final vector says: each coordinate should be the number of epochs."""
+    report.samples_expected = counts.numel() * epochs
+    report.samples_lost = int((epochs - counts).clamp(min=0).sum())
+    report.samples_repeated = int((counts - epochs).clamp(min=0).sum())
+    report.samples_applied = report.samples_expected - report.samples_lost
+
+
+def _counts(model: Path) -> Tensor:
+    return load_file(model)["count"]
+
+
+def _ledger_url(home: StackHome, state: StackState) -> str:
+    password = home.ensure_password("ledger")
+    return f"redis://:{password}@127.0.0.1:{state.ports['ledger']}/0"
+
+
+def describe(report: Report) -> Iterator[str]:
+    """The report for people, line by line."""
+    killed = ", ".join(f"{count} × {target}" for target, count in sorted(report.kills.items()))
+    yield f"killed: {killed}"
+    for target, seconds in report.recovery_seconds.items():
+        yield f"  {target}: back after {seconds['median']} s (median), {seconds['max']} s (most)"
+    yield (
+        f"samples: {report.samples_expected} expected, {report.samples_applied} applied, "
+        f"{report.samples_lost} lost, {report.samples_repeated} repeated"
+    )
+    yield f"updates: {report.updates_applied} applied, {report.updates_rejected} rejected"
+    if report.failure:
+        yield f"failed: {report.failure}"
+    yield f"{'passed' if report.passed else 'NOT PASSED'} in {report.seconds} s"
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    return {**vars(report), "passed": report.passed}

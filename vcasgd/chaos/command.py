@@ -1,0 +1,40 @@
+"""``vcasgd chaos``: faults on purpose, from the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from vcasgd.chaos.audit import Options, as_json, audit, describe
+
+app = typer.Typer(no_args_is_help=True, help="Faults on purpose.")
+
+
+@app.callback()
+def chaos() -> None:
+    """Faults on purpose."""
+
+
+@app.command("audit")
+def audit_command(
+    kills: Annotated[int, typer.Option(help="How many processes and machines to kill.")] = 12,
+    seed: Annotated[int, typer.Option(help="Of the moments and the victims.")] = 7,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Kill everything while a job trains that counts, and prove that nothing was lost or repeated.
+
+    Starts a stack of its own in a temporary folder. Exit status 0 only if every sample of
+    every epoch was applied exactly once and every kill really happened.
+    """
+    report = audit(
+        Options(kills=kills, seed=seed),
+        say=lambda text: typer.echo(text, err=as_json_),
+    )
+    if as_json_:
+        typer.echo(json.dumps(as_json(report)))
+    else:
+        for line in describe(report):
+            typer.echo(line)
+    raise typer.Exit(0 if report.passed else 1)
