@@ -23,7 +23,8 @@ class Counts(nn.Module):
         self.count = nn.Parameter(torch.zeros(samples))
 
     def forward(self, indices: Tensor) -> Tensor:
-        return self.count[indices]
+        chosen: Tensor = self.count[indices]
+        return chosen
 
 
 class Indices(Dataset[int]):

@@ -1,0 +1,53 @@
+"""The audit over everything: the promise of the whole project in one test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from vcasgd.chaos.audit import Report, count_samples
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_or_repeated_whatever_dies() -> None:
+    # When 9 processes and machines are killed, every target at least once
+    argv = [sys.executable, "-m", "vcasgd.cli", "chaos", "audit", "--kills", "9", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=840, check=False)
+
+    # Then each fault fired, and each sample of each epoch was applied exactly once
+    assert done.stdout, done.stderr[-4000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, json.dumps(report, indent=1) + done.stderr[-4000:]
+    assert sum(report["kills"].values()) == 9
+    assert set(report["kills"]) == {
+        *("worker", "worker-notice", "server", "tensors", "ledger", "controller", "head")
+    }
+    assert set(report["recovery_seconds"]) == set(report["kills"])
+    assert report["samples_applied"] == report["samples_expected"] > 0
+    assert report["samples_lost"] == report["samples_repeated"] == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "lost", "repeated"),
+    [([3, 3, 3], 0, 0), ([3, 2, 3], 1, 0), ([3, 4, 3], 0, 1), ([0, 3, 5], 3, 2)],
+)
+def test_the_counts_tell_what_was_lost_and_what_was_repeated(
+    counts: list[int], lost: int, repeated: int
+) -> None:
+    report = Report(seed=0)
+
+    count_samples(torch.tensor(counts, dtype=torch.float32), 3, report)
+
+    assert (report.samples_lost, report.samples_repeated) == (lost, repeated)
+    assert report.samples_expected == 9
+    assert report.samples_applied == 9 - lost
+    assert report.passed == (lost == repeated == 0)
+
+
+def test_a_fault_that_did_not_fire_fails_the_audit() -> None:
+    assert not Report(seed=0, failure="the fault did not fire").passed

@@ -1,0 +1,249 @@
+"""The rows of the design's table of deaths that need the whole stack: Ray, machines, the API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vcasgd.chaos.audit import Options, audit_spec
+from vcasgd.client import Client
+from vcasgd.client.views import JobView
+from vcasgd.fleet.providers.local import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local_processes import kill_all, processes_of
+from vcasgd.settings import Settings
+from vcasgd.spec import JobSpec
+from vcasgd.stack import StackHome, StackState, down, running, up
+from vcasgd.stack.parts import mark
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+WORKERS = 3
+Eventually = Callable[..., Any]
+
+
+class Stack:
+    """A running stack with what the tests do to it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.home = StackHome(settings.home_path)
+        self.provider = LocalProvider(self.home.path, settings.cluster, LocalPool("local", WORKERS))
+
+    @property
+    def state(self) -> StackState:
+        return StackState.read(self.home.path)
+
+    @cached_property
+    def client(self) -> Client:
+        token = self.home.token()
+        assert token is not None
+        return Client(self.state.api_url, token)
+
+    def close(self) -> None:
+        self.client.close()
+
+    def kill(self, part: str) -> None:
+        """SIGKILL to a part and all of its helpers; fails if it was not alive."""
+        process = self.state.parts[part].process
+        assert process is not None
+        assert process.alive(), f"the fault did not fire: {part} was dead already"
+        assert kill_all(mark(self.home, part), process)
+        assert not process.alive()
+
+    def submit(self, *, epochs: int = 3, **fields: Any) -> str:
+        spec = audit_spec(Options(kills=7, epochs=epochs)).model_dump(mode="json")
+        return self.client.submit_directory(JobSpec.parse({**spec, **fields})).id
+
+    def beats(self, job: str) -> dict[str, dict[str, Any]]:
+        """Workers that are at work now, by instance."""
+        rows = self.client.workers(job)
+        fresh = time.time() - 4 * self.settings.heartbeat
+        return {row["instance"]: row for row in rows if row["at"] > fresh and row["steps"]}
+
+    def updates(self, job: str) -> int:
+        return self.client.job(job).totals.updates
+
+    def finish(self, job: str, folder: Path) -> JobView:
+        """The job's end; its model must count every sample exactly once in each epoch."""
+        view = self.client.wait(job, 150)
+        assert view.state == "succeeded", view.reason
+        counts = load_file(self.client.download(job, folder / "model.safetensors"))["count"]
+        assert torch.equal(counts, torch.full_like(counts, view.progress.epochs))
+        assert view.progress.samples_repeated == 0
+        return view
+
+
+def settings_for(home: Path) -> Settings:
+    return Settings(home=home, api_port=0, heartbeat=0.5, local_capacity=WORKERS, idle_seconds=30.0)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    settings = settings_for(tmp_path_factory.mktemp("stack") / "home")
+    with running(settings):
+        stack = Stack(settings)
+        yield stack
+        stack.close()
+
+
+@pytest.fixture
+def job(stack: Stack, eventually: Eventually) -> Iterator[str]:
+    """A job on three machines, in the middle of its training."""
+    name = stack.submit()
+    eventually(lambda: len(stack.beats(name)) == WORKERS and stack.updates(name) > 5, 90)
+    yield name
+    if not stack.client.job(name).over:
+        stack.client.cancel(name)
+
+
+def test_three_of_three_workers_die_at_once(
+    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+) -> None:
+    victims = set(stack.beats(job))
+    assert len(victims) == WORKERS
+
+    for victim in victims:
+        stack.provider.kill(victim)
+
+    assert not any(processes_of(victim, None) for victim in victims), "the faults fired"
+    eventually(lambda: len(stack.beats(job).keys() - victims) == WORKERS, 60)
+    view = stack.finish(job, tmp_path)
+    assert view.kills >= WORKERS
+
+
+def test_an_evicted_worker_hands_over_and_is_replaced_at_the_notice(
+    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+) -> None:
+    victim = min(stack.beats(job))
+
+    # When a machine gets a notice of many seconds
+    stack.client.evict(instance=victim, notice_seconds=15)
+
+    # Then its worker leaves in good order, and the next one is at work before it is dead
+    eventually(lambda: "notice" in (_beat(stack, job, victim).get("leaving") or ""), 10)
+    eventually(lambda: len(stack.beats(job).keys() - {victim}) == WORKERS, 30)
+    assert victim in {one.id for one in stack.provider.instances()}, "replaced before its death"
+    last = _beat(stack, job, victim)
+    assert last["samples"] > 0
+    view = stack.finish(job, tmp_path)
+    assert view.evictions == 1
+
+
+def _beat(stack: Stack, job: str, instance: str) -> dict[str, Any]:
+    return next(row for row in stack.client.workers(job) if row["instance"] == instance)
+
+
+def test_workers_train_on_while_the_head_of_ray_is_dead(
+    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+) -> None:
+    before = {name: beat["pid"] for name, beat in stack.beats(job).items()}
+    updates, restarts = stack.updates(job), stack.state.parts["head"].restarts
+
+    stack.kill("head")
+
+    eventually(lambda: stack.updates(job) > updates + 5, 20)
+    eventually(lambda: stack.state.parts["head"].restarts > restarts, 30)
+    eventually(lambda: stack.state.parts["controller"].ready, 60)
+    after = {name: beat["pid"] for name, beat in stack.beats(job).items()}
+    assert after == before, "the same processes went on"
+    stack.finish(job, tmp_path)
+
+
+def test_a_restarted_controller_finds_its_machines(
+    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+) -> None:
+    before = {one.id for one in stack.provider.instances()}
+    restarts = stack.state.parts["controller"].restarts
+
+    stack.kill("controller")
+
+    eventually(lambda: stack.state.parts["controller"].restarts > restarts, 30)
+    eventually(lambda: stack.state.parts["controller"].ready, 60)
+    view = stack.finish(job, tmp_path)
+    assert view.kills == view.evictions == 0, "no machine was lost"
+    assert {one.id for one in stack.provider.instances()} == before, "no duplicate, no orphan"
+
+
+def test_a_client_follows_through_the_death_of_the_api(
+    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+) -> None:
+    kinds, ids = [], []
+    events = stack.client.events(job, follow=True)
+    for event in events:
+        kinds.append(event.kind)
+        ids.append(event.id)
+        if event.kind == "job-running":
+            stack.kill("api")
+        if event.kind == "job-succeeded":
+            break
+
+    assert ids == sorted(set(ids)), "nothing twice, nothing out of order"
+    everything = [event.id for event in stack.client.events(job)]
+    assert ids == everything[: len(ids)], "nothing missing"
+    stack.finish(job, tmp_path)
+
+
+def test_a_paused_job_gives_its_workers_up_and_goes_on_when_resumed(
+    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+) -> None:
+    stack.client.pause(job)
+
+    eventually(lambda: not stack.beats(job), 30)
+    at_rest = stack.updates(job)
+    stack.client.resume(job)
+
+    eventually(lambda: stack.updates(job) > at_rest, 60)
+    stack.finish(job, tmp_path)
+
+
+def test_no_capacity_is_shown_and_the_job_starts_when_there_is_some(
+    stack: Stack, eventually: Eventually, tmp_path: Path
+) -> None:
+    # Given no machine, and no capacity for one
+    for one in stack.provider.instances():
+        stack.provider.terminate(one.id)
+    stack.provider.override(capacity=0)
+    name = stack.submit(epochs=1)
+
+    # Then the reason is there to see
+    pool = eventually(lambda: next((p for p in stack.client.pools() if p["reason"]), None), 30)
+    assert "0 of 0" in pool["reason"]
+    assert pool["blocked_until"] > time.time() - 60
+    assert stack.client.job(name).state == "starting"
+
+    # When there is capacity again, the job runs
+    stack.provider.override(capacity=WORKERS)
+    stack.finish(name, tmp_path)
+
+
+def test_a_job_goes_on_after_down_and_up(tmp_path: Path, eventually: Eventually) -> None:
+    stack = Stack(settings_for(tmp_path / "home"))
+    try:
+        # Given a job in the middle of its training
+        up(stack.settings)
+        job = stack.submit()
+        eventually(lambda: stack.updates(job) > 40, 90)
+
+        # When everything is stopped
+        assert down(stack.settings)
+        assert stack.provider.instances() == []
+
+        # Then it goes on where it was after the next start
+        up(stack.settings)
+        resumed_at = stack.client.job(job)
+        assert resumed_at.state == "running"
+        assert resumed_at.progress.samples_applied > 0
+        view = stack.finish(job, tmp_path)
+        kinds = {event.kind for event in stack.client.events(job)}
+        assert "restored" in kinds
+        assert view.progress.samples_applied == view.progress.samples_expected
+    finally:
+        down(stack.settings)
+        stack.close()
