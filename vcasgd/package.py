@@ -73,14 +73,23 @@ def unpack(data: bytes, digest: str, into: Path) -> Path:
     return target
 
 
-def check(data: bytes) -> None:
-    """Refuses what is not a zip of harmless names. Raises :class:`PackageError`."""
+def check(data: bytes, limit_bytes: int | None = None) -> None:
+    """Refuses what is not a zip of harmless names that stays within a size when unpacked.
+
+    Raises :class:`PackageError`.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for name in archive.namelist():
-                _check_name(name)
-    except zipfile.BadZipFile as error:
-        raise PackageError("the package is not a zip file") from error
+            members = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, ValueError) as error:
+        raise PackageError(f"the package is not a zip file that can be read: {error}") from error
+    for member in members:
+        _check_name(member.filename)
+    size = sum(member.file_size for member in members)
+    if limit_bytes is not None and size > limit_bytes:
+        raise PackageError(
+            f"the package has {size / 1e6:.1f} MB unpacked, the limit is {limit_bytes / 1e6:.1f} MB"
+        )
 
 
 def _extract(data: bytes, into: Path) -> None:

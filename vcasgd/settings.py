@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vcasgd.errors import SpecError
@@ -22,6 +23,18 @@ LEASE_HEARTBEATS = 8
 STALL_LEASES = 15
 #: how long anybody tries again to reach a server before giving up, in lease times
 PATIENCE_LEASES = 30
+
+
+_STORE_SCHEMES = ("redis", "rediss", "unix")
+_STORAGE_SCHEMES = ("file", "s3", "gs")
+
+
+def _has_form(url: str, schemes: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in schemes and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 class Settings(BaseSettings):
@@ -55,6 +68,21 @@ class Settings(BaseSettings):
     local_price_per_hour: float = Field(default=0.0, ge=0, description="USD, spot")
     local_on_demand_price_per_hour: float = Field(default=0.0, ge=0, description="USD")
     log_level: str = "INFO"
+
+    @field_validator("ledger_url", "tensors_url")
+    @classmethod
+    def _is_redis_url(cls, value: SecretStr | None) -> SecretStr | None:
+        # the value is never shown: it holds a password
+        if value is not None and not _has_form(value.get_secret_value(), _STORE_SCHEMES):
+            raise ValueError("is not of the form redis://[[user]:password@]host:port[/db]")
+        return value
+
+    @field_validator("storage_url")
+    @classmethod
+    def _is_storage_url(cls, value: str | None) -> str | None:
+        if value is not None and not _has_form(value, _STORAGE_SCHEMES):
+            raise ValueError(f"{value} is not of the form file:///folder, s3://… or gs://…")
+        return value
 
     @cached_property
     def home_path(self) -> Path:
@@ -104,4 +132,5 @@ def load_settings() -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = f"VCASGD_{'_'.join(str(part) for part in first['loc'])}".upper()
-        raise SpecError(f"{name}: {first['msg']}", field=name) from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise SpecError(f"{name}: {message}", field=name) from None

@@ -47,12 +47,15 @@ class Chronicle:
 
     def show(self, rows: Mapping[str, Row], pools: Mapping[str, Any]) -> list[str]:
         """Tells what changed and shows what is; returns the machines that are gone."""
+        active = set(self._jobs.active())
         now = {name: self._with_last_job(name, row) for name, row in rows.items()}
         gone = [name for name in self._known if name not in now]
         for name, row in now.items():
-            self._tell_change(name, self._known.get(name), row)
+            if row.job in active:
+                self._tell_change(name, self._known.get(name), row)
         for name in gone:
-            self._tell_gone(name, self._known[name])
+            if self._known[name].job in active:
+                self._tell_gone(name, self._known[name])
             self._ended.pop(name, None)
         self._control.show({name: asdict(row) for name, row in now.items()}, pools)
         self._known = now
@@ -78,7 +81,7 @@ class Chronicle:
             )
 
     def _tell_gone(self, name: str, last: Row) -> None:
-        if last.job is None or name in self._ended or last.job not in self._jobs.active():
+        if last.job is None or name in self._ended:
             return
         noticed = last.state == LEAVING
         how = "evicted" if noticed else "killed"

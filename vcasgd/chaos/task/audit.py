@@ -23,8 +23,7 @@ class Counts(nn.Module):
         self.count = nn.Parameter(torch.zeros(samples))
 
     def forward(self, indices: Tensor) -> Tensor:
-        chosen: Tensor = self.count[indices]
-        return chosen
+        return torch.index_select(self.count, 0, indices)
 
 
 class Indices(Dataset[int]):

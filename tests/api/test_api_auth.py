@@ -1,0 +1,83 @@
+"""Nothing under /api without the token, and nothing of the token in logs or answers."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from api_harness import Api
+
+from vcasgd.client import Client
+from vcasgd.errors import Unauthorized
+
+PUBLIC = {"/healthz", "/readyz", "/api/v1/openapi.json"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic dXNlcjpwYXNz"},
+        {"Authorization": b"Bearer \xff\xfe"},
+    ],
+)
+def test_without_the_token_everything_is_refused(api: Api, headers: dict[str, str | bytes]) -> None:
+    with httpx.Client(base_url=api.url, headers=headers, trust_env=False) as http:
+        document = http.get("/api/v1/openapi.json").json()
+        operations = [
+            (method, path)
+            for path, methods in document["paths"].items()
+            for method in methods
+            if path not in PUBLIC
+        ]
+        assert len(operations) > 20
+        for method, path in [*operations, ("get", "/api/v1/nothing"), ("get", "/api/v2/jobs")]:
+            answer = http.request(method, path, content=b"{")
+            assert answer.status_code == 401, (method, path)
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+            assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+def test_the_token_alone_is_not_enough(api: Api) -> None:
+    with httpx.Client(headers={"Authorization": f"Basic {api.token}"}, trust_env=False) as http:
+        assert http.get(f"{api.url}/api/v1/jobs").status_code == 401
+
+
+def test_health_and_description_need_no_token(api: Api) -> None:
+    for path in PUBLIC:
+        assert httpx.get(api.url + path, trust_env=False).status_code == 200
+
+
+def test_a_client_with_a_wrong_token_is_told_so(api: Api) -> None:
+    with Client(api.url, "wrong") as client, pytest.raises(Unauthorized, match="bearer token"):
+        client.jobs()
+
+
+def test_nobody_shows_the_token(api: Api, client: Client) -> None:
+    client.jobs()
+    with Client(api.url, "wr0ng-token") as stranger, pytest.raises(Unauthorized) as caught:
+        stranger.jobs()
+
+    log = api.log.read_text()
+    for text in (repr(client), repr(vars(client)), log, str(caught.value)):
+        assert api.token not in text
+        assert "wr0ng-token" not in text
+    assert api.ledger.files.password not in log
+
+
+def test_an_unknown_route_is_a_problem(http: httpx.Client) -> None:
+    answer = http.get("nothing")
+
+    assert answer.status_code == 404
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.json()["detail"] == "there is nothing at /api/v1/nothing"
+
+
+def test_a_wrong_method_is_a_problem(http: httpx.Client) -> None:
+    answer = http.delete("jobs")
+
+    assert (answer.status_code, answer.json()["title"]) == (405, "Method Not Allowed")
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.headers["Allow"]

@@ -1,0 +1,132 @@
+"""Checkpoints and models: listed, downloaded whole, and damage is never handed out."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import httpx
+import pytest
+from api_harness import Api
+from safetensors.torch import load_file
+
+from vcasgd.client import Client
+from vcasgd.errors import CheckpointDamaged, Conflict, NotFound
+from vcasgd.store.jobs import State
+
+
+def test_checkpoints_are_listed_oldest_first(api: Api, client: Client) -> None:
+    job = api.submit()
+    second, _ = api.store_checkpoint(job, 20)
+    first, data = api.store_checkpoint(job, 3)
+    api.jobs.set_checkpoints(job, {first: {"version": 3, "at": 5.0, "finished_epochs": 1}})
+
+    rows = client.checkpoints(job)
+
+    assert [row["name"] for row in rows] == [first, second]
+    assert (rows[0]["version"], rows[0]["size"]) == (3, len(data))
+    assert rows[0]["digest"] == hashlib.sha256(data).hexdigest()
+    assert (rows[0]["at"], rows[0]["finished_epochs"]) == (5.0, 1)
+    assert rows[1]["at"] is None
+
+
+def test_a_checkpoint_is_downloaded(api: Api, client: Client, tmp_path: Path) -> None:
+    job = api.submit()
+    # larger than one part
+    name, data = api.store_checkpoint(job, 3, size=700_000)
+
+    path = client.download(job, tmp_path / "model.safetensors", checkpoint=name)
+
+    assert path.read_bytes() == data
+    assert load_file(path)["weight"][-1] == 699_999
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_directory_gets_the_file_under_its_name(api: Api, client: Client, tmp_path: Path) -> None:
+    job = api.submit()
+    name, _ = api.store_checkpoint(job, 3)
+
+    assert client.download(job, tmp_path, checkpoint=name) == tmp_path / f"{job}-{name}"
+
+
+def test_a_downloaded_file_has_usual_permissions(api: Api, client: Client, tmp_path: Path) -> None:
+    job = api.submit()
+    name, _ = api.store_checkpoint(job, 3)
+    (tmp_path / "usual").touch()
+
+    path = client.download(job, tmp_path / "model", checkpoint=name)
+
+    assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_the_answer_names_file_and_digest(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    name, data = api.store_checkpoint(job, 3)
+
+    answer = http.get(f"jobs/{job}/checkpoints/{name}")
+
+    assert answer.content == data
+    assert answer.headers["ETag"] == f'"{hashlib.sha256(data).hexdigest()}"'
+    assert name in answer.headers["Content-Disposition"]
+    assert answer.headers["Content-Length"] == str(len(data))
+
+
+def test_a_damaged_checkpoint_is_a_problem_that_names_the_file(
+    api: Api, http: httpx.Client, client: Client, tmp_path: Path
+) -> None:
+    job = api.submit()
+    name, data = api.store_checkpoint(job, 3)
+    api.storage.put(f"jobs/{job}/checkpoints/{name}", data[:-1])
+
+    answer = http.get(f"jobs/{job}/checkpoints/{name}")
+
+    assert answer.status_code == 500
+    assert name in answer.json()["detail"]
+    assert f"/api/v1/jobs/{job}/checkpoints" in answer.json()["remedy"]
+    with pytest.raises(CheckpointDamaged, match=name):
+        client.download(job, tmp_path / "model", checkpoint=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x", "v1.safetensors", f"v{3:012d}-{'0' * 64}.safetensors"])
+def test_no_such_checkpoint(api: Api, client: Client, tmp_path: Path, name: str) -> None:
+    with pytest.raises(NotFound):
+        client.download(api.submit(), tmp_path / "model", checkpoint=name)
+
+
+def test_the_model_of_a_finished_job(api: Api, client: Client, tmp_path: Path) -> None:
+    job = api.submit()
+    api.store_checkpoint(job, 1)
+    name, data = api.store_checkpoint(job, 2, size=20)
+    api.finish(job, model=name)
+
+    assert client.job(job).model == name
+    assert client.download(job, tmp_path / "model").read_bytes() == data
+
+
+def test_a_running_job_has_no_model_yet(api: Api, client: Client, tmp_path: Path) -> None:
+    job = api.submit()
+
+    with pytest.raises(Conflict, match="no finished model: it is starting") as caught:
+        client.download(job, tmp_path / "model")
+    assert "/checkpoints" in (caught.value.remedy or "")
+
+
+def test_a_failed_job_has_no_model_and_says_why(api: Api, client: Client, tmp_path: Path) -> None:
+    job = api.submit()
+    api.finish(job, State.FAILED, traceback="boom in line 3")
+
+    with pytest.raises(Conflict, match="ended without one: it failed") as caught:
+        client.download(job, tmp_path / "model")
+    assert caught.value.details["traceback"] == "boom in line 3"
+
+
+def test_a_file_that_was_there_stays_when_a_download_fails(
+    api: Api, client: Client, tmp_path: Path
+) -> None:
+    path = tmp_path / "model"
+    path.write_text("old")
+
+    with pytest.raises(Conflict):
+        client.download(api.submit(), path)
+    assert path.read_text() == "old"

@@ -1,0 +1,153 @@
+"""Workers, machines, pools, servers, and how they are taken away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from api_harness import Api
+
+from vcasgd.client import Client
+from vcasgd.errors import Conflict, NotFound
+
+MACHINE = {
+    "id": "i-1", "pool": "local", "state": "running", "joined": True, "job": None,
+    "launched_at": 5.0, "notice_at": None, "host": "127.0.0.1", "price_per_hour": 0.1,
+    "spot": True,
+}  # fmt: skip
+
+
+def beat(api: Api, job: str, worker: str, **heartbeat: Any) -> None:
+    api.leases(job, worker).renew({"at": 5.0, "doing": "training", **heartbeat}, [])
+
+
+def test_workers_of_a_job_and_of_all(api: Api, client: Client) -> None:
+    first, second, over = api.submit(), api.submit(), api.submit()
+    beat(api, first, "w-2", instance="i-1", steps=3, new_field="x")
+    beat(api, first, "w-1", samples=float("inf"))
+    beat(api, second, "w-3")
+    beat(api, over, "w-4")
+    api.finish(over)
+    api.jobs.quarantine(first, "w-1", "sent nonsense")
+
+    rows = client.workers(first)
+
+    assert [(row["name"], row["job"]) for row in rows] == [("w-1", first), ("w-2", first)]
+    assert rows[0]["quarantined"] == "sent nonsense"
+    assert rows[0]["samples"] is None
+    assert (rows[1]["steps"], rows[1]["new_field"], rows[1]["at"]) == (3, "x", 5.0)
+    assert [row["name"] for row in client.workers()] == ["w-1", "w-2", "w-3"]
+    assert [row["name"] for row in client.workers(over)] == ["w-4"]
+
+
+def test_instances_and_pools_are_what_the_controller_shows(api: Api, client: Client) -> None:
+    pool = {"instances": 1, "launches": 2, "blocked_until": 9.0, "reason": "full", "extra": 1}
+    api.control.show({"i-1": MACHINE}, {"local": pool})
+
+    assert client.instances() == [MACHINE]
+    assert client.pools() == [{"name": "local", **pool}]
+
+
+def test_parameter_servers(api: Api, client: Client) -> None:
+    api.servers.beat("node-0", {"at": 5.0, "pid": 3, "token": 2, "versions": {"job": 7}})
+
+    rows = client.servers()
+
+    assert rows == [{"node": "node-0", "at": 5.0, "pid": 3, "token": 2, "versions": {"job": 7}}]
+
+
+def test_status(api: Api, client: Client) -> None:
+    before = client.status()
+    job = api.submit()
+    beat(api, job, "w-1")
+    api.control.show({"i-1": MACHINE}, {})
+    api.control.hold("me", 10.0)
+    after = client.status()
+
+    assert (before["controller"], after["controller"]) == (False, True)
+    assert (before["active_jobs"], after["active_jobs"]) == ([], [job])
+    assert (after["workers"], after["instances"], after["servers"]) == (1, 1, 0)
+    assert after["version"]
+
+
+def test_a_controller_that_is_gone_is_not_alive(api: Api, client: Client, eventually: Any) -> None:
+    api.control.hold("me", 0.05)
+
+    eventually(lambda: not client.status()["controller"])
+
+
+@pytest.mark.parametrize(
+    ("how", "asked"),
+    [
+        ({}, {"notice_seconds": None, "kill": False}),
+        ({"notice_seconds": 0.5}, {"notice_seconds": 0.5, "kill": False}),
+        ({"kill": True}, {"notice_seconds": None, "kill": True}),
+    ],
+)
+def test_evictions_reach_the_controller(
+    api: Api, client: Client, how: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    api.control.show({"i-1": MACHINE}, {})
+    beat(api, api.submit(), "w-1", instance="i-9")
+    expected = {"kind": "evict", **asked}
+
+    assert client.evict(instance="i-1", **how) == {**expected, "instance": "i-1"}
+    assert client.evict("w-1", **how) == {**expected, "instance": "i-9"}
+    assert api.control.take_requests() == [
+        {**expected, "instance": "i-1"},
+        {**expected, "instance": "i-9"},
+    ]
+
+
+def test_an_eviction_needs_no_body(api: Api, http: httpx.Client) -> None:
+    api.control.show({"i-1": MACHINE}, {})
+
+    assert http.post("instances/i-1/evict").status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("how", "field"),
+    [
+        ({"notice_seconds": -1}, "notice_seconds"),
+        ({"notice_seconds": "soon"}, "notice_seconds"),
+        ({"notice_seconds": 1e9}, "notice_seconds"),
+        ({"kill": True, "notice_seconds": 5}, "kill"),
+        ({"kil": True}, "kil"),
+    ],
+)
+def test_a_wrong_eviction_names_its_field(
+    api: Api, http: httpx.Client, how: dict[str, Any], field: str
+) -> None:
+    api.control.show({"i-1": MACHINE}, {})
+
+    answer = http.post("instances/i-1/evict", json=how)
+
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert api.control.take_requests() == []
+
+
+def test_what_is_unknown_is_not_evicted(api: Api, client: Client) -> None:
+    over = api.submit()
+    beat(api, over, "w-old", instance="i-1")
+    api.finish(over)
+
+    with pytest.raises(NotFound, match="no instance i-1"):
+        client.evict(instance="i-1")
+    with pytest.raises(NotFound, match="no worker w-old"):
+        client.evict("w-old")
+    assert api.control.take_requests() == []
+
+
+def test_a_worker_of_no_machine_is_not_evicted(api: Api, client: Client) -> None:
+    beat(api, api.submit(), "w-1", instance=None)
+
+    with pytest.raises(Conflict, match="on no machine"):
+        client.evict("w-1")
+
+
+def test_the_client_wants_one_of_the_two(client: Client) -> None:
+    with pytest.raises(ValueError, match="either"):
+        client.evict()
+    with pytest.raises(ValueError, match="either"):
+        client.evict("w-1", instance="i-1")

@@ -1,0 +1,249 @@
+"""Events, log lines and metrics: lists, and streams that lose and repeat nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from api_harness import HEARTBEAT, Api
+
+from vcasgd.client import Client
+from vcasgd.client.following import Message, parse
+from vcasgd.errors import NotFound
+
+STREAM = {"Accept": "text/event-stream"}
+
+
+def add_events(api: Api, job: str, numbers: range) -> None:
+    for number in numbers:
+        api.jobs.event(job, "count", f"number {number}", number=number)
+
+
+def numbers(events: Any) -> list[int]:
+    return [event.details["number"] for event in events if event.kind == "count"]
+
+
+@contextmanager
+def in_background(work: Any) -> Iterator[None]:
+    """Runs beside the test; what goes wrong there fails it here."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        yield
+        future.result(30)
+
+
+# -- lists ------------------------------------------------------------------------------------
+
+
+def test_events_are_listed_oldest_first(api: Api, client: Client) -> None:
+    job = api.submit()
+    add_events(api, job, range(3))
+
+    first, *others = client.events(job)
+
+    assert (first.kind, first.text) == ("submitted", "digits was submitted")
+    assert numbers(others) == [0, 1, 2]
+    assert others[0].at >= first.at
+    assert numbers(client.events(job, after=others[1].id)) == [2]
+    assert list(client.events(job, after=others[2].id)) == []
+
+
+def test_long_histories_come_in_pages(api: Api, http: httpx.Client, client: Client) -> None:
+    job = api.submit()
+    api.jobs.add_logs(job, "w-1", [f"line {number}" for number in range(2500)])
+
+    assert [line.line for line in client.logs(job)] == [f"line {number}" for number in range(2500)]
+    assert len(http.get(f"jobs/{job}/logs?limit=7").json()) == 7
+
+
+def test_metrics_have_no_infinities(api: Api, client: Client) -> None:
+    job = api.submit()
+    api.jobs.add_metrics(job, {"at": 1.0, "loss": float("nan"), "updates": 3})
+    api.jobs.add_metrics(job, {"at": 2.0, "loss": 0.5, "novel": [float("inf")]})
+
+    first, second = client.metrics(job)
+
+    assert (first["loss"], first["updates"]) == (None, 3)
+    assert (second["loss"], second["novel"]) == (0.5, [None])
+    assert [row["at"] for row in client.metrics(job, after=first["id"])] == [2.0]
+
+
+@pytest.mark.parametrize("what", ["events", "logs", "metrics"])
+def test_no_such_job(client: Client, http: httpx.Client, what: str) -> None:
+    with pytest.raises(NotFound):
+        list(getattr(client, what)("none-abc234"))
+    assert http.get(f"jobs/none-abc234/{what}", headers=STREAM).status_code == 404
+
+
+def test_following_a_job_that_does_not_exist_ends_at_once(client: Client) -> None:
+    with pytest.raises(NotFound):
+        list(client.events("none-abc234", follow=True))
+
+
+@pytest.mark.parametrize("after", ["x", "-1", "1-2-3", "9" * 30, "$", "1\n", "٣"])
+def test_an_id_that_is_none_is_refused(api: Api, http: httpx.Client, after: str) -> None:
+    job = api.submit()
+
+    for what in ("events", "logs", "metrics"):
+        answer = http.get(f"jobs/{job}/{what}", params={"after": after})
+        assert (answer.status_code, answer.json()["field"]) == (422, "after")
+
+
+def test_a_last_event_id_that_is_none_is_refused(api: Api, http: httpx.Client) -> None:
+    headers = {**STREAM, "Last-Event-ID": "nonsense"}
+
+    answer = http.get(f"jobs/{api.submit()}/events", headers=headers)
+
+    assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
+
+
+# -- streams ------------------------------------------------------------------------------------
+
+
+def messages(http: httpx.Client, path: str, **headers: str) -> list[Message]:
+    with http.stream("GET", path, headers=STREAM | headers) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        assert response.headers["Cache-Control"] == "no-store"
+        return list(parse(response.iter_lines()))
+
+
+def test_a_stream_is_the_list_and_then_the_end(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    api.jobs.event(job, "note", "two\nlines, ünïcode and \u2028 too")
+    api.finish(job)
+
+    *events, end = messages(http, f"jobs/{job}/events")
+
+    listed = http.get(f"jobs/{job}/events").json()
+    assert [json.loads(each.data) for each in events] == listed
+    assert [(each.id, each.event) for each in events] == [
+        (row["id"], row["kind"]) for row in listed
+    ]
+    assert (end.event, json.loads(end.data)) == ("end", {"state": "succeeded"})
+
+
+def test_a_stream_goes_on_after_the_last_event_id(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    add_events(api, job, range(4))
+    api.finish(job)
+    rows = http.get(f"jobs/{job}/events").json()
+
+    first = messages(http, f"jobs/{job}/events?after={rows[0]['id']}")
+    rest = messages(http, f"jobs/{job}/events?after=0", **{"Last-Event-ID": rows[3]["id"]})
+    nothing = messages(http, f"jobs/{job}/events", **{"Last-Event-ID": rows[-1]["id"]})
+
+    assert [each.id for each in first[:-1]] == [row["id"] for row in rows[1:]]
+    assert [each.id for each in rest[:-1]] == [row["id"] for row in rows[4:]]
+    assert [each.event for each in nothing] == ["end"]
+
+
+def test_a_follower_sees_what_happens_until_the_end(api: Api, client: Client) -> None:
+    job = api.submit()
+
+    def happen() -> None:
+        for number in range(20):
+            add_events(api, job, range(number, number + 1))
+            time.sleep(0.02)
+        api.finish(job)
+
+    with in_background(happen):
+        events = list(client.events(job, follow=True))
+
+    assert numbers(events) == list(range(20))
+    assert events[-1].kind == "job-succeeded"
+
+
+def test_more_events_than_one_look_takes_arrive_in_order(api: Api, client: Client) -> None:
+    job = api.submit()
+    api.jobs.add_logs(job, "w-1", (f"line {number}" for number in range(1700)))
+    api.finish(job)
+
+    lines = [line.line for line in client.logs(job, follow=True)]
+
+    assert lines == [f"line {number}" for number in range(1700)]
+
+
+def test_log_lines_that_come_after_the_end_are_not_missed(api: Api, client: Client) -> None:
+    job = api.submit()
+    api.finish(job)
+
+    def last_words() -> None:
+        time.sleep(2 * HEARTBEAT)
+        api.jobs.add_logs(job, "w-1", ["leaving"])
+
+    with in_background(last_words):
+        lines = list(client.logs(job, follow=True))
+
+    assert [(line.worker, line.line) for line in lines] == [("w-1", "leaving")]
+
+
+def test_many_followers_do_not_delay_others(api: Api, client: Client) -> None:
+    job = api.submit()
+
+    def follow() -> list[int]:
+        with api.client() as own:
+            return numbers(own.events(job, follow=True))
+
+    with ThreadPoolExecutor(50) as pool:
+        followers = [pool.submit(follow) for _ in range(50)]
+        add_events(api, job, range(10))
+        started = time.monotonic()
+        for _ in range(10):
+            client.job(job)
+        seconds = (time.monotonic() - started) / 10
+        api.finish(job)
+        assert all(each.result(30) == list(range(10)) for each in followers)
+    assert seconds < 1.0
+
+
+# -- an API that dies -----------------------------------------------------------------------------
+
+
+def test_a_follower_outlives_the_api(own_api: Api) -> None:
+    """Killed and started again, three times, while things happen."""
+    job = own_api.submit()
+    stop = threading.Event()
+    written = 0
+
+    def happen() -> None:
+        nonlocal written
+        while not stop.is_set():
+            add_events(own_api, job, range(written, written + 1))
+            written += 1
+            time.sleep(0.01)
+        own_api.finish(job)
+
+    def fail() -> None:
+        try:
+            for _ in range(3):
+                time.sleep(0.4)
+                own_api.kill()
+                own_api.start()
+        finally:
+            stop.set()
+
+    with own_api.client() as client, in_background(happen), in_background(fail):
+        seen = numbers(client.events(job, follow=True))
+
+    assert seen == list(range(written))
+    assert written > 100
+
+
+def test_a_waiting_client_outlives_the_api(own_api: Api) -> None:
+    job = own_api.submit()
+
+    def fail() -> None:
+        time.sleep(0.3)
+        own_api.kill()
+        own_api.start()
+        own_api.finish(job)
+
+    with own_api.client() as client, in_background(fail):
+        assert client.wait(job, timeout=30).state == "succeeded"

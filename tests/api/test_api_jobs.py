@@ -1,0 +1,282 @@
+"""Jobs over HTTP: submission happens once, wrong requests are named, states are obeyed."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from api_harness import Api, spec, zipped
+
+from vcasgd.client import Client
+from vcasgd.errors import Conflict, NotFound, SpecError
+from vcasgd.package import digest_of
+from vcasgd.store.jobs import State
+from vcasgd.store.keys import LedgerKeys
+
+
+def body(client: Client, **fields: Any) -> dict[str, Any]:
+    """What a submission sends, its package uploaded."""
+    return {"spec": spec(**fields).model_dump(mode="json"), "package": client.upload(zipped())}
+
+
+def test_a_submitted_job_is_shown_whole(api: Api, client: Client) -> None:
+    package = zipped()
+
+    job = client.submit(spec(name="mnist", args={"depth": 3}), package)
+
+    assert job == client.job(job.id)
+    assert (job.name, job.state, job.over) == ("mnist", "starting", False)
+    assert job.package == digest_of(package)
+    assert job.spec["args"] == {"depth": 3}
+    assert job.spec["checkpoint"]["every"] == 300
+    assert job.progress.fraction == 0
+    assert job.progress.samples_expected is None
+    assert api.storage.get(f"packages/{job.package}.zip") == package
+
+
+def test_a_new_job_has_a_location(http: httpx.Client, client: Client) -> None:
+    answer = http.post("jobs", json=body(client))
+
+    assert answer.status_code == 201
+    assert http.get(http.base_url.join(answer.headers["Location"])).json() == answer.json()
+
+
+def test_the_same_key_gives_the_same_job(http: httpx.Client, client: Client) -> None:
+    request = body(client)
+    headers = {"Idempotency-Key": "once"}
+
+    first = http.post("jobs", json=request, headers=headers)
+    again = http.post("jobs", json=request, headers=headers)
+
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json() == first.json()
+    assert again.headers["Location"] == first.headers["Location"]
+    assert len(client.jobs()) == 1
+
+
+def test_concurrent_submissions_with_one_key_make_one_job(
+    api: Api, http: httpx.Client, client: Client
+) -> None:
+    request, headers = body(client), {"Idempotency-Key": "race"}
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(
+            pool.map(lambda _: http.post("jobs", json=request, headers=headers), range(12))
+        )
+
+    assert sorted(answer.status_code for answer in answers) == [200] * 11 + [201]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len(api.jobs.all()) == 1
+
+
+def test_a_key_of_another_job_is_a_conflict(client: Client) -> None:
+    client.submit(spec(), zipped(), idempotency_key="taken")
+
+    with pytest.raises(Conflict, match="Idempotency-Key was used") as caught:
+        client.submit(spec(epochs=3), zipped(), idempotency_key="taken")
+    assert caught.value.status == 409
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "caf\u00e9".encode("latin-1")])
+def test_a_key_that_is_none_is_refused(http: httpx.Client, key: str | bytes) -> None:
+    answer = http.post("jobs", json={}, headers={"Idempotency-Key": key})
+
+    assert answer.status_code == 422
+    assert answer.json()["field"].lower() == "idempotency-key"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"update": {"rule": "vc-asgd", "alpha": 2}}, "update.alpha"),
+        ({"workers": {"min": 5, "max": 2}}, "workers"),
+        ({"push_evry": 3}, "push_evry"),
+        ({"args": {"x": float("nan")}}, "args"),
+    ],
+)
+def test_a_wrong_spec_names_its_field(
+    http: httpx.Client, client: Client, fields: dict[str, Any], field: str
+) -> None:
+    request = body(client)
+    request["spec"] |= fields
+
+    answer = http.post(
+        "jobs", content=json.dumps(request), headers={"Content-Type": "application/json"}
+    )
+
+    assert answer.status_code == 422
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.json()["field"] == field
+    assert answer.json()["type"] == "urn:vcasgd:problem:invalid-request"
+    assert client.jobs() == []
+
+
+def test_the_client_raises_what_the_spec_would(api: Api, client: Client) -> None:
+    wrong = spec().model_copy(update={"epochs": 0})
+
+    with pytest.raises(SpecError, match="epochs: must be greater") as caught:
+        client.submit(wrong, zipped())
+    assert caught.value.field == "epochs"
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        (b"{", "body"),
+        (b"[]", "body"),
+        (b'{"package": "x"}', "spec"),
+        (b'{"spec": 3}', "job"),
+        (b'{"spec": {}, "package": "x"}', "name"),
+        (b'{"spec": {"name": "a"}, "more": 1}', "task"),
+    ],
+)
+def test_a_body_that_is_no_submission_is_refused(
+    http: httpx.Client, content: bytes, field: str
+) -> None:
+    answer = http.post("jobs", content=content, headers={"Content-Type": "application/json"})
+
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+def test_a_package_must_be_there_before_its_job(http: httpx.Client, client: Client) -> None:
+    request = body(client) | {"package": "ab" * 32}
+
+    problem = http.post("jobs", json=request).json()
+
+    assert (problem["status"], problem["field"]) == (422, "package")
+    assert "PUT" in problem["remedy"]
+
+
+def test_jobs_are_listed_newest_first(api: Api, client: Client) -> None:
+    first, second, third = (api.submit(name=f"job-{number}") for number in range(3))
+    api.jobs.cancel(second)
+
+    assert [job.id for job in client.jobs()] == [third, second, first]
+    assert [job.id for job in client.jobs(limit=2)] == [third, second]
+    assert [job.id for job in client.jobs(state="starting", limit=1)] == [third]
+    assert [job.id for job in client.jobs(state="cancelled")] == [second]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "state=great", "limit=1001"])
+def test_a_wrong_query_names_its_parameter(http: httpx.Client, query: str) -> None:
+    problem = http.get(f"jobs?{query}").json()
+
+    assert (problem["status"], problem["field"]) == (422, query.partition("=")[0])
+
+
+def test_pause_resume_cancel(api: Api, client: Client) -> None:
+    job = api.submit()
+    api.start_job(job)
+
+    assert client.pause(job).state == "paused"
+    assert client.pause(job).state == "paused"
+    assert client.resume(job).state == "running"
+    ended = client.cancel(job)
+    assert (ended.state, ended.reason, ended.over) == ("cancelled", "cancelled by request", True)
+    assert client.cancel(job) == ended
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_what_the_state_forbids_is_a_conflict(api: Api, client: Client, command: str) -> None:
+    job = api.submit()
+
+    with pytest.raises(Conflict, match=f"{job} is starting") as caught:
+        getattr(client, command)(job)
+    assert caught.value.remedy
+
+
+def test_a_finished_job_is_not_cancelled(api: Api, client: Client) -> None:
+    job = api.submit()
+    api.finish(job)
+
+    with pytest.raises(Conflict, match="is succeeded"):
+        client.cancel(job)
+
+
+@pytest.mark.parametrize("job", ["none-abc234", "../servers", "a/b", "ünï", "%2e%2e", "x" * 500])
+def test_no_such_job(client: Client, job: str) -> None:
+    for ask in (client.job, client.cancel, client.workers, client.checkpoints):
+        with pytest.raises(NotFound):
+            ask(job)
+
+
+def test_progress_follows_the_applied_record(api: Api, client: Client) -> None:
+    job = api.submit(epochs=2, subtasks_per_epoch=5)
+    api.start_job(job, samples=100)
+    api.account(
+        job, 7, 1, updates=7, applied=150, repeated=4, staleness_mean=0.5, staleness_max=3,
+        rejected={"duplicate": 2},
+    )  # fmt: skip
+
+    view = client.job(job)
+
+    assert (view.state, view.version) == ("running", 7)
+    assert (view.progress.samples_expected, view.progress.samples_applied) == (200, 150)
+    assert (view.progress.fraction, view.progress.samples_repeated) == (0.75, 4)
+    assert (view.progress.finished_epochs, view.progress.subtasks_total) == (1, 10)
+    assert view.progress.samples_lost is None
+    assert (view.totals.updates, view.totals.staleness_max) == (7, 3)
+    assert view.totals.rejected == {"duplicate": 2}
+
+
+def test_only_a_job_that_went_through_all_epochs_can_have_lost_samples(
+    api: Api, client: Client
+) -> None:
+    whole, stopped = api.submit(), api.submit()
+    for job, finished, applied in ((whole, 2, 200), (stopped, 1, 100)):
+        api.start_job(job, samples=100)
+        api.account(job, 9, finished, applied=applied)
+        api.finish(job)
+
+    assert client.job(whole).progress.samples_lost == 0
+    assert client.job(stopped).progress.samples_lost is None
+
+
+def test_evaluations_and_the_best_of_them(api: Api, client: Client) -> None:
+    job = api.submit(epochs=3)
+    api.start_job(job)
+    for epoch, accuracy in ((1, 0.8), (2, 0.9), (3, 0.7)):
+        api.account(job, epoch, epoch)
+        lease = api.lease(job)
+        metrics = {"accuracy": accuracy, "loss": float("nan")}
+        result = {"version": epoch, "metrics": metrics, "worker": "w-1", "seconds": 1, "at": 5}
+        assert api.leases(job).report_evaluation(lease, result)
+
+    view = client.job(job)
+
+    assert [each.epoch for each in view.evaluations] == [1, 2, 3]
+    assert view.best_accuracy == 0.9
+    assert view.evaluations[0].metrics == {"accuracy": 0.8, "loss": None}
+
+
+def test_a_failed_job_shows_reason_and_traceback(api: Api, client: Client) -> None:
+    job = api.submit()
+    api.finish(job, State.FAILED, traceback="line 1\nboom")
+
+    view = client.job(job)
+
+    assert (view.state, view.reason, view.traceback) == ("failed", "it failed", "line 1\nboom")
+    assert view.ended_at is not None
+    assert view.ended_at >= view.created_at
+
+
+def test_a_fault_of_ours_tells_a_stranger_nothing(api: Api, http: httpx.Client) -> None:
+    damaged, mistyped = api.submit(), api.submit()
+    api.connection.hset(LedgerKeys(damaged).record, "totals", "{inner-secret")
+    api.connection.delete(LedgerKeys(mistyped).record)
+    api.connection.set(LedgerKeys(mistyped).record, "inner-secret")
+
+    for job in (damaged, mistyped):
+        answer = http.get(f"jobs/{job}")
+
+        assert answer.status_code == 500
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert "log says what" in answer.json()["detail"]
+        assert "inner-secret" not in answer.text
+    log = api.log.read_text()
+    assert "JSONDecodeError" in log
+    assert "WRONGTYPE" in log

@@ -1,0 +1,225 @@
+"""The ledger or the storage away, the port taken, settings missing, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from api_harness import Api, running, spec, zipped
+
+from vcasgd.errors import ApiError
+
+
+def get(api: Api, path: str) -> httpx.Response:
+    return httpx.get(api.url + path, timeout=10, trust_env=False)
+
+
+def test_without_the_ledger_the_api_says_so_and_comes_back(
+    own_api: Api, eventually: Callable[..., Any]
+) -> None:
+    job = own_api.submit()
+    with own_api.client() as client, own_api.http() as http:
+        own_api.ledger.kill()
+
+        answer = http.get("jobs")
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"] == "1"
+        assert answer.json()["type"] == "urn:vcasgd:problem:store-unavailable"
+        with pytest.raises(ApiError) as caught:
+            client.pause(job)
+        assert caught.value.status == 503
+        assert get(own_api, "/healthz").status_code == 200
+        ready = get(own_api, "/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (503, "unavailable")
+        assert "ledger" in ready.json()["reasons"][0]
+
+        own_api.ledger.start()
+        eventually(lambda: get(own_api, "/readyz").status_code == 200)
+        assert client.job(job).id == job
+
+
+def test_a_ledger_that_hangs_is_noticed_in_time(own_api: Api) -> None:
+    own_api.ledger.process.freeze()
+    try:
+        started = time.monotonic()
+        ready = get(own_api, "/readyz")
+        seconds = time.monotonic() - started
+    finally:
+        own_api.ledger.process.thaw()
+
+    assert ready.status_code == 503
+    assert "does not answer" in ready.json()["reasons"][0]
+    assert seconds < 2.5
+
+
+def test_a_follower_outlives_the_ledger(own_api: Api) -> None:
+    job = own_api.submit()
+    with own_api.client() as client:
+        events = client.events(job, follow=True)
+        assert next(events).kind == "submitted"
+
+        own_api.ledger.kill()
+        own_api.ledger.start()
+        own_api.jobs.event(job, "note", "back again")
+        own_api.finish(job)
+
+        assert [event.kind for event in events] == ["note", "job-succeeded"]
+
+
+def test_without_the_storage_only_files_are_missing(own_api: Api) -> None:
+    job = own_api.submit()
+    shutil.rmtree(own_api.home / "storage")
+    (own_api.home / "storage").write_text("not a folder")
+
+    with own_api.client() as client, own_api.http() as http:
+        assert client.job(job).id == job
+        for answer in (
+            http.get(f"jobs/{job}/checkpoints"),
+            http.head(f"packages/{'0' * 64}"),
+            http.post("jobs", json={"spec": spec().model_dump(mode="json"), "package": "0" * 64}),
+        ):
+            assert answer.status_code == 503, answer.text
+        with pytest.raises(ApiError, match="503 Service Unavailable"):
+            client.submit(spec(), zipped())
+
+
+# -- the process --------------------------------------------------------------------------------
+
+
+def failed(api: Api, **env: str) -> str:
+    """What a start that must fail says."""
+    api.log.write_text("")
+    process = api.launch(**env)
+    try:
+        assert process.wait(30) == 1
+    finally:
+        process.end()
+    said = api.log.read_text()
+    assert "Traceback" not in said
+    assert api.token not in said
+    assert "word@host" not in said
+    return said
+
+
+def test_a_port_in_use_is_said_with_a_remedy(own_api: Api) -> None:
+    said = failed(own_api)
+
+    assert f"PortInUse: port {own_api.port} of 127.0.0.1 is in use" in said
+    assert "VCASGD_API_URL" in said
+
+
+@pytest.fixture
+def unstarted(tmp_path: Path, shared_api: Api) -> Api:
+    return Api(tmp_path, shared_api.ledger)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("VCASGD_TOKEN", "", "VCASGD_TOKEN is empty"),
+        ("VCASGD_HEARTBEAT", "fast", "VCASGD_HEARTBEAT: "),
+        ("VCASGD_API_URL", "nonsense", "VCASGD_API_URL: nonsense is not of the form"),
+        ("VCASGD_API_URL", "http://127.0.0.1:999999", "VCASGD_API_URL: "),
+        ("VCASGD_API_URL", "http://192.0.2.1:8700", "can't listen on 192.0.2.1 port 8700"),
+        ("VCASGD_LEDGER_URL", "nonsense", "VCASGD_LEDGER_URL: is not of the form"),
+        ("VCASGD_LEDGER_URL", "redis://:pass/word@host", "VCASGD_LEDGER_URL: is not of the form"),
+        ("VCASGD_STORAGE_URL", "nonsense", "VCASGD_STORAGE_URL"),
+        ("VCASGD_LOG_LEVEL", "loud", "VCASGD_LOG_LEVEL"),
+    ],
+)
+def test_a_wrong_setting_is_named(unstarted: Api, name: str, value: str, said: str) -> None:
+    assert said in failed(unstarted, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["VCASGD_TOKEN", "VCASGD_LEDGER_URL", "VCASGD_STORAGE_URL"])
+def test_a_missing_setting_is_named(
+    unstarted: Api, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    env = {key: value for key, value in unstarted.env.items() if key != name}
+    monkeypatch.setattr(Api, "env", env)
+    monkeypatch.delenv(name, raising=False)
+
+    assert f"{name} is not set" in failed(unstarted)
+
+
+def test_it_starts_without_the_ledger(unstarted: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = unstarted.env | {"VCASGD_LEDGER_URL": "redis://127.0.0.1:1/0"}
+    monkeypatch.setattr(Api, "env", env)
+    try:
+        unstarted.start()
+        assert get(unstarted, "/healthz").status_code == 200
+        assert get(unstarted, "/readyz").status_code == 503
+    finally:
+        unstarted.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_within_seconds_with_followers(tmp_path: Path, number: signal.Signals) -> None:
+    with running(tmp_path, as_command=True) as api, contextlib.ExitStack() as stack:
+        job = api.submit()
+        for _ in range(5):
+            events = stack.enter_context(api.client()).events(job, follow=True, patience=0)
+            assert next(events).kind == "submitted"
+        os.kill(api.process.pid, number)
+        started = time.monotonic()
+        assert api.process.wait(10) == 0
+        seconds = time.monotonic() - started
+
+    assert seconds < 4
+    assert "Traceback" not in api.log.read_text()
+
+
+def test_it_stops_within_seconds_while_the_ledger_hangs(own_api: Api) -> None:
+    job = own_api.submit()
+    with own_api.client() as client:
+        events = client.events(job, follow=True, patience=0)
+        assert next(events).kind == "submitted"
+        own_api.ledger.process.freeze()
+        try:
+            time.sleep(0.5)
+            started = time.monotonic()
+            assert own_api.process.terminate(15) == 0
+            seconds = time.monotonic() - started
+        finally:
+            own_api.ledger.process.thaw()
+
+    assert seconds < 7
+
+
+def test_a_restart_finds_its_port_free(own_api: Api) -> None:
+    """Connections of the process before may still be winding down."""
+    with own_api.client() as client:
+        client.jobs()
+        own_api.kill()
+        own_api.start()
+        client.jobs()
+
+
+def test_a_socket_that_is_closed_early_does_no_harm(own_api: Api) -> None:
+    job = own_api.submit()
+    request = (
+        f"GET /api/v1/jobs/{job}/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n"
+        f"Authorization: Bearer {own_api.token}\r\n\r\n"
+    )
+    upload = (
+        f"PUT /api/v1/packages/{'0' * 64} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+        f"Authorization: Bearer {own_api.token}\r\n\r\nbut no more"
+    )
+    for text in (request, upload) * 3:
+        with socket.create_connection(("127.0.0.1", own_api.port)) as connection:
+            connection.sendall(text.encode())
+            time.sleep(0.05)
+
+    with own_api.client() as client:
+        assert client.job(job).id == job
+    assert own_api.process.terminate() == 0
+    assert "Traceback" not in own_api.log.read_text()

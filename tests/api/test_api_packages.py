@@ -1,0 +1,112 @@
+"""Packages: by digest, checked, limited, and stored once."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+from api_harness import PACKAGE_LIMIT_MB, Api, spec, zipped
+
+from vcasgd.client import Client
+from vcasgd.errors import ApiError, PackageError
+from vcasgd.package import digest_of
+
+LIMIT = int(PACKAGE_LIMIT_MB * 1e6)
+
+
+def test_a_package_is_stored_once(api: Api, http: httpx.Client) -> None:
+    data = zipped()
+    path = f"packages/{digest_of(data)}"
+
+    assert http.head(path).status_code == 404
+    first = http.put(path, content=data)
+    again = http.put(path, content=data)
+
+    assert first.status_code == again.status_code == 200
+    assert first.json() == again.json() == {"digest": digest_of(data), "size": len(data)}
+    assert http.head(path).status_code == 200
+    assert api.storage.get(f"{path}.zip") == data
+
+
+def test_a_damaged_package_is_refused(http: httpx.Client) -> None:
+    data = zipped()
+
+    answer = http.put(f"packages/{digest_of(data)}", content=data[:-1])
+
+    assert answer.status_code == 422
+    assert answer.json()["type"] == "urn:vcasgd:problem:invalid-package"
+    assert "digest" in answer.json()["detail"]
+    assert http.head(f"packages/{digest_of(data)}").status_code == 404
+
+
+def escaping() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("../evil.py", "")
+    return buffer.getvalue()
+
+
+def of_a_later_version() -> bytes:
+    data = zipped()
+    entry = data.index(b"PK\x01\x02")
+    return data[: entry + 6] + b"\xff" + data[entry + 7 :]
+
+
+@pytest.mark.parametrize("data", [b"", b"no zip", zipped()[:-4], escaping(), of_a_later_version()])
+def test_what_is_not_a_harmless_zip_is_refused(client: Client, data: bytes) -> None:
+    with pytest.raises(PackageError):
+        client.upload(data)
+
+
+@pytest.mark.parametrize("digest", ["x", "A" * 64, "0" * 63, "0" * 65, "0" * 64 + "%0a"])
+def test_a_name_that_is_no_digest_is_refused(http: httpx.Client, digest: str) -> None:
+    assert http.put(f"packages/{digest}", content=zipped()).json()["field"] == "digest"
+    assert http.head(f"packages/{digest}").status_code == 422
+
+
+def test_a_package_over_the_limit_is_refused(client: Client) -> None:
+    with pytest.raises(ApiError, match="larger than 1 MB") as caught:
+        client.upload(b"x" * (LIMIT + 1))
+    assert caught.value.status == 413
+    assert "VCASGD_PACKAGE_LIMIT_MB" in (caught.value.remedy or "")
+
+
+def test_the_limit_holds_for_a_body_that_does_not_tell_its_size(
+    api: Api, http: httpx.Client
+) -> None:
+    before = api.process.resident_bytes()
+
+    answer = http.put(f"packages/{'0' * 64}", content=(bytes(65_536) for _ in range(1000)))
+
+    assert answer.status_code == 413
+    assert api.process.resident_bytes() - before < 30 * LIMIT
+
+
+def test_a_huge_package_is_refused_before_it_is_read(http: httpx.Client) -> None:
+    answer = http.put(f"packages/{'0' * 64}", content=bytes(40 * LIMIT))
+
+    assert answer.status_code == 413
+
+
+def test_a_directory_is_packed_uploaded_and_submitted(
+    api: Api, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("print('hello')")
+
+    first = client.submit_directory(spec(working_dir=str(tmp_path)))
+    second = client.submit_directory(spec(working_dir=str(tmp_path)))
+
+    assert first.id != second.id
+    assert first.package == second.package
+    with zipfile.ZipFile(io.BytesIO(api.storage.get(f"packages/{first.package}.zip"))) as archive:
+        assert archive.namelist() == ["train.py"]
+
+
+def test_a_directory_over_the_limit_is_not_sent(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(b"x" * 2000)
+
+    with pytest.raises(PackageError, match=r"data\.bin"):
+        client.submit_directory(spec(working_dir=str(tmp_path)), limit_mb=0.001)

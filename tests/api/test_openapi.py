@@ -1,0 +1,105 @@
+"""The description of the API, and requests made up from it: nothing may break the server."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from api_harness import Api
+from hypothesis import HealthCheck, Phase, settings, strategies
+from schemathesis import Case
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    ignored_auth,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from vcasgd.api import create_app
+from vcasgd.runtime.storage import Storage
+from vcasgd.settings import Settings
+from vcasgd.store.connection import connect
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    unsupported_method,
+    ignored_auth,
+]
+EXAMPLES = 8
+
+
+def described() -> dict[str, Any]:
+    """The document, without a server."""
+    storage = Storage(Path(tempfile.gettempdir()).as_uri())
+    app = create_app(Settings(token="x"), connect("redis://127.0.0.1:1/0"), storage)
+    return app.openapi()
+
+
+@schemathesis.serializer("application/zip")
+def as_it_is(_: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else bytes(value)
+
+
+schemathesis.openapi.media_type("application/zip", strategies.binary(max_size=100))
+schema = schemathesis.openapi.from_dict(described())
+
+
+@pytest.fixture
+def document(api: Api) -> dict[str, Any]:
+    """As it is served."""
+    answer = httpx.get(f"{api.url}/api/v1/openapi.json", trust_env=False)
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+@schema.parametrize()
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_made_up_requests_get_described_answers(api: Api, case: Case) -> None:
+    headers = {"Authorization": f"Bearer {api.token}"}
+    case.call_and_validate(base_url=api.url, headers=headers, checks=CHECKS, timeout=10)
+
+
+def test_every_operation_has_a_readable_name(document: dict[str, Any]) -> None:
+    names = [
+        operation["operationId"]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+    ]
+
+    assert len(set(names)) == len(names)
+    assert {"submit_job", "list_events", "get_model", "evict_worker", "head_package"} <= set(names)
+
+
+def test_everything_under_api_wants_the_token(document: dict[str, Any]) -> None:
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert bool(operation.get("security")) == path.startswith("/api/v1"), path
+            if path.startswith("/api/v1"):
+                assert "application/problem+json" in operation["responses"]["401"]["content"]
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+
+
+def test_no_page_loads_scripts_from_elsewhere(api: Api) -> None:
+    for path in ("/docs", "/redoc", "/api/v1/docs"):
+        answer = httpx.get(
+            api.url + path, headers={"Authorization": f"Bearer {api.token}"}, trust_env=False
+        )
+        assert answer.status_code == 404

@@ -1,0 +1,104 @@
+"""The API's process: ``python -m vcasgd.api``."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from vcasgd.api.app import create_app
+from vcasgd.errors import PortInUse, SpecError, StackError, VcasgdError
+from vcasgd.runtime.processes import configure_logging, exit_status
+from vcasgd.runtime.storage import Storage
+from vcasgd.settings import Settings, load_settings
+from vcasgd.store.connection import connect
+
+#: a person waits for the answer; who can wait longer tries again
+ANSWER_SECONDS = 3.0
+#: requests in progress get so long to end after SIGTERM
+GRACE_SECONDS = 3
+BACKLOG = 256
+
+
+def main() -> int:
+    """Until SIGTERM. Exit status 0 then, 1 after an error, which is said."""
+    configure_logging("api")
+    try:
+        settings = load_settings()
+        configure_logging("api", _log_level(settings))
+        ledger = connect(settings.secret("ledger_url"), answer_seconds=ANSWER_SECONDS)
+        storage = Storage(settings.required("storage_url"))
+        app = create_app(settings, ledger, storage)
+        with listen(settings) as listener:
+            serve(uvicorn.Config(app, log_config=None, access_log=False), listener)
+    except VcasgdError as error:
+        return exit_status(error)
+    return 0
+
+
+def _log_level(settings: Settings) -> str:
+    level = settings.log_level.upper()
+    if level not in logging.getLevelNamesMapping():
+        raise SpecError(f"VCASGD_LOG_LEVEL: there is no level {level}", field="VCASGD_LOG_LEVEL")
+    return level
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The socket that ``api_url`` names.
+
+    Raises :class:`PortInUse`, :class:`SpecError`, and :class:`StackError` where this machine
+    has no such address or forbids the port.
+    """
+    host, port = _address(settings.api_url)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"port {port} of {host} is in use",
+                remedy="stop the process that listens there, or set VCASGD_API_URL to another port",
+                port=port,
+            ) from error
+        raise StackError(
+            f"can't listen on {host} port {port}: {error.strerror}",
+            remedy="set VCASGD_API_URL to an address of this machine",
+        ) from error
+
+
+def _address(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SpecError(f"VCASGD_API_URL: {url}: {error}", field="VCASGD_API_URL") from error
+    if parts.scheme not in ("http", "https") or host is None:
+        raise SpecError(
+            f"VCASGD_API_URL: {url} is not of the form http://host:port", field="VCASGD_API_URL"
+        )
+    return host, port or (443 if parts.scheme == "https" else 80)
+
+
+def serve(config: uvicorn.Config, listener: socket.socket) -> None:
+    """Until SIGTERM or SIGINT, and a few seconds more for what is in progress."""
+    config.timeout_graceful_shutdown = GRACE_SECONDS
+    server = uvicorn.Server(config)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # uvicorn raises the signal once more when it is done; by then this handler is back, and
+    # what was asked for is no failure
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    server.run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The application: routes, errors, the token, and the document that describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Security
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+
+import vcasgd
+from vcasgd.api import problems
+from vcasgd.api.auth import BearerAuth
+from vcasgd.api.routes import checkpoints, fleet, health, history, jobs, packages
+from vcasgd.api.services import Services
+from vcasgd.errors import SpecError
+from vcasgd.runtime.storage import Storage
+from vcasgd.settings import Settings
+from vcasgd.store.connection import Client
+
+PREFIX = "/api/v1"
+OPENAPI = f"{PREFIX}/openapi.json"
+
+
+def create_app(settings: Settings, ledger: Client, storage: Storage) -> FastAPI:
+    """The API over one ledger and one object storage; nothing is connected to yet.
+
+    Raises :class:`SpecError` where there is no token, or one that nobody could send.
+    """
+    app = FastAPI(
+        title="vcasgd",
+        version=vcasgd.__version__,
+        openapi_url=OPENAPI,
+        # these pages would fetch scripts from third parties
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=_operation_id,
+    )
+    app.state.services = Services.over(settings, ledger, storage)
+    app.include_router(health.router)
+    app.include_router(_guarded())
+    problems.install(app)
+    app.add_middleware(
+        BearerAuth, token=_token(settings), prefix="/api/", public=frozenset({OPENAPI})
+    )
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _guarded() -> APIRouter:
+    # only describes the token; BearerAuth asks for it before a route is looked for
+    scheme = Security(HTTPBearer(auto_error=False, scheme_name="token"))
+    anywhere = problems.documented(401, 422, 500, 503)
+    router = APIRouter(prefix=PREFIX, dependencies=[scheme], responses=anywhere)
+    for part in (jobs, history, checkpoints, packages, fleet):
+        router.include_router(part.router)
+    return router
+
+
+def _token(settings: Settings) -> str:
+    token = settings.secret("token").strip()
+    if not token or not token.isascii() or not token.isprintable():
+        raise SpecError(
+            "VCASGD_TOKEN is empty or holds characters that no header can carry",
+            field="VCASGD_TOKEN",
+        )
+    return token
+
+
+def _operation_id(route: APIRoute) -> str:
+    """The function's name: stable, and good for a method of a generated client."""
+    return route.name
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title,
+            version=app.version,
+            summary="Train PyTorch models on machines that vanish.",
+            routes=app.routes,
+        )
+        schema["components"]["schemas"]["Problem"] = problems.Problem.model_json_schema()
+        app.openapi_schema = schema
+    return app.openapi_schema

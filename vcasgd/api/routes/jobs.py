@@ -1,0 +1,100 @@
+"""Jobs: submit, look, command."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response, status
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+from vcasgd.api.problems import documented
+from vcasgd.api.routes.packages import DIGEST, name_of
+from vcasgd.api.services import Here, Services
+from vcasgd.api.views import JobView
+from vcasgd.errors import SpecError
+from vcasgd.spec import JobSpec
+from vcasgd.store.jobs import State
+
+router = APIRouter(tags=["jobs"])
+
+#: the spec's own words for what is wrong, instead of pydantic's
+Submitted = Annotated[JobSpec, PlainValidator(JobSpec.parse, json_schema_input_type=JobSpec)]
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(min_length=1, max_length=200, pattern=r"^[\x20-\x7e]+$"),
+]
+
+
+class Submission(BaseModel):
+    """A job and the digest of the package that holds its code."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    spec: Submitted
+    package: str = Field(pattern=DIGEST, description="SHA-256 of an uploaded package")
+
+
+_KNOWN: dict[int | str, dict[str, Any]] = {
+    200: {"model": JobView, "description": "This key made this job before."}
+}
+
+
+@router.post(
+    "/jobs",
+    status_code=status.HTTP_201_CREATED,
+    responses=_KNOWN | documented(409),
+)
+def submit_job(
+    here: Here, response: Response, body: Submission, idempotency_key: IdempotencyKey = None
+) -> JobView:
+    """Creates a job; the same `Idempotency-Key` again gives the same job."""
+    _check_package(here, body.package)
+    job, created = here.jobs.submit_once(body.spec, body.package, idempotency_key)
+    response.headers["Location"] = f"/api/v1/jobs/{job.id}"
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return JobView.of(job)
+
+
+def _check_package(here: Services, digest: str) -> None:
+    if not here.storage.has(name_of(digest)):
+        raise SpecError(
+            f"package: {digest[:12]}… is not uploaded",
+            remedy=f"PUT it to /api/v1/packages/{digest}",
+            field="package",
+        )
+
+
+@router.get("/jobs")
+def list_jobs(
+    here: Here,
+    state: State | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> list[JobView]:
+    """Newest first."""
+    states = tuple(State) if state is None else (state,)
+    return [JobView.of(job) for job in here.jobs.all(states, limit)]
+
+
+@router.get("/jobs/{job}", responses=documented(404))
+def get_job(here: Here, job: str) -> JobView:
+    return JobView.of(here.jobs.get(job))
+
+
+@router.post("/jobs/{job}/pause", responses=documented(404, 409))
+def pause_job(here: Here, job: str) -> JobView:
+    """Possible while it is running; its workers push what they have and leave."""
+    return JobView.of(here.jobs.pause(job))
+
+
+@router.post("/jobs/{job}/resume", responses=documented(404, 409))
+def resume_job(here: Here, job: str) -> JobView:
+    """Possible while it is paused."""
+    return JobView.of(here.jobs.resume(job))
+
+
+@router.post("/jobs/{job}/cancel", responses=documented(404, 409))
+def cancel_job(here: Here, job: str) -> JobView:
+    """Possible until it is over."""
+    return JobView.of(here.jobs.cancel(job))

@@ -1,0 +1,188 @@
+"""Entries of the API's listings. Times are Unix seconds.
+
+Their writers are other processes, possibly of another version: what they add travels
+through, and what is missing is null.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: a metric of a diverged model is null."""
+    match value:
+        case dict():
+            return {name: finite(each) for name, each in value.items()}
+        case list():
+            return [finite(each) for each in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_json(cls, value: Any) -> Any:
+        return finite(value)
+
+
+class EventRow(_Row):
+    """Something that happened to a job. `kind` is short and stable, `text` for people."""
+
+    id: str
+    at: float
+    kind: str
+    text: str
+    details: dict[str, Any] = {}
+
+
+class LogRow(_Row):
+    """A line that a worker printed."""
+
+    id: str
+    at: float
+    worker: str
+    line: str
+
+
+class MetricRow(_Row):
+    """A point of the totals over time; rates and means are since the point before."""
+
+    id: str
+    at: float
+    version: int | None = None
+    updates: int | None = None
+    samples: int | None = None
+    finished_epochs: int | None = None
+    updates_per_second: float | None = None
+    samples_per_second: float | None = None
+    loss: float | None = None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    rejected: int | None = None
+    waiting: int | None = None
+
+
+class WorkerRow(_Row):
+    """A worker's last heartbeat. `quarantined`: why it gets no more work."""
+
+    name: str
+    job: str
+    quarantined: str | None = None
+    at: float | None = None
+    instance: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    doing: str | None = None
+    steps: int | None = None
+    samples: int | None = None
+    version: int | None = None
+    pushes: int | None = None
+    pushed_bytes: int | None = None
+    pushed_again: int | None = None
+    discarded: int | None = None
+    unapplied: int | None = None
+    resident_bytes: int | None = None
+    notice: str | None = None
+    notice_at: float | None = None
+    leaving: str | None = None
+
+
+class CheckpointRow(_Row):
+    """A checkpoint in the object storage. `digest` is its SHA-256, `size` in bytes."""
+
+    name: str
+    version: int
+    digest: str
+    size: int
+    at: float | None = None
+    finished_epochs: int | None = None
+    samples: int | None = None
+
+
+class InstanceRow(_Row):
+    """A machine, as the controller saw it last. `joined`: it is part of the cluster; `job`: the
+    one that it works for."""
+
+    id: str
+    pool: str | None = None
+    state: str | None = None
+    joined: bool | None = None
+    job: str | None = None
+    launched_at: float | None = None
+    notice_at: float | None = None
+    host: str | None = None
+    price_per_hour: float | None = None
+    spot: bool | None = None
+
+
+class PoolRow(_Row):
+    """A place to buy machines, as the controller saw it last. `reason`: why it is blocked."""
+
+    name: str
+    instances: int | None = None
+    launches: int | None = None
+    blocked_until: float | None = None
+    reason: str | None = None
+
+
+class ServerRow(_Row):
+    """A parameter server's last heartbeat. `versions`: of the jobs that it serves."""
+
+    node: str
+    at: float | None = None
+    pid: int | None = None
+    token: int | None = None
+    versions: dict[str, int] = {}
+
+
+class Status(BaseModel):
+    """The platform as a whole. `controller`: whether one is at work."""
+
+    version: str
+    cluster: str
+    controller: bool
+    active_jobs: list[str]
+    servers: int
+    instances: int
+    workers: int
+
+
+class Eviction(BaseModel):
+    """How a machine is to be taken: with a notice of so many seconds, or with none at all.
+    Without a body: with the notice that is usual in its cloud."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    notice_seconds: float | None = Field(default=None, ge=0, le=3600)
+    kill: bool = False
+
+
+class EvictionRequested(BaseModel):
+    """What was asked of the controller; it is done once, soon."""
+
+    kind: Literal["evict"] = "evict"
+    instance: str
+    notice_seconds: float | None
+    kill: bool
+
+
+class Package(BaseModel):
+    """A package that is stored."""
+
+    digest: str
+    size: int
+
+
+class Health(BaseModel):
+    """`reasons`: what keeps the API from serving requests."""
+
+    status: Literal["ok", "unavailable"]
+    reasons: list[str] = []

@@ -1,0 +1,109 @@
+"""A job, as the API shows it. Times are Unix seconds."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vcasgd.spec import JobSpec
+from vcasgd.store.jobs import Job, State
+
+
+class Progress(BaseModel):
+    """How far a job is. `samples_expected` is unknown until the data was looked at;
+    `samples_lost` is only told of a job that went through all its epochs."""
+
+    epochs: int
+    finished_epochs: int
+    subtasks_total: int
+    samples_expected: int | None
+    samples_applied: int
+    samples_repeated: int
+    samples_lost: int | None
+    fraction: float = Field(ge=0, le=1)
+
+    @classmethod
+    def of(cls, job: Job) -> Progress:
+        expected = job.facts.samples * job.spec.epochs if job.facts else None
+        applied = int(job.totals.get("applied", 0))
+        # a job that was stopped early left samples out; it lost none
+        whole = job.state.over and job.finished_epochs >= job.spec.epochs
+        return cls(
+            epochs=job.spec.epochs,
+            finished_epochs=job.finished_epochs,
+            subtasks_total=job.spec.total_subtasks,
+            samples_expected=expected,
+            samples_applied=applied,
+            samples_repeated=int(job.totals.get("repeated", 0)),
+            samples_lost=expected - applied if expected is not None and whole else None,
+            fraction=min(1.0, applied / expected) if expected else 0.0,
+        )
+
+
+class Totals(BaseModel):
+    """Sums over all updates of a job; `rejected` counts by reason."""
+
+    updates: int = 0
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    rejected: dict[str, int] = {}
+
+
+class EvaluationView(BaseModel):
+    """The result of one evaluation on the validation split."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    epoch: int
+    version: int
+    metrics: dict[str, float | None]
+    worker: str
+    seconds: float
+    at: float
+
+
+class JobView(BaseModel):
+    """A job. `version` is how many updates its model contains, `model` the checkpoint that
+    holds the finished model; `evictions` and `kills` count machines that it lost."""
+
+    id: str
+    name: str
+    state: State
+    reason: str | None
+    traceback: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    spec: JobSpec
+    progress: Progress
+    totals: Totals
+    evaluations: list[EvaluationView]
+    best_accuracy: float | None
+    version: int
+    model: str | None
+    package: str
+    evictions: int
+    kills: int
+
+    @classmethod
+    def of(cls, job: Job) -> JobView:
+        best = job.best
+        return cls(
+            id=job.id,
+            name=job.spec.name,
+            state=job.state,
+            reason=job.reason,
+            traceback=job.traceback,
+            created_at=job.created_at,
+            started_at=job.started_at,
+            ended_at=job.ended_at,
+            spec=job.spec,
+            progress=Progress.of(job),
+            totals=Totals.model_validate(job.totals),
+            evaluations=[EvaluationView.model_validate(each) for each in job.evaluations],
+            best_accuracy=best.metrics.get("accuracy") if best else None,
+            version=job.version,
+            model=job.model,
+            package=job.package,
+            evictions=job.evictions,
+            kills=job.kills,
+        )

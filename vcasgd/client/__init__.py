@@ -1,0 +1,28 @@
+"""The SDK: everything that the REST API offers, as typed Python.
+
+::
+
+    client = Client("http://127.0.0.1:8700", token)
+    job = client.submit_directory(JobSpec.load(Path("job.yaml")))
+    for event in client.events(job.id, follow=True):
+        print(event.text)
+    client.download(job.id, Path("model.safetensors"))
+"""
+
+from vcasgd.client.client import Client
+from vcasgd.client.following import PATIENCE_SECONDS
+from vcasgd.client.problems import may_work_later
+from vcasgd.client.views import Evaluation, Event, JobView, LogLine, Progress, Row, Totals
+
+__all__ = [
+    "PATIENCE_SECONDS",
+    "Client",
+    "Evaluation",
+    "Event",
+    "JobView",
+    "LogLine",
+    "Progress",
+    "Row",
+    "Totals",
+    "may_work_later",
+]

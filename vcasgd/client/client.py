@@ -1,0 +1,212 @@
+"""One class over the REST API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vcasgd.client.downloads import save
+from vcasgd.client.following import PATIENCE_SECONDS
+from vcasgd.client.problems import may_work_later
+from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
+from vcasgd.client.views import Event, JobView, LogLine, Row, from_row
+from vcasgd.errors import ApiError, NotFound
+from vcasgd.package import digest_of, pack
+from vcasgd.spec import JobSpec
+
+#: between two looks at a job that is waited for
+LOOK_SECONDS = 0.5
+#: unless told otherwise, how much a working directory may hold
+PACKAGE_LIMIT_MB = 100.0
+
+
+class Client:
+    """A connection to one API. May be shared by threads; close it, or use it in ``with``.
+
+    Every method raises :class:`~vcasgd.errors.ApiError` where there is no answer,
+    :class:`~vcasgd.errors.Unauthorized` where the token is wrong and
+    :class:`~vcasgd.errors.NotFound` where there is no such job, worker or checkpoint.
+    """
+
+    def __init__(self, url: str, token: str, timeout: float = 30.0) -> None:
+        self._api = Transport(url, token, timeout)
+
+    def __repr__(self) -> str:
+        return f"Client({self._api.url!r})"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._api.close()
+
+    # -- jobs -------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec, package: bytes, idempotency_key: str | None = None) -> JobView:
+        """Uploads the package unless it is known, and creates a job; the same key again gives
+        the same job.
+
+        Raises :class:`~vcasgd.errors.SpecError` that names the wrong field,
+        :class:`~vcasgd.errors.PackageError`, and :class:`~vcasgd.errors.Conflict` where the
+        key was used for something else.
+        """
+        digest = self.upload(package)
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        body = {"spec": spec.model_dump(mode="json"), "package": digest}
+        return JobView.from_json(self._api.json("POST", "jobs", json=body, headers=headers))
+
+    def submit_directory(
+        self,
+        spec: JobSpec,
+        limit_mb: float = PACKAGE_LIMIT_MB,
+        idempotency_key: str | None = None,
+    ) -> JobView:
+        """Packs the spec's working directory and submits it. Raises as :meth:`submit` does."""
+        package = pack(Path(spec.working_dir), int(limit_mb * 1e6))
+        return self.submit(spec, package, idempotency_key)
+
+    def upload(self, package: bytes) -> str:
+        """Makes a package known; returns its digest. Raises
+        :class:`~vcasgd.errors.PackageError`."""
+        digest = digest_of(package)
+        try:
+            self._api.call("HEAD", f"packages/{digest}")
+        except NotFound:
+            self._api.call("PUT", f"packages/{digest}", content=package, timeout=FILE_SECONDS)
+        return digest
+
+    def jobs(self, state: str | None = None, limit: int = 100) -> list[JobView]:
+        """Newest first."""
+        rows = self._api.rows("jobs", limit=limit, state=state)
+        return [JobView.from_json(row) for row in rows]
+
+    def job(self, job: str) -> JobView:
+        return JobView.from_json(self._api.json("GET", path_of("jobs", job)))
+
+    def pause(self, job: str) -> JobView:
+        """Raises :class:`~vcasgd.errors.Conflict` where the job is not running."""
+        return self._command(job, "pause")
+
+    def resume(self, job: str) -> JobView:
+        """Raises :class:`~vcasgd.errors.Conflict` where the job is not paused."""
+        return self._command(job, "resume")
+
+    def cancel(self, job: str) -> JobView:
+        """Raises :class:`~vcasgd.errors.Conflict` where the job is over."""
+        return self._command(job, "cancel")
+
+    def wait(self, job: str, timeout: float, patience: float = PATIENCE_SECONDS) -> JobView:
+        """The job once it is over. The API may be away in between, for ``patience`` seconds.
+
+        Raises :class:`~vcasgd.errors.ApiError` where it is not over in time.
+        """
+        started = answered = time.monotonic()
+        while True:
+            try:
+                view = self.job(job)
+                answered = time.monotonic()
+                if view.over:
+                    return view
+            except ApiError as error:
+                if not may_work_later(error) or time.monotonic() > answered + patience:
+                    raise
+            if time.monotonic() + LOOK_SECONDS > started + timeout:
+                raise ApiError(f"job {job} is not over after {timeout:g} s")
+            time.sleep(LOOK_SECONDS)
+
+    # -- what a job says ----------------------------------------------------------------------
+
+    def events(
+        self,
+        job: str,
+        after: str | None = None,
+        follow: bool = False,
+        patience: float = PATIENCE_SECONDS,
+    ) -> Iterator[Event]:
+        """What happened after an id, oldest first; with ``follow`` until the job is over.
+
+        Broken connections are mended without loss or repetition; after ``patience`` seconds
+        without success :class:`~vcasgd.errors.ApiError` is raised.
+        """
+        for row in self._api.history(path_of("jobs", job, "events"), after, follow, patience):
+            yield from_row(Event, row)
+
+    def logs(
+        self,
+        job: str,
+        after: str | None = None,
+        follow: bool = False,
+        patience: float = PATIENCE_SECONDS,
+    ) -> Iterator[LogLine]:
+        """Lines that workers printed, as :meth:`events`."""
+        for row in self._api.history(path_of("jobs", job, "logs"), after, follow, patience):
+            yield from_row(LogLine, row)
+
+    def metrics(self, job: str, after: str | None = None) -> Iterator[Row]:
+        """The totals over time, oldest first; each point has an ``id``."""
+        return self._api.pages(path_of("jobs", job, "metrics"), after)
+
+    def workers(self, job: str | None = None) -> list[Row]:
+        """Last heartbeats: of one job's workers, else of those of all active jobs."""
+        return self._api.rows("workers" if job is None else path_of("jobs", job, "workers"))
+
+    def checkpoints(self, job: str) -> list[Row]:
+        """Oldest first: ``name``, ``version``, ``digest``, ``size``."""
+        return self._api.rows(path_of("jobs", job, "checkpoints"))
+
+    def download(self, job: str, path: Path, checkpoint: str | None = None) -> Path:
+        """The finished model, or one checkpoint, as a safetensors file; returns where it is.
+
+        A directory gets the file under the checkpoint's name. The file appears whole or not
+        at all. Raises :class:`~vcasgd.errors.Conflict` where there is no model yet and
+        :class:`~vcasgd.errors.CheckpointDamaged` where a digest does not match.
+        """
+        parts = ("model",) if checkpoint is None else ("checkpoints", checkpoint)
+        with self._api.stream(
+            path_of("jobs", job, *parts), silence_seconds=FILE_SECONDS
+        ) as response:
+            return save(response, path)
+
+    # -- the fleet ------------------------------------------------------------------------------
+
+    def instances(self) -> list[Row]:
+        """Machines as the controller sees them."""
+        return self._api.rows("instances")
+
+    def pools(self) -> list[Row]:
+        """Places to buy machines, as the controller sees them."""
+        return self._api.rows("pools")
+
+    def servers(self) -> list[Row]:
+        """Parameter servers: their last heartbeats."""
+        return self._api.rows("servers")
+
+    def status(self) -> Row:
+        """The platform as a whole: ``version``, ``controller``, ``active_jobs``, …"""
+        status: Row = self._api.json("GET", "status")
+        return status
+
+    def evict(
+        self,
+        worker: str | None = None,
+        instance: str | None = None,
+        *,
+        notice_seconds: float | None = None,
+        kill: bool = False,
+    ) -> Row:
+        """Takes the machine of a worker, or an instance: with the notice that is usual in its
+        cloud, with another one, or (``kill``) with none. Returns what was asked."""
+        if (worker is None) == (instance is None):
+            raise ValueError("name either a worker or an instance")
+        wanted = {"notice_seconds": notice_seconds, "kill": kill or None}
+        body = {name: value for name, value in wanted.items() if value is not None}
+        parts = ("workers", worker) if worker else ("instances", instance or "")
+        request: Row = self._api.json("POST", path_of(*parts, "evict"), json=body)
+        return request
+
+    def _command(self, job: str, command: str) -> JobView:
+        return JobView.from_json(self._api.json("POST", path_of("jobs", job, command)))

@@ -1,0 +1,123 @@
+"""What the API answers, as values. Fields that a newer API adds are passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+#: a worker, an instance, a pool, a checkpoint: as the API shows it
+Row = dict[str, Any]
+
+_OVER = frozenset({"succeeded", "failed", "cancelled"})
+
+View = TypeVar("View")
+
+
+def from_row(kind: type[View], row: Mapping[str, Any]) -> View:
+    """A dataclass from those of its fields that the row has."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in row.items() if name in names})
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a job. ``kind`` is short and stable, ``text`` for people."""
+
+    id: str
+    at: float
+    kind: str
+    text: str
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line that a worker printed."""
+
+    id: str
+    at: float
+    worker: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is. ``None``: not known yet.
+
+    ``samples_lost`` is only told of a job that went through all its epochs; anything but 0
+    is a fault of the platform.
+    """
+
+    epochs: int
+    finished_epochs: int
+    subtasks_total: int
+    samples_expected: int | None
+    samples_applied: int
+    samples_repeated: int
+    samples_lost: int | None
+    fraction: float
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all updates of a job; ``rejected`` counts by reason."""
+
+    updates: int
+    staleness_mean: float
+    staleness_max: int
+    rejected: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of one evaluation on the validation split."""
+
+    epoch: int
+    version: int
+    metrics: dict[str, float | None]
+    worker: str
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job. Times are Unix seconds."""
+
+    id: str
+    name: str
+    state: str
+    reason: str | None
+    traceback: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    spec: dict[str, Any]
+    progress: Progress
+    totals: Totals
+    evaluations: tuple[Evaluation, ...]
+    best_accuracy: float | None
+    version: int
+    model: str | None
+    package: str
+    evictions: int
+    kills: int
+
+    @property
+    def over(self) -> bool:
+        return self.state in _OVER
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the API's JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> JobView:
+        evaluations = tuple(from_row(Evaluation, each) for each in row["evaluations"])
+        parts = {
+            "progress": from_row(Progress, row["progress"]),
+            "totals": from_row(Totals, row["totals"]),
+            "evaluations": evaluations,
+        }
+        return from_row(cls, {**row, **parts})
