@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-
-T = TypeVar("T")
-
-
-def await_truth(predicate: Callable[[], T], timeout: float = 10.0, interval: float = 0.02) -> T:
-    """The first true value of ``predicate``; fails the test if there is none in time."""
-    deadline = time.monotonic() + timeout
-    while not (value := predicate()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout} s: last value {value!r}")
-        time.sleep(interval)
-    return value
+from waiting import await_truth
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ class Settings(BaseSettings):
     cache_dir: Path | None = Field(default=None, description="where workers unpack code")
     storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
     ray_address: str | None = None
+    ray_token: SecretStr | None = Field(default=None, description="of the Ray cluster")
     ray_dir: Path | None = Field(
         default=None, description="short folder under which Ray's nodes on this machine keep theirs"
     )

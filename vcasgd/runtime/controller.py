@@ -124,7 +124,10 @@ class FleetLoop:
     def _look_at_ray(self) -> frozenset[str] | None:
         if self._cluster is None:
             self._cluster = Cluster.connect(
-                self._settings.required("ray_address"), self._settings.cluster, CONNECT_SECONDS
+                self._settings.required("ray_address"),
+                self._settings.cluster,
+                CONNECT_SECONDS,
+                self._ray_token,
             )
         if not self._cluster.healthy():
             raise ClusterError("Ray's head was lost")
@@ -171,6 +174,11 @@ class FleetLoop:
             blocked_until=stored.blocked_until,
             reason=stored.reason,
         )
+
+    @property
+    def _ray_token(self) -> str | None:
+        token = self._settings.ray_token
+        return token.get_secret_value() if token else None
 
     # -- act ----------------------------------------------------------------------------------
 
@@ -222,6 +230,7 @@ class FleetLoop:
             temp_dir=temp_dir,
             heartbeat=settings.heartbeat,
             labels={},
+            token=self._ray_token,
         )
         env = {
             "VCASGD_LEDGER_URL": settings.secret("ledger_url"),

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import queue
+import signal
 import socket
 import threading
 import time
@@ -91,6 +92,7 @@ class Cluster:
             deadline - time.monotonic(),
             lambda: _join(f"{host}:{port}", namespace, token, deadline),
         )
+        _take_signals_back()
         return cls(namespace, timeout, head)
 
     def nodes(self) -> list[Node]:
@@ -155,6 +157,13 @@ class Cluster:
         """Leaves the cluster; workers stay. Idempotent; silent if the head is dead."""
         with contextlib.suppress(ClusterError):
             _bounded("leave", self._timeout, _ray().shutdown)
+
+
+def _take_signals_back() -> None:
+    """Ray's library replaces the process's handlers, below Python, by ones that end it at once."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.getsignal(number))
 
 
 def _bounded(what: str, timeout: float, call: Callable[[], T]) -> T:

@@ -1,0 +1,3 @@
+from vcasgd.cli import main
+
+main()

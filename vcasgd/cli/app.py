@@ -1,0 +1,45 @@
+"""The commands, joined."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import vcasgd
+from vcasgd.chaos.command import app as chaos
+from vcasgd.cli import demo, fleet, jobs, stack
+from vcasgd.cli.output import Group
+
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _part in (stack, jobs, fleet, demo):
+    _part.register(app)
+app.add_typer(chaos, name="chaos", cls=Group, help="Kill parts on purpose, and count what is lost.")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vcasgd {vcasgd.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train PyTorch models on machines that vanish.
+
+    Commands talk to the API that --url or VCASGD_API_URL names, else to the stack of this
+    machine (vcasgd up).
+    """
+
+
+def main() -> None:
+    app(prog_name="vcasgd")

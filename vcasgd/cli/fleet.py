@@ -1,0 +1,84 @@
+"""Commands about machines."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vcasgd.cli.connection import Token, Url, open_client
+from vcasgd.cli.output import Columns, Json, ago, duration, out, show_json, show_rows
+
+_WORKERS: Columns = {
+    "WORKER": lambda row: row["name"],
+    "INSTANCE": lambda row: row.get("instance"),
+    "DOING": lambda row: row.get("quarantined") or row.get("leaving") or row.get("doing"),
+    "STEPS": lambda row: row.get("steps"),
+    "SAMPLES": lambda row: row.get("samples"),
+    "HEARD": lambda row: ago(row.get("at")),
+}
+_INSTANCES: Columns = {
+    "INSTANCE": lambda row: row["id"],
+    "POOL": lambda row: row.get("pool"),
+    "STATE": lambda row: row.get("state"),
+    "JOB": lambda row: row.get("job"),
+    "LAUNCHED": lambda row: ago(row.get("launched_at")),
+    "USD/H": lambda row: row.get("price_per_hour"),
+}
+_POOLS: Columns = {
+    "POOL": lambda row: row["name"],
+    "INSTANCES": lambda row: row.get("instances"),
+    "LAUNCHES": lambda row: row.get("launches"),
+    "BLOCKED": lambda row: row.get("reason"),
+}
+
+
+def register(app: typer.Typer) -> None:
+    for command in (workers, instances, pools, evict):
+        app.command(rich_help_panel="Fleet")(command)
+
+
+def workers(
+    job: Annotated[str | None, typer.Argument(help="Only those of this job.")] = None,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Who is at work, and on what."""
+    with open_client(url, token) as client:
+        show_rows(client.workers(job), _WORKERS, as_json=as_json)
+
+
+def instances(as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """The machines that there are."""
+    with open_client(url, token) as client:
+        show_rows(client.instances(), _INSTANCES, as_json=as_json)
+
+
+def pools(as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Where machines come from."""
+    with open_client(url, token) as client:
+        show_rows(client.pools(), _POOLS, as_json=as_json)
+
+
+def evict(
+    name: Annotated[str, typer.Argument(help="A worker or an instance.")],
+    notice: Annotated[
+        float | None, typer.Option(min=0, help="Seconds of notice; else what is usual there.")
+    ] = None,
+    kill: Annotated[bool, typer.Option("--kill", help="Without any notice.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Take a machine away, as its cloud would."""
+    if kill and notice is not None:
+        raise typer.BadParameter("--kill gives no notice", param_hint="--notice")
+    with open_client(url, token) as client:
+        target = {"worker" if "." in name else "instance": name}
+        done = client.evict(**target, notice_seconds=notice, kill=kill)
+    if as_json:
+        show_json(done)
+    else:
+        how = "killed" if kill else f"evicted, {duration(notice) or 'the usual'} notice"
+        out.print(f"{done['instance']} will be {how}", markup=False)

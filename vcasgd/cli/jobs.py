@@ -1,0 +1,252 @@
+"""Commands about jobs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vcasgd.cli.connection import Token, Url, open_client
+from vcasgd.cli.jobfile import load_job
+from vcasgd.cli.output import (
+    Columns,
+    Json,
+    ago,
+    duration,
+    err,
+    out,
+    percent,
+    show_json,
+    show_rows,
+    show_traceback,
+)
+from vcasgd.cli.progress import event_line
+from vcasgd.cli.progress import follow as show_progress
+from vcasgd.cli.watch import Watch, epoch
+from vcasgd.client import Client, JobView
+from vcasgd.settings import load_settings
+
+#: exit status when a person stops watching, as a shell has it for SIGINT
+INTERRUPTED = 130
+
+_JOBS: Columns = {
+    "JOB": lambda row: row["id"],
+    "STATE": lambda row: row["state"],
+    "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs']}",
+    "ACCURACY": lambda row: percent(row["best_accuracy"]),
+    "UPDATES": lambda row: row["totals"]["updates"],
+    "EVICTIONS": lambda row: row["evictions"] + row["kills"],
+    "SUBMITTED": lambda row: ago(row["created_at"]),
+}
+_CHECKPOINTS: Columns = {
+    "CHECKPOINT": lambda row: row["name"],
+    "VERSION": lambda row: row["version"],
+    "EPOCHS": lambda row: row.get("finished_epochs"),
+    "MB": lambda row: f"{row['size'] / 1e6:.2f}",
+    "WRITTEN": lambda row: ago(row.get("at")),
+    "SHA-256": lambda row: row["digest"][:12],
+}
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="As submit and jobs show it.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")]
+
+
+def register(app: typer.Typer) -> None:
+    commands = (submit, follow, jobs, show, events, logs, pause, resume, cancel, checkpoints)
+    for command in (*commands, download):
+        app.command(rich_help_panel="Jobs")(command)
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The job file.")],
+    following: Annotated[bool, typer.Option("--follow", "-f", help="Watch the job.")] = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be repeated."),
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="The same key again gives the same job.")
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Submit a job; with --follow watch it, and exit with 0 only if it succeeds."""
+    spec = load_job(file, changes or ())
+    with open_client(url, token) as client:
+        limit_mb = load_settings().package_limit_mb
+        job = client.submit_directory(spec, limit_mb, idempotency_key or uuid.uuid4().hex)
+        if as_json:
+            show_json(job.to_dict())
+        else:
+            out.print(f"submitted {job.id}", markup=False)
+        if following:
+            _follow(client, job.id)
+        elif not as_json:
+            out.print(f"watch it with: vcasgd follow {job.id}", markup=False)
+
+
+def follow(job: JobName, url: Url = None, token: Token = None) -> None:
+    """Watch a job. Exit status 0: it succeeded; 1: it did not; 130: you left with Ctrl-C.
+
+    Ctrl-C never stops the job.
+    """
+    with open_client(url, token) as client:
+        _follow(client, job)
+
+
+def jobs(
+    state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """All jobs, newest first."""
+    with open_client(url, token) as client:
+        show_rows([job.to_dict() for job in client.jobs(state)], _JOBS, as_json=as_json)
+
+
+def show(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """One job in full."""
+    with open_client(url, token) as client:
+        view = client.job(job)
+    if as_json:
+        show_json(view.to_dict())
+        return
+    for name, value in _facts(view):
+        if value not in (None, ""):
+            out.print(f"{name:<12}{value}", markup=False)
+    show_traceback(view.traceback or "")
+
+
+def events(
+    job: JobName, following: Follow = False, as_json: Json = False,
+    url: Url = None, token: Token = None,
+) -> None:  # fmt: skip
+    """What happened to a job. With --json --follow: one object a line."""
+    with open_client(url, token) as client, _leaving(job):
+        found = client.events(job, follow=following)
+        if as_json:
+            _show_stream((vars(event) for event in found), following)
+            return
+        for event in found:
+            out.print(event_line(event), markup=False)
+
+
+def logs(
+    job: JobName, following: Follow = False, as_json: Json = False,
+    url: Url = None, token: Token = None,
+) -> None:  # fmt: skip
+    """What the workers of a job printed. With --json --follow: one object a line."""
+    with open_client(url, token) as client, _leaving(job):
+        found = client.logs(job, follow=following)
+        if as_json:
+            _show_stream((vars(line) for line in found), following)
+            return
+        for line in found:
+            out.print(f"{line.worker.rpartition('.')[2]}: {line.line}", markup=False)
+
+
+def pause(job: JobName, url: Url = None, token: Token = None) -> None:
+    """Let a job rest; its workers go, its progress stays."""
+    with open_client(url, token) as client:
+        _tell_state(client.pause(job))
+
+
+def resume(job: JobName, url: Url = None, token: Token = None) -> None:
+    """Let a paused job go on."""
+    with open_client(url, token) as client:
+        _tell_state(client.resume(job))
+
+
+def cancel(job: JobName, url: Url = None, token: Token = None) -> None:
+    """End a job for good; its checkpoints stay."""
+    with open_client(url, token) as client:
+        _tell_state(client.cancel(job))
+
+
+def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """The checkpoints of a job."""
+    with open_client(url, token) as client:
+        show_rows(client.checkpoints(job), _CHECKPOINTS, as_json=as_json)
+
+
+def download(
+    job: JobName,
+    to: Annotated[Path, typer.Option(help="A file or a folder.")] = Path(),
+    checkpoint: Annotated[
+        str | None, typer.Option(help="One of vcasgd checkpoints; else the finished model.")
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Fetch the finished model, or a checkpoint, as a safetensors file."""
+    with open_client(url, token) as client:
+        out.print(str(client.download(job, to, checkpoint)), markup=False)
+
+
+def _follow(client: Client, job: str) -> None:
+    with _leaving(job):
+        view = show_progress(Watch(client, job).looks(), out)
+    out.print(_conclusion(view), markup=False)
+    if view.state != "succeeded":
+        err.print(f"error: job {view.id} {view.state}: {view.reason or 'no reason given'}",
+                  markup=False)  # fmt: skip
+        show_traceback(view.traceback or "")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _leaving(job: str) -> Iterator[None]:
+    """Ctrl-C ends the watching, not the job."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(
+            f"\njob {job} goes on; watch it again with: vcasgd follow {job}, "
+            f"stop it with: vcasgd cancel {job}",
+            markup=False,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _conclusion(view: JobView) -> str:
+    seconds = duration((view.ended_at or view.created_at) - view.created_at)
+    best = f", best accuracy {percent(view.best_accuracy)}" if view.best_accuracy else ""
+    return f"{view.id} {view.state} after {seconds}, {view.totals.updates} updates{best}"
+
+
+def _tell_state(view: JobView) -> None:
+    out.print(f"{view.id} is {view.state}", markup=False)
+
+
+def _show_stream(rows: Iterator[dict[str, Any]], following: bool) -> None:
+    if not following:
+        show_json(list(rows))
+        return
+    for row in rows:
+        show_json(row)
+
+
+def _facts(view: JobView) -> list[tuple[str, object]]:
+    progress, totals = view.progress, view.totals
+    return [
+        ("job", view.id),
+        ("state", f"{view.state}{f': {view.reason}' if view.reason else ''}"),
+        ("submitted", ago(view.created_at)),
+        ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
+        ("epoch", f"{epoch(view)} of {progress.epochs} ({progress.fraction:.0%})"),
+        ("accuracy", percent(view.best_accuracy)),
+        ("updates", totals.updates),
+        ("staleness", f"mean {totals.staleness_mean:.2f}, max {totals.staleness_max}"),
+        ("rejected", totals.rejected or None),
+        ("samples", f"{progress.samples_applied} applied, {progress.samples_repeated} repeated"),
+        ("machines", f"{view.evictions} evicted, {view.kills} killed"),
+        ("model", view.model),
+        ("rule", view.spec["update"]["rule"]),
+        ("working dir", view.spec["working_dir"]),
+    ]

@@ -1,0 +1,165 @@
+"""The live view of a job, and the plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from vcasgd.cli.output import duration, percent
+from vcasgd.cli.watch import Look, accuracy, epoch
+from vcasgd.client import Event, JobView, Row
+
+#: events that the live view shows
+EVENTS_SHOWN = 8
+#: kinds of events that the numbers tell as well; vcasgd events shows them all
+ROUTINE = ("evaluated", "checkpoint")
+#: the plain view says how far the job is when an epoch ended, and this often in between
+LINE_SECONDS = 5.0
+
+#: is told of each look before it is shown
+Hook = Callable[[Look], None]
+
+
+class View(Protocol):
+    def show(self, look: Look) -> None: ...
+
+
+def follow(looks: Iterable[Look], console: Console, hook: Hook = lambda _look: None) -> JobView:
+    """Shows a job until it is over, and returns it."""
+    live = LiveView(console) if console.is_terminal else None
+    view: View = live or PlainView(console)
+    with live or nullcontext():
+        for look in looks:
+            hook(look)
+            view.show(look)
+    return look.job
+
+
+class PlainView:
+    """One line for each event, and one now and then for the whole."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._said_at = clock()
+        self._said: tuple[object, ...] = ()
+
+    def show(self, look: Look) -> None:
+        for event in _remarkable(look):
+            self._say(event_line(event))
+        landmarks = (look.job.state, look.job.progress.finished_epochs, look.trouble)
+        if landmarks != self._said or self._clock() > self._said_at + LINE_SECONDS:
+            self._said, self._said_at = landmarks, self._clock()
+            self._say(look.trouble or summary_line(look))
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+
+class LiveView:
+    """A picture that is drawn anew at each look; the last one stays."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._events: deque[Event] = deque(maxlen=EVENTS_SHOWN)
+
+    def __enter__(self) -> LiveView:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._live.stop()
+
+    def show(self, look: Look) -> None:
+        self._events.extend(_remarkable(look))
+        self._live.update(self._picture(look), refresh=True)
+
+    def _picture(self, look: Look) -> RenderableType:
+        parts: list[RenderableType] = [_title(look), _bar(look.job), _numbers(look)]
+        if look.workers:
+            parts += [Text(), _workers(look.workers)]
+        if self._events:
+            parts += [Text(), *(Text(event_line(event), style="dim") for event in self._events)]
+        if look.trouble:
+            parts += [Text(), Text(f"{look.trouble}; trying again", style="yellow")]
+        return Group(*parts)
+
+
+def event_line(event: Event) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(event.at))}  {event.kind}: {event.text}"
+
+
+def _remarkable(look: Look) -> list[Event]:
+    return [event for event in look.events if event.kind not in ROUTINE]
+
+
+def summary_line(look: Look) -> str:
+    """All numbers of a look, on one line."""
+    job = look.job
+    parts = [
+        f"{look.seconds:.0f} s",
+        job.state,
+        f"epoch {epoch(job)}/{job.progress.epochs} ({job.progress.fraction:.0%})",
+        f"accuracy {percent(accuracy(job)) or '-'}",
+        f"{_rate(look)} updates/s",
+        f"staleness {job.totals.staleness_mean:.1f}",
+        f"workers {len(look.workers)}",
+        f"evictions {job.evictions}",
+        f"kills {job.kills}",
+    ]
+    return "  ".join(parts)
+
+
+def _title(look: Look) -> RenderableType:
+    colours = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow"}
+    text = Text.assemble(
+        (look.job.id, "bold"), "  ", (look.job.state, colours.get(look.job.state, "cyan")), "  "
+    )
+    return text.append(duration(look.seconds), "dim")
+
+
+def _bar(job: JobView) -> RenderableType:
+    grid = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=1.0, completed=job.progress.fraction, width=50)
+    label = f"epoch {epoch(job)}/{job.progress.epochs}"
+    grid.add_row(label, bar, f"{job.progress.fraction:.0%}")
+    return grid
+
+
+def _numbers(look: Look) -> RenderableType:
+    job = look.job
+    grid = Table.grid(padding=(0, 3))
+    grid.add_row(
+        f"accuracy {percent(accuracy(job)) or '-'} (best {percent(job.best_accuracy) or '-'})",
+        f"{_rate(look)} updates/s",
+        f"staleness {job.totals.staleness_mean:.1f} (max {job.totals.staleness_max})",
+    )
+    grid.add_row(
+        f"workers {len(look.workers)}",
+        f"evictions {job.evictions}, kills {job.kills}",
+        f"rejected {sum(job.totals.rejected.values())}",
+    )
+    return grid
+
+
+def _workers(rows: list[Row]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    for row in rows:
+        doing = row.get("quarantined") or row.get("leaving") or row.get("doing")
+        notice = "notice of eviction" if row.get("notice") else ""
+        grid.add_row(row.get("instance") or row["name"], doing, Text(notice, style="yellow"))
+    return grid
+
+
+def _rate(look: Look) -> str:
+    rate = look.updates_per_second
+    return "-" if rate is None else f"{rate:.1f}"

@@ -1,0 +1,144 @@
+"""Commands about the stack of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from vcasgd import stack
+from vcasgd.cli.connection import Token, Url, open_client
+from vcasgd.cli.output import Columns, Json, ago, err, out, show_json, show_rows
+from vcasgd.settings import Settings, load_settings
+from vcasgd.stack import Phase, StackHome, StackState
+
+_PARTS: Columns = {
+    "PART": lambda row: row["name"],
+    "STATE": lambda row: "ready" if row["ready"] else "starting" if row["pid"] else "down",
+    "PID": lambda row: row["pid"] or None,
+    "STARTED": lambda row: ago(row["started_at"] if row["pid"] else None),
+    "RESTARTS": lambda row: row["restarts"],
+    "LOG": lambda row: row["log"],
+}
+
+Home = Annotated[
+    Path | None, typer.Option("--home", help="State of the stack; else VCASGD_HOME, ~/.vcasgd.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (up, down, status):
+        app.command(rich_help_panel="Stack")(command)
+
+
+def up(
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Of the API; 0: any free one.")
+    ] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay, and stop the stack on Ctrl-C.")
+    ] = False,
+    home: Home = None,
+) -> None:
+    """Start everything on this machine; returns when it is ready."""
+    settings = _settings(home, port)
+    if foreground:
+        _become(settings)
+    state = stack.up(settings, progress=Narrator(err))
+    out.print(f"the stack is up: {state.api_url}", markup=False)
+    token_file = StackHome(settings.home).token_file
+    out.print(f"home {settings.home_path}, token in {token_file}", markup=False)
+
+
+def down(home: Home = None) -> None:
+    """Stop everything; jobs go on where they were at the next up."""
+    settings = _settings(home, None)
+    if stack.down(settings):
+        out.print("the stack is down", markup=False)
+    else:
+        out.print(f"no stack was running in {settings.home_path}", markup=False)
+
+
+def status(as_json: Json = False, home: Home = None, url: Url = None, token: Token = None) -> None:
+    """What is running: the parts of the stack, machines, jobs. Exit status 1 if it is not ready."""
+    settings = _settings(home, None)
+    remote = url is not None or "api_url" in settings.model_fields_set
+    value: dict[str, Any] = {} if remote else _local_status(settings)
+    if remote or value["phase"] == Phase.READY:
+        with open_client(url, token, settings) as client:
+            value["platform"] = client.status()
+    if as_json:
+        show_json(value)
+    else:
+        _show_status(value)
+    if "platform" not in value:
+        raise typer.Exit(1)
+
+
+def _settings(home: Path | None, port: int | None) -> Settings:
+    given = {"home": home, "api_port": port}
+    update = {name: value for name, value in given.items() if value is not None}
+    return load_settings().model_copy(update=update)
+
+
+def _become(settings: Settings) -> None:
+    """Turns into the guardian, so that there is one process less, and one way less to fail."""
+    if stack.is_running(settings.home_path):
+        stack.up(settings)  # raises what there is to say
+    os.environ |= stack.environment(settings)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "vcasgd.stack"])
+
+
+class Narrator:
+    """Says what becomes ready."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._ready: set[str] = set()
+
+    def __call__(self, state: StackState) -> None:
+        if state.phase not in (Phase.STARTING, Phase.READY):
+            return
+        for name, part in state.parts.items():
+            if part.ready and name not in self._ready:
+                self._ready.add(name)
+                self._console.print(f"  {name} is ready", markup=False)
+
+
+def _local_status(settings: Settings) -> dict[str, Any]:
+    state = StackState.read(settings.home_path)
+    home = StackHome(settings.home)
+    running = stack.is_running(settings.home_path)
+    parts = [
+        {
+            "name": name,
+            "pid": part.pid,
+            "ready": part.ready,
+            "started_at": part.started_at,
+            "restarts": part.restarts,
+            "log": str(home.log(name)),
+        }
+        for name, part in state.parts.items()
+    ]
+    phase = state.phase if running else Phase.STOPPED
+    return {"phase": phase, "home": str(home.path), "api_url": state.api_url, "parts": parts}
+
+
+def _show_status(value: dict[str, Any]) -> None:
+    if "phase" in value:
+        out.print(f"stack in {value['home']}: {value['phase']}, {value['api_url']}", markup=False)
+        show_rows(value["parts"], _PARTS, as_json=False)
+    if "platform" in value:
+        platform = value["platform"]
+        controller = "at work" if platform["controller"] else "not at work"
+        out.print(
+            f"vcasgd {platform['version']}: controller {controller}, "
+            f"{len(platform['active_jobs'])} active jobs, {platform['instances']} instances, "
+            f"{platform['workers']} workers",
+            markup=False,
+        )

@@ -1,0 +1,119 @@
+"""The process entry of a stack: the guardian, which forks the supervisor.
+
+    python -m vcasgd.stack [--detach] [--parts ledger,tensors,…]
+
+Exit status: 0 after SIGTERM, 1 when the stack did not start (``stack.json`` says why), 3 when
+another stack holds the lock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vcasgd.errors import StackError, VcasgdError
+from vcasgd.runtime.processes import configure_logging, exit_status
+from vcasgd.settings import Settings, load_settings
+from vcasgd.stack.child import die_with_parent
+from vcasgd.stack.control import ALREADY_RUNNING
+from vcasgd.stack.home import StackHome
+from vcasgd.stack.layout import Layout
+from vcasgd.stack.leftovers import sweep
+from vcasgd.stack.parts import PARTS
+from vcasgd.stack.state import PartState, Phase, StackState
+from vcasgd.stack.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m vcasgd.stack")
+    parser.add_argument("--detach", action="store_true", help="return; go on in the background")
+    parser.add_argument("--parts", type=lambda text: tuple(text.split(",")), default=PARTS)
+    arguments = parser.parse_args()
+    configure_logging("guardian")
+    try:
+        return _own(load_settings(), arguments.parts, detach=arguments.detach)
+    except VcasgdError as error:
+        return exit_status(error)
+
+
+def _own(settings: Settings, names: Sequence[str], *, detach: bool) -> int:
+    """Returns only where there is nothing to own."""
+    home = StackHome(settings.home)
+    home.create()
+    lock = home.acquire()
+    if lock is None:
+        return ALREADY_RUNNING
+    with lock:  # shared by all that are forked below, and free when the last of them is gone
+        before = StackState.read_or_new(home.path)
+        replace(before, phase=Phase.STARTING, supervisor=PartState(), error=None).write(home.path)
+        if detach:
+            _detach()
+        status = _guard(home, settings, names)
+        logging.shutdown()
+        os._exit(status)  # while the lock is held: who gets it finds nobody else here
+
+
+def _detach() -> None:
+    """Becomes a session of its own and nobody's child."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+
+
+def _guard(home: StackHome, settings: Settings, names: Sequence[str]) -> int:
+    # the helpers of a part that was killed come here, and not to the end of the system
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prepare = die_with_parent(signal.SIGTERM)
+    supervisor = os.fork()
+    if not supervisor:
+        prepare()
+        configure_logging("supervisor", settings.log_level)
+        return _supervise(home, settings, names)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os.kill(supervisor, signal.SIGTERM))
+    status = _wait_for(supervisor)
+    sweep(home, StackState.read(home.path))  # nothing, after an orderly end
+    if status < 0:
+        _confess(home, signal.Signals(-status).name)
+    return abs(status)
+
+
+def _supervise(home: StackHome, settings: Settings, names: Sequence[str]) -> int:
+    before = StackState.read_or_new(home.path)
+    try:
+        sweep(home, before)
+        supervisor = Supervisor(Layout.plan(home, settings, before), names)
+    except VcasgdError as error:
+        before.with_error(error).write(home.path)
+        return exit_status(error)
+    return supervisor.run()
+
+
+def _wait_for(supervisor: int) -> int:
+    """Its exit status, negative for a signal; takes away adopted dead meanwhile."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == supervisor:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _confess(home: StackHome, signal_name: str) -> None:
+    error = StackError(f"the supervisor was killed ({signal_name})", remedy="vcasgd up")
+    log.error("%s", error.message)
+    state = StackState.read(home.path)
+    parts = {name: replace(part, pid=0, ticks=0, ready=False) for name, part in state.parts.items()}
+    replace(state, parts=parts, supervisor=PartState()).with_error(error).write(home.path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The process of a part, and all that it starts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from vcasgd.errors import StackError
+from vcasgd.fleet.providers.local_processes import Process, kill_all
+from vcasgd.stack.home import StackHome
+from vcasgd.stack.parts import Part, mark
+from vcasgd.stack.state import PartState
+
+#: the pause before a part is started again: doubled at each death, until it was healthy
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 10.0
+#: ready for this long, a part is taken for healthy: its next death is a new story
+HEALTHY_SECONDS = 30.0
+#: between two questions to a part that is not ready yet
+PROBE_PAUSE_SECONDS = 0.1
+#: the same after an answer that says that it will never be ready
+REFUSED_PAUSE_SECONDS = 5.0
+#: not inherited: each part is told those that it needs
+SECRETS = ("VCASGD_TOKEN", "VCASGD_RAY_TOKEN", "VCASGD_LEDGER_URL", "VCASGD_TENSORS_URL")
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(number: int) -> Callable[[], None]:
+    """For ``preexec_fn``: the new process gets this signal when its parent dies (prctl(2)).
+
+    Strictly when the thread dies that starts it, so it must be the main thread.
+    """
+    parent, libc = os.getpid(), ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return prepare
+
+
+@dataclass
+class _Pause:
+    """Until the next start."""
+
+    seconds: float = FIRST_PAUSE_SECONDS
+    until: float = 0.0
+
+    def begin(self, now: float) -> None:
+        self.until = now + self.seconds
+        self.seconds = min(self.seconds * 2, LONGEST_PAUSE_SECONDS)
+
+
+class Child:
+    """One part. Started by :meth:`tend` when it is due, and again each time that it died."""
+
+    def __init__(
+        self, part: Part, home: StackHome, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.part = part
+        self.state = PartState()
+        self._home = home
+        self._clock = clock
+        self._pause = _Pause()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._probe_at = 0.0
+        self._ready_at = 0.0
+
+    @property
+    def deaths(self) -> int:
+        return self.state.restarts + (self._process is None and self.state.started_at > 0)
+
+    def tend(self, may_start: bool) -> bool:
+        """Does what is due now; returns whether the state changed.
+
+        Raises :class:`~vcasgd.errors.VcasgdError` when the part will never be ready.
+        """
+        before = self.state
+        if self._process is not None and self._process.poll() is not None:
+            self._bury()
+        elif self._process is None and may_start and self._clock() >= self._pause.until:
+            self._start()
+        elif self._process is not None and not self.state.ready:
+            self._probe()
+        return self.state != before
+
+    def stop(self, seconds: float) -> None:
+        """Asks it to end, and kills what is left of it after ``seconds``."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+            self._bury()
+
+    def _start(self) -> None:
+        started_at = time.time()
+        try:
+            with self._home.open_log(self.part.name) as log:
+                self._process = self._spawn(log.fileno())
+        except OSError as error:
+            self._pause.begin(self._clock())
+            raise StackError(f"{self.part.name} can't be started: {error}") from error
+        self.state = PartState(
+            pid=self._process.pid,
+            ticks=Process.of(self._process.pid).started,
+            started_at=started_at,
+            restarts=self.state.restarts + (self.state.started_at > 0),
+        )
+
+    def _spawn(self, output: int) -> subprocess.Popen[bytes]:
+        inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        return subprocess.Popen(
+            self.part.command.argv,
+            env={**inherited, **self.part.command.env},
+            cwd=self._home.path,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # of its own, so that no Ctrl-C reaches it, and all that it starts can be found
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGKILL),
+        )
+
+    def _bury(self) -> None:
+        """Ends the helpers that it left behind, so that they don't meet those of its heir."""
+        kill_all(mark(self._home, self.part.name), self.state.process)
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+        if self.state.ready and self._clock() - self._ready_at > HEALTHY_SECONDS:
+            self._pause = _Pause()
+        self._pause.begin(self._clock())
+        self.state = replace(self.state, pid=0, ticks=0, ready=False)
+
+    def _probe(self) -> None:
+        if self._clock() < self._probe_at:
+            return
+        self._probe_at = self._clock() + REFUSED_PAUSE_SECONDS
+        if self.part.ready(self.state.started_at):
+            self._ready_at = self._clock()
+            self.state = replace(self.state, ready=True)
+        self._probe_at = self._clock() + PROBE_PAUSE_SECONDS

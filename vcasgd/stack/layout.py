@@ -1,0 +1,138 @@
+"""Where the parts of a stack are: ports, URLs, secrets; the same after a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vcasgd.errors import PortInUse, StackError
+from vcasgd.runtime.cluster import TEMP_DIR_BYTES
+from vcasgd.settings import Settings
+from vcasgd.stack.home import StackHome
+from vcasgd.stack.state import StackState
+from vcasgd.store.embedded import ServerFiles
+
+HOST = "127.0.0.1"
+API_PORT = 8700
+#: below the range from which the kernel takes ports for outgoing connections: else a client
+#: that tries again could sit on a server's port while the server is being restarted
+FREE_PORTS = range(20_000, 32_000)
+#: the longest folder in which there is room for that of a node, named as its local instance
+SCRATCH_BYTES = TEMP_DIR_BYTES - len("/local-0123456789ab")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A stack's addresses and secrets; ``repr`` shows none of the latter."""
+
+    home: StackHome
+    settings: Settings
+    ports: Mapping[str, int]
+    #: Ray's sockets and all temporary files; a short path, because that of a socket must be
+    scratch: Path
+    #: our own servers; one that the user brings is not among them
+    servers: Mapping[str, ServerFiles]
+    urls: Mapping[str, str] = field(repr=False)
+    token: str = field(repr=False)
+    #: without it, whoever reaches Ray's ports could run code here
+    ray_token: str = field(repr=False)
+
+    @classmethod
+    def plan(cls, home: StackHome, settings: Settings, before: StackState) -> Layout:
+        """From the settings and from what was used before.
+
+        Raises :class:`PortInUse` when the API's port is taken.
+        """
+        ports = _ports(settings, before.ports)
+        given = {name: getattr(settings, f"{name}_url") for name in ("ledger", "tensors")}
+        servers = {
+            name: ServerFiles(home.path / name, ports[name], home.ensure_password(name))
+            for name, url in given.items()
+            if url is None
+        }
+        urls = {name: url.get_secret_value() for name, url in given.items() if url is not None}
+        token = settings.token.get_secret_value() if settings.token else home.ensure_token()
+        return cls(
+            home=home,
+            settings=settings,
+            ports=ports,
+            scratch=_scratch(home, before),
+            servers=servers,
+            urls=urls | {name: files.url for name, files in servers.items()},
+            token=token,
+            ray_token=home.ensure_password("ray"),
+        )
+
+    @property
+    def api_url(self) -> str:
+        return f"http://{HOST}:{self.ports['api']}"
+
+    @property
+    def ray_address(self) -> str:
+        return f"{HOST}:{self.ports['head']}"
+
+    @property
+    def storage_url(self) -> str:
+        return self.settings.storage_url or self.home.storage.as_uri()
+
+    @property
+    def temporary(self) -> Path:
+        """For temporary files, so that they are gone when the stack is."""
+        return self.scratch / "tmp"
+
+    @property
+    def node(self) -> str:
+        return self.settings.node or "local"
+
+
+def _ports(settings: Settings, before: Mapping[str, int]) -> dict[str, int]:
+    taken: set[int] = set()
+    ports = {"api": _api_port(settings.api_port, before.get("api"))}
+    for name in ("ledger", "tensors", "head"):
+        taken.update(ports.values())
+        known = before.get(name)
+        ports[name] = known if known and _is_free(known, "") else _free_port(taken)
+    return ports
+
+
+def _api_port(wanted: int | None, before: int | None) -> int:
+    """``wanted`` 0 means any, ``None`` the one of the last time."""
+    if wanted == 0 and (before is None or not _is_free(before, HOST)):
+        return _free_port(set())
+    port = wanted or before or API_PORT
+    if not _is_free(port, HOST):
+        raise PortInUse(
+            f"port {port} is in use, and the API was to listen there",
+            remedy="stop whatever listens there, or choose another: vcasgd up --port PORT",
+        )
+    return port
+
+
+def _free_port(taken: set[int]) -> int:
+    for port in random.sample(FREE_PORTS, 200):
+        if port not in taken and _is_free(port, ""):
+            return port
+    raise StackError(f"no free port between {FREE_PORTS.start} and {FREE_PORTS.stop}")
+
+
+def _is_free(port: int, host: str) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        # what servers do: connections of the last life that linger are no obstacle
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return True
+    return False
+
+
+def _scratch(home: StackHome, before: StackState) -> Path:
+    path = home.path / "tmp"
+    if len(bytes(path)) <= SCRATCH_BYTES:
+        return path
+    if before.scratch and Path(before.scratch).is_dir():
+        return Path(before.scratch)
+    return Path(tempfile.mkdtemp(prefix="vc-", dir="/tmp"))

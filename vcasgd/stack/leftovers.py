@@ -1,0 +1,66 @@
+"""What a stack has beside its parts' own processes, and how it is cleared away."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+from vcasgd.errors import FleetError, StackError, StoreError
+from vcasgd.fleet.providers.local import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local_processes import kill_all
+from vcasgd.settings import Settings
+from vcasgd.stack.home import StackHome
+from vcasgd.stack.parts import PARTS, mark
+from vcasgd.stack.probes import PROBE_SECONDS
+from vcasgd.stack.state import PartState, StackState
+from vcasgd.store.connection import connect
+from vcasgd.store.jobs import Jobs
+from vcasgd.store.servers import Control
+
+log = logging.getLogger(__name__)
+
+#: of machines that are processes of this computer
+POOL = "local"
+
+
+def sweep(home: StackHome, state: StackState) -> None:
+    """Kills what is left of the parts. Raises :class:`StackError` if that is not possible."""
+    for name in PARTS:
+        part = state.parts.get(name, PartState())
+        if not kill_all(mark(home, name), part.process):
+            raise StackError(f"processes of {name} of an earlier life can't be killed")
+
+
+def destroy_instances(home: StackHome, settings: Settings) -> None:
+    """Ends all machines of the local provider."""
+    provider = LocalProvider(home.path, settings.cluster, LocalPool(POOL, capacity=1))
+    try:
+        provider.destroy_all()
+    except FleetError as error:
+        log.error("%s", error)
+
+
+def forget_instances(ledger_url: str) -> None:
+    """Machines that we ended ourselves are no loss: the next controller shall not count them."""
+    ledger = connect(ledger_url, answer_seconds=PROBE_SECONDS)
+    try:
+        busy = _forget(Control(ledger))
+        jobs = Jobs(ledger)
+        for job in busy.intersection(jobs.active()):
+            jobs.event(job, "stack-stopped", "the stack is stopped, and with it its machines")
+    except StoreError as error:
+        log.warning("ledger: %s", error)
+
+
+def _forget(control: Control) -> set[str]:
+    """The jobs that they worked for."""
+    rows = control.instances()
+    ours = {name: row for name, row in rows.items() if row.get("pool") == POOL}
+    control.show({name: row for name, row in rows.items() if name not in ours}, control.pools())
+    return {str(row.get("job")) for row in ours.values()}
+
+
+def remove_scratch(state: StackState) -> None:
+    """What only living processes need."""
+    if state.scratch:
+        shutil.rmtree(state.scratch, ignore_errors=True)

@@ -1,0 +1,92 @@
+"""Whether a part is ready. Each probe answers within about a second."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import httpx
+
+from vcasgd.errors import StoreUnavailable
+from vcasgd.store import keys
+from vcasgd.store.connection import Client, check_server, connect
+from vcasgd.store.servers import Servers
+
+#: the supervisor does nothing else while it waits for an answer
+PROBE_SECONDS = 1.0
+
+#: given the Unix time at which the part's process was started; raises
+#: :class:`~vcasgd.errors.VcasgdError` when the part will never be ready
+Probe = Callable[[float], bool]
+
+
+def redis_server(name: str, url: str) -> Probe:
+    """Answers, and is one that we can use; else :class:`~vcasgd.errors.StoreUnsupported`."""
+    client = _connect(url)
+
+    def probe(_started_at: float) -> bool:
+        try:
+            check_server(client, name)
+        except StoreUnavailable:
+            return False
+        return True
+
+    return probe
+
+
+def parameter_server(ledger_url: str, node: str) -> Probe:
+    """Has reported itself to the ledger."""
+    ledger = _connect(ledger_url)
+    servers = Servers(ledger)
+
+    def probe(started_at: float) -> bool:
+        try:
+            return bool(servers.all().get(node, {}).get("at", 0.0) >= started_at)
+        except StoreUnavailable:
+            return False
+
+    return probe
+
+
+def controller(ledger_url: str, lease_seconds: float) -> Probe:
+    """Somebody renewed the controller's lease since the start."""
+    ledger = _connect(ledger_url)
+
+    def probe(started_at: float) -> bool:
+        try:
+            deadline = ledger.hget(keys.CONTROLLER, "deadline")
+        except StoreUnavailable:
+            return False
+        return deadline is not None and float(deadline) / 1000 - lease_seconds >= started_at
+
+    return probe
+
+
+def listening(host: str, port: int) -> Probe:
+    """Accepts connections."""
+
+    def probe(_started_at: float) -> bool:
+        try:
+            socket.create_connection((host, port), PROBE_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    return probe
+
+
+def http(url: str) -> Probe:
+    """Answers with status 200."""
+
+    def probe(_started_at: float) -> bool:
+        try:
+            # a proxy that is set for the outside world knows nothing of our loopback
+            return httpx.get(url, timeout=PROBE_SECONDS, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    return probe
+
+
+def _connect(url: str) -> Client:
+    return connect(url, answer_seconds=PROBE_SECONDS)
