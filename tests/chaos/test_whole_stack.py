@@ -94,9 +94,15 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def job(stack: Stack, eventually: Eventually) -> Iterator[str]:
+def epochs() -> int:
+    """Of :func:`job`; three workers need about four seconds for one."""
+    return 3
+
+
+@pytest.fixture
+def job(stack: Stack, epochs: int, eventually: Eventually) -> Iterator[str]:
     """A job on three machines, in the middle of its training."""
-    name = stack.submit()
+    name = stack.submit(epochs=epochs)
     eventually(lambda: len(stack.beats(name)) == WORKERS and stack.updates(name) > 5, 90)
     yield name
     if not stack.client.job(name).over:
@@ -118,6 +124,7 @@ def test_three_of_three_workers_die_at_once(
     assert view.kills >= WORKERS
 
 
+@pytest.mark.parametrize("epochs", [7])
 def test_an_evicted_worker_hands_over_and_is_replaced_at_the_notice(
     stack: Stack, job: str, eventually: Eventually, tmp_path: Path
 ) -> None:
@@ -228,10 +235,11 @@ def test_a_job_goes_on_after_down_and_up(tmp_path: Path, eventually: Eventually)
     try:
         # Given a job in the middle of its training
         up(stack.settings)
-        job = stack.submit()
+        job = stack.submit(checkpoint={"every": "1h"})
         eventually(lambda: stack.updates(job) > 40, 90)
 
         # When everything is stopped
+        applied = stack.client.job(job).progress.samples_applied
         assert down(stack.settings)
         assert stack.provider.instances() == []
 
@@ -239,7 +247,8 @@ def test_a_job_goes_on_after_down_and_up(tmp_path: Path, eventually: Eventually)
         up(stack.settings)
         resumed_at = stack.client.job(job)
         assert resumed_at.state == "running"
-        assert resumed_at.progress.samples_applied > 0
+        eventually(lambda: stack.updates(job) > 40, 60)
+        assert stack.client.job(job).progress.samples_applied >= applied, "a last checkpoint"
         view = stack.finish(job, tmp_path)
         kinds = {event.kind for event in stack.client.events(job)}
         assert "restored" in kinds

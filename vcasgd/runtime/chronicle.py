@@ -45,11 +45,12 @@ class Chronicle:
         """Its end will be no loss."""
         self._ended[instance] = why
 
-    def show(self, rows: Mapping[str, Row], pools: Mapping[str, Any]) -> list[str]:
-        """Tells what changed and shows what is; returns the machines that are gone."""
+    def show(self, rows: Mapping[str, Row], pools: Mapping[str, Any]) -> dict[str, str | None]:
+        """Tells what changed and shows what is; returns the machines that are gone, each with
+        the job that it last worked for."""
         active = set(self._jobs.active())
         now = {name: self._with_last_job(name, row) for name, row in rows.items()}
-        gone = [name for name in self._known if name not in now]
+        gone = {name: row.job for name, row in self._known.items() if name not in now}
         for name, row in now.items():
             if row.job in active:
                 self._tell_change(name, self._known.get(name), row)

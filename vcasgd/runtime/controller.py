@@ -312,7 +312,9 @@ class FleetLoop:
             )
             for one in state.instances
         }
-        for gone in self._chronicle.show(rows, pools):
+        for gone, job in self._chronicle.show(rows, pools).items():
+            if job is not None:
+                self._jobs.forget_worker(job, worker_name(gone, job))
             if self._settings.ray_dir is not None:
                 shutil.rmtree(self._settings.ray_dir / gone, ignore_errors=True)
 
