@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import multiprocessing
 import os
 import secrets
 import signal
@@ -9,22 +12,41 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from waiting import await_truth
+
 import vcasgd.chaos
 from vcasgd.errors import StoreError
+from vcasgd.learning.vector import Layout
 from vcasgd.package import digest_of, pack
+from vcasgd.runtime.agent import run
 from vcasgd.runtime.checkpoints import Checkpoints
+from vcasgd.runtime.job_loop import JobLoop
+from vcasgd.runtime.leadership import Leadership
+from vcasgd.runtime.processes import configure_logging
 from vcasgd.runtime.storage import Storage
+from vcasgd.settings import Settings, load_settings
 from vcasgd.spec import JobSpec
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.embedded import ServerFiles, server_command, write_configuration
-from vcasgd.store.jobs import Job, Jobs, State
+from vcasgd.store.jobs import Jobs, State
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.servers import Control, Servers
 from vcasgd.store.snapshots import Snapshots
 
 AUDIT_TASK = Path(vcasgd.chaos.__file__).parent / "task"
+
+#: our loops start in milliseconds from a process that has torch in memory already
+FORKS = multiprocessing.get_context("forkserver")
+# torch imports the last of these only when the first optimizer is made, and takes a second
+FORKS.set_forkserver_preload(["harness", "vcasgd.runtime.server", "torch._dynamo"])
+#: of prctl(2): the signal that a process gets when its parent dies
+PR_SET_PDEATHSIG = 1
 
 
 def free_port() -> int:
@@ -33,8 +55,62 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Process:
-    """A child with a log; killed for certain at the end."""
+class Child:
+    """A process in a group of its own; killed for certain at the end."""
+
+    pid: int
+
+    @property
+    def status(self) -> int | None:
+        """As in :attr:`subprocess.Popen.returncode`."""
+        raise NotImplementedError
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    def wait(self, timeout: float = 15) -> int:
+        await_truth(lambda: not self.alive, timeout, interval=0.005)
+        assert self.status is not None
+        return self.status
+
+    def kill(self) -> None:
+        """SIGKILL to all of it; returns when it is dead. Fails if it was dead already."""
+        assert self.alive, "the fault did not fire: the process was already dead"
+        self._signal(signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL, "the fault did not fire: it ended by itself"
+
+    def freeze(self) -> None:
+        """SIGSTOP: alive, and deaf. Returns when it stands still."""
+        assert self.alive, "the fault did not fire: the process was already dead"
+        self._signal(signal.SIGSTOP)
+        await_truth(lambda: self._state() == "T", interval=0.001)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def terminate(self, timeout: float = 15) -> int:
+        os.kill(self.pid, signal.SIGTERM)
+        return self.wait(timeout)
+
+    def end(self) -> None:
+        if self.alive:
+            self._signal(signal.SIGKILL)
+        self.wait()
+
+    def resident_bytes(self) -> int:
+        pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def _signal(self, number: int) -> None:
+        os.killpg(self.pid, number)
+
+
+class Process(Child):
+    """A program with a log."""
 
     def __init__(self, argv: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         with log.open("ab") as file:
@@ -45,25 +121,63 @@ class Process:
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
             )
+        self.pid = self.child.pid
 
     @property
-    def alive(self) -> bool:
-        return self.child.poll() is None
+    def status(self) -> int | None:
+        return self.child.poll()
 
-    def kill(self) -> None:
-        """SIGKILL to all of it; returns when it is dead. Fails if it was dead already."""
-        assert self.alive, "the fault did not fire: the process was already dead"
-        os.killpg(self.child.pid, signal.SIGKILL)
-        self.child.wait(10)
 
-    def terminate(self, timeout: float = 15) -> int:
-        self.child.terminate()
-        return self.child.wait(timeout)
+class Loop(Child):
+    """One of our loops: ``module:function``, called in a process that was forked off a fresh
+    interpreter, which has the imports behind it."""
 
-    def end(self) -> None:
-        if self.alive:
-            os.killpg(self.child.pid, signal.SIGKILL)
-        self.child.wait(10)
+    def __init__(self, entry: str, argv: list[str], log: Path, env: Mapping[str, str]) -> None:
+        self.child = FORKS.Process(target=_run, args=(entry, argv, log, dict(env)), daemon=True)
+        self.child.start()
+        assert self.child.pid is not None
+        self.pid = self.child.pid
+        await_truth(self._leads_its_group, interval=0.001)
+
+    @property
+    def status(self) -> int | None:
+        return self.child.exitcode
+
+    def _leads_its_group(self) -> bool:
+        try:
+            return os.getpgid(self.pid) == self.pid
+        except ProcessLookupError:
+            return True
+
+
+def _run(entry: str, argv: list[str], log: Path, env: dict[str, str]) -> None:
+    os.setsid()
+    # nothing is left behind even if the tests themselves are killed
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(env)
+    torch.set_num_threads(1)
+    sys.argv = [entry, *argv]
+    module, _, function = entry.partition(":")
+    sys.exit(getattr(importlib.import_module(module), function)())
+
+
+def keep_jobs() -> None:
+    """The controller's half that needs no machines, until it is killed."""
+    configure_logging("keeper")
+    settings = load_settings()
+    ledger = connect(settings.secret("ledger_url"))
+    tensors = connect(settings.secret("tensors_url"))
+    leadership = Leadership(Control(ledger), settings)
+    leadership.start()
+    JobLoop(settings, ledger, tensors, leadership).run()
+
+
+def run_agent() -> None:
+    """What runs on a worker's machine."""
+    run(sys.argv[1], sys.argv[2], f"instance-of-{sys.argv[2]}")
 
 
 class RedisServer:
@@ -74,16 +188,17 @@ class RedisServer:
         self.durable = durable
         self.binary = binary or os.environ.get("VCASGD_REDIS_SERVER")
         write_configuration(self.files, durable=durable)
+        #: finds the server again after a restart
+        self.connection = self.client()
         self.start()
 
     def start(self) -> None:
         log = self.files.directory / "server.log"
         self.process = Process(server_command(self.files, self.binary), log)
-        client = self.client()
         deadline = time.monotonic() + 10
         while True:
             try:
-                client.ping()
+                self.connection.ping()
                 return
             except StoreError:
                 assert time.monotonic() < deadline, log.read_text()
@@ -100,7 +215,7 @@ class RedisServer:
 
 
 class Plain:
-    """Ledger, tensors, one parameter server and any number of workers."""
+    """Ledger, tensors, one parameter server, any number of workers, and who keeps the jobs."""
 
     def __init__(self, home: Path, *, heartbeat: float = 0.25, binary: str | None = None) -> None:
         self.home = home
@@ -114,39 +229,64 @@ class Plain:
             "VCASGD_CACHE_DIR": str(home / "cache"),
             "VCASGD_HEARTBEAT": str(heartbeat),
             "VCASGD_NODE": "node-0",
-            "OMP_NUM_THREADS": "1",
         }
-        self.jobs = Jobs(self.ledger.client())
-        self.server: Process | None = None
-        self.workers: dict[str, Process] = {}
-        self._named = 0
+        self.settings = Settings(heartbeat=heartbeat)
+        self.jobs = Jobs(self.ledger.connection)
+        self.workers: dict[str, Loop] = {}
+        self._others: list[Loop] = []
 
     # -- processes ------------------------------------------------------------------------
 
-    def start_server(self) -> Process:
-        argv = [sys.executable, "-m", "vcasgd.runtime.server"]
-        self.server = Process(argv, self.home / "server.log", self.env)
-        return self.server
+    @property
+    def server(self) -> Loop:
+        """The parameter server that was started last."""
+        return self._server
+
+    def start_server(self) -> Loop:
+        self._server = self._start("vcasgd.runtime.server:main", [], "server")
+        return self._server
+
+    def start_keeper(self) -> Loop:
+        """The controller's half that needs no machines."""
+        return self._start("harness:keep_jobs", [], "keeper")
 
     def start_worker(self, job: str) -> str:
-        self._named += 1
-        name = f"worker-{self._named}"
-        argv = [sys.executable, "-m", "vcasgd.runtime.worker", "--job", job, "--worker", name]
-        self.workers[name] = Process(argv, self.home / f"{name}.log", self.env)
+        name = self._new_name()
+        argv = ["--job", job, "--worker", name]
+        self.workers[name] = self._start("vcasgd.runtime.worker:main", argv, name)
         return name
 
+    def start_workers(self, job: str, number: int) -> list[str]:
+        return [self.start_worker(job) for _ in range(number)]
+
+    def start_agent(self, job: str, metadata_url: str) -> str:
+        """A worker that hears the cloud's notices."""
+        name = self._new_name()
+        env = {"VCASGD_METADATA_URL": metadata_url}
+        self.workers[name] = self._start("harness:run_agent", [job, name], name, env)
+        return name
+
+    def _new_name(self) -> str:
+        return f"worker-{len(self.workers) + 1}"
+
+    def _start(
+        self, entry: str, argv: list[str], log: str, env: Mapping[str, str] | None = None
+    ) -> Loop:
+        loop = Loop(entry, argv, self.home / f"{log}.log", {**self.env, **(env or {})})
+        self._others.append(loop)
+        return loop
+
     def end(self) -> None:
-        for process in (*self.workers.values(), self.server, self.tensors, self.ledger):
-            if process is not None:
-                process.end()
+        for process in (*self._others, self.tensors, self.ledger):
+            process.end()
 
     # -- jobs -------------------------------------------------------------------------------
 
-    def submit(self, working_dir: Path, **fields: Any) -> Job:
+    def submit(self, working_dir: Path, **fields: Any) -> str:
         spec = JobSpec.parse({"name": "job", "working_dir": str(working_dir), **fields})
         data = pack(working_dir, 10_000_000)
         self.storage.put(f"packages/{digest_of(data)}.zip", data)
-        return self.jobs.submit(spec, digest_of(data))
+        return self.jobs.submit(spec, digest_of(data)).id
 
     def submit_audit(
         self,
@@ -154,14 +294,22 @@ class Plain:
         samples: int = 1000,
         epochs: int = 3,
         subtasks: int = 10,
-        push_every: int = 4,
+        push_every: int | str = 4,
         step_seconds: float = 0.0,
+        working_dir: Path = AUDIT_TASK,
+        task: str = "audit:Audit",
+        args: Mapping[str, Any] | None = None,
         **fields: Any,
-    ) -> Job:
+    ) -> str:
         return self.submit(
-            AUDIT_TASK,
-            task="audit:Audit",
-            args={"samples": samples, "batch_size": 5, "step_seconds": step_seconds},
+            working_dir,
+            task=task,
+            args={
+                "samples": samples,
+                "batch_size": 5,
+                "step_seconds": step_seconds,
+                **(args or {}),
+            },
             epochs=epochs,
             subtasks_per_epoch=subtasks,
             push_every=push_every,
@@ -169,31 +317,60 @@ class Plain:
             **fields,
         )
 
-    def play_controller(self, job: str) -> None:
-        """The one transition that a run needs of a controller."""
-        if self.jobs.get(job).facts is not None:
-            self.jobs.transition(job, State.RUNNING, [State.STARTING], why="facts are known")
+    def play_controller(self, job: str, timeout: float = 15) -> None:
+        """Makes the one transition that a run needs of a controller, as soon as it is possible."""
+        await_truth(lambda: self.jobs.get(job).facts, timeout)
+        self.jobs.transition(job, State.RUNNING, [State.STARTING], why="facts are known")
 
     def checkpoint(self, job: str) -> str:
         """Writes a checkpoint of the present snapshot, as the controller would."""
-        from vcasgd.learning.vector import Layout
-
-        facts = self.jobs.get(job).facts
-        assert facts is not None
         snapshots = self.snapshots(job)
         snapshots.want_pin("test")
-        deadline = time.monotonic() + 10
-        while snapshots.pinned("test") is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        await_truth(lambda: snapshots.pinned("test"))
         snapshot, floats = snapshots.fetch_pinned("test")
-        layout = Layout.from_json(facts.layout)
-        stored = Checkpoints(self.storage, job).write(snapshot, layout, floats)
+        stored = self.checkpoints(job).write(snapshot, self.layout(job), floats)
         snapshots.unpin("test")
         return stored.name
 
+    def damage_checkpoint(self, job: str, name: str) -> None:
+        """Turns one bit."""
+        path = f"jobs/{job}/checkpoints/{name}"
+        data = bytearray(self.storage.get(path))
+        data[len(data) // 2] ^= 1
+        self.storage.put(path, bytes(data))
+
+    def checkpoints(self, job: str) -> Checkpoints:
+        return Checkpoints(self.storage, job)
+
     def snapshots(self, job: str) -> Snapshots:
-        return Snapshots(self.tensors.client(), TensorKeys(job))
+        return Snapshots(self.tensors.connection, TensorKeys(job))
+
+    def layout(self, job: str) -> Layout:
+        facts = self.jobs.get(job).facts
+        assert facts is not None
+        return Layout.from_json(facts.layout)
+
+    # -- what is to be seen -----------------------------------------------------------------
+
+    def vector(self, job: str) -> Tensor:
+        """The present parameters."""
+        out = torch.empty(self.layout(job).floats)
+        self.snapshots(job).fetch(out)
+        return out
+
+    def applied(self, job: str) -> int:
+        """Samples in the present snapshot, over all epochs; 0 where there is none."""
+        try:
+            return self.snapshots(job).read().meta.totals.samples
+        except StoreError:
+            return 0
+
+    def server_beat(self) -> float:
+        """When the parameter server said last that it is alive."""
+        return float(Servers(self.ledger.connection).all()["node-0"]["at"])
+
+    def events(self, job: str, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.jobs.events(job) if event["kind"] == kind]
 
     def logs(self) -> str:
         return "\n".join(

@@ -6,8 +6,9 @@ import fnmatch
 import hashlib
 import io
 import os
-import shutil
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,17 +60,15 @@ def unpack(data: bytes, digest: str, into: Path) -> Path:
         return target
     if digest_of(data) != digest:
         raise PackageError(f"package {digest[:12]} arrived damaged: its digest does not match")
-    scratch = into / f".{digest}.{os.getpid()}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    _extract(data, scratch)
-    try:
-        scratch.rename(target)
-    except OSError:
-        # another worker of this machine was faster
-        shutil.rmtree(scratch, ignore_errors=True)
-        if not target.is_dir():
-            raise
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into, prefix=f".{digest}.") as scratch:
+        _extract(data, Path(scratch, "files"))
+        try:
+            Path(scratch, "files").rename(target)
+        except OSError:
+            # another worker of this machine was faster
+            if not target.is_dir():
+                raise
     return target
 
 
@@ -94,8 +93,12 @@ def check(data: bytes, limit_bytes: int | None = None) -> None:
 
 def _extract(data: bytes, into: Path) -> None:
     check(data)
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        archive.extractall(into)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            archive.extractall(into)
+    # RuntimeError: a password is needed; NotImplementedError is one too: an odd compression
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise PackageError(f"the package can't be read: {error}") from error
 
 
 def _check_name(name: str) -> None:
@@ -106,11 +109,11 @@ def _check_name(name: str) -> None:
 def _files(directory: Path) -> Iterator[Path]:
     patterns = (*IGNORED, *_own_patterns(directory))
     for folder, folders, names in os.walk(directory):
-        folders[:] = [name for name in folders if not _ignored(name, patterns)]
+        inside = Path(folder).relative_to(directory)
+        folders[:] = [name for name in folders if not _ignored(inside / name, patterns)]
         for name in names:
             path = Path(folder) / name
-            inside = path.relative_to(directory).as_posix()
-            if not _ignored(name, patterns) and not _ignored(inside, patterns) and path.is_file():
+            if not _ignored(inside / name, patterns) and path.is_file():
                 yield path
 
 
@@ -120,8 +123,9 @@ def _own_patterns(directory: Path) -> list[str]:
     return [line.strip().rstrip("/") for line in lines if line.strip() and line[0] != "#"]
 
 
-def _ignored(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+def _ignored(path: Path, patterns: tuple[str, ...]) -> bool:
+    names = (path.name, path.as_posix())
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns for name in names)
 
 
 def _check_size(directory: Path, files: list[Path], limit_bytes: int) -> None:

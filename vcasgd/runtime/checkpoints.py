@@ -26,6 +26,15 @@ from vcasgd.store.snapshots import Meta, Record, Snapshot, Totals, encode_intege
 
 _NAME = re.compile(r"v(\d{12})-([0-9a-f]{64})\.safetensors$")
 _METADATA = "vcasgd"
+#: what reading something else than a checkpoint can raise
+_NONSENSE = (
+    SafetensorError,
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+)
 
 
 @dataclass(frozen=True)
@@ -96,12 +105,21 @@ class Checkpoints:
         return data
 
     def newest(self, damaged: Callable[[CheckpointDamaged], None]) -> Loaded | None:
-        """The newest whole checkpoint; ``damaged`` is told of each one that is passed over."""
+        """The newest whole checkpoint; ``damaged`` is told of each one that is passed over.
+
+        Those are set aside, so that none is taken for a checkpoint when the job comes to the
+        same version again.
+        """
         for stored in reversed(self.all()):
             try:
                 return self.read(stored.name)
             except CheckpointDamaged as error:
                 damaged(error)
+                self._storage.move(
+                    f"{self._prefix}/{stored.name}", f"{self._prefix}/damaged/{stored.name}.damaged"
+                )
+            except NotFound:
+                continue  # pruned in between
         return None
 
     def prune(self, keep: int, protected: frozenset[str]) -> list[str]:
@@ -124,8 +142,10 @@ def parse(name: str, data: bytes) -> Loaded:
         )
         layout = Layout.from_json(document["layout"])
         floats, integers = _vectors(layout, tensors)
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except _NONSENSE as error:
         raise CheckpointDamaged(f"checkpoint {name}: {type(error).__name__}: {error}") from error
+    if snapshot.meta.floats != layout.floats:
+        raise CheckpointDamaged(f"checkpoint {name}: its layout disagrees with its metadata")
     if snapshot.meta.integers != encode_integers(integers):
         raise CheckpointDamaged(f"checkpoint {name}: its counters disagree with its metadata")
     return Loaded(name, snapshot, floats, integers)
@@ -142,5 +162,9 @@ def _vectors(layout: Layout, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor
     floats = torch.empty(layout.floats)
     integers = torch.empty(layout.integers, dtype=torch.int64)
     for entry in layout.entries:
-        entry.view(floats, integers).copy_(tensors[entry.name])
+        tensor, part = tensors[entry.name], entry.view(floats, integers)
+        # copying would spread one number over a whole layer
+        if tensor.shape != part.shape:
+            raise ValueError(f"{entry.name} has shape {list(tensor.shape)}")
+        part.copy_(tensor)
     return floats, integers

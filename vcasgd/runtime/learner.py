@@ -53,7 +53,6 @@ class Learner:
         self._payload = make_rule(spec.update).payload
         self.base = torch.empty(self.layout.floats)
         self.base_integers = torch.empty(self.layout.integers, dtype=torch.int64)
-        gather(self._model, self.layout, self.base, self.base_integers)
         self._optimizer: Optimizer | None = None
 
     # -- what only the user's code knows -------------------------------------------------------
@@ -73,6 +72,13 @@ class Learner:
         return EpochPlan(
             _length(self._train_set, "train"), spec.subtasks_per_epoch, spec.epochs, spec.seed
         )
+
+    def initial(self) -> tuple[Tensor, Tensor]:
+        """The model before any training: float32 [floats] and int64 [k]."""
+        floats = torch.empty(self.layout.floats)
+        integers = torch.empty(self.layout.integers, dtype=torch.int64)
+        gather(build(self._task, self._spec.seed, self._device), self.layout, floats, integers)
+        return floats, integers
 
     def facts(self) -> Facts:
         return Facts(

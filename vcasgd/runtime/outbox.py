@@ -92,6 +92,19 @@ class Outbox:
             if not any(item.subtask == subtask for item in self._items):
                 self._items.append(Item(subtask, epoch, size, None, None, Fate.SENT))
 
+    def reached(self, subtask: int, token: int) -> int:
+        """Up to which sample the updates made under a lease go; 0 where none is unapplied."""
+        with self._changed:
+            return max(
+                (
+                    item.stop
+                    for item in self._items
+                    if item.header is not None
+                    and (item.header.subtask, item.header.token) == (subtask, token)
+                ),
+                default=0,
+            )
+
     def settle(self) -> Settled:
         """Asks what became of the updates. Raises as :meth:`UpdateSender.status` does."""
         with self._changed:

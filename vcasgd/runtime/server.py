@@ -17,7 +17,15 @@ from types import FrameType
 
 import torch
 
-from vcasgd.errors import Fenced, NotFound, StoreUnavailable, VcasgdError
+from vcasgd.errors import (
+    Fenced,
+    NotFound,
+    SnapshotMissing,
+    StorageUnavailable,
+    StoreFull,
+    StoreUnavailable,
+    VcasgdError,
+)
 from vcasgd.runtime.checkpoints import Checkpoints
 from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.shard import Shard
@@ -71,7 +79,8 @@ class ParameterServer:
     def _turn(self, shard: Shard) -> int:
         try:
             return shard.turn()
-        except StoreUnavailable as error:
+        # SnapshotMissing: it came back empty in the middle of the turn, and the next one sees it
+        except (StoreUnavailable, SnapshotMissing, StoreFull, StorageUnavailable) as error:
             log.warning("%s: %s", shard.job, error)
             self._stop.wait(PAUSE_SECONDS)
             return 0
@@ -106,7 +115,7 @@ class ParameterServer:
     def _find_jobs(self) -> None:
         active = self._jobs.active()
         for over in self._shards.keys() - set(active):
-            del self._shards[over]
+            self._shards.pop(over).close()
         for job in active:
             if job not in self._shards:
                 self._add(job)

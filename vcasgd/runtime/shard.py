@@ -10,15 +10,23 @@ from __future__ import annotations
 import base64
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vcasgd.errors import CheckpointDamaged, Fenced, InvalidUpdate, SnapshotMissing
+from vcasgd.errors import (
+    CheckpointDamaged,
+    Fenced,
+    InvalidUpdate,
+    NotFound,
+    SnapshotMissing,
+    StoreUnavailable,
+)
 from vcasgd.learning.codecs import Codec, make_codec
 from vcasgd.learning.rules import Context, Rule, make_rule, merge_integers
 from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
@@ -51,6 +59,8 @@ BATCH = 32
 REJECTIONS_BEFORE_QUARANTINE = 5
 #: seconds between two points of the metrics
 METRICS_SECONDS = 1.0
+#: events kept while the ledger is away
+EVENTS_KEPT = 1000
 #: rejections that say nothing bad of a worker: another one was faster, or an earlier update
 #: of the same subtask was lost
 INNOCENT = frozenset({"duplicate", "out-of-place"})
@@ -77,9 +87,12 @@ class Batch:
 class Shard:
     """Owns the parameters of one job on one store node, under one fencing token.
 
-    :meth:`turn` raises :class:`~vcasgd.errors.StoreUnavailable` while a server is away, and
-    may then simply be called again, and :class:`~vcasgd.errors.Fenced` when a newer
-    parameter server has taken over.
+    :meth:`turn` raises :class:`~vcasgd.errors.StoreUnavailable` while a server is away,
+    :class:`~vcasgd.errors.StoreFull` while it has no room,
+    :class:`~vcasgd.errors.SnapshotMissing` where it came back empty in the middle of the turn,
+    and :class:`~vcasgd.errors.StorageUnavailable` while a checkpoint is needed and can't be
+    read; it may then simply be called again. It raises :class:`~vcasgd.errors.Fenced` when a
+    newer parameter server has taken over.
     """
 
     def __init__(
@@ -110,12 +123,14 @@ class Shard:
         self._weights = torch.empty(0)
         self._integers = torch.empty(0, dtype=torch.int64)
         self._record = AppliedRecord(self._plan)
+        self._loaded = False
         self._meta: Meta | None = None
         self._previous: Meta | None = None
         self._pinned: dict[str, Meta] = {}
         self._batch = Batch()
         self._unaccounted: list[int] = []
         self._behind = False
+        self._unsaid: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
         self._rejections: Counter[str] = Counter()
         self._reported: tuple[float, Totals] = (clock(), Totals())
         self._asked_for_initial = False
@@ -143,7 +158,7 @@ class Shard:
 
     def turn(self) -> int:
         """Does what there is to do; returns how many updates it dealt with."""
-        if self._meta is None and not self._load():
+        if not self._loaded and not self._load():
             return 0
         look = self._snapshots.look()
         if look.version is None:
@@ -159,6 +174,18 @@ class Shard:
         self._tell_ledger()
         self._add_metrics()
         return dealt
+
+    def close(self) -> None:
+        """The job is no longer active. Raises :class:`StoreUnavailable`."""
+        # it may have been published again after the controller had removed it
+        if self._is_over():
+            self._snapshots.forget()
+
+    def _is_over(self) -> bool:
+        try:
+            return self._jobs.get(self.job).state.over
+        except (StoreUnavailable, NotFound):
+            return False
 
     def _check_version(self, stored: int) -> None:
         assert self._meta is not None
@@ -181,6 +208,7 @@ class Shard:
         self._pinned = {name: pin.meta for name, pin in self._snapshots.pins().items()}
         self._snapshots.forget_orphans([self._meta, *self._pinned.values()])
         self._reconcile()
+        self._loaded = True
         return True
 
     def _adopt(self, snapshot: Snapshot) -> None:
@@ -202,8 +230,7 @@ class Shard:
         self._weights = loaded.floats
         self._adopt(Snapshot(meta, loaded.snapshot.record))
         self._snapshots.install(self._token, meta, self._stored_record(), self._weights)
-        self._jobs.event(
-            self.job,
+        self._say(
             "restored",
             f"the tensors server and its parameter server were both lost; the model is back at "
             f"version {meta.version} from checkpoint {loaded.name}",
@@ -222,11 +249,14 @@ class Shard:
 
     def _say_damaged(self, error: CheckpointDamaged) -> None:
         log.warning("%s", error)
-        self._jobs.event(self.job, "checkpoint-damaged", f"{error.message}; the one before is used")
+        self._say("checkpoint-damaged", f"{error.message}; the one before is used")
 
     def _republish(self) -> None:
         """The tensors server came back empty, but the model is still in this memory."""
         assert self._meta is not None
+        if self._is_over():
+            return
+        self._check_newest()
         batch = self._batch
         meta = self._next_meta(batch)
         self._snapshots.install(self._token, meta, self._stored_record(), self._weights)
@@ -234,12 +264,20 @@ class Shard:
         self._meta, self._previous, self._pinned = meta, None, {}
         self._batch = Batch()
         self._behind = True
-        self._jobs.event(
-            self.job,
+        self._say(
             "republished",
             f"the tensors server came back empty; version {meta.version} was published again",
             version=meta.version,
         )
+
+    def _check_newest(self) -> None:
+        """The fence went with the tensors server; the ledger still knows who has taken over."""
+        try:
+            newest = self._jobs.work(self.job).get("server_token", 0)
+        except StoreUnavailable:
+            return  # the ledger's absence stops no training
+        if newest > self._token:
+            raise Fenced(f"a parameter server with token {newest} has taken over")
 
     def _reconcile(self) -> None:
         assert self._meta is not None
@@ -272,6 +310,9 @@ class Shard:
             self._check(header)
             self._decode(header)
         except InvalidUpdate as error:
+            if error.reason == "missing":
+                # no fault of the worker's where the server has just come back empty
+                self._snapshots.version()
             self._refuse(entry, header, error)
             return
         self._blend(entry, header)
@@ -338,8 +379,7 @@ class Shard:
         worker = header.worker if header else "unknown"
         self._rejections[worker] += 1
         log.warning("%s: update of %s rejected: %s", self.job, worker, error)
-        self._jobs.event(
-            self.job,
+        self._say(
             "update-rejected",
             f"an update of {worker} was rejected: {error.message}",
             worker=worker,
@@ -348,7 +388,7 @@ class Shard:
         if header and self._rejections[worker] >= REJECTIONS_BEFORE_QUARANTINE:
             why = f"{self._rejections[worker]} updates in a row were rejected, last: {error.reason}"
             if self._jobs.quarantine(self.job, worker, why):
-                self._jobs.event(self.job, "worker-quarantined", f"{worker}: {why}", worker=worker)
+                self._say("worker-quarantined", f"{worker}: {why}", worker=worker)
 
     # -- publish, account ----------------------------------------------------------------------
 
@@ -374,7 +414,11 @@ class Shard:
             forget=tuple(batch.folded),
             entries=tuple(batch.entries),
             refused=batch.refused,
-            reset={str(each): self._record.position(each) for each in batch.reset},
+            reset={
+                str(each): self._record.position(each)
+                for each in batch.reset
+                if self._plan.epoch_of(each) >= self._record.finished_epochs
+            },
             pin=name,
             pinned=pinned,
         )
@@ -414,25 +458,36 @@ class Shard:
         """The chunks of a version that nobody may need any more."""
         if meta is None or self._meta is None:
             return []
-        used = {(each.version, each.token) for each in (self._meta, *self._pinned.values())}
-        return [] if (meta.version, meta.token) in used else self._snapshots.chunk_keys(meta)
+        used = map(_chunks_of, (self._meta, *self._pinned.values()))
+        return [] if _chunks_of(meta) in used else self._snapshots.chunk_keys(meta)
 
     def _serve_pins(self, look: Look) -> None:
         assert self._meta is not None
         for name in self._pinned.keys() - look.pins:
-            meta = self._pinned.pop(name)
-            if self._previous is None or meta.version != self._previous.version:
-                doomed = self._spare(meta)
-                if doomed:
-                    self._snapshots.remove([meta])
+            meta, kept = self._pinned[name], {**self._pinned}
+            del kept[name]
+            # the version before this one goes with the next publication
+            used = [self._meta, self._previous or self._meta, *kept.values()]
+            if _chunks_of(meta) not in map(_chunks_of, used):
+                self._snapshots.remove([meta])
+            self._pinned = kept
         room = MOST_PINS - len(self._pinned)
         names = look.wanted[:room]
         # while a batch is unpublished the memory is ahead of what readers can get
         if names and not self._batch.entries:
             self._snapshots.pin(self._token, names, Snapshot(self._meta, self._stored_record()))
-            self._pinned |= dict.fromkeys(names, self._meta)
+            # one that is kept already stays what it is
+            self._pinned = dict.fromkeys(names, self._meta) | self._pinned
+
+    def _say(self, kind: str, text: str, **details: Any) -> None:
+        """An event for the job's history; the ledger hears of it at the end of a turn."""
+        self._unsaid.append((kind, text, details))
 
     def _tell_ledger(self) -> None:
+        while self._unsaid:
+            kind, text, details = self._unsaid[0]
+            self._jobs.event(self.job, kind, text, **details)
+            self._unsaid.popleft()
         if not self._behind or self._meta is None:
             return
         self._accounts.account(
@@ -473,6 +528,11 @@ class Shard:
             },
         )
         self._reported = (now, totals)
+
+
+def _chunks_of(meta: Meta) -> tuple[int, int]:
+    """What names a snapshot's chunks; the totals beside them may change."""
+    return meta.version, meta.token
 
 
 def _integers(header: Header, expected: int) -> Tensor:

@@ -24,11 +24,13 @@ class Storage:
     def __init__(self, url: str) -> None:
         self.url = url
         self._store = _open(url)
+        # an upload in parts that finds a disk full would leave there what it has written
+        self._parts = False if urlsplit(url).scheme == "file" else None
 
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Raises :class:`StorageUnavailable`, also where there is no room."""
         with _mapped(name):
-            obstore.put(self._store, name, bytes(data))
+            obstore.put(self._store, name, bytes(data), use_multipart=self._parts)
 
     def get(self, name: str) -> bytes:
         """Raises :class:`NotFound`, :class:`StorageUnavailable`."""
@@ -49,6 +51,11 @@ class Storage:
         with _mapped(prefix):
             pages = obstore.list(self._store, prefix)
             return {str(each["path"]): int(each["size"]) for page in pages for each in page}
+
+    def move(self, name: str, to: str) -> None:
+        """Replaces what is there. Raises :class:`NotFound`, :class:`StorageUnavailable`."""
+        with _mapped(name):
+            obstore.rename(self._store, name, to)
 
     def delete(self, name: str) -> None:
         """Silent where there is no such object."""
@@ -75,7 +82,7 @@ def _mapped(name: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise NotFound(f"{name} is not in the object storage", status=404) from error
-    except (BaseError, OSError) as error:
+    except (BaseError, OSError, ValueError) as error:
         raise StorageUnavailable(f"object storage: {name}: {_first_line(error)}") from error
 
 

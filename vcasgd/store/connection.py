@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -37,6 +37,21 @@ OLDEST_SERVER = (7, 0)
 #: an answer that takes longer than this is treated as a lost connection
 ANSWER_SECONDS = 10.0
 
+#: the library takes the first word off these answers, so their text does not tell them apart
+_DENIED = (
+    redis.AuthenticationError,
+    redis.exceptions.AuthorizationError,
+    redis.exceptions.AuthenticationWrongNumberOfArgsError,
+    redis.exceptions.NoPermissionError,
+)
+_PASSING = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+)
+
 Result = TypeVar("Result")
 
 
@@ -50,11 +65,11 @@ def mapped_errors() -> Iterator[None]:
         yield
     except NoScriptError:
         raise
-    except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+    except _DENIED as error:
         raise StoreDenied(f"the store refused: {error}") from error
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFull("the store is at its memory limit") from error
-    except (redis.ConnectionError, redis.TimeoutError) as error:
+    except _PASSING as error:
         raise StoreUnavailable(f"the store does not answer: {error}") from error
     except redis.ResponseError as error:
         raise _from_script(str(error)) from error
@@ -64,11 +79,13 @@ def mapped_errors() -> Iterator[None]:
 
 def _from_script(text: str) -> StoreError:
     """Our scripts signal with a first word in capitals; the server has such words too."""
+    # in a pipeline the library puts the command before the answer
+    text = text.rpartition(" of pipeline caused error: ")[2]
     if text.startswith("FENCED"):
         return Fenced(text.removeprefix("FENCED "))
     if text.startswith("NOSNAPSHOT"):
         return SnapshotMissing("the tensors server holds no snapshot of this job")
-    if text.startswith(("LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN")):
+    if text.startswith("BUSY"):
         return StoreUnavailable(f"the store is not ready: {text}")
     # a write that is refused because the disk under the append-only file failed
     if text.startswith("MISCONF"):
@@ -111,7 +128,7 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
     The library's own retries are off: a repeated command is only safe where the caller knows
     that it is, and says so with :func:`patiently`.
     """
-    with mapped_errors():
+    try:
         client: Client = Client.from_url(
             url,
             socket_timeout=answer_seconds,
@@ -120,13 +137,21 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
             retry=Retry(NoBackoff(), 0),
             protocol=2,
         )
+    except ValueError:
+        # the library's message may quote a part of the password
+        raise StoreError(
+            "the URL of a store can't be used",
+            remedy="write redis://[[user]:password@]host:port[/db], rediss://… or unix://…",
+        ) from None
     return client
 
 
 def without_secret(url: str) -> str:
     """The URL as it may be shown: no user, no password."""
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    shown = [pair for pair in parse_qsl(parts.query) if pair[0] not in ("username", "password")]
+    netloc = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=netloc, query=urlencode(shown)))
 
 
 def check_server(client: Client, role: str) -> None:

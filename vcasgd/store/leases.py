@@ -70,11 +70,12 @@ class Leases:
         self._release = ledger.script("release")
         self._report = ledger.script("report")
 
-    def acquire(self) -> Lease | Wait:
+    def acquire(self, only: Kind | None = None) -> Lease | Wait:
+        """The next piece of work, of one kind if asked to."""
         keys = self._keys
         answer = self._acquire(
             keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine],
-            args=[self._worker, self._lease_ms],
+            args=[self._worker, self._lease_ms, only or ""],
         )
         if answer[0] == b"wait":
             return Wait(answer[1].decode())

@@ -254,8 +254,15 @@ class Snapshots:
             args=[token, meta.to_json(), *(part for pair in fields.items() for part in pair)],
         )  # fmt: skip
         if not installed:
-            self.remove([meta])
+            self._remove_attempt(meta)
         return bool(installed)
+
+    def _remove_attempt(self, meta: Meta) -> None:
+        """Removes chunks that came too late, unless they are of the snapshot that came first:
+        the caller's own earlier attempt, or another worker's first snapshot, has their names."""
+        used = [self.read().meta, *(pin.meta for pin in self.pins().values())]
+        if (meta.version, meta.token) not in {(each.version, each.token) for each in used}:
+            self.remove([meta])
 
     def commit(
         self, token: int, meta: Meta | None, change: Change, remove: Iterable[str] = ()
@@ -316,7 +323,10 @@ class Snapshots:
             pipe.execute()
 
     def pin(self, token: int, names: Sequence[str], snapshot: Snapshot) -> None:
-        """Keeps a snapshot under names, and takes them off the list of wanted ones."""
+        """Keeps a snapshot under names, and takes them off the list of wanted ones.
+
+        Raises as :meth:`commit` does.
+        """
         keys = self._keys
         self._pin(
             keys=[keys.fence, keys.pins, keys.wanted],

@@ -50,7 +50,8 @@ class Header(BaseModel):
     checksum: _Count
     layout: str = Field(max_length=64)
     integers: str = Field(default="", max_length=LONGEST_HEADER // 2)
-    loss_sum: float = Field(default=0.0, allow_inf_nan=False)
+    # far beyond any real loss, and so that sums of these stay finite
+    loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
 
     @classmethod
     def parse(cls, text: bytes) -> Header:

@@ -52,7 +52,8 @@ class Audit(vcasgd.Task):
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         time.sleep(self.step_seconds)
-        return -model(batch).sum()
+        applied: Tensor = model(batch)
+        return -applied.sum()
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=1.0)

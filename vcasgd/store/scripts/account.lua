@@ -11,14 +11,15 @@ end
 if tonumber(known[1] or 0) == token and tonumber(known[2] or -1) > version then return 0 end
 redis.call('HSET', KEYS[2], 'server_token', token, 'version', version, 'finished', ARGV[3])
 redis.call('HSET', KEYS[1], 'totals', ARGV[4])
+local before, finished = tonumber(known[3]), tonumber(ARGV[3])
 for i = 5, #ARGV do
   local piece = 'train:' .. ARGV[i]
-  redis.call('SADD', KEYS[6], ARGV[i])
+  -- those of finished epochs are known by that number alone, also when this is told again
+  if tonumber(ARGV[i]) >= finished * known[4] then redis.call('SADD', KEYS[6], ARGV[i]) end
   redis.call('ZREM', KEYS[3], piece)
   redis.call('HDEL', KEYS[4], piece)
   redis.call('ZREM', KEYS[5], piece)
 end
-local before, finished = tonumber(known[3]), tonumber(ARGV[3])
 for subtask = before * known[4], finished * known[4] - 1 do
   redis.call('SREM', KEYS[6], subtask)
   local piece = 'train:' .. subtask

@@ -1,6 +1,6 @@
 -- Leases one piece of work to a worker.
 -- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine
--- ARGV  1 worker  2 lease in ms
+-- ARGV  1 worker  2 lease in ms  3 kind of the piece, '' for any
 -- Returns {kind, number, token, deadline} or {'wait', reason}.
 -- Pieces of work are named kind:number. Given out first: what has lost its holder, chores
 -- (first snapshot, evaluations) before subtasks; then the next subtask, at most `lead` epochs
@@ -34,10 +34,12 @@ if state ~= 'running' and state ~= 'starting' and state ~= 'finishing' then
   return {'wait', state}
 end
 local lowest = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
-if lowest and (may_train or string.sub(lowest, 1, 6) ~= 'train:') then
+local kind = lowest and string.match(lowest, '^(%a+):')
+if lowest and (may_train or kind ~= 'train') and (ARGV[3] == '' or kind == ARGV[3]) then
   redis.call('ZREM', KEYS[5], lowest)
   return grant(lowest)
 end
+if ARGV[3] ~= '' then return {'wait', 'no ' .. ARGV[3]} end
 if not may_train then return {'wait', state} end
 
 local work = redis.call('HMGET', KEYS[2], 'next', 'total', 'per_epoch', 'finished', 'lead')

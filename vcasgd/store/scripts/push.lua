@@ -9,14 +9,25 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
 end
 local chunks = {}
 for i = 6, #KEYS do chunks[#chunks + 1] = KEYS[i] end
+local function each_chunk(command)
+  for _, key in ipairs(chunks) do redis.call(command, key) end
+end
+-- an earlier attempt may wait in the stream although its answer was lost: it needs its payload
+local function waits()
+  local name = '"update":"' .. ARGV[6] .. '"'
+  for _, entry in ipairs(redis.call('XRANGE', KEYS[5], '-', '+')) do
+    if string.find(entry[2][2], name, 1, true) then return true end
+  end
+  return false
+end
 local function refuse(position)
-  for _, key in ipairs(chunks) do redis.call('UNLINK', key) end
+  each_chunk(waits() and 'PERSIST' or 'UNLINK')
   return {'refused', position}
 end
 
 local seen = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or 0)
 if seen > tonumber(ARGV[5]) then
-  for _, key in ipairs(chunks) do redis.call('UNLINK', key) end
+  refuse()
   return redis.error_reply('FENCED subtask ' .. ARGV[1] .. ' has a newer lease')
 end
 if tonumber(ARGV[2]) < tonumber(redis.call('HGET', KEYS[2], 'finished')) then
@@ -26,7 +37,11 @@ local position = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
 local pushed = redis.call('HGET', KEYS[3], ARGV[1])
 if pushed then
   local to, last = string.match(pushed, '^(%d+)|(.*)$')
-  if last == ARGV[6] then return {'accepted', tonumber(to)} end
+  if last == ARGV[6] then
+    -- applied already, it needs no payload any more; still waiting, it needs it for as long
+    each_chunk(position >= tonumber(to) and 'UNLINK' or 'PERSIST')
+    return {'accepted', tonumber(to)}
+  end
   position = math.max(position, tonumber(to))
 end
 if position ~= tonumber(ARGV[3]) then return refuse(position) end
@@ -35,5 +50,7 @@ local here = #chunks == 0 and 0 or redis.call('EXISTS', unpack(chunks))
 if here < #chunks then return {'incomplete', here} end
 redis.call('HSET', KEYS[4], ARGV[1], ARGV[5])
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[4] .. '|' .. ARGV[6])
+-- the parameter server may be away for longer than a payload without an entry is kept
+each_chunk('PERSIST')
 redis.call('XADD', KEYS[5], '*', 'h', ARGV[7])
 return {'accepted', tonumber(ARGV[4])}

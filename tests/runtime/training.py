@@ -1,0 +1,147 @@
+"""A job that counts, and a record of every step that any worker made for it.
+
+After training, every coordinate of the model says how often its sample was applied, and the
+trace says how often it was trained: the first must always be exact, and the second shows how
+much work a fault cost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import Loop, Plain
+from waiting import await_truth
+
+from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.store.jobs import Job, State
+
+TASKS = Path(__file__).parent / "tasks"
+#: of the task: samples in a local step
+BATCH = 5
+
+
+class Training:
+    """``samples`` an epoch in ``subtasks`` pieces; a push after every ``push_every`` steps."""
+
+    def __init__(
+        self,
+        plain: Plain,
+        *,
+        samples: int = 400,
+        epochs: int = 2,
+        subtasks: int = 4,
+        push_every: int | str = 4,
+        step_seconds: float = 0.01,
+        **fields: Any,
+    ) -> None:
+        self.plain = plain
+        self.plan = EpochPlan(samples, subtasks, epochs, seed=0)
+        self.total = samples * epochs
+        self.interval = samples if push_every == "subtask" else int(push_every) * BATCH
+        self._trace = plain.home / "trace"
+        self.job = plain.submit_audit(
+            samples=samples,
+            epochs=epochs,
+            subtasks=subtasks,
+            push_every=push_every,
+            step_seconds=step_seconds,
+            working_dir=TASKS,
+            task="traced:Traced",
+            args={"trace": str(self._trace)},
+            **fields,
+        )
+
+    def start(self, workers: int) -> list[str]:
+        """Server and workers; returns when the training has begun."""
+        self.plain.start_server()
+        names = self.add_workers(workers)
+        self.plain.play_controller(self.job)
+        return names
+
+    def add_workers(self, number: int) -> list[str]:
+        return self.plain.start_workers(self.job, number)
+
+    def worker(self, name: str) -> Loop:
+        return self.plain.workers[name]
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def reach(self, samples: int, timeout: float = 30) -> None:
+        """Until so many samples are applied."""
+        await_truth(lambda: self.plain.applied(self.job) >= samples, timeout, interval=0.005)
+
+    def go_on(self, samples: int = 1) -> None:
+        """Until so many more are applied than now."""
+        self.reach(self.plain.applied(self.job) + samples)
+
+    def await_steps(self, name: str, steps: int) -> None:
+        """Until a worker has begun so many local steps."""
+        await_truth(lambda: len(self.steps_of(name)) >= steps, 30, interval=0.005)
+
+    def await_middle_of_interval(self, name: str) -> None:
+        """Until a worker is in the third step of a push interval that is not its first."""
+        per_interval = self.interval // BATCH
+
+        def is_there() -> bool:
+            steps = len(self.steps_of(name))
+            return steps > per_interval and steps % per_interval == 3
+
+        await_truth(is_there, 30, interval=0.002)
+
+    def finish(self, timeout: float = 60) -> None:
+        """Until every epoch is applied; fails unless each sample of each is, exactly once."""
+        epochs = self.plan.epochs
+        await_truth(
+            lambda: self.plain.jobs.get(self.job).finished_epochs == epochs, timeout, interval=0.05
+        )
+        self._assert_exact(self.plain.vector(self.job))
+
+    def succeed(self, timeout: float = 60) -> Job:
+        """As :meth:`finish`, until the keeper has stored the model."""
+
+        def ended() -> bool:
+            state = self.plain.jobs.get(self.job).state
+            assert state is not State.FAILED
+            return state is State.SUCCEEDED
+
+        await_truth(ended, timeout, interval=0.05)
+        job = self.plain.jobs.get(self.job)
+        assert job.model is not None
+        self._assert_exact(self.plain.checkpoints(self.job).read(job.model).floats)
+        return job
+
+    def _assert_exact(self, vector: torch.Tensor) -> None:
+        totals = self.plain.jobs.get(self.job).totals
+        assert totals["samples"] == totals["applied"] == self.total
+        assert totals["repeated"] == 0
+        wrong = {
+            sample: count
+            for sample, count in enumerate(vector.tolist())
+            if count != self.plan.epochs
+        }
+        assert not wrong, f"applied {self.plan.epochs} times expected: {wrong}"
+
+    # -- what was trained -----------------------------------------------------------------------
+
+    def steps(self) -> list[tuple[int, list[int]]]:
+        """Every local step that was begun: process and samples."""
+        lines = self._trace.read_text().splitlines() if self._trace.exists() else []
+        numbers = [[int(word) for word in line.split()] for line in lines]
+        return [(pid, samples) for pid, *samples in numbers]
+
+    def steps_of(self, name: str) -> list[list[int]]:
+        pid = self.worker(name).pid
+        return [samples for trained_by, samples in self.steps() if trained_by == pid]
+
+    def trained_again(self) -> int:
+        """Samples that were trained more often than they were applied. Only after the end."""
+        trained = Counter(sample for _, samples in self.steps() for sample in samples)
+        assert len(trained) == self.plan.samples
+        return trained.total() - self.total
+
+    def beat(self, name: str) -> dict[str, Any]:
+        """A worker's last heartbeat."""
+        return self.plain.jobs.workers(self.job).get(name, {})

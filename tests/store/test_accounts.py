@@ -1,0 +1,303 @@
+"""The ledger's view of what is applied: told by parameter servers, made right after they die."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from world import World
+
+from vcasgd.errors import Fenced
+from vcasgd.learning.subtasks import AppliedRecord
+from vcasgd.store.connection import Client
+from vcasgd.store.leases import Lease, Leases
+
+MakeWorld = Callable[..., World]
+
+
+def lease_all(leases: Leases) -> list[Lease]:
+    taken = []
+    while isinstance(answer := leases.acquire(), Lease):
+        taken.append(answer)
+    return taken
+
+
+def state_of(world: World) -> dict[str, Any]:
+    """Everything that the ledger has of the job's work."""
+    keys, ledger = world.ledger_keys, world.ledger
+    return {
+        "work": world.jobs.work(world.job),
+        "done": ledger.smembers(keys.done),
+        "open": ledger.zrange(keys.open, 0, -1, withscores=True),
+        "leases": ledger.zrange(keys.leases, 0, -1, withscores=True),
+        "holders": ledger.hgetall(keys.holders),
+        "evaluations": ledger.hgetall(keys.evaluations),
+        "totals": ledger.hget(keys.record, "totals"),
+    }
+
+
+class TestAccount:
+    def test_done_subtasks_leave_their_leases(self, world: World) -> None:
+        lease_all(world.leases("a"))
+
+        assert world.accounts.account(1, 2, 0, '{"updates": 2}', [0, 2])
+
+        partition = world.partition()
+        assert sorted(partition.done) == [0, 2]
+        assert sorted(partition.leased) == [1, 3, 4, 5]
+        partition.assert_whole()
+        job = world.jobs.get(world.job)
+        assert (job.version, job.finished_epochs, job.totals) == (2, 0, {"updates": 2})
+
+    def test_a_finished_epoch_folds_and_opens_its_evaluation_once(self, world: World) -> None:
+        lease_all(world.leases("a"))
+        world.accounts.account(1, 2, 0, "{}", [0, 1])
+
+        world.accounts.account(1, 3, 1, "{}", [2])
+
+        partition = world.partition()
+        assert not partition.done, "they are in `finished` now"
+        assert sorted(partition.leased) == [3, 4, 5]
+        assert world.jobs.get(world.job).finished_epochs == 1
+        evaluation = world.leases("b").acquire()
+        assert isinstance(evaluation, Lease)
+        assert evaluation.piece == "evaluate:1"
+
+        # told again while the evaluation is under way: it is not opened a second time
+        world.accounts.account(1, 3, 1, "{}", [2])
+        assert not isinstance(world.leases("c").acquire(), Lease)
+
+    def test_several_epochs_at_once(self, world: World) -> None:
+        lease_all(world.leases("a"))
+
+        world.accounts.account(1, 6, 2, "{}", [0, 1, 2, 3, 4, 5])
+
+        assert [lease.piece for lease in lease_all(world.leases("b"))] == [
+            "evaluate:1",
+            "evaluate:2",
+        ]
+        world.partition().assert_whole()
+
+    @pytest.mark.parametrize(
+        ("finished", "done"), [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2, 3, 4, 5])]
+    )
+    def test_telling_it_again_changes_nothing(
+        self, world: World, finished: int, done: list[int]
+    ) -> None:
+        lease_all(world.leases("a"))
+        world.accounts.account(1, 6, finished, '{"updates": 6}', done)
+        before = state_of(world)
+
+        assert world.accounts.account(1, 6, finished, '{"updates": 6}', done)
+
+        assert state_of(world) == before
+
+    def test_old_news_is_not_taken(self, world: World) -> None:
+        world.accounts.account(1, 6, 1, '{"updates": 6}', [0, 1, 2])
+        before = state_of(world)
+
+        assert not world.accounts.account(1, 5, 0, '{"updates": 5}', [0])
+
+        assert state_of(world) == before
+
+    def test_an_older_server_is_fenced(self, world: World) -> None:
+        world.accounts.account(2, 1, 0, "{}", [0])
+        before = state_of(world)
+
+        with pytest.raises(Fenced, match="token 2 has taken over"):
+            world.accounts.account(1, 9, 1, "{}", [0, 1, 2])
+        with pytest.raises(Fenced, match="token 2 has taken over"):
+            world.accounts.reconcile(1, 9, 1, "{}", [0, 1, 2])
+
+        assert state_of(world) == before
+
+    def test_an_evaluation_that_has_a_result_is_not_opened(self, world: World) -> None:
+        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
+        evaluation = world.leases("a").acquire()
+        assert isinstance(evaluation, Lease)
+        world.leases("a").report_evaluation(evaluation, {})
+
+        world.accounts.reconcile(2, 3, 1, "{}", [])
+
+        assert "evaluate:1" not in [lease.piece for lease in lease_all(world.leases("b"))]
+
+    def test_a_job_that_is_gone_is_left_alone(self, world: World) -> None:
+        world.ledger.flushdb()
+
+        assert not world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
+        assert world.accounts.reconcile(1, 3, 1, "{}", []) == 0
+
+        assert world.ledger.dbsize() == 0
+
+
+class TestReconcile:
+    def test_opens_exactly_what_the_record_lacks(self, world: World) -> None:
+        """The ledger heard that 0, 1 and 2 are done; the snapshot that is left has 1 only."""
+        lease_all(world.leases("a"))
+        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
+
+        assert world.accounts.reconcile(2, 1, 0, '{"updates": 1}', [1]) == 2
+
+        partition = world.partition()
+        assert sorted(partition.open) == [0, 2]
+        assert sorted(partition.done) == [1]
+        assert sorted(partition.leased) == [3, 4, 5], "who is at work goes on"
+        partition.assert_whole()
+        job = world.jobs.get(world.job)
+        assert (job.version, job.finished_epochs, job.totals) == (1, 0, {"updates": 1})
+
+    def test_what_is_open_again_is_leased_before_new_work(self, make_world: MakeWorld) -> None:
+        world = make_world(epochs=3)
+        lease_all(world.leases("a"))
+        world.accounts.account(1, 5, 1, "{}", [0, 1, 2, 3, 4])
+        world.accounts.reconcile(2, 1, 1, "{}", [])
+
+        # one of epoch 1 is held by its worker; the lead now reaches epoch 2
+        expected = ["evaluate:1", "train:3", "train:4", "train:6", "train:7", "train:8"]
+        assert [lease.piece for lease in lease_all(world.leases("b"))] == expected
+
+    def test_drops_leases_of_what_the_record_has(self, world: World) -> None:
+        """A server published and died before it told the ledger."""
+        held = lease_all(world.leases("a"))
+
+        assert world.accounts.reconcile(2, 4, 1, "{}", [4]) == 0
+
+        assert sorted(world.partition().leased) == [3, 5]
+        world.partition().assert_whole()
+        lost = world.leases("a").renew({}, held).lost
+        assert lost == {"train:0", "train:1", "train:2", "train:4"}
+
+    def test_a_record_that_is_ahead_of_a_ledger_that_lost_its_last_second(
+        self, world: World
+    ) -> None:
+        world.accounts.reconcile(1, 4, 0, "{}", [0, 4])
+
+        partition = world.partition()
+        assert partition.expected == range(5)
+        assert sorted(partition.open) == [1, 2, 3]
+        partition.assert_whole()
+
+    def test_results_of_epochs_that_are_no_longer_in_the_model_go(self, world: World) -> None:
+        lease_all(world.leases("a"))
+        world.accounts.account(1, 6, 2, "{}", [0, 1, 2, 3, 4, 5])
+        for lease in lease_all(world.leases("a")):
+            world.leases("a").report_evaluation(
+                lease, {"version": 1, "metrics": {}, "worker": "a", "seconds": 0.0, "at": 0.0}
+            )
+
+        world.accounts.reconcile(2, 3, 1, "{}", [])
+
+        assert [each.epoch for each in world.jobs.get(world.job).evaluations] == [1]
+        assert not [lease for lease in lease_all(world.leases("b")) if lease.kind == "evaluate"]
+
+    def test_an_evaluation_under_way_of_an_epoch_that_is_open_again_is_lost(
+        self, world: World
+    ) -> None:
+        lease_all(world.leases("a"))
+        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
+        (evaluation,) = lease_all(world.leases("a"))
+
+        world.accounts.reconcile(2, 2, 0, "{}", [0, 1])
+
+        assert not world.leases("a").report_evaluation(evaluation, {})
+        assert [each.piece for each in lease_all(world.leases("b"))] == ["train:2"]
+
+    @pytest.mark.parametrize("twice", [False, True])
+    def test_the_first_snapshot_has_to_be_made_again(self, world: World, twice: bool) -> None:
+        lease_all(world.leases("a"))
+        world.expire()
+
+        for _ in range(1 + twice):
+            world.accounts.reconcile(2, 0, 0, "{}", [], initialise=True)
+
+        taken = [each.piece for each in lease_all(world.leases("b"))]
+        assert taken == ["initialise:0", *(f"train:{n}" for n in range(6))]
+
+    def test_a_first_snapshot_under_way_is_not_asked_for_again(self, world: World) -> None:
+        world.accounts.reconcile(2, 0, 0, "{}", [], initialise=True)
+        assert isinstance(world.leases("a").acquire(), Lease)
+
+        world.accounts.reconcile(2, 0, 0, "{}", [], initialise=True)
+
+        taken = [each.piece for each in lease_all(world.leases("b"))]
+        assert "initialise:0" not in taken
+
+    def test_again_changes_nothing(self, world: World) -> None:
+        lease_all(world.leases("a"))
+        world.accounts.account(1, 4, 1, "{}", [0, 1, 2, 3])
+        world.accounts.reconcile(2, 2, 0, "{}", [0, 1])
+        before = state_of(world)
+
+        assert world.accounts.reconcile(2, 2, 0, "{}", [0, 1]) == 0
+
+        assert state_of(world) == before
+
+
+# --- any history ------------------------------------------------------------------------------
+
+EPOCHS, WIDTH = 3, 3
+subtask_sets = st.sets(st.integers(0, EPOCHS * WIDTH - 1))
+
+
+@pytest.fixture
+def one_world(ledger: Client, tensors: Client, tmp_path: Path) -> Callable[[], World]:
+    return lambda: World(
+        ledger, tensors, tmp_path, epochs=EPOCHS, subtasks_per_epoch=WIDTH, max_epoch_lead=2
+    )
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    leased=st.integers(0, EPOCHS * WIDTH),
+    told=subtask_sets,
+    released=subtask_sets,
+    stored=subtask_sets,
+    partly=subtask_sets,
+)
+@example(leased=9, told=set(range(9)), released=set(), stored=set(), partly=set())
+@example(leased=0, told=set(), released=set(), stored=set(range(9)), partly=set())
+def test_after_reconciling_each_subtask_is_in_exactly_one_place(
+    one_world: Callable[[], World],
+    leased: int,
+    told: set[int],
+    released: set[int],
+    stored: set[int],
+    partly: set[int],
+) -> None:
+    """Whatever the ledger was told, and whichever snapshot is left."""
+    world = one_world()
+    leases = world.leases("a")
+    held = [
+        lease for lease in (leases.acquire() for _ in range(leased)) if isinstance(lease, Lease)
+    ]
+    before = record_of(world, told & {lease.number for lease in held}, set())
+    world.accounts.account(
+        1, 5, before.finished_epochs, "{}", told & {lease.number for lease in held}
+    )
+    world.partition().assert_whole()
+    for lease in held:
+        if lease.number in released:
+            leases.release(lease)
+    world.partition().assert_whole()
+    record = record_of(world, stored, partly - stored)
+
+    world.accounts.reconcile(2, 4, record.finished_epochs, json.dumps({}), record.done_subtasks())
+
+    partition = world.partition()
+    partition.assert_whole()
+    assert sorted(partition.done) == record.done_subtasks()
+    assert not (partition.open + partition.leased).keys() & set(record.done_subtasks())
+    opened = {each.piece for each in lease_all(world.leases("b")) if each.kind == "evaluate"}
+    assert opened == {f"evaluate:{epoch + 1}" for epoch in range(record.finished_epochs)}
+
+
+def record_of(world: World, done: set[int], partly: set[int]) -> AppliedRecord:
+    positions = {each: world.plan.size(each) for each in done} | dict.fromkeys(partly, 1)
+    return AppliedRecord(world.plan, 0, positions)

@@ -1,0 +1,379 @@
+"""What a server or the network does wrong arrives as an error of ours, and only that."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import redis
+import redis.sentinel
+from harness import RedisServer, free_port
+from servers import Fault, url_of, wired
+
+from vcasgd.errors import (
+    Fenced,
+    SnapshotMissing,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from vcasgd.store.connection import (
+    Client,
+    check_server,
+    connect,
+    mapped_errors,
+    patiently,
+    without_secret,
+)
+
+# every error that the plain client raises, by what it means to us
+MEANING: dict[str, type[StoreError] | None] = {
+    "RedisError": StoreError,
+    # the connection
+    "ConnectionError": StoreUnavailable,
+    "TimeoutError": StoreUnavailable,
+    "BusyLoadingError": StoreUnavailable,
+    "MaxConnectionsError": StoreUnavailable,
+    "ExternalAuthProviderError": StoreUnavailable,
+    "MasterNotFoundError": StoreUnavailable,
+    "SlaveNotFoundError": StoreUnavailable,
+    "InvalidResponse": StoreError,
+    # who we are
+    "AuthenticationError": StoreDenied,
+    "AuthorizationError": StoreDenied,
+    "AuthenticationWrongNumberOfArgsError": StoreDenied,
+    "NoPermissionError": StoreDenied,
+    # the server's answers
+    "ResponseError": StoreError,
+    "OutOfMemoryError": StoreFull,
+    "NoScriptError": None,  # the library answers it itself by loading the script
+    "ReadOnlyError": StoreUnavailable,
+    "ClusterDownError": StoreUnavailable,
+    "MasterDownError": StoreUnavailable,
+    "TryAgainError": StoreUnavailable,
+    "ExecAbortError": StoreError,
+    "ModuleError": StoreError,
+    "NoSuchFieldsetError": StoreError,
+    "AskError": StoreError,
+    "MovedError": StoreError,
+    "ClusterCrossSlotError": StoreError,
+    # wrong use
+    "DataError": StoreError,
+    "PubSubError": StoreError,
+    "WatchError": StoreError,
+    "LockError": StoreError,
+    "LockNotOwnedError": StoreError,
+    "ClusterError": StoreError,
+}
+
+
+def errors_of_the_library() -> dict[str, type[redis.RedisError]]:
+    modules = (redis.exceptions, redis.sentinel)
+    return {
+        each.__name__: each
+        for module in modules
+        for _, each in inspect.getmembers(module, inspect.isclass)
+        if issubclass(each, redis.RedisError)
+    }
+
+
+def raised(name: str) -> Exception:
+    text = "1 127.0.0.1:7000" if name in ("AskError", "MovedError") else "the server said so"
+    error: Exception = errors_of_the_library()[name](text)
+    return error
+
+
+class TestMapping:
+    def test_every_error_of_the_library_has_a_meaning(self) -> None:
+        unknown = errors_of_the_library().keys() - MEANING.keys()
+
+        assert not unknown, "redis-py has new errors: decide in mapped_errors what they mean"
+
+    @pytest.mark.parametrize("name", [name for name, ours in MEANING.items() if ours])
+    def test_an_error_is_raised_as_ours(self, name: str) -> None:
+        if name not in errors_of_the_library():
+            pytest.skip(f"this redis-py has no {name}")
+        with pytest.raises(StoreError) as caught, mapped_errors():
+            raise raised(name)
+
+        assert type(caught.value) is MEANING[name]
+        assert isinstance(caught.value.__cause__, redis.RedisError)
+
+    def test_a_missing_script_is_left_to_the_library(self) -> None:
+        with pytest.raises(redis.exceptions.NoScriptError), mapped_errors():
+            raise redis.exceptions.NoScriptError("NOSCRIPT")
+
+    def test_other_errors_pass(self) -> None:
+        with pytest.raises(ZeroDivisionError), mapped_errors():
+            _ = 1 / 0
+
+
+# --- servers that exist only on the wire ------------------------------------------------------
+
+
+@contextmanager
+def scripted_server(answer: Callable[[bytes], bytes]) -> Iterator[str]:
+    """Answers each command with the bytes that ``answer`` gives."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            near, _ = listener.accept()
+            with near:
+                while received := near.recv(65536):
+                    # commands of a pipeline come together: each starts with its length
+                    for _ in range(sum(line[:1] == b"*" for line in received.split(b"\r\n"))):
+                        near.sendall(answer(received))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+    finally:
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+
+
+def bulk(text: str) -> bytes:
+    return f"${len(text)}\r\n{text}\r\n".encode()
+
+
+@contextmanager
+def server_that_says(line: str) -> Iterator[Client]:
+    def answer(command: bytes) -> bytes:
+        return b"+OK\r\n" if b"SETINFO" in command else f"-{line}\r\n".encode()
+
+    with scripted_server(answer) as url:
+        client = connect(url)
+        yield client
+        client.close()
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        ("line", "ours"),
+        [
+            ("LOADING Redis is loading the dataset in memory", StoreUnavailable),
+            ("BUSY Redis is busy running a script", StoreUnavailable),
+            ("MASTERDOWN Link with MASTER is down", StoreUnavailable),
+            ("READONLY You can't write against a read only replica.", StoreUnavailable),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", StoreUnavailable),
+            ("CLUSTERDOWN The cluster is down", StoreUnavailable),
+            ("MISCONF Errors writing to the AOF file: No space left on device", StoreUnavailable),
+            ("ERR max number of clients reached", StoreUnavailable),
+            ("OOM command not allowed when used memory > 'maxmemory'.", StoreFull),
+            ("NOAUTH Authentication required.", StoreDenied),
+            ("NOPERM this user has no permissions to access one of the keys", StoreDenied),
+            ("FENCED subtask 3 has a newer lease", Fenced),
+            ("NOSNAPSHOT", SnapshotMissing),
+            ("ERR unknown command", StoreError),
+        ],
+    )
+    @pytest.mark.parametrize("pipelined", [False, True], ids=["alone", "in a pipeline"])
+    def test_an_answer_means_the_same_alone_and_in_a_pipeline(
+        self, line: str, ours: type[StoreError], pipelined: bool
+    ) -> None:
+        with server_that_says(line) as client:
+            ask = client.pipeline().set("a", 1).execute if pipelined else client.ping
+            with pytest.raises(StoreError) as caught:
+                ask()
+
+        assert type(caught.value) is ours
+
+    def test_silence_is_a_lost_connection(self) -> None:
+        with scripted_server(lambda _: b"") as url:
+            client = connect(url, answer_seconds=0.1)
+            with pytest.raises(StoreUnavailable):
+                client.ping()
+            client.close()
+
+    def test_nobody_listens(self) -> None:
+        with pytest.raises(StoreUnavailable):
+            connect(f"redis://127.0.0.1:{free_port()}/0").ping()
+
+
+class TestRealServer:
+    def test_a_wrong_password(self, server: RedisServer) -> None:
+        url = url_of(server, 0).replace(server.files.password, "wrong")
+
+        with pytest.raises(StoreDenied):
+            connect(url).ping()
+
+    def test_no_password(self, server: RedisServer) -> None:
+        with pytest.raises(StoreDenied):
+            connect(f"redis://127.0.0.1:{server.files.port}/0").ping()
+
+    def test_a_user_without_the_right(self, ledger: Client, server: RedisServer) -> None:
+        ledger.acl_setuser("reader", enabled=True, passwords=["+word"], commands=["+get"], keys="*")
+        try:
+            with pytest.raises(StoreDenied):
+                connect(f"redis://reader:word@127.0.0.1:{server.files.port}/0").set("a", 1)
+        finally:
+            ledger.acl_deluser("reader")
+
+    def test_a_full_server(self, tensors: Client) -> None:
+        tensors.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(StoreFull):
+                tensors.set("a", 1)
+            with pytest.raises(StoreFull):
+                tensors.pipeline().set("a", 1).execute()
+            with pytest.raises(StoreFull):
+                tensors.script("takeover")(keys=["fence"], args=[1])
+        finally:
+            tensors.config_set("maxmemory", "0")
+        assert tensors.set("a", 1)
+
+    def test_a_script_is_loaded_where_it_is_missing(self, tensors: Client) -> None:
+        takeover = tensors.script("takeover")
+        takeover(keys=["fence"], args=[1])
+        tensors.script_flush()  # as after a restart
+
+        takeover(keys=["fence"], args=[2])
+
+        assert tensors.get("fence") == b"2"
+
+    def test_a_cut_connection_is_replaced_by_the_next_call(self, server: RedisServer) -> None:
+        fault = Fault(at=1, moment="after")
+        with wired(server, 1, fault) as client:
+            client.set("a", 1)
+            fault.arm()
+            with pytest.raises(StoreUnavailable):
+                client.incr("a")
+
+            assert client.get("a") == b"2", "the command was executed, only its answer was lost"
+
+    def test_it_is_accepted(self, tensors: Client) -> None:
+        check_server(tensors, "tensors")
+
+    def test_one_that_throws_keys_away_is_refused(self, tensors: Client) -> None:
+        tensors.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            with pytest.raises(StoreUnsupported, match=r"tensors server.*allkeys-lru") as caught:
+                check_server(tensors, "tensors")
+        finally:
+            tensors.config_set("maxmemory-policy", "noeviction")
+        assert "noeviction" in str(caught.value.remedy)
+
+    def test_answers_survive_a_restart_of_the_server(
+        self, server: RedisServer, tmp_path: Path
+    ) -> None:
+        own = RedisServer(tmp_path / "own", durable=True, binary=server.binary)
+        try:
+            client = own.client()
+            client.set("a", 1)
+            own.kill()
+            with pytest.raises(StoreUnavailable):
+                client.get("a")
+            own.start()
+
+            assert client.get("a") == b"1", "the ledger's answers are on disk when they are given"
+        finally:
+            own.end()
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "5.0.14", "2.8"])
+def test_an_old_server_is_refused(version: str) -> None:
+    def answer(command: bytes) -> bytes:
+        return bulk(f"redis_version:{version}\r\n") if b"INFO" in command else b"+OK\r\n"
+
+    with scripted_server(answer) as url:
+        client = connect(url)
+        with pytest.raises(StoreUnsupported, match=version):
+            check_server(client, "ledger")
+        client.close()
+
+
+class TestWithoutSecret:
+    @pytest.mark.parametrize(
+        ("url", "shown"),
+        [
+            ("redis://:secret@host:6379/0", "redis://host:6379/0"),
+            ("rediss://user:secret@host/1", "rediss://host/1"),
+            ("redis://:se@cret@host:6379/0", "redis://host:6379/0"),
+            ("redis://host:6379/0", "redis://host:6379/0"),
+            ("unix://:secret@/run/redis.sock", "unix:/run/redis.sock"),
+            ("redis://host/0?password=secret", "redis://host/0"),
+            (
+                "redis://host/0?password=secret&username=user&protocol=2",
+                "redis://host/0?protocol=2",
+            ),
+        ],
+    )
+    def test_shows_neither_user_nor_password(self, url: str, shown: str) -> None:
+        # a URL without a host may be written with two slashes or none
+        assert without_secret(url).replace("unix:///", "unix:/") == shown
+
+
+class TestPatiently:
+    def test_tries_again_until_it_works(self) -> None:
+        outcomes: list[Exception | str] = [StoreUnavailable("gone"), StoreFull("full"), "there"]
+
+        def call() -> str:
+            outcome = outcomes.pop(0)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        assert patiently(call, 5, first_pause=0.001) == "there"
+
+    @pytest.mark.parametrize("error", [StoreDenied, Fenced, SnapshotMissing, StoreError])
+    def test_what_waiting_does_not_heal_is_raised_at_once(self, error: type[StoreError]) -> None:
+        calls = []
+
+        def call() -> None:
+            calls.append(1)
+            raise error("no")
+
+        with pytest.raises(error):
+            patiently(call, 5)
+        assert len(calls) == 1
+
+    def test_gives_up_in_time_with_the_last_error(self) -> None:
+        calls = []
+
+        def call() -> None:
+            calls.append(1)
+            raise StoreUnavailable(f"attempt {len(calls)}")
+
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"attempt \d+") as caught:
+            patiently(call, 0.2, first_pause=0.01)
+
+        assert time.monotonic() - started < 2
+        assert caught.value.message == f"attempt {len(calls)}"
+        assert len(calls) > 2
+
+    def test_the_caller_can_end_the_waiting(self) -> None:
+        calls = []
+
+        def call() -> None:
+            calls.append(1)
+            raise StoreUnavailable("gone")
+
+        with pytest.raises(StoreUnavailable):
+            patiently(call, 60, give_up=lambda: len(calls) == 3, first_pause=0.001)
+        assert len(calls) == 3
+
+    def test_a_server_that_comes_back(self, server: RedisServer, tmp_path: Path) -> None:
+        own = RedisServer(tmp_path / "own", durable=False, binary=server.binary)
+        try:
+            client = own.client()
+            own.kill()
+            returns = threading.Thread(target=own.start)
+            returns.start()
+
+            assert patiently(client.ping, 10)
+            returns.join()
+        finally:
+            own.end()

@@ -1,0 +1,328 @@
+"""Who may work on what, until when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from world import World
+
+from vcasgd.store.jobs import Failure, State
+from vcasgd.store.leases import Kind, Lease, Leases, Wait
+
+MakeWorld = Callable[..., World]
+Eventually = Callable[..., Any]
+
+
+def lease_of(answer: Lease | Wait) -> Lease:
+    assert isinstance(answer, Lease), answer
+    return answer
+
+
+def pieces(leases: Leases, most: int = 100) -> list[str]:
+    """All that can be leased at the moment, in the order in which it is given out."""
+    taken: list[str] = []
+    while len(taken) < most and isinstance(answer := leases.acquire(), Lease):
+        taken.append(answer.piece)
+    return taken
+
+
+class TestAcquire:
+    def test_the_first_snapshot_comes_first_and_only_once(self, make_world: MakeWorld) -> None:
+        world = make_world(running=False)
+
+        first, second = world.leases("a").acquire(), world.leases("b").acquire()
+
+        assert lease_of(first).piece == "initialise:0"
+        assert second == Wait("starting")
+
+    def test_subtasks_in_order_with_growing_tokens(self, world: World) -> None:
+        taken = [lease_of(world.leases("a").acquire()) for _ in range(3)]
+
+        assert [lease.number for lease in taken] == [0, 1, 2]
+        assert {lease.kind for lease in taken} == {Kind.TRAIN}
+        assert taken[0].token < taken[1].token < taken[2].token
+        assert world.jobs.leases(world.job) == {f"train:{n}": "a" for n in range(3)}
+
+    def test_at_most_the_lead_ahead_of_the_slowest_epoch(self, make_world: MakeWorld) -> None:
+        world = make_world(epochs=5, subtasks_per_epoch=2, max_epoch_lead=1)
+
+        # the slowest is epoch 0, so epochs 0 and 1 may be given out
+        assert pieces(world.leases("a")) == [f"train:{n}" for n in range(4)]
+        assert world.leases("b").acquire() == Wait("epoch lead")
+
+        world.accounts.account(1, 2, 1, "{}", [0, 1])
+        assert pieces(world.leases("a")) == ["evaluate:1", "train:4", "train:5"]
+
+    def test_no_lead_at_all(self, make_world: MakeWorld) -> None:
+        world = make_world(epochs=3, subtasks_per_epoch=2, max_epoch_lead=0)
+
+        assert pieces(world.leases("a")) == ["train:0", "train:1"]
+
+    def test_nothing_left(self, make_world: MakeWorld) -> None:
+        world = make_world(epochs=1, subtasks_per_epoch=2)
+
+        assert len(pieces(world.leases("a"))) == 2
+        assert world.leases("b").acquire() == Wait("nothing left to lease")
+
+    def test_evaluations_then_returned_subtasks_then_the_next(self, world: World) -> None:
+        leases = world.leases("a")
+        held = [lease_of(leases.acquire()) for _ in range(5)]
+        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
+        leases.release(held[4])
+        leases.release(held[3])
+
+        assert pieces(leases) == ["evaluate:1", "train:3", "train:4", "train:5"]
+
+    def test_one_kind_only(self, world: World) -> None:
+        leases = world.leases("a")
+        assert leases.acquire(Kind.EVALUATE) == Wait("no evaluate")
+        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
+
+        assert lease_of(leases.acquire(Kind.EVALUATE)).piece == "evaluate:1"
+        assert leases.acquire(Kind.EVALUATE) == Wait("no evaluate"), "though there is other work"
+
+    def test_a_quarantined_worker_gets_nothing(self, world: World) -> None:
+        assert world.jobs.quarantine(world.job, "bad", "not finite")
+        assert not world.jobs.quarantine(world.job, "bad", "again"), "known already"
+
+        answer = world.leases("bad").acquire()
+
+        assert isinstance(answer, Wait)
+        assert answer.quarantined
+        assert lease_of(world.leases("good").acquire()).number == 0
+
+    def test_a_job_that_does_not_exist(self, world: World) -> None:
+        assert Leases(world.ledger, "no-such-job", "a", 60).acquire() == Wait("gone")
+
+    def test_eight_at_once_take_each_subtask_once(self, make_world: MakeWorld) -> None:
+        world = make_world(samples=40, epochs=1, subtasks_per_epoch=40)
+        taken: list[list[Lease]] = [[] for _ in range(8)]
+        start = threading.Barrier(8)
+
+        def work(index: int) -> None:
+            leases = world.leases(f"w{index}")
+            start.wait(10)
+            while isinstance(answer := leases.acquire(), Lease):
+                taken[index].append(answer)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+        everything = [lease for each in taken for lease in each]
+        assert sorted(lease.number for lease in everything) == list(range(40))
+        assert len({lease.token for lease in everything}) == 40
+        world.partition().assert_whole()
+
+
+class TestStates:
+    @pytest.mark.parametrize("state", [State.PAUSED, State.SUCCEEDED, State.CANCELLED])
+    def test_no_work_in(self, world: World, state: State) -> None:
+        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
+        world.jobs.transition(world.job, state, [State.RUNNING], why="test")
+
+        assert world.leases("a").acquire() == Wait(state.value)
+
+    def test_starting_gives_out_chores_only(self, make_world: MakeWorld) -> None:
+        world = make_world(running=False)
+        lease = lease_of(world.leases("a").acquire())
+        assert world.leases("a").acquire() == Wait("starting")
+
+        world.leases("a").release(lease)
+
+        assert lease_of(world.leases("b").acquire()).kind is Kind.INITIALISE
+
+    def test_finishing_gives_out_chores_only(self, world: World) -> None:
+        held = lease_of(world.leases("a").acquire())
+        world.accounts.account(1, 3, 1, "{}", [1, 2])
+        world.leases("a").release(held)
+        world.jobs.transition(world.job, State.FINISHING, [State.RUNNING], why="test")
+
+        assert pieces(world.leases("a")) == ["evaluate:1"]
+        assert world.leases("a").acquire() == Wait("finishing")
+
+    def test_paused_work_goes_on_where_it_was(self, world: World) -> None:
+        held = lease_of(world.leases("a").acquire())
+        world.jobs.pause(world.job)
+        assert world.leases("a").release(held)
+        assert world.leases("b").acquire() == Wait("paused")
+
+        world.jobs.resume(world.job)
+
+        assert lease_of(world.leases("b").acquire()).piece == held.piece
+
+
+class TestExpiry:
+    def test_what_is_not_renewed_is_leased_again(
+        self, world: World, eventually: Eventually
+    ) -> None:
+        dead = lease_of(world.leases("dead", 0.05).acquire())
+
+        again = eventually(lambda: zero(world.leases("b").acquire()))
+
+        assert again.token > dead.token
+        assert world.jobs.leases(world.job)["train:0"] == "b"
+        assert world.jobs.work(world.job)["expired"] == 1
+
+    def test_what_is_renewed_stays(self, world: World, eventually: Eventually) -> None:
+        alive = world.leases("alive", 0.4)
+        held = [lease_of(alive.acquire())]
+        started = clock(world)
+        while clock(world) < started + 0.8:
+            until = clock(world) + 0.1
+            eventually(lambda until=until: clock(world) > until)
+            assert alive.renew({}, held).lost == frozenset()
+
+        assert lease_of(world.leases("b").acquire()).number == 1, "subtask 0 was held all the time"
+
+    def test_a_late_heartbeat_revives_what_nobody_took(self, world: World) -> None:
+        leases = world.leases("slow")
+        held = lease_of(leases.acquire())
+        world.expire(held.piece)
+
+        assert leases.renew({}, [held]).lost == frozenset()
+        assert lease_of(world.leases("b").acquire()).number == 1
+
+    def test_more_than_one_script_call_can_expire(self, make_world: MakeWorld) -> None:
+        world = make_world(samples=150, epochs=1, subtasks_per_epoch=150)
+        assert len(pieces(world.leases("dead"), 150)) == 150
+        world.expire()
+
+        assert pieces(world.leases("b"), 150) == [f"train:{n}" for n in range(150)]
+        world.partition().assert_whole()
+
+    def test_a_lost_first_snapshot_is_made_by_another(self, make_world: MakeWorld) -> None:
+        world = make_world(running=False)
+        lost = lease_of(world.leases("dead").acquire())
+        world.expire(lost.piece)
+
+        again = lease_of(world.leases("b").acquire())
+
+        assert again.kind is Kind.INITIALISE
+        assert not world.leases("dead").report_facts(lost, {})
+        assert world.leases("b").report_facts(again, world.facts().to_dict())
+        assert world.jobs.get(world.job).facts == world.facts()
+
+
+class TestRenew:
+    def test_says_what_was_lost_and_keeps_the_rest(self, world: World) -> None:
+        leases = world.leases("a")
+        held = [lease_of(leases.acquire()) for _ in range(3)]
+        world.expire(held[1].piece)
+        world.leases("b").acquire()
+
+        renewal = leases.renew({}, held)
+
+        assert renewal.lost == {"train:1"}
+        assert world.jobs.leases(world.job) == {"train:0": "a", "train:1": "b", "train:2": "a"}
+
+    def test_an_older_token_of_its_own_is_lost_too(self, world: World) -> None:
+        leases = world.leases("a")
+        before = lease_of(leases.acquire())
+        world.expire(before.piece)
+        after = lease_of(leases.acquire())
+        assert after.piece == before.piece
+
+        assert leases.renew({}, [before]).lost == {before.piece}
+        assert leases.renew({}, [after]).lost == frozenset()
+
+    def test_brings_the_state_and_leaves_the_heartbeat(self, world: World) -> None:
+        renewal = world.leases("a").renew({"doing": "training"}, [])
+
+        assert (renewal.state, renewal.leave) == ("running", "")
+        assert world.jobs.workers(world.job) == {"a": {"doing": "training"}}
+
+    def test_asks_to_leave(self, world: World) -> None:
+        world.jobs.drain(world.job, "a")
+        assert world.leases("a").renew({}, []).leave == "drain"
+        assert world.leases("b").renew({}, []).leave == ""
+
+        world.jobs.quarantine(world.job, "a", "why")
+        assert world.leases("a").renew({}, []).leave == "quarantine"
+
+        world.jobs.forget_worker(world.job, "a")
+        assert world.jobs.workers(world.job).keys() == {"b"}
+        assert world.leases("a").renew({}, []).leave == "quarantine", "that is never forgotten"
+
+    def test_of_a_job_that_is_gone_leaves_nothing_behind(self, world: World) -> None:
+        renewal = Leases(world.ledger, "no-such-job", "a", 60).renew({"doing": "?"}, [])
+
+        assert renewal.state == "gone"
+        assert world.jobs.workers("no-such-job") == {}
+
+
+class TestRelease:
+    def test_gives_back_at_once(self, world: World) -> None:
+        leases = world.leases("a")
+        held = lease_of(leases.acquire())
+
+        assert leases.release(held)
+        assert not leases.release(held), "it is no longer its own"
+
+        assert lease_of(world.leases("b").acquire()).piece == held.piece
+
+    def test_a_lost_lease_is_not_given_back(self, world: World) -> None:
+        held = lease_of(world.leases("a").acquire())
+        world.expire(held.piece)
+        taken = lease_of(world.leases("b").acquire())
+
+        assert not world.leases("a").release(held)
+        assert not world.leases("a").release(taken), "another's"
+        assert world.jobs.leases(world.job) == {"train:0": "b"}
+
+
+RESULT = {"version": 3, "metrics": {"accuracy": 0.5}, "worker": "a", "seconds": 1.0, "at": 2.0}
+
+
+class TestReport:
+    @pytest.fixture
+    def evaluation(self, world: World) -> Lease:
+        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
+        return lease_of(world.leases("a").acquire())
+
+    def test_by_the_holder(self, world: World, evaluation: Lease) -> None:
+        assert world.leases("a").report_evaluation(evaluation, RESULT)
+
+        (stored,) = world.jobs.get(world.job).evaluations
+        assert (stored.epoch, stored.version, stored.metrics) == (1, 3, {"accuracy": 0.5})
+        assert world.jobs.get(world.job).best == stored
+        assert world.jobs.leases(world.job) == {}
+
+    def test_by_nobody_else(self, world: World, evaluation: Lease) -> None:
+        world.expire(evaluation.piece)
+        taken = lease_of(world.leases("b").acquire())
+
+        assert not world.leases("a").report_evaluation(evaluation, RESULT)
+        assert not world.leases("c").report_evaluation(taken, RESULT)
+        assert world.jobs.get(world.job).evaluations == ()
+        assert world.leases("b").report_evaluation(taken, RESULT)
+
+    def test_only_once(self, world: World, evaluation: Lease) -> None:
+        assert world.leases("a").report_evaluation(evaluation, RESULT)
+        assert not world.leases("a").report_evaluation(evaluation, {**RESULT, "version": 9})
+
+        assert world.jobs.get(world.job).evaluations[0].version == 3
+        assert "evaluate:1" not in pieces(world.leases("b"))
+
+
+def test_an_error_of_the_users_code_is_kept_with_its_traceback(world: World) -> None:
+    failure = Failure("a", "train:0", "boom", "Traceback …\nZeroDivisionError", fatal=False)
+
+    world.jobs.report_failure(world.job, failure)
+
+    assert world.jobs.failures(world.job) == [failure]
+
+
+def clock(world: World) -> float:
+    """The ledger's."""
+    seconds, microseconds = world.ledger.time()
+    return float(seconds + microseconds / 1e6)
+
+
+def zero(answer: Lease | Wait) -> Lease | None:
+    return answer if isinstance(answer, Lease) and answer.number == 0 else None

@@ -1,0 +1,500 @@
+"""A reader sees one whole snapshot or another, whoever writes, dies or comes late."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from harness import RedisServer
+from hypothesis import given
+from hypothesis import strategies as st
+from servers import url_of
+from torch import Tensor
+
+from vcasgd.errors import Fenced, SnapshotMissing, StoreError
+from vcasgd.store import snapshots as module
+from vcasgd.store.connection import Client, connect
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.snapshots import (
+    CHUNK_BYTES,
+    Change,
+    Meta,
+    Record,
+    Snapshot,
+    Snapshots,
+    Totals,
+    encode_integers,
+)
+from vcasgd.store.updates import UpdateSender
+
+KEYS = TensorKeys("job")
+
+
+@pytest.fixture
+def snapshots(tensors: Client) -> Snapshots:
+    return Snapshots(tensors, KEYS)
+
+
+def meta_of(vector: Tensor, version: int, token: int) -> Meta:
+    return Meta(version, token, vector.numel(), vector.numel(), "layout")
+
+
+def publish(
+    snapshots: Snapshots,
+    vector: Tensor,
+    version: int,
+    token: int = 1,
+    previous: Meta | None = None,
+    positions: dict[int, int] | None = None,
+) -> Meta:
+    """What the parameter server does after each batch."""
+    meta = meta_of(vector, version, token)
+    snapshots.write(meta, vector)
+    text = {str(subtask): at for subtask, at in (positions or {}).items()}
+    change = Change(fields={"version": version, "token": token, "finished": 0, **text})
+    snapshots.commit(token, meta, change, snapshots.chunk_keys(previous) if previous else [])
+    return meta
+
+
+def constant(value: float, size: int = 1000) -> Tensor:
+    return torch.full((size,), float(value))
+
+
+def installed(snapshots: Snapshots, vector: Tensor | None = None, token: int = 1) -> Meta:
+    vector = constant(0) if vector is None else vector
+    meta = meta_of(vector, 0, token)
+    assert snapshots.install(token, meta, Record(), vector)
+    return meta
+
+
+def values(vector: Tensor) -> list[float]:
+    return sorted(set(vector.tolist()))
+
+
+def fetched(snapshots: Snapshots, size: int = 1000) -> tuple[Snapshot, Tensor]:
+    out = torch.empty(size)
+    return snapshots.fetch(out), out
+
+
+def names(tensors: Client) -> set[str]:
+    return {key.decode().removeprefix(KEYS.prefix) for key in tensors.keys("*")}
+
+
+class TestRoundTrip:
+    CHUNK = CHUNK_BYTES // 4
+
+    @pytest.mark.parametrize("size", [1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 17 * CHUNK + 3])
+    def test_every_size_comes_back_bit_by_bit(self, snapshots: Snapshots, size: int) -> None:
+        vector = torch.randn(size, generator=torch.Generator().manual_seed(size))
+        vector[0] = -0.0
+        before = installed(snapshots, constant(1, size))
+
+        meta = publish(snapshots, vector, 1, previous=before)
+
+        snapshot, out = fetched(snapshots, size)
+        assert out.numpy().tobytes() == vector.numpy().tobytes()
+        assert snapshot.meta == meta
+        assert meta.chunks == -(-size // self.CHUNK)
+
+    def test_everything_of_a_snapshot_is_kept(self, snapshots: Snapshots) -> None:
+        counters = torch.tensor([1, -5, 2**62])
+        meta = replace(
+            meta_of(constant(1), 41, 7),
+            parameters=900,
+            integers=encode_integers(counters),
+            rule_state={"momentum": [0.5]},
+            totals=Totals(41, 820, 12, 3, 7.5, {"checksum": 2}),
+            created_at=12.5,
+        )
+        record = Record(3, {12: 5, 14: 1})
+
+        assert snapshots.install(7, meta, record, constant(1))
+
+        assert snapshots.read() == Snapshot(meta, record)
+        assert snapshots.version() == 41
+        assert snapshots.read().meta.integer_vector().tolist() == counters.tolist()
+        assert meta.totals.staleness_mean == 12 / 41
+
+    @given(
+        finished=st.integers(0, 10**6),
+        positions=st.dictionaries(st.integers(0, 2**40), st.integers(1, 2**40), max_size=20),
+    )
+    def test_a_record_survives_json(self, finished: int, positions: dict[int, int]) -> None:
+        record = Record(finished, positions)
+
+        assert Record.from_dict(record.to_dict()) == record
+
+    def test_a_vector_of_another_length_is_refused(self, snapshots: Snapshots) -> None:
+        installed(snapshots)
+
+        with pytest.raises(StoreError, match="999 can't take a snapshot of 1000"):
+            snapshots.fetch(torch.empty(999))
+
+
+class TestCommit:
+    def test_the_record_changes_with_the_version(self, snapshots: Snapshots) -> None:
+        meta = installed(snapshots)
+        publish(snapshots, constant(1), 1, previous=meta, positions={4: 10, 5: 2})
+
+        publish(snapshots, constant(2), 2, positions={4: 20})
+
+        snapshot, out = fetched(snapshots)
+        assert snapshot.record == Record(0, {4: 20, 5: 2})
+        assert snapshot.meta.version == 2
+        assert values(out) == [2.0]
+
+    def test_the_version_before_last_goes(self, snapshots: Snapshots, tensors: Client) -> None:
+        first = installed(snapshots)
+        second = publish(snapshots, constant(1), 1)
+        publish(snapshots, constant(2), 2, previous=first)
+
+        assert {key for key in names(tensors) if key.startswith("s:")} == {"s:1.1:0", "s:2.1:0"}
+        assert second.chunks == 1
+
+    def test_repeated_it_is_harmless(self, snapshots: Snapshots, tensors: Client) -> None:
+        """The answer to the first attempt was lost."""
+        installed(snapshots)
+        publish(snapshots, constant(1), 1, positions={4: 10})
+        before, present = names(tensors), fetched(snapshots)[0]
+
+        publish(snapshots, constant(1), 1, positions={4: 10})
+
+        assert names(tensors) == before
+        assert fetched(snapshots)[0] == present
+
+    def test_repeated_it_does_not_undo_what_came_after(
+        self, snapshots: Snapshots, tensors: Client
+    ) -> None:
+        meta = installed(snapshots)
+        sender = UpdateSender(tensors, KEYS)
+        sender.begin(4, 0, 10, 1)
+        tensors.hset(KEYS.pushed, "4", "6|u")
+        change = Change(fields={"version": 1, "token": 1, "finished": 0}, reset={"4": 0})
+        new = replace(meta, version=1)
+        snapshots.write(new, constant(1))
+        snapshots.commit(1, new, change)
+        tensors.hset(KEYS.pushed, "4", "3|v")  # pushed since then
+
+        snapshots.commit(1, new, change)
+
+        assert tensors.hget(KEYS.pushed, "4") == b"3|v"
+
+    def test_forgets_folded_subtasks_everywhere(
+        self, snapshots: Snapshots, tensors: Client
+    ) -> None:
+        meta = installed(snapshots)
+        for key in (KEYS.applied, KEYS.pushed, KEYS.tokens):
+            tensors.hset(key, mapping={"0": 3, "1": 3, "2": 3})
+        new = replace(meta, version=1)
+        snapshots.write(new, constant(1))
+
+        snapshots.commit(
+            1, new, Change(fields={"version": 1, "token": 1, "finished": 1}, forget=(0, 1))
+        )
+
+        assert snapshots.read().record == Record(1, {2: 3})
+        assert tensors.hkeys(KEYS.pushed) == tensors.hkeys(KEYS.tokens) == [b"2"]
+
+    def test_deals_with_refused_updates_without_a_new_version(
+        self, snapshots: Snapshots, tensors: Client
+    ) -> None:
+        meta = installed(snapshots)
+        entry = tensors.xadd(KEYS.stream, {"h": "garbage"}).decode()
+
+        snapshots.commit(1, meta, Change(entries=(entry,), refused={"u": "checksum"}))
+
+        assert snapshots.version() == 0
+        assert tensors.xlen(KEYS.stream) == 0
+        assert tensors.hgetall(KEYS.rejected) == {b"u": b"checksum"}
+        assert 0 < tensors.ttl(KEYS.rejected) <= 3600, "it must not grow for ever"
+
+
+class TestFencing:
+    def test_an_old_token_commits_nothing(self, snapshots: Snapshots, tensors: Client) -> None:
+        installed(snapshots, token=1)
+        snapshots.takeover(2)
+        publish(snapshots, constant(1), 1, token=2)
+        before = fetched(snapshots)[0]
+
+        with pytest.raises(Fenced, match="token 2 has taken over"):
+            publish(snapshots, constant(-1), 1, token=1)
+
+        snapshot, out = fetched(snapshots)
+        assert snapshot == before
+        assert values(out) == [1.0], "its chunks have names that nobody knows"
+        assert snapshots.forget_orphans([snapshot.meta]) == 2, "those, and of version 0"
+        assert "s:1.2:0" in names(tensors)
+        assert "s:1.1:0" not in names(tensors)
+
+    def test_a_token_takes_over_once_and_for_all(self, snapshots: Snapshots) -> None:
+        snapshots.takeover(2)
+        snapshots.takeover(2)  # the answer was lost: again
+
+        with pytest.raises(Fenced):
+            snapshots.takeover(1)
+        with pytest.raises(Fenced):
+            snapshots.install(1, meta_of(constant(0), 0, 1), Record(), constant(0))
+        snapshots.takeover(3)
+
+    def test_after_a_takeover_only_the_new_one_pins(self, snapshots: Snapshots) -> None:
+        installed(snapshots, token=1)
+        snapshots.takeover(2)
+
+        with pytest.raises(Fenced):
+            snapshots.pin(1, ["a"], snapshots.read())
+        assert snapshots.pins() == {}
+
+
+class TestInstall:
+    def test_only_where_there_is_none(self, snapshots: Snapshots, tensors: Client) -> None:
+        installed(snapshots, constant(1), token=1)
+        before = names(tensors)
+
+        late = meta_of(constant(2), 9, 2)
+        assert not snapshots.install(2, late, Record(4, {}), constant(2))
+
+        assert names(tensors) == before, "nothing is left of the attempt"
+        assert values(fetched(snapshots)[1]) == [1.0]
+        assert snapshots.version() == 0
+
+    def test_a_second_first_snapshot_leaves_the_present_one_whole(
+        self, snapshots: Snapshots
+    ) -> None:
+        """Two workers made it, or one of them twice because an answer was lost."""
+        meta = meta_of(constant(1), 0, 0)
+        assert snapshots.install(0, meta, Record(), constant(1))
+
+        assert not snapshots.install(0, meta, Record(), constant(1))
+
+        assert values(fetched(snapshots)[1]) == [1.0]
+
+    def test_a_late_first_snapshot_leaves_a_pinned_one_whole(self, snapshots: Snapshots) -> None:
+        meta = meta_of(constant(1), 0, 0)
+        snapshots.install(0, meta, Record(), constant(1))
+        snapshots.takeover(1)
+        snapshots.pin(1, ["start"], snapshots.read())
+        publish(snapshots, constant(2), 1)
+
+        assert not snapshots.install(0, meta, Record(), constant(1))
+
+        assert values(snapshots.fetch_pinned("start")[1]) == [1.0]
+
+    def test_takes_the_fence_along(self, snapshots: Snapshots) -> None:
+        installed(snapshots, token=5)
+
+        with pytest.raises(Fenced):
+            publish(snapshots, constant(1), 1, token=4)
+        publish(snapshots, constant(1), 1, token=5)
+
+    def test_what_was_pushed_before_is_no_longer_on_its_way(
+        self, snapshots: Snapshots, tensors: Client
+    ) -> None:
+        tensors.hset(KEYS.pushed, "0", "3|u")
+        tensors.hset(KEYS.tokens, "0", 9)
+        tensors.xadd(KEYS.stream, {"h": "old"})
+
+        installed(snapshots)
+
+        assert names(tensors) == {"fence", "meta", "applied", "s:0.1:0"}
+
+
+class TestNoSnapshot:
+    def test_everybody_is_told(self, snapshots: Snapshots, tensors: Client) -> None:
+        sender = UpdateSender(tensors, KEYS)
+        meta = meta_of(constant(1), 1, 1)
+        calls: list[Callable[[], object]] = [
+            snapshots.version,
+            snapshots.read,
+            lambda: snapshots.fetch(torch.empty(1000)),
+            lambda: snapshots.fetch_pinned("a"),
+            lambda: snapshots.commit(1, meta, Change(fields={"version": 1})),
+            lambda: snapshots.pin(1, ["a"], Snapshot(meta, Record())),
+            lambda: sender.begin(0, 0, 10, 1),
+            lambda: sender.status([(0, 0, 10, "u")]),
+        ]
+        for call in calls:
+            with pytest.raises(SnapshotMissing):
+                call()
+        assert snapshots.look().version is None
+        assert names(tensors) == set()
+
+    def test_a_fence_alone_is_no_snapshot(self, snapshots: Snapshots) -> None:
+        snapshots.takeover(1)
+
+        with pytest.raises(SnapshotMissing):
+            publish(snapshots, constant(1), 1)
+
+
+def test_a_reader_never_sees_a_mixture(
+    server: RedisServer, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vector of version v is v everywhere. Every chunk is fetched by a trip of its own, so
+    that the writer gets between them."""
+    monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(module, "CHUNKS_PER_TRIP", 1)
+    size = 8 * 1024 + 5
+    metas = [installed(snapshots, constant(0, size))]
+    stop = threading.Event()
+
+    def write() -> None:
+        client = connect(url_of(server, 1))
+        own = Snapshots(client, KEYS)
+        while not stop.is_set():
+            version = metas[-1].version + 1
+            before_last = metas[-2] if len(metas) > 1 else None
+            metas.append(publish(own, constant(version, size), version, previous=before_last))
+            stop.wait(0.002)
+        client.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen: list[int] = []
+    try:
+        out = torch.empty(size)
+        while len(set(seen)) < 60:
+            snapshot = snapshots.fetch(out)
+            assert values(out) == [float(snapshot.meta.version)]
+            seen.append(snapshot.meta.version)
+    finally:
+        stop.set()
+        writer.join(10)
+
+    assert seen == sorted(seen), "versions never run backwards"
+
+
+def test_a_reader_starts_again_when_it_was_overtaken(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two publications go by between what is there and how it is read."""
+    first = installed(snapshots)
+    stale = snapshots.read()
+    second = publish(snapshots, constant(1), 1)
+    publish(snapshots, constant(2), 2, previous=first)
+    answers = [stale]
+    read = snapshots.read
+    monkeypatch.setattr(snapshots, "read", lambda: answers.pop() if answers else read())
+
+    snapshot, out = fetched(snapshots)
+
+    assert snapshot.meta.version == 2
+    assert values(out) == [2.0]
+    assert second.version == 1
+
+
+class TestPins:
+    def test_a_pinned_snapshot_stays_while_newer_ones_are_published(
+        self, snapshots: Snapshots
+    ) -> None:
+        installed(snapshots)
+        kept = publish(snapshots, constant(1), 1, positions={4: 7})
+        snapshots.pin(1, ["epoch-1"], snapshots.read())
+        for version in range(2, 6):
+            publish(snapshots, constant(version), version, positions={4: 7 + version})
+
+        snapshot, floats = snapshots.fetch_pinned("epoch-1")
+
+        assert values(floats) == [1.0]
+        assert snapshot == Snapshot(kept, Record(0, {4: 7}))
+
+    def test_the_first_pin_of_a_name_counts(self, snapshots: Snapshots) -> None:
+        installed(snapshots)
+        snapshots.pin(1, ["a"], snapshots.read())
+        publish(snapshots, constant(1), 1)
+
+        snapshots.pin(1, ["a"], snapshots.read())
+
+        pinned = snapshots.pinned("a")
+        assert pinned is not None
+        assert pinned.meta.version == 0
+
+    def test_a_commit_can_pin_what_it_publishes(self, snapshots: Snapshots) -> None:
+        meta = replace(installed(snapshots), version=1)
+        snapshots.write(meta, constant(1))
+        pinned = module.pin_text(Snapshot(meta, Record(1, {})))
+
+        change = Change(
+            fields={"version": 1, "token": 1, "finished": 1}, pin="epoch-1", pinned=pinned
+        )
+        snapshots.commit(1, meta, change)
+
+        assert snapshots.pins() == {"epoch-1": Snapshot(meta, Record(1, {}))}
+        assert snapshots.look().pins == {"epoch-1"}
+
+    def test_wanted_until_the_server_pins_it(self, snapshots: Snapshots) -> None:
+        installed(snapshots)
+        snapshots.want_pin("b")
+        snapshots.want_pin("a")
+        assert snapshots.look().wanted == ("a", "b")
+        assert snapshots.pinned("a") is None
+
+        snapshots.pin(1, ["a"], snapshots.read())
+
+        assert snapshots.look().wanted == ("b",)
+        assert snapshots.look().pins == {"a"}
+
+    def test_unpinned_it_is_neither_kept_nor_wanted(self, snapshots: Snapshots) -> None:
+        installed(snapshots)
+        snapshots.pin(1, ["a"], snapshots.read())
+        snapshots.want_pin("a")
+
+        snapshots.unpin("a")
+
+        assert snapshots.look().pins == set()
+        assert snapshots.look().wanted == ()
+        with pytest.raises(SnapshotMissing, match="under the name a"):
+            snapshots.fetch_pinned("a")
+
+    def test_one_whose_chunks_are_gone_is_missing(
+        self, snapshots: Snapshots, tensors: Client
+    ) -> None:
+        meta = installed(snapshots)
+        snapshots.pin(1, ["a"], snapshots.read())
+        snapshots.remove([meta])
+
+        with pytest.raises(SnapshotMissing, match="no longer complete"):
+            snapshots.fetch_pinned("a")
+
+
+class TestForget:
+    def test_leaves_nothing_of_the_job_and_everything_of_others(
+        self, snapshots: Snapshots, tensors: Client
+    ) -> None:
+        others = Snapshots(tensors, TensorKeys("job-2"))
+        assert others.install(1, meta_of(constant(1), 0, 1), Record(), constant(1))
+        before = names(tensors)
+        installed(snapshots)
+        publish(snapshots, constant(1), 1)
+        snapshots.want_pin("a")
+        snapshots.pin(1, ["b"], snapshots.read())
+        tensors.set(KEYS.payload_chunk("u", 0), b"left behind")
+        tensors.xadd(KEYS.stream, {"h": "x"})
+
+        assert snapshots.forget() == 9
+
+        assert names(tensors) == before
+        assert snapshots.forget() == 0
+
+    def test_many_keys(self, snapshots: Snapshots, tensors: Client) -> None:
+        tensors.mset({KEYS.payload_chunk("u", index): b"" for index in range(1203)})
+
+        assert snapshots.forget() == 1203
+        assert tensors.dbsize() == 0
+
+    def test_orphans_are_chunks_that_no_snapshot_uses(
+        self, snapshots: Snapshots, tensors: Client
+    ) -> None:
+        installed(snapshots)
+        snapshots.pin(1, ["a"], snapshots.read())
+        present = publish(snapshots, constant(1), 1)
+        # a server died in the middle of a publication
+        snapshots.write(meta_of(constant(2), 2, 1), constant(2))
+        tensors.set(KEYS.payload_chunk("u", 0), b"waits to be applied")
+        pinned = [pin.meta for pin in snapshots.pins().values()]
+
+        assert snapshots.forget_orphans([present, *pinned]) == 1
+
+        assert {"s:0.1:0", "s:1.1:0", "u:u:0"} <= names(tensors)
+        assert values(fetched(snapshots)[1]) == [1.0]

@@ -1,0 +1,428 @@
+"""Updates on their way: what is taken, what is refused, and what its sender is told."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from world import World
+
+from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreUnavailable
+from vcasgd.store.snapshots import CHUNK_BYTES
+from vcasgd.store.updates import (
+    LONGEST_HEADER,
+    PAYLOAD_SECONDS,
+    Header,
+    Pushed,
+    UpdateReader,
+    checksum,
+    wait_for_entries,
+)
+
+MakeWorld = Callable[..., World]
+
+
+def payloads(world: World) -> set[str]:
+    return {key for key in world.tensor_keys() if key.startswith("u:")}
+
+
+class TestBegin:
+    def test_a_new_subtask_begins_at_its_first_sample(self, world: World) -> None:
+        assert world.sender.begin(0, 0, 4, 1) == 0
+
+    def test_goes_on_behind_what_waits(self, world: World) -> None:
+        world.push(0, 0, 3)
+
+        assert world.sender.begin(0, 0, 4, 2) == 3
+
+    def test_goes_on_behind_what_is_applied(self, world: World) -> None:
+        world.push(0, 0, 3)
+        world.shard().turn()
+
+        assert world.sender.begin(0, 0, 4, 2) == 3
+
+    def test_there_is_nothing_to_do_in_a_finished_epoch(self, world: World) -> None:
+        for subtask in range(3):
+            world.push(subtask, 0, 4)
+        world.shard().turn()
+
+        assert world.sender.begin(1, 0, 4, 2) == 4
+
+    def test_fences_older_leases_of_the_subtask_and_of_no_other(self, world: World) -> None:
+        world.sender.begin(0, 0, 4, token=7)
+
+        with pytest.raises(Fenced, match="subtask 0 has a newer lease"):
+            world.sender.begin(0, 0, 4, token=6)
+        with pytest.raises(Fenced, match="subtask 0 has a newer lease"):
+            world.push(0, 0, 4, token=6)
+        assert world.sender.begin(1, 0, 4, token=6) == 0
+        assert not payloads(world), "the refused payload is gone"
+
+
+class TestPush:
+    def test_accepted_it_waits_in_the_stream(self, world: World) -> None:
+        header, pushed = world.push(0, 0, 3)
+
+        assert pushed == Pushed(accepted=True, position=3)
+        (entry,) = world.reader.read(10)
+        assert Header.parse(entry.header) == header
+        assert bytes(world.reader.payload(header, header.size)) == bytes(
+            world.codec.encode(world.delta(0, 0, 3))
+        )
+        assert world.reader.waiting() == 1
+
+    def test_the_same_update_again_is_accepted_without_effect(self, world: World) -> None:
+        header, payload = world.update(0, 0, 3, 1)
+
+        answers = [world.sender.push(header, 0, payload) for _ in range(3)]
+
+        assert answers == [Pushed(accepted=True, position=3)] * 3
+        assert world.reader.waiting() == 1
+
+    def test_the_same_update_again_after_it_was_applied_leaves_nothing(self, world: World) -> None:
+        header, payload = world.update(0, 0, 3, 1)
+        world.sender.push(header, 0, payload)
+        world.shard().turn()
+
+        assert world.sender.push(header, 0, payload).accepted
+
+        assert world.reader.waiting() == 0
+        assert not payloads(world)
+
+    def test_again_after_another_worker_went_on_behind_it(self, world: World) -> None:
+        """The first answer was lost, then the lease; the update waits all the same."""
+        header, payload = world.update(0, 0, 2, token=1)
+        world.sender.push(header, 0, payload)
+        assert world.sender.begin(0, 0, 4, token=2) == 2
+        follower, _ = world.push(0, 2, 4, token=2, worker="other")
+
+        with pytest.raises(Fenced):
+            world.sender.push(header, 0, payload)
+
+        world.shard().turn()
+        assert [world.fate(each) for each in (header, follower)] == ["applied"] * 2
+        assert world.rejected() == {}
+        assert not payloads(world)
+
+    def test_again_after_the_same_worker_went_on_behind_it(self, world: World) -> None:
+        header, payload = world.update(0, 0, 2, token=1)
+        world.sender.push(header, 0, payload)
+        world.push(0, 2, 4)
+
+        assert world.sender.push(header, 0, payload) == Pushed(accepted=False, position=4)
+
+        world.shard().turn()
+        assert world.snapshots.read().record.positions == {0: 4}
+        assert world.rejected() == {}
+
+    @pytest.mark.parametrize(("start", "stop"), [(0, 2), (1, 4), (3, 4)])
+    def test_out_of_place_it_is_refused_with_its_payload(
+        self, world: World, start: int, stop: int
+    ) -> None:
+        world.push(0, 0, 2)
+        before = payloads(world)
+
+        _, pushed = world.push(0, start, stop)
+
+        assert pushed == Pushed(accepted=False, position=2)
+        assert payloads(world) == before
+        assert world.reader.waiting() == 1
+
+    def test_of_a_finished_epoch_it_is_refused(self, world: World) -> None:
+        for subtask in range(3):
+            world.push(subtask, 0, 4)
+        world.shard().turn()
+
+        _, pushed = world.push(1, 0, 4)
+
+        assert pushed == Pushed(accepted=False, position=-1)
+        assert not payloads(world)
+
+    def test_an_empty_server_takes_nothing(self, world: World) -> None:
+        world.lose_tensors()
+
+        with pytest.raises(SnapshotMissing):
+            world.push(0, 0, 3)
+
+    def test_a_server_that_restarted_in_the_middle_is_tried_again(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        header, payload = world.update(0, 0, 3, 1)
+        script = world.sender._push
+
+        def lose_the_payload_first(**arguments: Any) -> Any:
+            world.tensors.delete(world.keys.payload_chunk(header.update, 0))
+            return script(**arguments)
+
+        monkeypatch.setattr(world.sender, "_push", lose_the_payload_first)
+        with pytest.raises(StoreUnavailable, match="in the middle of a push"):
+            world.sender.push(header, 0, payload)
+        monkeypatch.undo()
+
+        assert world.reader.waiting() == 0
+        assert world.sender.push(header, 0, payload).accepted
+        assert world.reader.waiting() == 1
+
+    def test_payloads_of_several_chunks(self, world: World) -> None:
+        payload = torch.randn(CHUNK_BYTES // 4 * 2 + 77).numpy().tobytes()
+
+        header, pushed = world.push(0, 0, 3, payload=payload)
+
+        assert pushed.accepted
+        assert len(payloads(world)) == 3
+        assert bytes(world.reader.payload(header, len(payload))) == payload
+
+    def test_a_payload_without_an_entry_vanishes_and_one_with_an_entry_stays(
+        self, world: World
+    ) -> None:
+        """However long the parameter server is away."""
+        header, payload = world.update(0, 0, 3, 1)
+        world.lose_tensors()
+        with pytest.raises(SnapshotMissing):
+            world.sender.push(header, 0, payload)
+        key = world.keys.payload_chunk(header.update, 0)
+        assert 0 < world.tensors.ttl(key) <= PAYLOAD_SECONDS
+
+        world.install()
+        world.sender.push(header, 0, payload)
+        assert world.tensors.ttl(key) == -1
+        world.sender.push(header, 0, payload)  # an answer was lost
+        assert world.tensors.ttl(key) == -1
+
+
+class TestStatus:
+    def test_pending_then_applied(self, world: World) -> None:
+        header, _ = world.push(0, 0, 3)
+        assert world.fate(header) == "pending"
+
+        world.shard().turn()
+
+        assert world.fate(header) == "applied"
+
+    def test_applied_also_when_its_epoch_is_finished(self, world: World) -> None:
+        headers = [world.push(subtask, 0, 4)[0] for subtask in range(3)]
+        world.shard().turn()
+
+        assert [world.fate(header) for header in headers] == ["applied"] * 3
+
+    def test_rejected_with_the_reason(self, world: World) -> None:
+        header, _ = world.push(0, 0, 3, checksum=1)
+        world.shard().turn()
+
+        assert world.fate(header) == "rejected:checksum"
+        assert world.sender.begin(0, 0, 4, 1) == 0, "it can be trained again"
+
+    def test_lost_with_the_server(self, world: World) -> None:
+        shard = world.shard()
+        shard.turn()
+        header, _ = world.push(0, 0, 3)
+        world.lose_tensors()
+        with pytest.raises(SnapshotMissing):
+            world.fate(header)
+
+        shard.turn()
+
+        assert world.fate(header) == "lost"
+
+    def test_lost_behind_one_that_was_rejected(self, world: World) -> None:
+        world.push(0, 0, 2, checksum=1)
+        follower, _ = world.push(0, 2, 4)
+
+        world.shard().turn()
+
+        assert world.fate(follower) == "rejected:out-of-place"
+
+    def test_many_at_once_with_the_version_and_its_writer(self, world: World) -> None:
+        applied, _ = world.push(0, 0, 4)
+        world.shard(token=9).turn()
+        waiting, _ = world.push(1, 0, 4)
+
+        status = world.sender.status(
+            [(0, 0, 4, applied.update), (1, 0, 4, waiting.update), (2, 0, 4, "never")]
+        )
+
+        assert status.version == (1, 9)
+        assert status.fates == ["applied", "pending", "lost"]
+        assert world.sender.status([]).fates == []
+
+
+class TestPayload:
+    def test_the_length_is_what_the_job_says_never_the_header(self, world: World) -> None:
+        header, _ = world.push(0, 0, 3)
+
+        with pytest.raises(InvalidUpdate) as caught:
+            world.reader.payload(header, header.size + 4)
+
+        assert caught.value.reason == "length"
+
+    @pytest.mark.parametrize(
+        ("damage", "reason"),
+        [
+            (lambda world, key: world.tensors.delete(key), "missing"),
+            (lambda world, key: world.tensors.append(key, b"x"), "length"),
+            (lambda world, key: world.tensors.set(key, b""), "length"),
+            (lambda world, key: world.tensors.setrange(key, 5, b"\xff"), "checksum"),
+        ],
+        ids=["missing", "longer", "empty", "another byte"],
+    )
+    @pytest.mark.parametrize("chunk", [0, 1])
+    def test_damage_is_found(
+        self, world: World, damage: Callable[[World, str], object], reason: str, chunk: int
+    ) -> None:
+        payload = bytes(CHUNK_BYTES + 100)
+        header, _ = world.push(0, 0, 3, payload=payload)
+        damage(world, world.keys.payload_chunk(header.update, chunk))
+
+        with pytest.raises(InvalidUpdate) as caught:
+            world.reader.payload(header, len(payload))
+
+        assert caught.value.reason == reason
+
+
+class TestReader:
+    def test_the_oldest_first_and_again_until_they_are_dealt_with(self, world: World) -> None:
+        pushed = [world.push(subtask, 0, 4)[0] for subtask in range(5)]
+
+        for _ in range(2):
+            entries = world.reader.read(3)
+            assert [Header.parse(each.header) for each in entries] == pushed[:3]
+
+    def test_an_entry_without_a_header(self, world: World) -> None:
+        world.tensors.xadd(world.keys.stream, {"x": "y"})
+
+        (entry,) = world.reader.read(10)
+
+        assert entry.header == b""
+
+    def test_waits_for_the_first_entry(self, world: World, eventually: Callable[..., Any]) -> None:
+        streams = [world.keys.stream, UpdateReader(world.tensors, world.keys).stream]
+        before = world.tensors.time()
+        wait_for_entries(world.tensors, streams[:1], 0.05)
+        after = world.tensors.time()
+        assert (after[0] - before[0]) * 1e6 + after[1] - before[1] >= 50_000
+
+        world.push(0, 0, 3)
+
+        wait_for_entries(world.tensors, streams[:1], 60)  # returns at once
+
+
+# --- headers: nothing that arrives is trusted -------------------------------------------------
+
+VALID: dict[str, Any] = {
+    "format": 1, "update": "u1", "worker": "w", "subtask": 0, "start": 0, "stop": 1, "base": 0,
+    "token": 1, "codec": "float32", "size": 4, "checksum": 0, "layout": "x",
+}  # fmt: skip
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+def parsed(text: bytes) -> Header | None:
+    try:
+        return Header.parse(text)
+    except InvalidUpdate as error:
+        return None if error.reason == "header" else pytest.fail(f"reason {error.reason}")
+
+
+class TestHeader:
+    def test_a_valid_one(self) -> None:
+        header = Header.parse(json.dumps(VALID).encode())
+
+        assert header.update == "u1"
+        assert Header.parse(header.model_dump_json().encode()) == header
+
+    @given(st.binary(max_size=300))
+    @example(b"")
+    @example(b"null")
+    @example(b"[" * 100_000)
+    @example(b'{"a":' * 10_000)
+    @example(b"\xff\xfe")
+    @example(b'{"subtask": ' + b"9" * 5000 + b"}")
+    def test_garbage_is_invalid_and_nothing_else(self, text: bytes) -> None:
+        assert parsed(text) is None
+
+    @given(st.sampled_from(sorted(VALID)), anything)
+    def test_a_wrong_field_never_gets_through(self, field: str, value: Any) -> None:
+        header = parsed(json.dumps({**VALID, field: value}).encode())
+
+        if header is not None:
+            assert type(getattr(header, field)) is type(VALID[field])
+            assert getattr(header, field) == value
+
+    @given(st.text(), anything)
+    def test_unknown_fields_are_refused(self, field: str, value: Any) -> None:
+        if field not in Header.model_fields:
+            assert parsed(json.dumps({**VALID, field: value}).encode()) is None
+
+    @pytest.mark.parametrize("field", sorted(VALID.keys() - {"format"}))
+    def test_every_field_is_needed(self, field: str) -> None:
+        value = {key: each for key, each in VALID.items() if key != field}
+
+        assert parsed(json.dumps(value).encode()) is None
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("format", 2),
+            ("update", ""),
+            ("update", "a:b"),  # would name a key of something else
+            ("update", "a}b"),
+            ("update", "a\n"),
+            ("update", "ü"),
+            ("update", "x" * 101),
+            ("worker", "a b"),
+            ("subtask", -1),
+            ("subtask", 2**53),
+            ("subtask", 1.0),
+            ("subtask", "1"),
+            ("subtask", True),
+            ("stop", None),
+            ("integers", "x" * LONGEST_HEADER),
+            ("loss_sum", "NaN"),
+            ("loss_sum", 1e300),
+            ("loss_sum", -1e300),
+        ],
+    )
+    def test_out_of_bounds(self, field: str, value: Any) -> None:
+        assert parsed(json.dumps({**VALID, field: value}).encode()) is None
+
+    @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+    def test_a_loss_that_is_no_number(self, number: str) -> None:
+        text = json.dumps({**VALID, "loss_sum": 0.5}).replace("0.5", number)
+
+        assert parsed(text.encode()) is None
+
+    def test_a_long_one_is_not_even_parsed(self) -> None:
+        text = json.dumps(VALID).encode() + b" " * LONGEST_HEADER
+
+        with pytest.raises(InvalidUpdate, match="too long"):
+            Header.parse(text)
+
+    def test_a_worker_can_not_build_a_wrong_one_either(self) -> None:
+        with pytest.raises(ValidationError):
+            Header(**{**VALID, "subtask": -1})
+
+    def test_it_can_not_be_changed(self) -> None:
+        header = Header(**VALID)
+
+        with pytest.raises(ValidationError):
+            header.subtask = 5
+
+
+@given(st.binary(max_size=5000), st.integers(0))
+def test_one_flipped_bit_changes_the_checksum(data: bytes, where: int) -> None:
+    flipped = bytearray(data + struct.pack("<I", len(data)))
+    before = checksum(bytes(flipped))
+    flipped[where % len(flipped)] ^= 1 << (where % 8)
+
+    assert checksum(memoryview(flipped)) != before

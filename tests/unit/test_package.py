@@ -1,0 +1,258 @@
+"""The user's code as a zip: the same bytes for the same content, and nothing outside of itself."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcasgd.errors import PackageError
+from vcasgd.package import IGNORE_FILE, check, digest_of, pack, unpack
+
+LIMIT = 1_000_000
+
+
+def write(directory: Path, **files: str) -> Path:
+    """Names may not hold dots or slashes in Python: ``a__b_py`` is written as ``a/b.py``."""
+    for name, text in files.items():
+        path = directory / name.replace("__", "/").replace("_py", ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return directory
+
+
+def names(package: bytes) -> list[str]:
+    with zipfile.ZipFile(io.BytesIO(package)) as archive:
+        return archive.namelist()
+
+
+def zip_of(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names:
+            archive.writestr(name, "content")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path / "source", train_py="import torch", lib__model_py="x = 1")
+
+
+class TestPack:
+    def test_holds_the_files(self, source: Path) -> None:
+        assert names(pack(source, LIMIT)) == ["lib/model.py", "train.py"]
+
+    def test_equal_content_gives_equal_bytes(self, source: Path, tmp_path: Path) -> None:
+        """Whatever the order in which files were made, their times and their rights."""
+        twin = tmp_path / "twin"
+        write(twin, lib__model_py="x = 1")
+        write(twin, train_py="import torch")
+        os.utime(twin / "train.py", (0, 2_000_000_000))
+        (twin / "train.py").chmod(0o755)
+
+        assert pack(source, LIMIT) == pack(twin, LIMIT)
+
+    @pytest.mark.parametrize("change", [{"train_py": "import numpy"}, {"new_py": ""}])
+    def test_other_content_gives_another_digest(self, source: Path, change: dict[str, str]) -> None:
+        before = digest_of(pack(source, LIMIT))
+
+        write(source, **change)
+
+        assert digest_of(pack(source, LIMIT)) != before
+
+    @pytest.mark.parametrize(
+        "name", [".git__config", "lib__.venv__x", "__pycache____x", "node_modules__x", "a.pyc"]
+    )
+    def test_what_is_never_code_is_left_out(self, source: Path, name: str) -> None:
+        path = source / name.replace("__pycache__", "PYCACHE").replace("__", "/").replace(
+            "PYCACHE", "__pycache__/"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+
+        assert names(pack(source, LIMIT)) == ["lib/model.py", "train.py"]
+
+    @pytest.mark.parametrize(
+        "pattern",
+        ["data", "data/", "data/raw", "data/raw/", "data/raw/*", "*.bin", "data/raw/big.bin",
+         "# a comment\n\n  data/raw  "],
+    )  # fmt: skip
+    def test_what_the_ignore_file_names_is_left_out(self, source: Path, pattern: str) -> None:
+        (source / "data" / "raw").mkdir(parents=True)
+        (source / "data" / "raw" / "big.bin").write_bytes(bytes(100))
+        (source / IGNORE_FILE).write_text(pattern)
+
+        assert names(pack(source, LIMIT)) == [IGNORE_FILE, "lib/model.py", "train.py"]
+
+    def test_a_pattern_with_a_folder_means_that_folder_only(self, source: Path) -> None:
+        write(source, data__raw__x="", other__raw__x="")
+        (source / IGNORE_FILE).write_text("data/raw")
+
+        assert "other/raw/x" in names(pack(source, LIMIT))
+        assert "data/raw/x" not in names(pack(source, LIMIT))
+
+    def test_what_is_no_file_is_left_out(self, source: Path) -> None:
+        (source / "dangling").symlink_to(source / "nowhere")
+        os.mkfifo(source / "pipe")
+
+        assert names(pack(source, LIMIT)) == ["lib/model.py", "train.py"]
+
+    def test_too_large_it_names_the_largest_files(self, source: Path) -> None:
+        for megabytes in (1, 2, 3, 4):
+            (source / f"data-{megabytes}").write_bytes(bytes(megabytes * 1_000_000))
+
+        with pytest.raises(PackageError) as caught:
+            pack(source, 5_000_000)
+
+        message = str(caught.value)
+        for expected in ("10.0 MB", "limit is 5.0 MB", "data-4 (4.0 MB), data-3 (3.0 MB)"):
+            assert expected in message
+        assert "data-1" not in message
+        assert IGNORE_FILE in message
+        assert caught.value.details["field"] == "working_dir"
+
+    def test_just_small_enough(self, source: Path) -> None:
+        size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+
+        assert pack(source, size)
+        with pytest.raises(PackageError):
+            pack(source, size - 1)
+
+    def test_nothing_to_pack(self, tmp_path: Path) -> None:
+        with pytest.raises(PackageError, match="holds no files"):
+            pack(tmp_path, LIMIT)
+        with pytest.raises(PackageError, match="is not a directory"):
+            pack(tmp_path / "none", LIMIT)
+
+
+class TestUnpack:
+    def test_round_trip(self, source: Path, tmp_path: Path) -> None:
+        data = pack(source, LIMIT)
+
+        target = unpack(data, digest_of(data), tmp_path / "cache")
+
+        assert target == tmp_path / "cache" / digest_of(data)
+        assert (target / "lib" / "model.py").read_text() == "x = 1"
+        assert pack(target, LIMIT) == data
+
+    def test_twice_is_once(self, source: Path, tmp_path: Path) -> None:
+        data = pack(source, LIMIT)
+        first = unpack(data, digest_of(data), tmp_path)
+        inode = first.stat().st_ino
+
+        assert unpack(b"", digest_of(data), tmp_path) == first
+        assert first.stat().st_ino == inode
+
+    def test_all_at_once(self, tmp_path: Path) -> None:
+        """Workers of one machine share a cache; none sees a package that is half there."""
+        source = tmp_path / "source"
+        source.mkdir()
+        for number in range(200):
+            (source / f"m{number}.py").write_text(str(number))
+        data, cache = pack(source, LIMIT), tmp_path / "cache"
+        start, seen = threading.Barrier(8), []
+
+        def work() -> None:
+            start.wait(10)
+            target = unpack(data, digest_of(data), cache)
+            seen.append(len(list(target.iterdir())))
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+        assert seen == [200] * 8
+        assert [path.name for path in cache.iterdir()] == [digest_of(data)]
+
+    @pytest.mark.parametrize("damage", [b"", b"x", None])
+    def test_a_damaged_one_is_refused(
+        self, source: Path, tmp_path: Path, damage: bytes | None
+    ) -> None:
+        data = pack(source, LIMIT)
+        arrived = data[:-1] if damage is None else damage
+
+        with pytest.raises(PackageError, match="damaged"):
+            unpack(arrived, digest_of(data), tmp_path / "cache")
+
+        assert not (tmp_path / "cache").exists()
+
+    @pytest.mark.parametrize(
+        "name", ["../evil", "a/../../evil", "/etc/evil", "..", "a\\..\\evil", "a/..\\evil"]
+    )
+    def test_a_name_that_leads_outside_is_refused(self, tmp_path: Path, name: str) -> None:
+        data = zip_of("train.py", name)
+
+        with pytest.raises(PackageError, match="outside"):
+            check(data)
+        with pytest.raises(PackageError, match="outside"):
+            unpack(data, digest_of(data), tmp_path / "cache")
+
+        assert list(tmp_path.rglob("*evil*")) == []
+        assert list((tmp_path / "cache").glob("*")) == []
+
+    @given(st.lists(st.text(max_size=20), min_size=1, max_size=4))
+    def test_no_name_whatsoever_gets_outside(self, parts: list[str]) -> None:
+        name = "/".join(parts)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            try:
+                archive.writestr(name, "x")
+            except (ValueError, IndexError):
+                return  # no name that a zip can hold
+        try:
+            check(buffer.getvalue())
+        except PackageError:
+            return
+        base = Path("/base/inner")
+        assert (base / name.split("\0")[0]).resolve().is_relative_to(base)
+
+    def test_what_is_no_zip_is_refused(self, tmp_path: Path) -> None:
+        data = b"not a zip"
+
+        with pytest.raises(PackageError, match="not a zip"):
+            check(data)
+        with pytest.raises(PackageError, match="not a zip"):
+            unpack(data, digest_of(data), tmp_path / "cache")
+        assert list((tmp_path / "cache").glob("*")) == []
+
+    def test_one_that_can_not_be_read_is_refused(self, tmp_path: Path) -> None:
+        """Packed by something else, with a password or with a byte that fell over."""
+        whole = zip_of("train.py")
+        encrypted = bytearray(whole)
+        encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1
+        encrypted[6] |= 1
+        flipped = bytearray(whole)
+        flipped[flipped.index(b"content")] ^= 1
+        for data in map(bytes, (encrypted, flipped)):
+            with pytest.raises(PackageError, match="can't be read"):
+                unpack(data, digest_of(data), tmp_path / "cache")
+            assert list((tmp_path / "cache").glob("*")) == []
+
+    def test_what_a_killed_worker_left_is_no_package(self, source: Path, tmp_path: Path) -> None:
+        data = pack(source, LIMIT)
+        left = tmp_path / "cache" / f".{digest_of(data)}.4711"
+        left.mkdir(parents=True)
+        (left / "train.py").write_text("half")
+
+        target = unpack(data, digest_of(data), tmp_path / "cache")
+
+        assert (target / "train.py").read_text() == "import torch"
+
+
+def test_packing_does_not_depend_on_the_clock(source: Path) -> None:
+    before = pack(source, LIMIT)
+    later = time.time() + 10**6
+    for path in source.rglob("*"):
+        os.utime(path, (later, later))
+
+    assert pack(source, LIMIT) == before
