@@ -233,7 +233,7 @@ class Plain:
         self.settings = Settings(heartbeat=heartbeat)
         self.jobs = Jobs(self.ledger.connection)
         self.workers: dict[str, Loop] = {}
-        self._others: list[Loop] = []
+        self._loops: list[Loop] = []
 
     # -- processes ------------------------------------------------------------------------
 
@@ -273,11 +273,11 @@ class Plain:
         self, entry: str, argv: list[str], log: str, env: Mapping[str, str] | None = None
     ) -> Loop:
         loop = Loop(entry, argv, self.home / f"{log}.log", {**self.env, **(env or {})})
-        self._others.append(loop)
+        self._loops.append(loop)
         return loop
 
     def end(self) -> None:
-        for process in (*self._others, self.tensors, self.ledger):
+        for process in (*self._loops, self.tensors, self.ledger):
             process.end()
 
     # -- jobs -------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def _has_form(url: str, schemes: tuple[str, ...]) -> bool:
 class Settings(BaseSettings):
     """Where everything is, and how fast it beats."""
 
-    model_config = SettingsConfigDict(env_prefix="VCASGD_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="VCASGD_", extra="ignore", env_ignore_empty=True)
 
     home: Path = Field(default=Path("~/.vcasgd"), description="state of the embedded stack")
     cluster: str = Field(default="vcasgd", pattern=r"^[a-z0-9-]{1,40}$")

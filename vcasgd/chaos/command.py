@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from vcasgd.chaos.audit import Options, as_json, audit, describe
-
 app = typer.Typer(no_args_is_help=True, help="Faults on purpose.")
 
 
@@ -28,6 +26,9 @@ def audit_command(
     Starts a stack of its own in a temporary folder. Exit status 0 only if every sample of
     every epoch was applied exactly once and every kill really happened.
     """
+    # torch takes seconds to import, and no other command needs it
+    from vcasgd.chaos.audit import Options, as_json, audit, describe
+
     report = audit(
         Options(kills=kills, seed=seed),
         say=lambda text: typer.echo(text, err=as_json_),

@@ -26,7 +26,7 @@ from vcasgd.cli.output import (
 )
 from vcasgd.cli.progress import event_line
 from vcasgd.cli.progress import follow as show_progress
-from vcasgd.cli.watch import Watch, epoch
+from vcasgd.cli.watch import Watch, accuracy, epoch
 from vcasgd.client import Client, JobView
 from vcasgd.settings import load_settings
 
@@ -232,6 +232,14 @@ def _show_stream(rows: Iterator[dict[str, Any]], following: bool) -> None:
         show_json(row)
 
 
+def _accuracies(view: JobView) -> str | None:
+    last = accuracy(view)
+    if last is None:
+        return None
+    best = view.best_accuracy
+    return percent(last) if best == last else f"{percent(last)}, best {percent(best)}"
+
+
 def _facts(view: JobView) -> list[tuple[str, object]]:
     progress, totals = view.progress, view.totals
     return [
@@ -240,7 +248,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("submitted", ago(view.created_at)),
         ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
         ("epoch", f"{epoch(view)} of {progress.epochs} ({progress.fraction:.0%})"),
-        ("accuracy", percent(view.best_accuracy)),
+        ("accuracy", _accuracies(view)),
         ("updates", totals.updates),
         ("staleness", f"mean {totals.staleness_mean:.2f}, max {totals.staleness_max}"),
         ("rejected", totals.rejected or None),

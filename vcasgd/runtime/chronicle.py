@@ -49,7 +49,7 @@ class Chronicle:
         """Tells what changed and shows what is; returns the machines that are gone, each with
         the job that it last worked for."""
         active = set(self._jobs.active())
-        now = {name: self._with_last_job(name, row) for name, row in rows.items()}
+        now = {name: self._with_last_job(name, row, active) for name, row in rows.items()}
         gone = {name: row.job for name, row in self._known.items() if name not in now}
         for name, row in now.items():
             if row.job in active:
@@ -62,10 +62,12 @@ class Chronicle:
         self._known = now
         return gone
 
-    def _with_last_job(self, name: str, row: Row) -> Row:
+    def _with_last_job(self, name: str, row: Row, active: set[str]) -> Row:
         # its worker is often seen dead a moment before the machine is
         before = self._known.get(name)
-        return replace(row, job=before.job) if row.job is None and before else row
+        if row.job is None and before and before.job in active:
+            return replace(row, job=before.job)
+        return row
 
     def _tell_change(self, name: str, before: Row | None, row: Row) -> None:
         if row.job is None:

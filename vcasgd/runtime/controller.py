@@ -58,6 +58,10 @@ LAUNCH_UNSEEN_SECONDS = 60.0
 DRAIN_LEASES = 2.0
 
 
+#: states of machines that still count
+STAYING = (InstanceState.BOOTING, InstanceState.RUNNING)
+
+
 class FleetLoop:
     """Keeps the machines: observe → :func:`vcasgd.fleet.plan.decide` → act.
 
@@ -92,6 +96,8 @@ class FleetLoop:
 
     def _observe(self, now: float) -> Observed:
         jobs = [self._jobs.get(job) for job in self._jobs.active()]
+        for job in jobs:
+            self._refuse_unknown_pools(job)
         beats = {job.id: self._jobs.workers(job.id) for job in jobs}
         noticed = {
             beat["instance"]: beat["notice_at"]
@@ -111,6 +117,13 @@ class FleetLoop:
             history=self._history,
             limits=Limits(idle_seconds=self._settings.idle_seconds),
         )
+
+    def _refuse_unknown_pools(self, job: Job) -> None:
+        """A job that no pool could ever serve would wait for ever."""
+        if job.state is State.STARTING and not self._providers.keys() & set(job.spec.workers.pools):
+            wanted, known = ", ".join(job.spec.workers.pools), ", ".join(self._providers)
+            why = f"workers.pools: there is no pool {wanted}; known: {known}"
+            self._jobs.transition(job.id, State.FAILED, [State.STARTING], why=why)
 
     def _instances(self) -> list[Instance]:
         return [one for provider in self._providers.values() for one in provider.instances()]
@@ -167,12 +180,18 @@ class FleetLoop:
             if each not in listed and now - at < LAUNCH_UNSEEN_SECONDS
         }
         stored = self._control.pool(name)
+        capacity = self._providers[name].capacity(name)
+        reason = stored.reason if stored.blocked_until > now else None
+        in_use = sum(one.pool == name and one.state in STAYING for one in instances)
+        if reason is None and capacity is not None and in_use >= capacity:
+            reason = f"{in_use} of {capacity} machines in use"
         return PoolView(
             name=name,
             launches=stored.launches,
             launching=sum(pool == name for pool, _ in self._unseen.values()),
+            capacity=capacity,
             blocked_until=stored.blocked_until,
-            reason=stored.reason,
+            reason=reason,
         )
 
     @property

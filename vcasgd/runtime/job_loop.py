@@ -74,7 +74,8 @@ class JobLoop(threading.Thread):
             keeper.step()
         except StoreUnavailable as error:
             log.warning("%s: %s", job, error)
-        except VcasgdError:
+        except Exception:
+            # whatever is wrong with one job must not stop the others
             log.exception("%s", job)
 
     def _clean_up(self, job: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -100,34 +100,43 @@ class JobKeeper:
     def _run(self, job: Job) -> None:
         if self._fail_if_hopeless(job):
             return
-        ending = self._ending(job)
-        if ending is not None:
-            evaluation, why = ending
-            self._jobs.transition(
-                job.id, State.FINISHING, [State.RUNNING], why=why, final_epoch=evaluation.epoch
-            )
-            return
+        for evaluation, why in self._endings(job):
+            if self._has_model(evaluation):
+                self._jobs.transition(
+                    job.id, State.FINISHING, [State.RUNNING], why=why, final_epoch=evaluation.epoch
+                )
+                return
         self._keep_checkpoints(job)
 
-    def _ending(self, job: Job) -> tuple[Evaluation, str] | None:
-        """The evaluation of the model with which the job ends, and why it ends."""
+    def _endings(self, job: Job) -> Iterator[tuple[Evaluation, str]]:
+        """Evaluations of models with which the job may end now, and why."""
         if not job.evaluations:
-            return None
+            return
         newest, target = job.evaluations[-1], job.spec.stop.accuracy
-        if target is not None and newest.metrics.get("accuracy", 0.0) >= target:
-            accuracy = newest.metrics["accuracy"]
-            return newest, f"accuracy {accuracy:.4f} reached {target:g} in epoch {newest.epoch}"
+        for each in reversed(job.evaluations):
+            accuracy = each.metrics.get("accuracy", 0.0)
+            if target is not None and accuracy >= target:
+                yield each, f"accuracy {accuracy:.4f} reached {target:g} in epoch {each.epoch}"
         if job.finished_epochs >= job.spec.epochs and newest.epoch == job.spec.epochs:
-            return newest, f"all {job.spec.epochs} epochs are done"
+            yield newest, f"all {job.spec.epochs} epochs are done"
         limit = job.spec.stop.max_duration
         if limit and job.started_at and self._clock() - job.started_at > limit.total_seconds():
-            return newest, f"max_duration is over; the last evaluated epoch is {newest.epoch}"
-        return None
+            yield newest, f"max_duration is over; the last evaluated epoch is {newest.epoch}"
+
+    def _has_model(self, evaluation: Evaluation) -> bool:
+        """Whether the evaluated model was not lost in the meantime."""
+        pinned = self._snapshots.pinned(epoch_pin(evaluation.epoch))
+        if pinned is not None and pinned.meta.version == evaluation.version:
+            return True
+        return self._whole_is_there(evaluation) or self._stored(evaluation.version) is not None
 
     def _finish(self, job: Job) -> None:
         """The job ends when the model that was evaluated last is safely in the storage."""
         evaluation = next((each for each in job.evaluations if each.epoch == job.final_epoch), None)
-        if evaluation is None or not self._may_write():
+        if evaluation is None:
+            self._go_back(job)
+            return
+        if not self._may_write():
             return
         stored = self._stored(evaluation.version)
         if stored is not None:
@@ -143,12 +152,15 @@ class JobKeeper:
         if pinned is not None and pinned.meta.version == evaluation.version:
             self._write(job, epoch_pin(evaluation.epoch))
         elif not self._whole_is_there(evaluation):
-            self._jobs.transition(
-                job.id,
-                State.RUNNING,
-                [State.FINISHING],
-                why=f"the model of epoch {evaluation.epoch} was lost before it was stored",
-            )
+            self._go_back(job)
+
+    def _go_back(self, job: Job) -> None:
+        self._jobs.transition(
+            job.id,
+            State.RUNNING,
+            [State.FINISHING],
+            why=f"the model of epoch {job.final_epoch} was lost before it was stored",
+        )
 
     def _whole_is_there(self, evaluation: Evaluation) -> bool:
         """Whether the present snapshot is the evaluated one; if so it gets its pin back."""
@@ -254,17 +266,22 @@ class JobKeeper:
             "finished_epochs": snapshot.record.finished,
             "samples": snapshot.meta.totals.samples,
         }
-        best = self._best_stored(known)
-        gone = self._checkpoints.prune(job.spec.checkpoint.keep, best)
+        kept = self._worth_keeping(job, known) | {stored.name}
+        self._checkpoints.prune(job.spec.checkpoint.keep, kept)
+        left = {each.name for each in self._checkpoints.all()}
         self._jobs.set_checkpoints(
-            job.id, {name: each for name, each in known.items() if name not in gone}
+            job.id, {name: each for name, each in known.items() if name in left}
         )
 
-    def _best_stored(self, known: dict[str, dict[str, Any]]) -> frozenset[str]:
-        best = self._jobs.get(self._job).best
-        return frozenset(
-            name for name, each in known.items() if best and each["version"] == best.version
-        )
+    def _worth_keeping(self, job: Job, known: dict[str, dict[str, Any]]) -> frozenset[str]:
+        """The best model, and the one with which the job ends, however old they are."""
+        present = self._jobs.get(job.id)
+        versions = {
+            each.version
+            for each in present.evaluations
+            if each == present.best or each.epoch == present.final_epoch
+        }
+        return frozenset(name for name, each in known.items() if each["version"] in versions)
 
     def _stored(self, version: int) -> Stored | None:
         return next((each for each in self._checkpoints.all() if each.version == version), None)

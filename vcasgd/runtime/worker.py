@@ -207,8 +207,13 @@ class Worker:
     def _work_once(self) -> None:
         if self._learner is None and self._state != State.STARTING:
             self._prepare()
-        self._settle()
-        lease = self._next_piece()
+        try:
+            self._settle()
+            lease = self._next_piece()
+        except SnapshotMissing:
+            # the parameter server brings it back, unless it was lost for good: then somebody
+            # has to make the first one again, before any other work can go on
+            lease = self._acquire(Kind.INITIALISE)
         if lease is None:
             return
         self._current = lease
@@ -229,16 +234,20 @@ class Worker:
         if len(self._outbox.subtasks()) >= MOST_AWAITED:
             self._idle("waiting for the parameter server")
             return None
-        answer = self._leases.acquire()
+        found = self._acquire()
+        if found and found.kind is not Kind.INITIALISE and self._learner is None:
+            self._current = found
+            self._prepare()
+        return found
+
+    def _acquire(self, only: Kind | None = None) -> Lease | None:
+        answer = self._leases.acquire(only)
         if isinstance(answer, Wait):
             if answer.reason == "gone" or answer.quarantined:
                 self.leave(answer.reason)
             self._idle(answer.reason)
             return None
         self._held.add(answer)
-        if answer.kind is not Kind.INITIALISE and self._learner is None:
-            self._current = answer
-            self._prepare()
         return answer
 
     def _idle(self, reason: str) -> None:
@@ -284,16 +293,18 @@ class Worker:
         self._doing = "making the first snapshot"
         facts = learner.facts()
         learner.check_against(facts)
+        # not what the learner holds, which is trained already where the model was lost
+        floats, integers = learner.initial()
         meta = Meta(
             version=0,
             token=0,
             floats=learner.layout.floats,
             parameters=learner.layout.parameters,
             layout=learner.layout_digest,
-            integers=encode_integers(learner.base_integers),
+            integers=encode_integers(integers),
             created_at=time.time(),
         )
-        self._snapshots.install(0, meta, Record(), learner.base)
+        self._snapshots.install(0, meta, Record(), floats)
         self._leases.report_facts(lease, facts.to_dict())
         self._held.drop(lease.piece)
         self._base_version = None
@@ -304,7 +315,11 @@ class Worker:
         learner = self._prepare()
         subtask, plan = lease.number, learner.plan
         epoch, size = plan.epoch_of(subtask), plan.size(subtask)
-        position = self._sender.begin(subtask, epoch, size, lease.token)
+        position = max(
+            self._sender.begin(subtask, epoch, size, lease.token),
+            # what waits here to be pushed again need not be trained again
+            self._outbox.reached(subtask, lease.token),
+        )
         if position >= size:
             self._outbox.watch(subtask, epoch, size)
             return
@@ -312,8 +327,8 @@ class Worker:
         learner.start_subtask()
         while position < size:
             self._outbox.wait_for_room(lambda: not self._may_go_on(lease), self._settle)
-            self._check_still_mine(lease)
             self._refresh(learner)
+            self._check_still_mine(lease)
             position = self._train_interval(learner, lease, epoch, position)
 
     def _train_interval(self, learner: Learner, lease: Lease, epoch: int, position: int) -> int:
@@ -339,7 +354,9 @@ class Worker:
             size=len(trained.payload),
             checksum=checksum(trained.payload),
             layout=learner.layout_digest,
-            integers=encode_integers(trained.integers),
+            integers=""
+            if torch.equal(trained.integers, learner.base_integers)
+            else encode_integers(trained.integers),
             loss_sum=trained.loss_sum,
         )
         self._outbox.submit(header, epoch, trained.payload)
@@ -373,15 +390,12 @@ class Worker:
         self._base_version = (snapshot.meta.version, snapshot.meta.token)
 
     def _settle(self) -> None:
-        """Looks what became of the pushed updates."""
+        """Looks what became of the pushed updates. Raises :class:`SnapshotMissing`."""
         if self._learner is None:
             return
-        try:
-            settled = self._outbox.settle()
-        except SnapshotMissing:
-            # the server came back empty; the parameter server is about to fill it again
-            self._newest = None
-            return
+        # waiting for the parameter server is no standstill of the user's code
+        self._progress_at = time.monotonic()
+        settled = self._outbox.settle()
         self._newest = settled.version
         for subtask, reason in settled.rejected:
             log.warning("an update of subtask %d was rejected: %s", subtask, reason)
@@ -511,13 +525,17 @@ class Worker:
             fatal=isinstance(error, SpecError),
         )
         log.error("%s\n%s", error, failure.traceback)
-        patiently(
-            lambda: self._jobs.report_failure(self._job, failure),
-            self._settings.patience_seconds,
-            give_up=self._leaving.is_set,
-        )
+        try:
+            patiently(
+                lambda: self._jobs.report_failure(self._job, failure),
+                self._settings.patience_seconds,
+                give_up=self._leaving.is_set,
+            )
+            if self._current is not None:
+                self._leases.release(self._current)
+        except StoreUnavailable as unheard:
+            log.warning("the ledger did not hear of it: %s", unheard)
         if self._current is not None:
-            self._leases.release(self._current)
             self._held.drop(self._current.piece)
             self._outbox.forget(self._current.number)
             self._current = None

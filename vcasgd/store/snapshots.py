@@ -250,9 +250,11 @@ class Snapshots:
         fields = {**head, **{str(each): at for each, at in record.positions.items()}}
         installed = self._install(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
-                  keys.rejected],
+                  keys.rejected, *self.chunk_keys(meta)],
             args=[token, meta.to_json(), *(part for pair in fields.items() for part in pair)],
         )  # fmt: skip
+        if installed < 0:
+            raise StoreUnavailable("the tensors server restarted in the middle of a snapshot")
         if not installed:
             self._remove_attempt(meta)
         return bool(installed)

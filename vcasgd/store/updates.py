@@ -23,7 +23,7 @@ from vcasgd.store.snapshots import CHUNK_BYTES, CHUNKS_PER_TRIP, chunk_count, ch
 #: payload chunks whose update never came into the stream vanish by themselves
 PAYLOAD_SECONDS = 3600
 #: headers are small; a longer one is not parsed at all
-LONGEST_HEADER = 64 * 1024
+LONGEST_HEADER = 1 << 20
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -32,7 +32,8 @@ class Header(BaseModel):
     """What an update says of itself.
 
     ``start`` and ``stop`` are samples of the subtask, ``base`` is the version it was trained
-    from, ``checksum`` the CRC-32 of the encoded payload, ``integers`` base64 of int64.
+    from, ``checksum`` the CRC-32 of the encoded payload, ``integers`` base64 of int64, or
+    nothing where they are as in the base.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -50,6 +50,7 @@ def submit_job(
 ) -> JobView:
     """Creates a job; the same `Idempotency-Key` again gives the same job."""
     _check_package(here, body.package)
+    _check_pools(here, body.spec)
     job, created = here.jobs.submit_once(body.spec, body.package, idempotency_key)
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     if not created:
@@ -63,6 +64,18 @@ def _check_package(here: Services, digest: str) -> None:
             f"package: {digest[:12]}… is not uploaded",
             remedy=f"PUT it to /api/v1/packages/{digest}",
             field="package",
+        )
+
+
+def _check_pools(here: Services, spec: JobSpec) -> None:
+    """As far as a controller has told which pools there are."""
+    known = here.control.pools().keys()
+    unknown = [pool for pool in spec.workers.pools if pool not in known]
+    if known and unknown:
+        raise SpecError(
+            f"workers.pools: there is no pool {unknown[0]!r}",
+            remedy=f"choose from {', '.join(sorted(known))}",
+            field="workers.pools",
         )
 
 

@@ -86,6 +86,10 @@ class Provider(Protocol):
         """
         ...
 
+    def capacity(self, pool: str) -> int | None:
+        """How many machines the pool has at most; ``None`` where only a launch can tell."""
+        ...
+
     def instances(self) -> list[Instance]:
         """All machines with the cluster's tag in this provider's pools that are not ``GONE``.
 

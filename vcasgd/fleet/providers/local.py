@@ -107,6 +107,10 @@ class LocalProvider:
         spawn([directory for directory in directories if not _started(directory)])
         return [directory.id for directory in directories]
 
+    def capacity(self, pool: str) -> int | None:
+        """See the contract; here it is known."""
+        return self.pool.capacity if pool == self._configured.name else 0
+
     def instances(self) -> list[Instance]:
         """See the contract. What a dead machine left behind is swept away in passing."""
         now = time.time()

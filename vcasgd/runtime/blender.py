@@ -1,0 +1,184 @@
+"""The global model in the parameter server's memory: updates are checked and blended. No I/O."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vcasgd.errors import InvalidUpdate
+from vcasgd.learning.codecs import make_codec
+from vcasgd.learning.rules import Context, make_rule, merge_integers
+from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
+from vcasgd.learning.vector import Layout
+from vcasgd.spec import JobSpec
+from vcasgd.store.jobs import Facts
+from vcasgd.store.snapshots import Meta, Record, Snapshot, Totals, new_meta
+from vcasgd.store.updates import Header
+
+#: updates that one publication takes at most: bounds how long a reader waits for a version
+MOST_UPDATES = 32
+#: the largest magnitude in an update; more would take the weights out of float32 before long
+LARGEST_VALUE = 1e30
+
+
+class Recipe:
+    """How a job's updates look and what is done with them; nothing here ever changes."""
+
+    def __init__(self, spec: JobSpec, facts: Facts) -> None:
+        self.layout = Layout.from_json(facts.layout)
+        self.layout_digest = self.layout.digest()
+        self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
+        self.rule = make_rule(spec.update)
+        self.codec = make_codec(spec.update.codec)
+        self.payload_size = self.codec.encoded_size(self.layout.floats)
+
+
+@dataclass
+class Batch:
+    """Updates that are dealt with in memory and not yet published."""
+
+    applied: int = 0
+    entries: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    touched: set[int] = field(default_factory=set)
+    reset: set[int] = field(default_factory=set)
+    folded: list[int] = field(default_factory=list)
+    #: keys of payloads that nobody needs any more
+    payloads: list[str] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        # the end of an epoch gets a version of its own, so that it can be evaluated exactly
+        return len(self.entries) >= MOST_UPDATES or bool(self.folded)
+
+
+class Blender:
+    """One job's parameters, applied record and totals.
+
+    ``weights`` is float32 [floats], ``integers`` int64 [k]. They are ahead of what is
+    published by what ``batch`` holds; :meth:`published` starts a new batch.
+    """
+
+    def __init__(self, recipe: Recipe, snapshot: Snapshot, weights: Tensor) -> None:
+        self._recipe = recipe
+        self._scratch = torch.empty(recipe.layout.floats)
+        self.weights = weights
+        self.integers = snapshot.meta.integer_vector()
+        self.record = AppliedRecord(
+            recipe.plan, snapshot.record.finished, dict(snapshot.record.positions)
+        )
+        self.batch = Batch()
+        #: of the published version; only its totals run ahead
+        self.meta = snapshot.meta
+
+    # -- updates -------------------------------------------------------------------------------
+
+    def check(self, header: Header) -> None:
+        """All that can be checked without the payload. Raises :class:`InvalidUpdate`."""
+        if header.layout != self._recipe.layout_digest:
+            raise InvalidUpdate("the update is of another model", reason="layout")
+        if header.codec != self._recipe.codec.name:
+            raise InvalidUpdate(f"encoding {header.codec}", reason="codec")
+        self.record.copy().advance(header.subtask, header.start, header.stop)
+
+    def blend(self, entry: str, header: Header, payload: bytearray, keys: list[str]) -> None:
+        """Applies a checked update. Raises :class:`InvalidUpdate` and has changed nothing then."""
+        self._recipe.codec.decode(memoryview(payload), self._scratch)
+        # NaN fails any comparison, so this refuses it together with infinity
+        if not float(torch.linalg.vector_norm(self._scratch, torch.inf)) <= LARGEST_VALUE:
+            raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
+        integers = _integers(header, self.integers.numel())
+
+        staleness = max(0, self.meta.version + self.batch.applied - header.base)
+        epoch = self._recipe.plan.epoch_of(header.subtask) + 1
+        context = Context(staleness, epoch, self._recipe.layout.parameters)
+        self._recipe.rule.blend(self.weights, self._scratch, context)
+        if integers is not None:
+            merge_integers(self.integers, integers)
+        self._note(entry, header, staleness, keys)
+
+    def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
+        """Counts an update that failed a check; its worker will be told."""
+        counts = self.meta.totals.rejected
+        self._count(rejected={**counts, reason: counts.get(reason, 0) + 1})
+        self.batch.entries.append(entry)
+        self.batch.payloads += keys
+        if header is not None:
+            self.batch.refused[header.update] = reason
+            if header.subtask < self._recipe.plan.total_subtasks:
+                self.batch.reset.add(header.subtask)
+
+    def _note(self, entry: str, header: Header, staleness: int, keys: list[str]) -> None:
+        batch, totals = self.batch, self.meta.totals
+        batch.folded += self.record.advance(header.subtask, header.start, header.stop)
+        batch.touched.add(header.subtask)
+        batch.applied += 1
+        batch.entries.append(entry)
+        batch.payloads += keys
+        self._count(
+            updates=totals.updates + 1,
+            samples=totals.samples + header.stop - header.start,
+            staleness_sum=totals.staleness_sum + staleness,
+            staleness_max=max(totals.staleness_max, staleness),
+            loss_sum=totals.loss_sum + header.loss_sum,
+        )
+
+    def _count(self, **changed: object) -> None:
+        totals: Totals = replace(self.meta.totals, **changed)  # type: ignore[arg-type]
+        self.meta = replace(self.meta, totals=totals)
+
+    # -- publication ---------------------------------------------------------------------------
+
+    def next_meta(self, token: int) -> Meta:
+        """The description of the version that the batch makes; the same where it changed none."""
+        if not self.batch.applied:
+            return self.meta
+        version = self.meta.version + self.batch.applied
+        return new_meta(self.meta, token, version=version, integers=self.integers)
+
+    def changed_fields(self, meta: Meta) -> dict[str, int]:
+        """What is new in the stored applied record, and the version that it belongs to."""
+        if not self.batch.applied:
+            return {}
+        still_open = self.batch.touched - set(self.batch.folded)
+        positions = {str(each): self.record.position(each) for each in still_open}
+        finished = self.record.finished_epochs
+        return {"version": meta.version, "token": meta.token, "finished": finished, **positions}
+
+    def positions_to_reset(self) -> dict[str, int]:
+        """Where subtasks stand whose waiting updates were dropped."""
+        finished = self.record.finished_epochs
+        return {
+            str(each): self.record.position(each)
+            for each in self.batch.reset
+            if self._recipe.plan.epoch_of(each) >= finished
+        }
+
+    def newly_done(self) -> list[int]:
+        return [each for each in self.batch.touched if self.record.is_done(each)]
+
+    def stored_record(self) -> Record:
+        return Record(self.record.finished_epochs, dict(self.record.positions))
+
+    def published(self, meta: Meta) -> None:
+        """What the batch held is out; a new one begins."""
+        self.meta, self.batch = meta, Batch()
+
+
+def _integers(header: Header, expected: int) -> Tensor | None:
+    """None where they are as in the update's base. Raises :class:`InvalidUpdate`
+    (``integers``)."""
+    if not header.integers:
+        return None
+    try:
+        raw = base64.b64decode(header.integers, validate=True)
+        vector = np.frombuffer(raw, dtype="<i8").astype(np.int64)
+    except ValueError as error:
+        raise InvalidUpdate("the counters can't be decoded", reason="integers") from error
+    if len(vector) != expected:
+        raise InvalidUpdate(f"{len(vector)} counters, {expected} expected", reason="integers")
+    return torch.from_numpy(vector)

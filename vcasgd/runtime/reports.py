@@ -1,0 +1,154 @@
+"""What a parameter server tells the ledger: progress, history, metrics, and whom not to trust."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from vcasgd.errors import InvalidUpdate
+from vcasgd.runtime.blender import Blender
+from vcasgd.store.connection import Client
+from vcasgd.store.jobs import Jobs
+from vcasgd.store.leases import Accounts
+from vcasgd.store.snapshots import Totals
+from vcasgd.store.updates import Header
+
+log = logging.getLogger(__name__)
+
+#: rejected updates in a row after which a worker is not asked again
+REJECTIONS_BEFORE_QUARANTINE = 5
+#: seconds between two points of the metrics
+METRICS_SECONDS = 1.0
+#: events kept while the ledger is away
+EVENTS_KEPT = 1000
+#: rejections that say nothing bad of a worker: another one was faster, or an earlier update
+#: of the same subtask was lost
+INNOCENT = frozenset({"duplicate", "out-of-place"})
+
+
+class Reports:
+    """Everything is kept until the ledger has heard it, and may be told twice.
+
+    Methods that talk to the ledger raise :class:`~vcasgd.errors.StoreUnavailable`, and
+    :class:`~vcasgd.errors.Fenced` once a newer parameter server has spoken.
+    """
+
+    def __init__(self, ledger: Client, job: str, token: int, clock: Callable[[], float]) -> None:
+        self._jobs = Jobs(ledger)
+        self._accounts = Accounts(ledger, job)
+        self._job = job
+        self._token = token
+        self._clock = clock
+        self._unsaid: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
+        self._unaccounted: list[int] = []
+        self._behind = False
+        self._rejections: Counter[str] = Counter()
+        self._reported: tuple[float, Totals] = (clock(), Totals())
+
+    def say(self, kind: str, text: str, **details: Any) -> None:
+        """An event for the job's history."""
+        self._unsaid.append((kind, text, details))
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def applied(self, worker: str) -> None:
+        self._rejections.pop(worker, None)
+
+    def rejected(self, header: Header | None, error: InvalidUpdate) -> None:
+        """Says so, and after too many in a row the worker gets no more work."""
+        if error.reason in INNOCENT:
+            return
+        worker = header.worker if header else "unknown"
+        self._rejections[worker] += 1
+        log.warning("%s: update of %s rejected: %s", self._job, worker, error)
+        text = f"an update of {worker} was rejected: {error.message}"
+        self.say("update-rejected", text, worker=worker, reason=error.reason)
+        if header and self._rejections[worker] >= REJECTIONS_BEFORE_QUARANTINE:
+            why = f"{self._rejections[worker]} updates in a row were rejected, last: {error.reason}"
+            if self._jobs.quarantine(self._job, worker, why):
+                self.say("worker-quarantined", f"{worker}: {why}", worker=worker)
+
+    # -- progress ------------------------------------------------------------------------------
+
+    def begin(self, model: Blender) -> None:
+        """Progress counts from here."""
+        self._reported = (self._clock(), model.meta.totals)
+
+    def reconcile(self, model: Blender) -> None:
+        """The whole applied record, after a parameter server took over."""
+        reopened = self._accounts.reconcile(
+            self._token,
+            model.meta.version,
+            model.record.finished_epochs,
+            _totals(model),
+            model.record.done_subtasks(),
+        )
+        log.info("%s: version %d, %d subtasks open again", self._job, model.meta.version, reopened)
+
+    def ask_for_initial(self) -> None:
+        """There is no model any more; a worker has to make the first one again."""
+        self._accounts.reconcile(self._token, 0, 0, "{}", [], initialise=True)
+        self.say("restarted", "the model was lost before its first checkpoint; it starts anew")
+        self._say_all()
+
+    def published(self, done: list[int]) -> None:
+        """There is progress to tell; ``done`` are subtasks that it completed."""
+        self._unaccounted += done
+        self._behind = True
+
+    def tell(self, model: Blender) -> None:
+        self._say_all()
+        if self._behind:
+            self._accounts.account(
+                self._token,
+                model.meta.version,
+                model.record.finished_epochs,
+                _totals(model),
+                self._unaccounted,
+            )
+            self._unaccounted, self._behind = [], False
+
+    def _say_all(self) -> None:
+        while self._unsaid:
+            kind, text, details = self._unsaid[0]
+            self._jobs.event(self._job, kind, text, **details)
+            self._unsaid.popleft()
+
+    def add_metrics(self, model: Blender, waiting: Callable[[], int]) -> None:
+        """A point of the series, if the last one is old enough and something happened."""
+        now, totals = self._clock(), model.meta.totals
+        since, before = self._reported
+        updates, samples = totals.updates - before.updates, totals.samples - before.samples
+        if now - since < METRICS_SECONDS or not updates:
+            return
+        point = {
+            "at": now,
+            "version": model.meta.version,
+            "updates": totals.updates,
+            "samples": totals.samples,
+            "finished_epochs": model.record.finished_epochs,
+            "updates_per_second": updates / (now - since),
+            "samples_per_second": samples / (now - since),
+            "loss": (totals.loss_sum - before.loss_sum) / samples,
+            "staleness_mean": (totals.staleness_sum - before.staleness_sum) / updates,
+            "staleness_max": totals.staleness_max,
+            "rejected": sum(totals.rejected.values()),
+            "waiting": waiting(),
+        }
+        self._jobs.add_metrics(self._job, point)
+        self._reported = (now, totals)
+
+
+def _totals(model: Blender) -> str:
+    """Two counts that must agree: samples of all updates, and what the applied record says."""
+    recorded = model.record.samples_applied
+    counted = model.meta.totals.samples
+    return model.meta.totals.to_json(applied=recorded, repeated=counted - recorded)
+
+
+def wall_clock() -> float:
+    """Unix seconds."""
+    return time.time()
