@@ -151,6 +151,20 @@ def test_a_package_must_be_there_before_its_job(http: httpx.Client, client: Clie
     assert "PUT" in problem["remedy"]
 
 
+def test_a_job_of_a_pool_that_does_not_exist_is_refused(
+    api: Api, http: httpx.Client, client: Client
+) -> None:
+    api.control.show({}, {"local": {}})
+    request = body(client)
+    request["spec"] |= {"workers": {"pools": ["local", "nowhere"]}}
+
+    problem = http.post("jobs", json=request).json()
+
+    assert (problem["status"], problem["field"]) == (422, "workers.pools")
+    assert "'nowhere'" in problem["detail"]
+    assert problem["remedy"] == "choose from local"
+
+
 def test_jobs_are_listed_newest_first(api: Api, client: Client) -> None:
     first, second, third = (api.submit(name=f"job-{number}") for number in range(3))
     api.jobs.cancel(second)
