@@ -160,9 +160,9 @@ class _Demo:
         self._say("")
         for line in summary.lines():
             self._say(line)
-        self._say(
-            f"API                {url} {'' if keep else '(while it ran; --keep leaves it up)'}"
-        )
+        note = "" if keep else " (while it ran; --keep leaves it up)"
+        self._say(f"API                {url}{note}")
+        self._say("dashboard          none yet; vcasgd follow, show and events tell the same")
         if as_json:
             show_json(asdict(summary))
 

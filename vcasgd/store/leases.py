@@ -74,9 +74,10 @@ class Leases:
         """The next piece of work, of one kind if asked to."""
         keys = self._keys
         answer = self._acquire(
-            keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine],
+            keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine,
+                  keys.done],
             args=[self._worker, self._lease_ms, only or ""],
-        )
+        )  # fmt: skip
         if answer[0] == b"wait":
             return Wait(answer[1].decode())
         return Lease(Kind(answer[0].decode()), int(answer[1]), int(answer[2]))

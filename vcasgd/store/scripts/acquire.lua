@@ -1,5 +1,5 @@
 -- Leases one piece of work to a worker.
--- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine
+-- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 done
 -- ARGV  1 worker  2 lease in ms  3 kind of the piece, '' for any
 -- Returns {kind, number, token, deadline} or {'wait', reason}.
 -- Pieces of work are named kind:number. Given out first: what has lost its holder, chores
@@ -44,6 +44,9 @@ if not may_train then return {'wait', state} end
 
 local work = redis.call('HMGET', KEYS[2], 'next', 'total', 'per_epoch', 'finished', 'lead')
 local next, total = tonumber(work[1]), tonumber(work[2])
+-- somebody may have trained without a lease: what is applied is done all the same
+next = math.max(next, tonumber(work[4]) * tonumber(work[3]))
+while redis.call('SISMEMBER', KEYS[7], next) == 1 do next = next + 1 end
 if next >= total then return {'wait', 'nothing left to lease'} end
 if math.floor(next / tonumber(work[3])) > tonumber(work[4]) + tonumber(work[5]) then
   return {'wait', 'epoch lead'}
