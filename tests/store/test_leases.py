@@ -76,6 +76,13 @@ class TestAcquire:
 
         assert pieces(leases) == ["evaluate:1", "train:3", "train:4", "train:5"]
 
+    def test_what_is_done_already_is_not_given_out(self, world: World) -> None:
+        """Somebody trained without a lease; what is applied is done all the same."""
+        world.accounts.account(1, 2, 0, "{}", [0, 2])
+
+        assert pieces(world.leases("a"))[:2] == ["train:1", "train:3"]
+        world.partition().assert_whole()
+
     def test_one_kind_only(self, world: World) -> None:
         leases = world.leases("a")
         assert leases.acquire(Kind.EVALUATE) == Wait("no evaluate")

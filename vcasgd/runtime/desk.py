@@ -1,0 +1,103 @@
+"""What the parts of one worker share: its connections, the leases in hand, how far it is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from vcasgd.runtime.heart import HeldLeases
+from vcasgd.runtime.outbox import Outbox
+from vcasgd.settings import Settings
+from vcasgd.store.connection import connect
+from vcasgd.store.jobs import Jobs
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.leases import Kind, Lease, Leases
+from vcasgd.store.snapshots import Snapshots
+from vcasgd.store.updates import UpdateSender
+
+log = logging.getLogger(__name__)
+
+#: pause while there is nothing to do, or something is not there yet
+IDLE_SECONDS = 0.2
+
+
+class Interrupted(Exception):
+    """The present piece of work ends early; what becomes of its lease is arranged already."""
+
+
+class Desk:
+    """Owned by the training thread; the heartbeat reads the plain numbers."""
+
+    def __init__(self, settings: Settings, job: str, name: str) -> None:
+        self.settings = settings
+        self.job = job
+        self.name = name
+        ledger = connect(settings.secret("ledger_url"))
+        tensors = connect(settings.secret("tensors_url"))
+        keys = TensorKeys(job)
+        self.jobs = Jobs(ledger)
+        self.leases = Leases(ledger, job, name, settings.lease_seconds)
+        self.snapshots = Snapshots(tensors, keys)
+        self.sender = UpdateSender(tensors, keys)
+        self.outbox = Outbox(self.sender, settings.patience_seconds)
+        self.held = HeldLeases()
+        #: pieces in hand that have to be taken up again, from where they stand then
+        self.again: dict[str, Lease] = {}
+        self.current: Lease | None = None
+        #: version and writer of the snapshot in the learner's base, None where it holds none
+        self.base_version: tuple[int, int] | None = None
+        self.leaving = threading.Event()
+        self.doing = "starting"
+        self.steps = 0
+        self.samples = 0
+        #: pieces in a row that the user's code failed
+        self.failures = 0
+        self._progress_at = time.monotonic()
+
+    # -- progress ------------------------------------------------------------------------------
+
+    def on_step(self) -> None:
+        self.steps += 1
+        self.note_progress()
+
+    def note_progress(self) -> None:
+        """The user's code is not hanging: it made a step, or it isn't its turn."""
+        self._progress_at = time.monotonic()
+
+    def makes_progress(self) -> bool:
+        return time.monotonic() - self._progress_at < self.settings.stall_seconds
+
+    def pause(self, seconds: float = IDLE_SECONDS) -> None:
+        self.note_progress()
+        self.leaving.wait(seconds)
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def may_go_on(self, lease: Lease) -> bool:
+        return self.held.has(lease) and not self.leaving.is_set()
+
+    def finish(self, lease: Lease) -> None:
+        self.held.drop(lease.piece)
+
+    def postpone_current(self) -> None:
+        """A server is away: the piece is taken up again later."""
+        if self.current is not None:
+            self.again[self.current.piece] = self.current
+            self.current = None
+
+    def drop_current(self) -> None:
+        """The lease is no longer ours, or was given back."""
+        if self.current is None:
+            return
+        self.held.drop(self.current.piece)
+        if self.current.kind is Kind.TRAIN:
+            self.outbox.forget(self.current.number)
+        self.current = None
+
+    def release_unfinished(self) -> None:
+        """Gives back what is not done. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+        for lease in (self.current, *self.again.values()):
+            if lease is not None and self.held.has(lease):
+                self.leases.release(lease)
+                self.held.drop(lease.piece)
