@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -370,10 +371,13 @@ class TestPatiently:
         try:
             client = own.client()
             own.kill()
-            returns = threading.Thread(target=own.start)
-            returns.start()
+            answers: list[Any] = []
+            asks = threading.Thread(target=lambda: answers.append(patiently(client.ping, 10)))
+            asks.start()
 
-            assert patiently(client.ping, 10)
-            returns.join()
+            own.start()
+
+            asks.join(10)
+            assert answers == [True]
         finally:
             own.end()
