@@ -13,7 +13,8 @@ if ARGV[3] ~= '0' then
   redis.call('SET', KEYS[1], ARGV[1] .. '|' .. ARGV[2], 'EX', ARGV[3])
 end
 local time = redis.call('TIME')
-redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[1])
+-- in microseconds, put together as text: a Lua number would be rounded on its way
+redis.call('ZADD', KEYS[2], time[1] .. string.format('%06d', time[2]), ARGV[1])
 redis.call('SADD', KEYS[3], ARGV[1])
 local split = 5 + 2 * tonumber(ARGV[5])
 for i = 6, split, 2 do redis.call('HSET', KEYS[5], ARGV[i], ARGV[i + 1]) end
