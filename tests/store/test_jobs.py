@@ -154,10 +154,11 @@ class TestTransitions:
         jobs.transition(
             job, State.FINISHING, [State.RUNNING], why="done", final_epoch=2, traceback=None
         )
-        jobs.set_fields(job, model="v000000000012-x.safetensors")
+        model = "v000000000012-x.safetensors"
+        jobs.transition(job, State.SUCCEEDED, [State.FINISHING], why="done", model=model)
 
         after = jobs.get(job)
-        assert (after.final_epoch, after.model) == (2, "v000000000012-x.safetensors")
+        assert (after.final_epoch, after.model) == (2, model)
         assert after.traceback is None
 
     @pytest.mark.parametrize("state", State)

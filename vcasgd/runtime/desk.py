@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
@@ -15,8 +14,6 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.leases import Kind, Lease, Leases
 from vcasgd.store.snapshots import Snapshots
 from vcasgd.store.updates import UpdateSender
-
-log = logging.getLogger(__name__)
 
 #: pause while there is nothing to do, or something is not there yet
 IDLE_SECONDS = 0.2

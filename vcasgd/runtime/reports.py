@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
@@ -147,8 +146,3 @@ def _totals(model: Blender) -> str:
     recorded = model.record.samples_applied
     counted = model.meta.totals.samples
     return model.meta.totals.to_json(applied=recorded, repeated=counted - recorded)
-
-
-def wall_clock() -> float:
-    """Unix seconds."""
-    return time.time()

@@ -31,7 +31,7 @@ from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.shard import Shard
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings, load_settings
-from vcasgd.store.connection import Client, check_server, connect, patiently
+from vcasgd.store.connection import Client, check_server, connect, patiently, without_secret
 from vcasgd.store.jobs import Jobs
 from vcasgd.store.servers import Servers
 from vcasgd.store.updates import wait_for_entries
@@ -144,6 +144,7 @@ def main() -> int:
         settings = load_settings()
         ledger = connect(settings.secret("ledger_url"))
         tensors = connect(settings.secret("tensors_url"))
+        log.info("tensors server: %s", without_secret(settings.secret("tensors_url")))
         patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
         server = ParameterServer(settings, ledger, tensors, settings.node or socket.gethostname())
 

@@ -8,6 +8,7 @@ process finds in the tensors server all that it needs.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from vcasgd.runtime.blender import MOST_UPDATES, Blender, Recipe
 from vcasgd.runtime.checkpoints import Checkpoints
 from vcasgd.runtime.names import epoch_pin
 from vcasgd.runtime.pins import Pins
-from vcasgd.runtime.reports import Reports, wall_clock
+from vcasgd.runtime.reports import Reports
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Job, Jobs
 from vcasgd.store.keys import TensorKeys
@@ -54,7 +55,7 @@ class Shard:
         tensors: Client,
         ledger: Client,
         checkpoints: Checkpoints,
-        clock: Callable[[], float] = wall_clock,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         if job.facts is None:
             raise ValueError(f"{job.id} has no facts yet")

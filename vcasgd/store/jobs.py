@@ -242,10 +242,6 @@ class Jobs:
                 )
         return self.get(job)
 
-    def set_fields(self, job: str, **fields: Any) -> None:
-        """Fields of the record that no state depends on, such as ``model``."""
-        self._ledger.hset(LedgerKeys(job).record, mapping=dict(_pairs(fields)))
-
     # -- what happened -------------------------------------------------------------------------
 
     def event(self, job: str, kind: str, text: str, **details: Any) -> None:
