@@ -174,10 +174,10 @@ def keep_jobs() -> None:
     configure_logging("keeper")
     settings = load_settings()
     ledger = connect(settings.secret("ledger_url"))
-    tensors = connect(settings.secret("tensors_url"))
+    nodes = [connect(url) for url in settings.tensors_urls()]
     leadership = Leadership(Control(ledger), settings)
     leadership.start()
-    JobLoop(settings, ledger, tensors, leadership).run()
+    JobLoop(settings, ledger, nodes, leadership).run()
 
 
 def run_agent() -> None:
