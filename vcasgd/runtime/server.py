@@ -110,6 +110,7 @@ class ParameterServer:
             "pid": os.getpid(),
             "token": self._token,
             "versions": {shard.job: shard.version for shard in self._shards.values()},
+            "publications": {shard.job: shard.publications for shard in self._shards.values()},
         }
 
     def _find_jobs(self) -> None:

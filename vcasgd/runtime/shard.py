@@ -80,6 +80,8 @@ class Shard:
         self._tended_at = float("-inf")
         self._reconciled = False
         self._asked_for_initial = False
+        #: versions that this process has published
+        self.publications = 0
 
     @property
     def stream(self) -> str:
@@ -257,6 +259,7 @@ class Shard:
             self._commit(model, meta, name)
         self._pins.published(model.meta if changed else None, {name: meta} if name else {})
         self._reports.published(model.newly_done())
+        self.publications += changed
         model.published(meta)
 
     def _commit(self, model: Blender, meta: Meta, pin: str | None) -> None:
