@@ -181,6 +181,11 @@ class TensorKeys:
         return self._key("window")
 
     @property
+    def news(self) -> str:
+        """stream with one entry, a new one at each commit: what workers wait for"""
+        return self._key("news")
+
+    @property
     def rejected(self) -> str:
         """hash: update → reason, for the worker that sent it"""
         return self._key("rejected")

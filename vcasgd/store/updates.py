@@ -111,6 +111,7 @@ class UpdateSender:
         self._begin = tensors.script("begin")
         self._push = tensors.script("push")
         self._status = tensors.script("status")
+        self._seen = b"0-0"
 
     def begin(self, subtask: int, epoch: int, size: int, token: int) -> int:
         """From which sample the subtask is to be trained; older leases of it end here.
@@ -174,6 +175,14 @@ class UpdateSender:
             args=[part for each in pushed for part in each],
         )
         return Status((int(version), int(token)), [fate.decode() for fate in fates])
+
+    def await_news(self, seconds: float) -> None:
+        """Returns when something was committed since the last call did, or after ``seconds``."""
+        found = self._tensors.xread(
+            {self._keys.news: self._seen}, count=1, block=max(1, int(seconds * 1000))
+        )
+        for _stream, entries in found:
+            self._seen = entries[-1][0]
 
 
 class UpdateReader:

@@ -1,7 +1,7 @@
 -- Publishes a batch: parameters, version, rule state and applied record change together, and
 -- the updates that are in them disappear. The chunks of the new snapshot are already written.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected  8 pins
---       9 places  10… keys to remove: payloads of the batch, chunks of the version before last
+--       9 places  10 news  11… keys to remove: payloads of the batch, chunks of the version before last
 -- ARGV  1 token  2 new meta ('' where nothing was applied)  3 change, as JSON:
 --         fields    {field: value}     new values of the applied record
 --         forget    [subtask]          subtasks of epochs that are finished now
@@ -41,5 +41,6 @@ for update, reason in pairs(change.refused) do
   redis.call('EXPIRE', KEYS[7], 3600)
 end
 if change.pin ~= cjson.null then redis.call('HSET', KEYS[8], change.pin, change.pinned) end
-for i = 10, #KEYS do redis.call('UNLINK', KEYS[i]) end
+for i = 11, #KEYS do redis.call('UNLINK', KEYS[i]) end
+redis.call('XADD', KEYS[10], 'MAXLEN', '1', '*', 'n', '1')
 return 1
