@@ -92,7 +92,7 @@ def _redis(layout: Layout, name: str, *, durable: bool) -> Part:
 
 
 def _server(layout: Layout) -> Part:
-    ready = probes.parameter_server(layout.urls["ledger"], "0")
+    ready = probes.parameter_server(layout.urls["ledger"], "node-0")
     env = _common(layout)
     if "tensors" in layout.servers:
         # it is beside its tensors server, so the bytes need not go through TCP
