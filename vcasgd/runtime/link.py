@@ -25,6 +25,9 @@ from vcasgd.store.updates import UpdateSender
 
 #: what passes by itself, or is mended by others
 PASSING = (StoreUnavailable, StoreFull, SnapshotMissing)
+#: while waiting for a commit, somebody may have other reasons to go on; well below the time
+#: after which a node counts as late
+NEWS_SECONDS = 0.2
 #: a prefetch begins so many times earlier than the last fetch would have had to
 FETCH_MARGIN = 1.5
 
@@ -69,9 +72,10 @@ class Link:
         """As :meth:`~vcasgd.store.updates.UpdateSender.begin`; None where there is trouble."""
         return self._submit(lambda: self._sender.begin(subtask, epoch, size, token))
 
-    def settle(self) -> Future[Any]:
-        """Asks what became of the updates."""
-        return self._last_or(lambda: self._look(None))
+    def settle(self, *, patiently: bool) -> Future[Any]:
+        """Asks what became of the updates. ``patiently``: where the outbox is full, only after
+        something was committed; waits at most :data:`NEWS_SECONDS` for it."""
+        return self._last_or(lambda: self._look(None, patiently=patiently))
 
     def refresh(self, out: Tensor, *, again: bool) -> Future[Any]:
         """As :meth:`settle`, and fetches what is newer than the base into ``out``, float32
@@ -130,7 +134,9 @@ class Link:
             self._hurry.wait(wait)
         self._look(out)
 
-    def _look(self, out: Tensor | None) -> None:
+    def _look(self, out: Tensor | None, *, patiently: bool = False) -> None:
+        if patiently and self.outbox.full:
+            self._sender.await_news(NEWS_SECONDS)
         newest = self.outbox.look()
         if out is None or newest == self._known:
             return

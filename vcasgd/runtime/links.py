@@ -24,8 +24,6 @@ from vcasgd.store.sharded import check_nodes
 
 #: a node is not waited for any longer than twice the time of the fastest one, and this
 LATE_SECONDS = 0.5
-#: pause between two looks while waiting for room; grows to the second number
-POLL_SECONDS = (0.005, 0.1)
 
 
 class Links:
@@ -80,9 +78,10 @@ class Links:
 
     # -- updates -----------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Asks what became of the updates; see :meth:`collect`."""
-        _wait_for({link: link.settle() for link in self._prompt()})
+    def settle(self, *, patiently: bool = False) -> None:
+        """Asks what became of the updates; see :meth:`collect`. ``patiently``: only after
+        something was committed, where an outbox is full; waits a moment for it."""
+        _wait_for({link: link.settle(patiently=patiently) for link in self._prompt()})
         if self._all and all(link.late or link.trouble for link in self._all):
             raise self._trouble()
 
@@ -99,10 +98,11 @@ class Links:
     ) -> bool:
         """Until none of these shards has as many unapplied updates as it may; whether it waited.
 
-        Raises :class:`StoreUnavailable` after ``patience`` seconds in which nothing moved, and
+        ``settle`` is called again and again, and waits a moment itself. Raises
+        :class:`StoreUnavailable` after ``patience`` seconds in which nothing moved, and
         :class:`SnapshotMissing` where one has no model any more.
         """
-        deadline, pause = time.monotonic() + self._patience, POLL_SECONDS[0]
+        deadline = time.monotonic() + self._patience
         boxes, waited = [self._all[shard].outbox for shard in shards], False
         before = sum(box.unapplied for box in boxes)
         while any(box.full for box in boxes) and not give_up():
@@ -113,8 +113,6 @@ class Links:
             self._check_models(shards)
             if time.monotonic() > deadline:
                 raise StoreUnavailable("the parameter server applies nothing")
-            time.sleep(pause)
-            pause = min(pause * 2, POLL_SECONDS[1])
         return waited
 
     def _check_models(self, shards: Collection[int]) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreError, StoreFull, StoreUnavailable
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 MOST_UNAPPLIED = 2
 #: pause before a push is tried again
 RETRY_SECONDS = 0.1
+#: delays that wait for somebody to look at them; the oldest give way
+DELAYS_KEPT = 1000
 
 
 class Fate(Enum):
@@ -42,6 +45,7 @@ class Item:
     header: Header | None
     payload: memoryview | None
     fate: Fate
+    submitted_at: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
@@ -71,6 +75,7 @@ class Outbox:
         self.sent_bytes = 0
         self.sent_again = 0
         self.discarded = 0
+        self._delays: deque[float] = deque(maxlen=DELAYS_KEPT)
         self._thread = threading.Thread(target=self._send_all, name="outbox", daemon=True)
         self._thread.start()
 
@@ -135,6 +140,14 @@ class Outbox:
             self._rework.discard(subtask)
             self._changed.notify_all()
 
+    def take_delays(self) -> list[float]:
+        """Seconds from the submission of an update until this worker saw that it is applied,
+        of those that were applied since the last call."""
+        with self._changed:
+            delays = list(self._delays)
+            self._delays.clear()
+        return delays
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -163,6 +176,8 @@ class Outbox:
         with self._changed:
             for item, fate in zip(asked, status.fates, strict=True):
                 if fate == "applied":
+                    if item.payload is not None:
+                        self._delays.append(time.monotonic() - item.submitted_at)
                     self._drop(item)
                 elif fate == "lost":
                     self._lost(item)

@@ -51,11 +51,12 @@ class Trainer:
             for shard in step.shards:
                 positions[shard] = stop
 
-    def settle(self) -> None:
-        """Looks what became of the pushed updates, and which leases are done with."""
+    def settle(self, *, patiently: bool = False) -> None:
+        """Looks what became of the pushed updates, and which leases are done with; see
+        :meth:`~vcasgd.runtime.links.Links.settle`."""
         # waiting for the parameter server is no standstill of the user's code
         self._desk.note_progress()
-        self._desk.links.settle()
+        self._desk.links.settle(patiently=patiently)
         self._sort_leases()
 
     def _watch(self, lease: Lease, epoch: int, size: int, positions: list[int]) -> None:
@@ -69,7 +70,9 @@ class Trainer:
         no longer to be worked on."""
         desk = self._desk
         waited = desk.links.wait_for_room(
-            step.shards, lambda: not desk.may_go_on(lease), self.settle
+            step.shards,
+            lambda: not desk.may_go_on(lease),
+            partial(self.settle, patiently=True),
         )
         desk.note_progress()
         # what was fetched before a wait is old
