@@ -61,6 +61,7 @@ class Figures:
     model_bytes: int
     p50_push_to_applied_ms: float | None
     p99_push_to_applied_ms: float | None
+    loopback_bytes_per_update: float
     rejected: int
     processes: dict[str, ProcessFigures]
     server: str
@@ -118,6 +119,8 @@ class Figures:
         each = ", ".join(f"{one / 1e9:.2f}" for one in self.loopback)
         yield "loopback", f"{self.loopback_gb_per_s:.2f} GB/s (before and after: {each})"
         yield "part of the loopback", f"{self.wire_fraction:.3f}"
+        models = self.loopback_bytes_per_update / self.model_bytes
+        yield "crossed the loopback", f"{models:.2f} models for each update"
         yield "push to applied, median", _milliseconds(self.p50_push_to_applied_ms)
         yield "push to applied, 99 %", _milliseconds(self.p99_push_to_applied_ms)
         yield "copies of an update", _copies(self.codec)

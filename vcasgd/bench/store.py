@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vcasgd.bench.figures import Figures, ProcessFigures
 from vcasgd.bench.gauges import Gauges
-from vcasgd.bench.loopback import loopback_bytes_per_second
+from vcasgd.bench.loopback import carried_bytes, loopback_bytes_per_second
 from vcasgd.bench.rig import Rig, Workload
 from vcasgd.errors import StackError
 from vcasgd.learning.codecs import make_codec
@@ -60,6 +60,7 @@ class Moment:
     publications: int
     fetched: int
     applied: dict[str, int]
+    carried: int
 
     @classmethod
     def now(cls, rig: Rig) -> Moment:
@@ -71,6 +72,7 @@ class Moment:
             publications=publications,
             fetched=sum(tally.fetched for tally in rig.tallies.values()),
             applied={name: tally.applied for name, tally in rig.tallies.items()},
+            carried=carried_bytes(),
         )
 
 
@@ -156,6 +158,7 @@ def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: 
         model_bytes=workload.model_bytes,
         p50_push_to_applied_ms=_percentile(delays, 50),
         p99_push_to_applied_ms=_percentile(delays, 99),
+        loopback_bytes_per_update=(after.carried - before.carried) / updates,
         rejected=sum(last.totals.rejected.values()),
         processes={
             name: ProcessFigures.of(gauge, workload.model_bytes, soak=options.soak)
