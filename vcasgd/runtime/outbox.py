@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 #: a third one would let the worker train further from a model that it has not seen
 MOST_UNAPPLIED = 2
-#: pause between two looks while waiting; grows to the second number
-POLL_SECONDS = (0.005, 0.1)
+#: while waiting for room, somebody may have other reasons to end it
+LOOK_SECONDS = 0.25
 #: pause before a push is tried again
 RETRY_SECONDS = 0.1
 #: delays that wait for somebody to look at them; the oldest give way
@@ -124,7 +124,7 @@ class Outbox:
 
         Raises :class:`StoreUnavailable` after ``patience`` seconds in which nothing moved.
         """
-        deadline, pause = time.monotonic() + self._patience, POLL_SECONDS[0]
+        deadline = time.monotonic() + self._patience
         before = self.unapplied
         while self.unapplied >= MOST_UNAPPLIED and not give_up():
             settle()
@@ -132,8 +132,8 @@ class Outbox:
                 before, deadline = self.unapplied, time.monotonic() + self._patience
             if time.monotonic() > deadline:
                 raise StoreUnavailable("the parameter server applies nothing")
-            time.sleep(pause)
-            pause = min(pause * 2, POLL_SECONDS[1])
+            if self.unapplied >= MOST_UNAPPLIED:
+                self._sender.await_news(LOOK_SECONDS)
 
     def flush(self, seconds: float) -> bool:
         """Waits until everything is in the stream; False where the time was too short."""

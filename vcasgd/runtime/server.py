@@ -120,6 +120,8 @@ class ParameterServer:
         for job in active:
             if job not in self._shards:
                 self._add(job)
+        for shard in self._shards.values():
+            shard.memory_share = 1 / len(self._shards)
 
     def _add(self, name: str) -> None:
         try:
