@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -126,6 +127,8 @@ def last_words(errors: Path) -> str:
 
 def main() -> int:
     opts = options()
+    # so that what runs is killed then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     contenders = [one for one in CONTENDERS if not opts.only or one.name in opts.only]
     problems = prepare(contenders)
     facts, begun = machine.describe(), time.time()
