@@ -19,7 +19,7 @@ from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.places import RENEW_SECONDS, Places
-from vcasgd.store.snapshots import chunk_count, chunks_of
+from vcasgd.store.planes import chunk_count, chunks_of
 from vcasgd.store.wire import Missing, Wire, WrongLength
 
 #: payload chunks whose update never came into the stream vanish by themselves
