@@ -110,6 +110,7 @@ class ParameterServer:
             "pid": os.getpid(),
             "token": self._token,
             "versions": {shard.job: shard.version for shard in self._shards.values()},
+            "publications": {shard.job: shard.publications for shard in self._shards.values()},
         }
 
     def _find_jobs(self) -> None:
@@ -119,6 +120,8 @@ class ParameterServer:
         for job in active:
             if job not in self._shards:
                 self._add(job)
+        for shard in self._shards.values():
+            shard.memory_share = 1 / len(self._shards)
 
     def _add(self, name: str) -> None:
         try:
