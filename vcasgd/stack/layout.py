@@ -85,9 +85,6 @@ class Layout:
         """For temporary files, so that they are gone when the stack is."""
         return self.scratch / "tmp"
 
-    @property
-    def node(self) -> str:
-        return self.settings.node or "local"
 
 
 def _ports(settings: Settings, before: Mapping[str, int]) -> dict[str, int]:
