@@ -134,7 +134,7 @@ BODIES = [
 spoilt_headers = st.one_of(
     st.builds(lambda raw: Garbage({}, lambda _text: raw), raw_texts),
     st.builds(lambda key, value: Garbage({}, lambda text: insert(text, key, value)),
-              st.text(max_size=10), anything),
+              st.text(max_size=10) | st.just("x" * 10_000), anything),
     st.builds(lambda key: Garbage({}, lambda text: insert(text, key, "twice")),
               st.sampled_from(sorted(Header.model_fields.keys() - {"integers", "loss_sum"}))),
     # the layout is wrong as well: what the junk leaves may be valid
