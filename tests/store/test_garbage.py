@@ -75,6 +75,7 @@ raw_texts = st.one_of(
 wrong_places = st.one_of(
     st.fixed_dictionaries({"layout": st.text(max_size=64)}),
     st.fixed_dictionaries({"codec": st.text(max_size=32).filter(lambda name: name != "float32")}),
+    st.fixed_dictionaries({"shard": st.integers(1, 2**53 - 1)}),
     st.fixed_dictionaries({"subtask": st.integers(6, 2**53 - 1)}),
     st.fixed_dictionaries({"start": st.integers(1, 2**53 - 1)}),
     st.fixed_dictionaries({"stop": st.just(0) | st.integers(5, 2**53 - 1)}),
@@ -283,7 +284,7 @@ def test_a_parameter_server_refuses_all_of_it(world: World) -> None:
     job = world.jobs.get(world.job)
     assert sum(job.totals["rejected"].values()) == count
     assert job.totals["rejected"].keys() >= INNOCENT | {
-        "header", "layout", "codec", "range", "length", "missing", "checksum", "non-finite",
+        "header", "shard", "layout", "codec", "range", "length", "missing", "checksum", "non-finite",
         "integers",
     }  # fmt: skip
     assert "rogue" in world.jobs.quarantined(world.job)
