@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from harness import RedisServer
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -26,12 +25,12 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from servers import Fault, running_server, wired
+from servers import Moment
+from stage import Stage
 from world import Volunteer, World, run_to_end
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
 from vcasgd.runtime.shard import Shard
-from vcasgd.store.connection import Client
 from vcasgd.store.leases import Lease
 from vcasgd.store.updates import Pushed, UpdateSender
 
@@ -46,42 +45,6 @@ commands = st.integers(1, 15)
 moments = st.sampled_from(["before", "after"])
 
 
-class Stage:
-    """Two real servers, and wires to them that break for parameter servers and some pushes."""
-
-    def __init__(self, ledger: RedisServer, tensors: RedisServer, fault: Fault) -> None:
-        self.ledger_server, self.tensors_server = ledger, tensors
-        self.ledger, self.tensors = ledger.client(), tensors.client()
-        self.fault = fault
-        self.wired_ledger: Client
-        self.wired_tensors: Client
-
-    def restart(self, server: RedisServer) -> None:
-        """Kill −9, and the same again; nobody's connections survive it."""
-        server.kill()
-        server.start()
-        for client in (self.ledger, self.tensors):
-            client.connection_pool.disconnect(inuse_connections=False)
-
-
-@contextmanager
-def staged(kind: str, folder: Path) -> Iterator[None]:
-    """Servers of one kind for all histories that are run inside."""
-    fault = Fault(0)
-    with (
-        running_server(kind, folder / "ledger", durable=True) as ledger,
-        running_server(kind, folder / "tensors") as tensors,
-        wired(ledger, 0, fault) as wired_ledger,
-        wired(tensors, 0, fault) as wired_tensors,
-    ):
-        stage = Stage(ledger, tensors, fault)
-        stage.wired_ledger, stage.wired_tensors = wired_ledger, wired_tensors
-        History.stage = stage
-        yield
-        stage.ledger.close()
-        stage.tensors.close()
-
-
 class History(RuleBasedStateMachine):
     """One job of 2 epochs, 3 subtasks each, 4 samples each."""
 
@@ -92,8 +55,8 @@ class History(RuleBasedStateMachine):
     leases: Bundle[tuple[str, Lease]] = Bundle("leases")
     pushed: Bundle[tuple[str, Lease, int, int]] = Bundle("pushed")
 
-    @initialize()
-    def submit(self) -> None:
+    @initialize(target=leases)
+    def submit(self) -> Any:
         self.violated = False
         self.folder = tempfile.TemporaryDirectory()
         self.stage.tensors.flushall()
@@ -105,6 +68,7 @@ class History(RuleBasedStateMachine):
         self.volunteers = {name: Volunteer(self.world, name, interval=3) for name in WORKERS}
         self.zombies: list[Shard] = []
         self.applied = 0
+        return multiple(*(self.acquired("ann", 1) + self.acquired("bob", 1)))
 
     # -- workers ------------------------------------------------------------------------------
 
@@ -117,14 +81,7 @@ class History(RuleBasedStateMachine):
 
     @rule(target=leases, worker=st.sampled_from(WORKERS), number=st.integers(1, 3))
     def acquire(self, worker: str, number: int) -> Any:
-        answers = [self.world.leases(worker).acquire() for _ in range(number)]
-        return multiple(
-            *(
-                (worker, each)
-                for each in answers
-                if isinstance(each, Lease) and each.kind == "train"
-            )
-        )
+        return multiple(*self.acquired(worker, number))
 
     @rule(lease=consumes(leases))
     def give_back(self, lease: tuple[str, Lease]) -> None:
@@ -153,7 +110,7 @@ class History(RuleBasedStateMachine):
         return multiple(*done)
 
     @rule(target=pushed, lease=leases, at=st.integers(1, 6), moment=moments)
-    def push_and_lose_the_answer(self, lease: tuple[str, Lease], at: int, moment: Any) -> Any:
+    def push_and_lose_the_answer(self, lease: tuple[str, Lease], at: int, moment: Moment) -> Any:
         """The connection breaks at any command of the push, which is then repeated."""
         worker, held = lease
         start, size = self.begin(held), self.world.plan.size(held.number)
@@ -161,7 +118,7 @@ class History(RuleBasedStateMachine):
             return multiple()
         epoch = self.world.plan.epoch_of(held.number)
         header, payload = self.world.update(held.number, start, size, held.token, worker=worker)
-        with self.fault(at, moment), suppress(StoreUnavailable):
+        with self.stage.failing(at, moment), suppress(StoreUnavailable):
             self.sender.push(header, epoch, payload)
         for _ in range(2):
             answer = self.patiently(lambda: self.sender.push(header, epoch, payload))
@@ -227,9 +184,9 @@ class History(RuleBasedStateMachine):
         self.serve()
 
     @rule(at=commands, moment=moments, dies=st.booleans())
-    def turn_is_cut_off(self, at: int, moment: Any, dies: bool) -> None:
+    def turn_is_cut_off(self, at: int, moment: Moment, dies: bool) -> None:
         """At any command, before or after it was executed; then again, or by a successor."""
-        with self.fault(at, moment), suppress(*AWAY):
+        with self.stage.failing(at, moment), suppress(*AWAY):
             self.shard.turn()
         if dies:
             self.shard = self.new_shard()
@@ -253,7 +210,7 @@ class History(RuleBasedStateMachine):
             self.serve()
             seen.append(self.seen())
 
-        with self.fault(at, "before", meanwhile), suppress(Fenced, *AWAY):
+        with self.stage.failing(at, "before", meanwhile), suppress(Fenced, *AWAY):
             frozen.turn()
         if self.shard is not frozen:
             self.require(seen == [self.seen()], REPLACED)
@@ -292,10 +249,10 @@ class History(RuleBasedStateMachine):
 
     @rule(at=commands, moment=moments)
     def the_tensors_server_comes_back_empty_in_the_middle_of_a_turn(
-        self, at: int, moment: Any
+        self, at: int, moment: Moment
     ) -> None:
         self.serve()
-        with self.fault(at, moment, self.world.lose_tensors), suppress(*AWAY):
+        with self.stage.failing(at, moment, self.world.lose_tensors), suppress(*AWAY):
             self.shard.turn()
         self.serve()
 
@@ -391,30 +348,12 @@ class History(RuleBasedStateMachine):
                 return call()
         raise AssertionError("it never came back")
 
-    @contextmanager
-    def fault(
-        self, at: int, moment: Any, instead: Callable[[], object] | None = None
-    ) -> Iterator[None]:
-        """Once, at the ``at``-th command of a parameter server or :attr:`sender`. ``instead`` runs
-        in the thread of the wire, so what goes wrong in it is raised here."""
-        fault, wrong = self.stage.fault, []
-
-        def guarded() -> None:
-            try:
-                if instead is not None:
-                    instead()
-            except BaseException as error:  # noqa: BLE001
-                wrong.append(error)
-
-        fault.at, fault.moment = at, moment
-        fault.instead = guarded if instead is not None else None
-        fault.arm()
-        try:
-            yield
-        finally:
-            fault.disarm()
-        if wrong:
-            raise wrong[0]
+    def acquired(self, worker: str, number: int) -> list[tuple[str, Lease]]:
+        """Of so many attempts, those that brought a subtask."""
+        answers = [self.world.leases(worker).acquire() for _ in range(number)]
+        return [
+            (worker, each) for each in answers if isinstance(each, Lease) and each.kind == "train"
+        ]
 
     def begin(self, held: Lease) -> int | None:
         """Where a subtask is to be trained from; None for a lease that is stale."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from histories import REPLACED, History, staged
+from histories import REPLACED, History
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from servers import KINDS
+from stage import staged
 
 from vcasgd.store import connection
 from vcasgd.store.connection import script_source
@@ -21,7 +22,7 @@ PUSH_POSITION = "position ~= tonumber(ARGV[3])"
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_history(kind: str, tmp_path: Path) -> None:
-    with staged(kind, tmp_path):
+    with staged(kind, tmp_path) as History.stage:
         run_state_machine_as_test(
             History,
             settings=settings(
@@ -54,7 +55,10 @@ def test_a_missing_check_is_found(
     )
     monkeypatch.setattr(History, "to_the_end", False)
 
-    with staged("valkey", tmp_path), pytest.raises(AssertionError, match=violation):
+    with (
+        staged("valkey", tmp_path) as History.stage,
+        pytest.raises(AssertionError, match=violation),
+    ):
         run_state_machine_as_test(
             History,
             settings=settings(

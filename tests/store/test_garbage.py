@@ -284,8 +284,8 @@ def test_a_parameter_server_refuses_all_of_it(world: World) -> None:
     job = world.jobs.get(world.job)
     assert sum(job.totals["rejected"].values()) == count
     assert job.totals["rejected"].keys() >= INNOCENT | {
-        "header", "shard", "layout", "codec", "range", "length", "missing", "checksum", "non-finite",
-        "integers",
+        "header", "shard", "layout", "codec", "range", "length", "missing", "checksum",
+        "non-finite", "integers",
     }  # fmt: skip
     assert "rogue" in world.jobs.quarantined(world.job)
     assert world.leases("rogue").acquire().quarantined  # type: ignore[union-attr]
