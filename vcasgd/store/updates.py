@@ -7,6 +7,7 @@ trusted: a header is parsed strictly, and the names of chunks are derived, never
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from vcasgd.store.wire import Missing, Wire, WrongLength
 PAYLOAD_SECONDS = 3600
 #: headers are small; a longer one is not parsed at all
 LONGEST_HEADER = 1 << 20
+#: of a field's name in a message
+LONGEST_NAME = 64
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -64,11 +67,16 @@ class Header(BaseModel):
         if len(text) > LONGEST_HEADER:
             raise InvalidUpdate("the header is too long", reason="header")
         try:
-            return cls.model_validate_json(text)
+            header = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
+            # names of fields that do not exist are the sender's, and go into logs and events
+            where = ".".join(str(part) for part in first["loc"])[:LONGEST_NAME]
             raise InvalidUpdate(f"header: {where}: {first['msg']}", reason="header") from error
+        # JSON leaves open which one of two counts; what is valid has no others inside
+        if len(json.loads(text, object_pairs_hook=list)) != len(header.model_fields_set):
+            raise InvalidUpdate("header: a field is there twice", reason="header")
+        return header
 
 
 @dataclass(frozen=True)
