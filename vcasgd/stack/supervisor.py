@@ -78,7 +78,8 @@ class Supervisor:
             if not redis_server(name, self._layout.urls[name])(time.time()):
                 raise StackError(
                     f"the {name} server does not answer",
-                    remedy=f"check VCASGD_{name.upper()}_URL and that the server is up",
+                    remedy=f"check that it is up, and VCASGD_{name.upper()}_URL: "
+                    "a port that speaks TLS wants rediss://",
                 )
 
     def _bring_up(self) -> None:
