@@ -151,7 +151,7 @@ def test_tls_to_a_port_that_does_not_speak_it(tls: TlsServer) -> None:
 def test_a_file_that_is_not_there_is_named_at_once(option: str, tmp_path: Path) -> None:
     missing = tmp_path / "missing.pem"
 
-    with pytest.raises(StoreError, match="missing.pem") as caught:
+    with pytest.raises(StoreError, match=r"missing\.pem") as caught:
         connect(f"rediss://:secret@127.0.0.1:1/0?{option}={missing}")
 
     assert option in caught.value.message
