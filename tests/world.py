@@ -200,6 +200,13 @@ class World:
         header, payload = self.update(subtask, start, stop, token, **changes)
         return header, self.sender.push(header, self.plan.epoch_of(subtask), payload)
 
+    def received(self, header: Header, size: int) -> bytes:
+        """What the parameter server receives of a payload."""
+        payload = memoryview(bytearray(size))
+        for _ in self.reader.receive(header, payload):
+            pass
+        return bytes(payload)
+
     def smuggle(self, header: Header, payload: bytes | memoryview) -> None:
         """Puts an update into the stream past the script, as only a worker gone mad would."""
         if len(payload):

@@ -23,6 +23,8 @@ from vcasgd.store.updates import Header
 MOST_UPDATES = 32
 #: the largest magnitude in an update; more would take the weights out of float32 before long
 LARGEST_VALUE = 1e30
+#: numbers that are decoded and blended at a time: 1 MiB of float32
+PIECE_FLOATS = 1 << 18
 
 
 class Recipe:
@@ -65,7 +67,9 @@ class Blender:
 
     def __init__(self, recipe: Recipe, snapshot: Snapshot, weights: Tensor) -> None:
         self._recipe = recipe
-        self._scratch = torch.empty(recipe.layout.floats)
+        self._scratch = torch.empty(min(PIECE_FLOATS, recipe.layout.floats))
+        #: where an update's bytes are received
+        self.payload = memoryview(bytearray(recipe.payload_size))
         self.weights = weights
         self.integers = snapshot.meta.integer_vector()
         self.record = AppliedRecord(
@@ -85,21 +89,35 @@ class Blender:
             raise InvalidUpdate(f"encoding {header.codec}", reason="codec")
         self.record.copy().advance(header.subtask, header.start, header.stop)
 
-    def blend(self, entry: str, header: Header, payload: bytearray, keys: list[str]) -> None:
-        """Applies a checked update. Raises :class:`InvalidUpdate` and has changed nothing then."""
-        self._recipe.codec.decode(memoryview(payload), self._scratch)
+    def inspect(self, chunk: memoryview) -> None:
+        """Looks at a part of an update before anything of it is applied. Raises
+        :class:`InvalidUpdate` (``non-finite``)."""
         # NaN fails any comparison, so this refuses it together with infinity
-        if not float(torch.linalg.vector_norm(self._scratch, torch.inf)) <= LARGEST_VALUE:
+        if not self._recipe.codec.largest(chunk) <= LARGEST_VALUE:
             raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
-        integers = _integers(header, self.integers.numel())
 
+    def blend(self, entry: str, header: Header, keys: list[str]) -> None:
+        """Applies the update in ``payload``, which was checked and inspected.
+
+        Raises :class:`InvalidUpdate` and has changed nothing then.
+        """
+        integers = _integers(header, self.integers.numel())
         staleness = max(0, self.meta.version + self.batch.applied - header.base)
-        epoch = self._recipe.plan.epoch_of(header.subtask) + 1
-        context = Context(staleness, epoch, self._recipe.layout.parameters)
-        self._recipe.rule.blend(self.weights, self._scratch, context)
+        self._blend_floats(staleness, self._recipe.plan.epoch_of(header.subtask) + 1)
         if integers is not None:
             merge_integers(self.integers, integers)
         self._note(entry, header, staleness, keys)
+
+    def _blend_floats(self, staleness: int, epoch: int) -> None:
+        """Piece by piece, so that what is decoded is still in the cache when it is blended."""
+        recipe, floats = self._recipe, self.weights.numel()
+        for start in range(0, floats, PIECE_FLOATS):
+            stop = min(start + PIECE_FLOATS, floats)
+            piece = self._scratch[: stop - start]
+            itemsize = recipe.codec.itemsize
+            recipe.codec.decode(self.payload[start * itemsize : stop * itemsize], piece)
+            context = Context(staleness, epoch, recipe.layout.parameters - start)
+            recipe.rule.blend(self.weights[start:stop], piece, context)
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
         """Counts an update that failed a check; its worker will be told."""

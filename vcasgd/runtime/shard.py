@@ -217,7 +217,9 @@ class Shard:
             header = Header.parse(entry.header)
             keys = self._reader.payload_keys(header, size)
             model.check(header)
-            model.blend(entry.id, header, self._reader.payload(header, size), keys)
+            for chunk in self._reader.receive(header, model.payload):
+                model.inspect(chunk)
+            model.blend(entry.id, header, keys)
         except InvalidUpdate as error:
             if error.reason == "missing":
                 # no fault of the worker's where the server has just come back empty

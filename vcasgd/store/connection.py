@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -103,6 +104,19 @@ def _from_script(text: str) -> StoreError:
     return StoreError(f"the store answered with an error: {text}")
 
 
+def error_of_reply(line: bytes) -> StoreError:
+    """What an error means that a server answered, given without its leading ``-``."""
+    text = line.decode(errors="replace")
+    word = text.partition(" ")[0]
+    if word == "OOM":
+        return StoreFull("the store is at its memory limit")
+    if word in ("NOPERM", "NOAUTH", "WRONGPASS"):
+        return StoreDenied(f"the store refused: {text}")
+    if word in ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"):
+        return StoreUnavailable(f"the store is not ready: {text}")
+    return _from_script(text)
+
+
 class _Pipeline(Pipeline):
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         with mapped_errors():
@@ -112,6 +126,11 @@ class _Pipeline(Pipeline):
 
 class Client(redis.Redis):
     """A redis-py client whose every call raises our errors."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        #: connections that carry bulk and nothing else, while nobody uses them
+        self.idle_bulk: deque[Any] = deque()
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with mapped_errors():
@@ -136,12 +155,14 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
     The library's own retries are off: a repeated command is only safe where the caller knows
     that it is, and says so with :func:`patiently`.
     """
+    # a Unix socket has no packets that would keep it alive
+    keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True}
     try:
         client: Client = Client.from_url(
             url,
             socket_timeout=answer_seconds,
             socket_connect_timeout=min(answer_seconds, 5.0),
-            socket_keepalive=True,
+            **keepalive,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
             **tls_options(url),

@@ -21,11 +21,10 @@ from torch import Tensor
 from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.wire import Missing, Wire, WrongLength
 
-#: near 1 MiB a string is moved fastest: measured 2.7 GB/s against 0.45 GB/s for 16 MiB
+#: strings near 1 MiB move fastest: smaller ones cost more calls, larger ones leave the cache
 CHUNK_BYTES = 1 << 20
-#: chunks in one round trip; bounds the memory that answers take
-CHUNKS_PER_TRIP = 16
 #: a reader that the writer overtakes starts again; each time a whole publication went by
 READ_ATTEMPTS = 50
 #: pinned snapshots at a time: each costs the memory of a model
@@ -164,6 +163,7 @@ class Snapshots:
     def __init__(self, tensors: Client, keys: TensorKeys) -> None:
         self._tensors = tensors
         self._keys = keys
+        self._wire = Wire(tensors)
         self._takeover = tensors.script("takeover")
         self._install = tensors.script("install")
         self._commit = tensors.script("commit")
@@ -214,29 +214,20 @@ class Snapshots:
     def _read_chunks(self, meta: Meta, out: Tensor) -> bool:
         if out.numel() != meta.floats:
             raise StoreError(f"a vector of {out.numel()} can't take a snapshot of {meta.floats}")
-        target = bytes_of(out)
-        keys = [
-            self._keys.snapshot_chunk(meta.version, meta.token, index)
-            for index in range(meta.chunks)
-        ]
-        for start in range(0, len(keys), CHUNKS_PER_TRIP):
-            for index, chunk in enumerate(
-                self._tensors.mget(keys[start : start + CHUNKS_PER_TRIP]), start
-            ):
-                if chunk is None:
-                    return False
-                at = index * CHUNK_BYTES
-                target[at : at + len(chunk)] = chunk
+        try:
+            for _ in self._wire.load(self.chunk_keys(meta), chunks_of(bytes_of(out))):
+                pass
+        except Missing:
+            return False
+        except WrongLength as error:
+            raise StoreError(f"chunk {error.index} of a snapshot is {error.found}") from error
         return True
 
     # -- writing: the parameter server, or a worker where there is no snapshot yet -------------
 
     def write(self, meta: Meta, vector: Tensor) -> None:
         """Writes the chunks of a version that nobody sees yet."""
-        with self._tensors.pipeline() as pipe:
-            for index, chunk in enumerate(chunks_of(bytes_of(vector))):
-                pipe.set(self._keys.snapshot_chunk(meta.version, meta.token, index), chunk)
-            pipe.execute()
+        self._wire.store(zip(self.chunk_keys(meta), chunks_of(bytes_of(vector)), strict=True))
 
     def takeover(self, token: int) -> None:
         """From now on only this token may write. Raises :class:`Fenced`."""
