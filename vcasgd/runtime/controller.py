@@ -31,6 +31,7 @@ from vcasgd.fleet.plan import Action, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.providers.base import INSTANCE_ID, Boot, Instance, InstanceState, Provider
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
 from vcasgd.runtime import agent
+from vcasgd.runtime.admission import worker_environment
 from vcasgd.runtime.chronicle import Chronicle, Row
 from vcasgd.runtime.cluster import Cluster, node_command
 from vcasgd.runtime.cluster import State as WorkerLife
@@ -116,6 +117,9 @@ class FleetLoop:
             pools=tuple(self._pool(name, instances, now) for name in self._providers),
             history=self._history,
             limits=Limits(idle_seconds=self._settings.idle_seconds),
+            quarantined=frozenset(
+                _instance_of(worker) for job in jobs for worker in self._jobs.quarantined(job.id)
+            ),
         )
 
     def _refuse_unknown_pools(self, job: Job) -> None:
@@ -239,7 +243,10 @@ class FleetLoop:
         self._control.set_pool(action.pool, Pool(stored.launches + 1))
 
     def _boot(self) -> Boot:
-        """What a machine runs: a node of the cluster, with what its worker has to know."""
+        """What a machine runs: a node of the cluster, with what any worker on it has to know.
+
+        Nothing that opens a server: that is told to each worker when it is started.
+        """
         settings = self._settings
         temp_dir = settings.ray_dir / INSTANCE_ID if settings.ray_dir else None
         command = node_command(
@@ -252,8 +259,6 @@ class FleetLoop:
             token=self._ray_token,
         )
         env = {
-            "VCASGD_LEDGER_URL": settings.secret("ledger_url"),
-            "VCASGD_TENSORS_URL": settings.secret("tensors_url"),
             "VCASGD_STORAGE_URL": settings.required("storage_url"),
             "VCASGD_HEARTBEAT": str(settings.heartbeat),
             "VCASGD_CACHE_DIR": str(settings.home_path / "cache"),
@@ -268,7 +273,8 @@ class FleetLoop:
         log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
         self._jobs.forget_worker(action.job, name)
-        self._cluster.start_worker(action.instance_id, name, agent.ENTRY, arguments, {})
+        env = worker_environment(self._settings, action.job, name)
+        self._cluster.start_worker(action.instance_id, name, agent.ENTRY, arguments, env)
 
     def _stop_worker(self, action: StopWorker) -> None:
         if action.name not in self._draining:
@@ -345,6 +351,10 @@ def worker_name(instance_id: str, job: str) -> str:
 
 def _job_of(worker: str) -> str:
     return worker.partition(".")[0]
+
+
+def _instance_of(worker: str) -> str:
+    return worker.partition(".")[2]
 
 
 class Controller:

@@ -36,7 +36,8 @@ class Desk:
         self.jobs = Jobs(ledger)
         self.leases = Leases(ledger, job, name, settings.lease_seconds)
         self.snapshots = Snapshots(tensors, keys)
-        self.sender = UpdateSender(tensors, keys)
+        key = settings.worker_key.get_secret_value() if settings.worker_key else None
+        self.sender = UpdateSender(tensors, keys, key)
         self.outbox = Outbox(self.sender, settings.patience_seconds)
         self.held = HeldLeases()
         #: pieces in hand that have to be taken up again, from where they stand then

@@ -26,6 +26,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
+from vcasgd.runtime.admission import TensorsAdmission
 from vcasgd.runtime.checkpoints import Checkpoints
 from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.shard import Shard
@@ -55,7 +56,15 @@ class ParameterServer:
         self._jobs = Jobs(ledger)
         self._servers = Servers(ledger)
         self._storage = Storage(settings.required("storage_url"))
+        self._secret = settings.job_secret.get_secret_value() if settings.job_secret else None
+        self._admission = (
+            TensorsAdmission(tensors, ledger, self._secret, settings.lease_seconds)
+            if self._secret
+            else None
+        )
         self._shards: dict[str, Shard] = {}
+        #: jobs that have no model yet
+        self._starting: set[str] = set()
         self._stop = threading.Event()
         self._beat_at = 0.0
         self._token = 0
@@ -83,6 +92,8 @@ class ParameterServer:
         except (StoreUnavailable, SnapshotMissing, StoreFull, StorageUnavailable) as error:
             log.warning("%s: %s", shard.job, error)
             self._stop.wait(PAUSE_SECONDS)
+            # a server comes back without its users, and workers wait for them
+            self._beat_at = 0.0
             return 0
 
     def _wait(self) -> None:
@@ -91,6 +102,7 @@ class ParameterServer:
             wait_for_entries(self._tensors, streams, IDLE_SECONDS)
         except StoreUnavailable:
             self._stop.wait(PAUSE_SECONDS)
+            self._beat_at = 0.0
 
     def _beat(self) -> None:
         """Tells that it is alive, and looks which jobs there are."""
@@ -103,6 +115,17 @@ class ParameterServer:
         except StoreUnavailable as error:
             # the ledger's absence stops no training
             log.warning("ledger: %s", error)
+        self._admit()
+
+    def _admit(self) -> None:
+        if self._admission is None:
+            return
+        anew = {job for job, shard in self._shards.items() if shard.awaits_first_snapshot}
+        try:
+            self._admission.admit(self._starting | anew)
+        except StoreUnavailable as error:
+            log.warning("tensors: %s", error)
+            self._beat_at = 0.0
 
     def _description(self) -> dict[str, object]:
         return {
@@ -119,6 +142,9 @@ class ParameterServer:
         for job in active:
             if job not in self._shards:
                 self._add(job)
+        self._starting = set(active) - self._shards.keys()
+        if self._admission is not None:
+            self._admission.look(active)
 
     def _add(self, name: str) -> None:
         try:
@@ -133,6 +159,7 @@ class ParameterServer:
             tensors=self._tensors,
             ledger=self._ledger,
             checkpoints=Checkpoints(self._storage, name),
+            job_secret=self._secret,
         )
 
 

@@ -41,6 +41,8 @@ class Layout:
     token: str = field(repr=False)
     #: without it, whoever reaches Ray's ports could run code here
     ray_token: str = field(repr=False)
+    #: from which the workers' passwords are derived; None where they have none of their own
+    job_secret: str | None = field(repr=False)
 
     @classmethod
     def plan(cls, home: StackHome, settings: Settings, before: StackState) -> Layout:
@@ -66,6 +68,7 @@ class Layout:
             urls=urls | {name: files.url for name, files in servers.items()},
             token=token,
             ray_token=home.ensure_password("ray"),
+            job_secret=_job_secret(home, settings),
         )
 
     @property
@@ -88,6 +91,13 @@ class Layout:
     @property
     def node(self) -> str:
         return self.settings.node or "local"
+
+
+def _job_secret(home: StackHome, settings: Settings) -> str | None:
+    if not settings.job_users:
+        return None
+    given = settings.job_secret
+    return given.get_secret_value() if given else home.ensure_password("jobs")
 
 
 def _ports(settings: Settings, before: Mapping[str, int]) -> dict[str, int]:

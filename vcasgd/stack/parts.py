@@ -93,7 +93,8 @@ def _redis(layout: Layout, name: str, *, durable: bool) -> Part:
 
 def _server(layout: Layout) -> Part:
     ready = probes.parameter_server(layout.urls["ledger"], layout.node)
-    return Part("server", _module("vcasgd.runtime.server", _common(layout)), ready)
+    env = {**_common(layout), **_admits_workers(layout)}
+    return Part("server", _module("vcasgd.runtime.server", env), ready)
 
 
 def _head(layout: Layout) -> Part:
@@ -124,7 +125,11 @@ def _controller(layout: Layout) -> Part:
         "controller",
         _module(
             "vcasgd.runtime.controller",
-            {**_common(layout), "VCASGD_RAY_TOKEN": layout.ray_token},
+            {
+                **_common(layout),
+                **_admits_workers(layout),
+                "VCASGD_RAY_TOKEN": layout.ray_token,
+            },
         ),
         probes.controller(layout.urls["ledger"], layout.settings.lease_seconds),
         stop_seconds=CONTROLLER_STOP_SECONDS,
@@ -133,6 +138,10 @@ def _controller(layout: Layout) -> Part:
 
 def _module(name: str, env: dict[str, str]) -> Command:
     return Command((sys.executable, "-m", name), env)
+
+
+def _admits_workers(layout: Layout) -> dict[str, str]:
+    return {"VCASGD_JOB_SECRET": layout.job_secret} if layout.job_secret else {}
 
 
 def _common(layout: Layout) -> dict[str, str]:

@@ -99,6 +99,9 @@ def _from_script(text: str) -> StoreError:
     # a write that is refused because the disk under the append-only file failed
     if text.startswith("MISCONF"):
         return StoreUnavailable(f"the store can't write its file: {text}")
+    # a script was not allowed what it tried: Valkey's words, and those of Redis
+    if "ACL failure in script" in text or text.startswith("The user executing the script"):
+        return StoreDenied(f"the store refused: {text}")
     if "command not allowed when used memory" in text:
         return StoreFull("the store is at its memory limit")
     return StoreError(f"the store answered with an error: {text}")

@@ -179,13 +179,14 @@ class Jobs:
         keys = LedgerKeys(job)
         with self._ledger.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.record)
+            pipe.hget(keys.facts, "facts")
             pipe.hmget(keys.work, "finished", "version")
             pipe.hgetall(keys.evaluations)
             pipe.hvals(keys.vanished)
-            record, work, evaluations, vanished = pipe.execute()
+            record, facts, work, evaluations, vanished = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
-        return _job(job, record, work, evaluations, [each.decode() for each in vanished])
+        return _job(job, record, facts, work, evaluations, [each.decode() for each in vanished])
 
     def all(self, states: Collection[State] = tuple(State), limit: int | None = None) -> list[Job]:
         """Those in one of the states, newest first."""
@@ -386,6 +387,7 @@ def _flat(fields: Mapping[str, Any]) -> list[Any]:
 def _job(
     job: str,
     record: dict[bytes, bytes],
+    facts: bytes | None,
     work: list[bytes | None],
     evaluations: dict[bytes, bytes],
     vanished: list[str],
@@ -405,7 +407,7 @@ def _job(
         ended_at=_number(text.get("ended_at")),
         reason=text.get("reason") or None,
         traceback=text.get("traceback") or None,
-        facts=Facts.from_json(text["facts"]) if "facts" in text else None,
+        facts=Facts.from_json(facts) if facts is not None else None,
         totals=json.loads(text["totals"]) if "totals" in text else {},
         finished_epochs=int(work[0] or 0),
         version=int(work[1] or 0),

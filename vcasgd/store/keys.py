@@ -43,8 +43,13 @@ class LedgerKeys:
 
     @property
     def record(self) -> str:
-        """hash: spec, state, facts, totals"""
+        """hash: spec, state, totals"""
         return self._key("record")
+
+    @property
+    def facts(self) -> str:
+        """hash: ``facts``, what only the user's code knows; workers write it, and not the record"""
+        return self._key("facts")
 
     @property
     def work(self) -> str:

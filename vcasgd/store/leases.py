@@ -109,7 +109,7 @@ class Leases:
 
     def report_facts(self, lease: Lease, facts: Mapping[str, Any]) -> bool:
         """Hands in what the first snapshot was made from. False where the lease was lost."""
-        return self._hand_in(lease, self._keys.record, "facts", facts)
+        return self._hand_in(lease, self._keys.facts, "facts", facts)
 
     def _hand_in(self, lease: Lease, key: str, field: str, result: Mapping[str, Any]) -> bool:
         keys = self._keys
