@@ -15,8 +15,16 @@ from servers import url_of
 from world import World
 
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
-from vcasgd.store.access import Access, User, ledger_user, tensors_user, worker_key
-from vcasgd.store.connection import Client, connect
+from vcasgd.store.access import (
+    LEDGER_SCRIPTS,
+    TENSORS_SCRIPTS,
+    Access,
+    User,
+    ledger_user,
+    tensors_user,
+    worker_key,
+)
+from vcasgd.store.connection import Client, connect, script_source
 from vcasgd.store.jobs import Failure, Jobs
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.leases import Kind, Lease, Leases
@@ -25,6 +33,7 @@ from vcasgd.store.updates import UpdateSender
 
 SECRET = "a secret of the cluster"
 WORKER = "w-1"
+EVERY_SCRIPT = LEDGER_SCRIPTS + TENSORS_SCRIPTS
 
 Login = Callable[[User, int], Client]
 
@@ -36,7 +45,7 @@ def login(server: RedisServer, world: World) -> Iterator[Login]:
     with ExitStack() as stack:
 
         def as_user(user: User, database: int) -> Client:
-            Access(world.ledger, 0).keep([user])
+            Access(world.ledger, EVERY_SCRIPT, 0).keep([user])
             made.add(user.name)
             client = connect(user.url(url_of(server, database)))
             stack.callback(client.close)
@@ -110,7 +119,7 @@ def test_the_ledgers_keys_of_another_job_are_refused(
     ("command", "name"),
     [
         ("HSET", "record"), ("DEL", "record"), ("HSET", "quarantine"), ("HDEL", "quarantine"),
-        ("SREM", "draining"), ("SADD", "done"), ("DEL", "work"), ("DEL", "events"),
+        ("SREM", "draining"), ("SADD", "done"), ("HSET", "work"), ("DEL", "counters"), ("DEL", "events"),
         ("XTRIM", "events"), ("HSET", "checkpoints"), ("HSET", "vanished"), ("XADD", "metrics"),
         ("LRANGE", "failures"), ("XRANGE", "logs"), ("XRANGE", "events"),
     ],
@@ -210,26 +219,84 @@ def words(command: str, key: str) -> list[str]:
         "redis.setresp(3); redis.call('DEL', KEYS[1])",
     ],
 )
-def test_a_script_of_its_own_is_bounded_by_the_same_rules(
+def test_a_script_can_do_no_more_than_its_user(
     body: str, tensors_as_worker: Client, world: World
 ) -> None:
     world.tensors.set(world.keys.fence, 7)
-    script = body % {"fence": world.keys.fence} if "%" in body else body
+    digest = world.tensors.script_load(body % {"fence": world.keys.fence})
 
     with pytest.raises(StoreError):
-        tensors_as_worker.eval(script, 1, world.keys.fence)
+        tensors_as_worker.evalsha(digest, 1, world.keys.fence)
 
     assert world.tensors.get(world.keys.fence) == b"7"
 
 
 def test_a_refused_script_is_known_as_refused(tensors_as_worker: Client, world: World) -> None:
+    digest = world.tensors.script_load("return redis.call('SET', KEYS[1], 1)")
+
     with pytest.raises(StoreDenied):
-        tensors_as_worker.eval("return redis.call('SET', KEYS[1], 1)", 1, world.keys.fence)
+        tensors_as_worker.evalsha(digest, 1, world.keys.fence)
 
 
-def test_a_script_on_the_keys_of_another_job_is_refused(tensors_as_worker: Client) -> None:
+def test_a_script_on_the_keys_of_another_job_is_refused(
+    tensors_as_worker: Client, world: World
+) -> None:
+    digest = world.tensors.script_load("return 1")
+
     with pytest.raises(StoreDenied):
-        tensors_as_worker.eval("return 1", 1, TensorKeys("other-abcdef").meta)
+        tensors_as_worker.evalsha(digest, 1, TensorKeys("other-abcdef").meta)
+
+
+def test_a_worker_brings_no_script_of_its_own(tensors_as_worker: Client, world: World) -> None:
+    """One that never ends would stop the server for everybody."""
+    endless = "while true do end"
+
+    assert refused(lambda: tensors_as_worker.eval(endless, 0))
+    assert refused(lambda: tensors_as_worker.eval_ro(endless, 0))
+    assert refused(lambda: tensors_as_worker.script_load(endless))
+    assert refused(lambda: tensors_as_worker.function_load(f"#!lua name=l\n{endless}"))
+
+
+@pytest.mark.parametrize("script", ["account", "reconcile", "commit", "takeover", "pin", "submit"])
+@pytest.mark.parametrize("role", ["ledger", "tensors"])
+def test_scripts_that_are_not_a_workers_stop_at_once(
+    role: str, script: str, ledger_as_worker: Client, tensors_as_worker: Client, world: World
+) -> None:
+    """Whoever knows a script's digest may name it, with any keys that are its job's."""
+    digest = world.ledger.script_load(script_source(script))
+    if role == "ledger":
+        of = world.ledger_keys
+        client = ledger_as_worker
+        keys = [of.record, of.work, of.leases, of.holders, of.open, of.done, of.evaluations,
+                of.counters]  # fmt: skip
+    else:
+        at = world.keys
+        client = tensors_as_worker
+        keys = [
+            at.fence,
+            at.meta,
+            at.applied,
+            at.pushed,
+            at.tokens,
+            at.stream,
+            at.rejected,
+            at.pins,
+        ]
+    far = str(10**15)
+
+    with pytest.raises(StoreError):
+        client.evalsha(digest, len(keys), *keys, far, far, far, far, far, far)
+
+
+def test_a_loop_of_the_parameter_servers_is_not_as_long_as_a_worker_says(
+    ledger_as_worker: Client, world: World
+) -> None:
+    ledger_as_worker.hset(world.ledger_keys.counters, "next", 2**53)
+    assert refused(lambda: ledger_as_worker.hset(world.ledger_keys.work, "total", 2**53))
+
+    reopened = world.accounts.reconcile(2, 0, 0, "{}", [])
+
+    assert reopened == world.spec.total_subtasks
 
 
 def test_what_is_granted_is_neither_administration_nor_dangerous(world: World) -> None:
@@ -345,12 +412,12 @@ class TestAccess:
             ledger.execute_command("ACL", "DELUSER", name)
 
     def test_those_that_are_wanted_are_there(self, ledger: Client) -> None:
-        Access(ledger, 0).keep(self.users("a", "b"))
+        Access(ledger, EVERY_SCRIPT, 0).keep(self.users("a", "b"))
 
         assert self.names(ledger) == {"vcasgd-job-a", "vcasgd-job-b"}
 
     def test_what_a_restart_took_away_is_made_again(self, ledger: Client) -> None:
-        access = Access(ledger, 0)
+        access = Access(ledger, EVERY_SCRIPT, 0)
         access.keep(self.users("a"))
         ledger.execute_command("ACL", "DELUSER", "vcasgd-job-a")
 
@@ -360,7 +427,7 @@ class TestAccess:
 
     def test_those_that_are_not_wanted_any_more_go_after_a_while(self, ledger: Client) -> None:
         now = 0.0
-        access = Access(ledger, 10.0, lambda: now)
+        access = Access(ledger, EVERY_SCRIPT, 10.0, lambda: now)
         access.keep(self.users("a", "b"))
         now = 9.0
         access.keep(self.users("b"))
@@ -374,13 +441,13 @@ class TestAccess:
     def test_users_of_others_stay(self, ledger: Client) -> None:
         ledger.execute_command("ACL", "SETUSER", "somebody", "on", "nopass")
 
-        Access(ledger, 0).keep([])
+        Access(ledger, EVERY_SCRIPT, 0).keep([])
 
         assert self.names(ledger) == {"somebody"}
 
     def test_one_that_is_banned_is_thrown_out(self, ledger: Client, server: RedisServer) -> None:
         (user,) = self.users("a")
-        access = Access(ledger, 1000.0)
+        access = Access(ledger, EVERY_SCRIPT, 1000.0)
         access.keep([user])
         client = connect(user.url(url_of(server, 0)))
         assert client.ping()
@@ -395,7 +462,7 @@ class TestAccess:
 
     def test_changed_rules_count_at_once(self, ledger: Client, server: RedisServer) -> None:
         narrow, wide = (tensors_user(SECRET, "a", "w", first_snapshot=each) for each in (0, 1))
-        access = Access(ledger, 0)
+        access = Access(ledger, EVERY_SCRIPT, 0)
         access.keep([wide])
         client = connect(wide.url(url_of(server, 1)))
         client.set(TensorKeys("a").meta, "x")
@@ -407,14 +474,14 @@ class TestAccess:
         client.set(TensorKeys("a").meta, "z")
         client.close()
 
-    def test_steady_it_asks_once_and_changes_nothing(self, ledger: Client) -> None:
-        access = Access(ledger, 0)
+    def test_steady_it_asks_and_changes_nothing(self, ledger: Client) -> None:
+        access = Access(ledger, EVERY_SCRIPT, 0)
         access.keep(self.users("a", "b"))
         before = commands(ledger)
 
         access.keep(self.users("a", "b"))
 
-        assert commands(ledger) - before == 1
+        assert commands(ledger) - before == 2
 
     def test_a_server_that_lets_nobody_make_users_is_named(
         self, ledger: Client, server: RedisServer
@@ -423,7 +490,7 @@ class TestAccess:
         client = connect(f"redis://plain:pw@127.0.0.1:{server.files.port}/0")
 
         with pytest.raises(StoreDenied, match="users for the workers") as caught:
-            Access(client, 0).keep(self.users("a"))
+            Access(client, EVERY_SCRIPT, 0).keep(self.users("a"))
 
         assert "VCASGD_JOB_USERS" in str(caught.value.remedy)
         client.close()
@@ -431,7 +498,11 @@ class TestAccess:
 
 def commands(server: Client) -> int:
     stats = server.info("commandstats")
-    return sum(each["calls"] for name, each in stats.items() if name.startswith("cmdstat_acl"))
+    return sum(
+        each["calls"]
+        for name, each in stats.items()
+        if name.startswith(("cmdstat_acl", "cmdstat_script"))
+    )
 
 
 # --- names and passwords ----------------------------------------------------------------------

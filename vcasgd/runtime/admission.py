@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vcasgd.settings import Settings
-from vcasgd.store.access import Access, User, ledger_user, tensors_user, worker_key
+from vcasgd.store.access import (
+    LEDGER_SCRIPTS,
+    TENSORS_SCRIPTS,
+    Access,
+    User,
+    ledger_user,
+    tensors_user,
+    worker_key,
+)
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Jobs
+
+#: of one job that are let in
+MOST_WORKERS = 1000
 
 
 def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, str]:
@@ -31,7 +42,7 @@ class LedgerAdmission:
     """The controller's hand on the ledger: one user for the workers of each active job."""
 
     def __init__(self, ledger: Client, secret: str, linger_seconds: float) -> None:
-        self._access = Access(ledger, linger_seconds)
+        self._access = Access(ledger, LEDGER_SCRIPTS, linger_seconds)
         self._secret = secret
 
     def admit(self, jobs: Iterable[str]) -> None:
@@ -46,7 +57,7 @@ class TensorsAdmission:
     """
 
     def __init__(self, tensors: Client, ledger: Client, secret: str, linger_seconds: float) -> None:
-        self._access = Access(tensors, linger_seconds)
+        self._access = Access(tensors, TENSORS_SCRIPTS, linger_seconds)
         self._jobs = Jobs(ledger)
         self._secret = secret
         self._workers: dict[str, list[str]] = {}
@@ -58,7 +69,9 @@ class TensorsAdmission:
         workers, banned = {}, set()
         for job in jobs:
             quarantined = self._jobs.quarantined(job)
-            workers[job] = [name for name in self._jobs.workers(job) if name not in quarantined]
+            there = self._jobs.workers(job).keys() - quarantined.keys()
+            # whoever writes heartbeats under many names crowds out its own job's workers
+            workers[job] = sorted(there)[:MOST_WORKERS]
             banned |= {self._user(job, name, first_snapshot=False).name for name in quarantined}
         self._workers, self._banned = workers, banned
 

@@ -17,7 +17,14 @@ import time
 from dataclasses import replace
 from typing import NoReturn
 
-from vcasgd.errors import ClusterError, FleetError, NoCapacity, StoreUnavailable, VcasgdError
+from vcasgd.errors import (
+    ClusterError,
+    FleetError,
+    JobUnreadable,
+    NoCapacity,
+    StoreUnavailable,
+    VcasgdError,
+)
 from vcasgd.fleet.observed import (
     History,
     JobDemand,
@@ -96,18 +103,12 @@ class FleetLoop:
     # -- observe ----------------------------------------------------------------------------------
 
     def _observe(self, now: float) -> Observed:
-        jobs = [self._jobs.get(job) for job in self._jobs.active()]
+        jobs = self._active()
         for job in jobs:
             self._refuse_unknown_pools(job)
-        beats = {job.id: self._jobs.workers(job.id) for job in jobs}
-        noticed = {
-            beat["instance"]: beat["notice_at"]
-            for workers in beats.values()
-            for beat in workers.values()
-            if beat.get("notice") == "terminate" and beat.get("instance")
-        }
-        instances = tuple(self._with_notice(one, noticed) for one in self._instances())
         nodes = self._look_at_ray()
+        noticed = self._noticed([job.id for job in jobs])
+        instances = tuple(self._with_notice(one, noticed) for one in self._instances())
         return Observed(
             cluster=self._settings.cluster,
             instances=instances,
@@ -121,6 +122,26 @@ class FleetLoop:
                 _instance_of(worker) for job in jobs for worker in self._jobs.quarantined(job.id)
             ),
         )
+
+    def _active(self) -> list[Job]:
+        jobs = []
+        for name in self._jobs.active():
+            try:
+                jobs.append(self._jobs.get(name))
+            except JobUnreadable as error:
+                log.warning("%s", error)
+        return jobs
+
+    def _noticed(self, jobs: list[str]) -> dict[str, float | None]:
+        """Machines that will be taken away, as their workers say; a worker speaks for its own
+        machine only, whatever it writes."""
+        instance_of = {worker.name: worker.instance_id for worker in self._workers}
+        return {
+            instance_of[name]: _time(beat.get("notice_at"))
+            for job in jobs
+            for name, beat in self._jobs.workers(job).items()
+            if beat.get("notice") == "terminate" and name in instance_of and _job_of(name) == job
+        }
 
     def _refuse_unknown_pools(self, job: Job) -> None:
         """A job that no pool could ever serve would wait for ever."""
@@ -351,6 +372,10 @@ def worker_name(instance_id: str, job: str) -> str:
 
 def _job_of(worker: str) -> str:
     return worker.partition(".")[0]
+
+
+def _time(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _instance_of(worker: str) -> str:

@@ -88,13 +88,18 @@ class ParameterServer:
     def _turn(self, shard: Shard) -> int:
         try:
             return shard.turn()
+        except Fenced:
+            raise
         # SnapshotMissing: it came back empty in the middle of the turn, and the next one sees it
         except (StoreUnavailable, SnapshotMissing, StoreFull, StorageUnavailable) as error:
             log.warning("%s: %s", shard.job, error)
-            self._stop.wait(PAUSE_SECONDS)
             # a server comes back without its users, and workers wait for them
             self._beat_at = 0.0
-            return 0
+        except Exception:
+            # whatever workers wrote under the keys of one job must not stop the others
+            log.exception("%s", shard.job)
+        self._stop.wait(PAUSE_SECONDS)
+        return 0
 
     def _wait(self) -> None:
         try:
@@ -141,16 +146,24 @@ class ParameterServer:
             self._shards.pop(over).close()
         for job in active:
             if job not in self._shards:
-                self._add(job)
+                self._try_to_add(job)
         self._starting = set(active) - self._shards.keys()
         if self._admission is not None:
             self._admission.look(active)
 
-    def _add(self, name: str) -> None:
+    def _try_to_add(self, job: str) -> None:
         try:
-            job = self._jobs.get(name)
+            self._add(job)
+        except StoreUnavailable:
+            raise
         except NotFound:
-            return
+            pass
+        except Exception:
+            # the facts are a worker's words
+            log.exception("%s", job)
+
+    def _add(self, name: str) -> None:
+        job = self._jobs.get(name)
         if job.facts is None:
             return
         self._shards[name] = Shard(

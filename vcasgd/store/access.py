@@ -5,8 +5,9 @@ worker can touch another's payloads. Passwords are derived from a secret: nobody
 them, and after a restart, which servers without an ACL file come out of without any user,
 whoever has the secret makes the same ones again.
 
-The servers check a script's commands against the rules of the user that runs it (Redis 7 and
-newer, Valkey), so a script of the worker's own making can do no more than what is granted here.
+A worker can run scripts that are loaded already, and load none: one that never ends would stop
+the server for everybody. The servers check a script's commands against the rules of the user
+that runs it (Redis 7 and newer, Valkey), so scripts can do no more than what is granted here.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from vcasgd.errors import StoreDenied
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 
+#: that workers run
+LEDGER_SCRIPTS = ("acquire", "renew", "release", "report")
+TENSORS_SCRIPTS = ("begin", "push", "status", "install")
 #: what needs no key
-_KEYLESS = ("ping", "select", "time", "multi", "exec", "discard", "wait", "script|load")
+_KEYLESS = ("ping", "select", "time", "multi", "exec", "discard", "wait")
 _NEW_USER = ("reset", "on", "-@all")
 
 
@@ -101,16 +105,16 @@ def _derived(secret: str, *names: str) -> str:
 def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
     return (
         # a script's keys count as written, whatever it does with them; what it does is checked
-        Grant("RW", "eval evalsha", tuple(keys.all())),
+        Grant("RW", "evalsha", tuple(keys.all())),
         Grant(
             "R",
             "hget hmget hgetall hexists hvals sismember zrange zrangebyscore",
-            (keys.record, keys.facts, keys.work, keys.evaluations, keys.vanished, keys.leases,
-             keys.holders, keys.open, keys.done, keys.draining, keys.quarantine),
+            (keys.record, keys.facts, keys.work, keys.counters, keys.evaluations, keys.vanished,
+             keys.leases, keys.holders, keys.open, keys.done, keys.draining, keys.quarantine),
         ),
         Grant("W", "zadd zrem", (keys.leases, keys.open)),
         Grant("W", "hset hdel", (keys.holders,)),
-        Grant("RW", "hset hincrby", (keys.work,)),
+        Grant("RW", "hset hincrby", (keys.counters,)),
         Grant("W", "hset", (keys.workers, keys.evaluations, keys.facts)),
         Grant("W", "xadd", (keys.events, keys.logs)),
         Grant("W", "rpush ltrim", (keys.failures,)),
@@ -125,7 +129,7 @@ def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
                     keys.pins, keys.wanted)
     )  # fmt: skip
     return (
-        Grant("RW", "eval evalsha", (_any(keys, "*"),)),
+        Grant("RW", "evalsha", (_any(keys, "*"),)),
         Grant("R", "get mget", (meta, snapshots)),
         Grant("R", "exists", (meta, snapshots, payloads)),
         Grant("R", "hget hmget hgetall", (applied, pushed, tokens, rejected, pins)),
@@ -159,28 +163,31 @@ def _on_any_shard(keys: TensorKeys, key: str) -> str:
 class Access:
     """Sees to it that a server has the users that are wanted, and no others of our making.
 
-    ``linger_seconds``: a user that is wanted no more stays for so long, for those to hear of
-    the end who still use it.
+    ``scripts``: those that the users run. ``linger_seconds``: a user that is wanted no more
+    stays for so long, for those to hear of the end who still use it.
     """
 
     def __init__(
         self,
         server: Client,
+        scripts: Iterable[str],
         linger_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server = server
+        self._scripts = [server.script(name) for name in scripts]
         self._linger = linger_seconds
         self._clock = clock
         #: rules as they were set, and when each user was wanted last
         self._made: dict[str, tuple[tuple[str, ...], float]] = {}
 
     def keep(self, wanted: Iterable[User], banned: Collection[str] = ()) -> None:
-        """One round trip while nothing changes. ``banned``: names that have to go at once.
+        """Two round trips while nothing changes. ``banned``: names that have to go at once.
 
         Raises :class:`StoreUnavailable`, and :class:`StoreDenied` where the server lets nobody
         make users.
         """
+        self._load_scripts()
         now = self._clock()
         rules = {user.name: user.rules for user in wanted}
         there = {name.decode() for name in self._ask("USERS")}
@@ -189,6 +196,12 @@ class Access:
                 self._ask("SETUSER", name, *each)
             self._made[name] = (each, now)
         self._remove(banned, now, there)
+
+    def _load_scripts(self) -> None:
+        loaded = self._server.script_exists(*(script.sha for script in self._scripts))
+        for script, there in zip(self._scripts, loaded, strict=True):
+            if not there:
+                self._server.script_load(script.script)
 
     def _remove(self, banned: Collection[str], now: float, there: Collection[str]) -> None:
         gone = [

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import islice
 from typing import Any
 
-from vcasgd.errors import Conflict, NotFound
+from pydantic import TypeAdapter
+
+from vcasgd.errors import Conflict, JobUnreadable, NotFound
 from vcasgd.spec import JobSpec
 from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.untrusted import as_count, as_name, as_object
+
+log = logging.getLogger(__name__)
 
 #: how long a repeated submission with the same Idempotency-Key is recognised
 IDEMPOTENCY_SECONDS = 7 * 24 * 3600
@@ -25,6 +31,8 @@ EVENTS_KEPT = 20_000
 METRICS_KEPT = 20_000
 LOG_LINES_KEPT = 10_000
 FAILURES_KEPT = 200
+#: of the lease table, as workers write them
+COUNTERS = ("next", "tokens", "expired")
 #: letters without those that are easily taken for one another
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 
@@ -57,7 +65,8 @@ class Facts:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Facts:
-        return cls(**json.loads(text))
+        """Raises :class:`ValueError`."""
+        return _FACTS.validate_json(text)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -125,6 +134,10 @@ class Failure:
     fatal: bool
 
 
+_FACTS, _FAILURE = TypeAdapter(Facts), TypeAdapter(Failure)
+_EVALUATION = TypeAdapter(Evaluation)
+
+
 class Jobs:
     """All jobs of the fleet."""
 
@@ -152,7 +165,7 @@ class Jobs:
         digest = hashlib.sha256(f"{body}|{package}".encode()).hexdigest()
         keys = LedgerKeys(job)
         work = {
-            "next": 0, "finished": 0, "total": spec.total_subtasks,
+            "finished": 0, "total": spec.total_subtasks,
             "per_epoch": spec.subtasks_per_epoch, "lead": spec.max_epoch_lead,
         }  # fmt: skip
         record = {
@@ -175,7 +188,7 @@ class Jobs:
         return self.get(created.decode()), created.decode() == job
 
     def get(self, job: str) -> Job:
-        """Raises :class:`NotFound`."""
+        """Raises :class:`NotFound`, :class:`~vcasgd.errors.JobUnreadable`."""
         keys = LedgerKeys(job)
         with self._ledger.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.record)
@@ -186,12 +199,22 @@ class Jobs:
             record, facts, work, evaluations, vanished = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
-        return _job(job, record, facts, work, evaluations, [each.decode() for each in vanished])
+        try:
+            return _job(job, record, facts, work, evaluations, [each.decode() for each in vanished])
+        except (ValueError, TypeError, KeyError) as error:
+            raise JobUnreadable(f"what is stored of job {job} makes no sense: {error}") from error
 
     def all(self, states: Collection[State] = tuple(State), limit: int | None = None) -> list[Job]:
         """Those in one of the states, newest first."""
-        found = (self.get(job.decode()) for job in self._ledger.zrevrange(names.JOBS, 0, -1))
+        found = self._readable(job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, -1))
         return list(islice((job for job in found if job.state in states), limit))
+
+    def _readable(self, jobs: Iterable[str]) -> Iterator[Job]:
+        for job in jobs:
+            try:
+                yield self.get(job)
+            except JobUnreadable as error:
+                log.warning("%s", error)
 
     def active(self) -> list[str]:
         """Jobs that are not over, in order of submission."""
@@ -299,7 +322,8 @@ class Jobs:
     def workers(self, job: str) -> dict[str, dict[str, Any]]:
         """The last heartbeat of each worker of a job."""
         found = self._ledger.hgetall(LedgerKeys(job).workers)
-        return {worker.decode(): json.loads(beat) for worker, beat in found.items()}
+        read = ((as_name(worker), as_object(beat)) for worker, beat in found.items())
+        return {name: beat for name, beat in read if name is not None and beat is not None}
 
     def forget_worker(self, job: str, worker: str) -> None:
         keys = LedgerKeys(job)
@@ -331,7 +355,7 @@ class Jobs:
     def failures(self, job: str) -> list[Failure]:
         """Errors of the user's code, oldest first."""
         found = self._ledger.lrange(LedgerKeys(job).failures, 0, -1)
-        return [Failure(**json.loads(each)) for each in found]
+        return [failure for each in found if (failure := _failure(each)) is not None]
 
     def vanished(self, job: str, instance: str, how: str) -> bool:
         """A machine of the job is gone: ``evicted`` (with a notice) or ``killed``.
@@ -351,8 +375,14 @@ class Jobs:
 
     def work(self, job: str) -> dict[str, int]:
         """Counters of the lease table: next, finished, total, expired, …"""
-        return {name.decode(): int(value)
-                for name, value in self._ledger.hgetall(LedgerKeys(job).work).items()}  # fmt: skip
+        keys = LedgerKeys(job)
+        with self._ledger.pipeline() as pipe:
+            pipe.hgetall(keys.work)
+            pipe.hmget(keys.counters, *COUNTERS)
+            work, counters = pipe.execute()
+        known = {name.decode(): int(value) for name, value in work.items()}
+        found = zip(COUNTERS, counters, strict=True)
+        return known | {"next": 0} | {name: as_count(at) for name, at in found if at is not None}
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -376,6 +406,13 @@ def _event(kind: str, text: str, details: Mapping[str, Any]) -> str:
     return json.dumps({"at": time.time(), "kind": kind, "text": text, "details": details})
 
 
+def _failure(text: bytes) -> Failure | None:
+    try:
+        return _FAILURE.validate_json(text)
+    except ValueError:
+        return None
+
+
 def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, "" if value is None else value) for name, value in fields.items()]
 
@@ -394,7 +431,10 @@ def _job(
 ) -> Job:
     text = {name.decode(): value.decode() for name, value in record.items()}
     results = sorted(
-        (Evaluation(epoch=int(epoch), **json.loads(each)) for epoch, each in evaluations.items()),
+        (
+            _EVALUATION.validate_python({"epoch": int(epoch), **json.loads(each)})
+            for epoch, each in evaluations.items()
+        ),
         key=lambda each: each.epoch,
     )
     return Job(

@@ -53,8 +53,13 @@ class LedgerKeys:
 
     @property
     def work(self) -> str:
-        """hash: next, finished, total, per_epoch, lead, tokens, server_token, version"""
+        """hash: finished, total, per_epoch, lead, server_token, version; workers only read it"""
         return self._key("work")
+
+    @property
+    def counters(self) -> str:
+        """hash: next, tokens, expired; what leasing writes, and so workers"""
+        return self._key("counters")
 
     @property
     def leases(self) -> str:

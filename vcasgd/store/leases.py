@@ -75,7 +75,7 @@ class Leases:
         keys = self._keys
         answer = self._acquire(
             keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine,
-                  keys.done],
+                  keys.done, keys.counters],
             args=[self._worker, self._lease_ms, only or ""],
         )  # fmt: skip
         if answer[0] == b"wait":
@@ -160,7 +160,7 @@ class Accounts:
         return int(
             self._reconcile(
                 keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.done,
-                      keys.evaluations],
+                      keys.evaluations, keys.counters],
                 args=[token, version, finished, totals, int(initialise), *done],
             )
         )  # fmt: skip

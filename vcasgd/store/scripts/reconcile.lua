@@ -1,11 +1,11 @@
 -- Makes the ledger agree with a snapshot's applied record: after a parameter server took
 -- over, or went back to an older snapshot.
--- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 done  7 evaluations
+-- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 done  7 evaluations  8 counters
 -- ARGV  1 server token  2 version  3 finished epochs  4 totals, as JSON
 --       5 '1' where the first snapshot has to be made again  6… done subtasks
 -- Returns how many subtasks were opened again.
-local known = redis.call('HMGET', KEYS[2], 'server_token', 'next', 'per_epoch', 'total')
-if not known[3] then return 0 end
+local known = redis.call('HMGET', KEYS[2], 'server_token', 'per_epoch', 'total')
+if not known[2] then return 0 end
 local token, finished = tonumber(ARGV[1]), tonumber(ARGV[3])
 if tonumber(known[1] or 0) > token then
   return redis.error_reply('FENCED a parameter server with token ' .. known[1] .. ' has taken over')
@@ -13,14 +13,16 @@ end
 redis.call('HSET', KEYS[2], 'server_token', token, 'version', ARGV[2], 'finished', finished)
 redis.call('HSET', KEYS[1], 'totals', ARGV[4])
 
-local next, per_epoch = tonumber(known[2]), tonumber(known[3])
+local per_epoch, total = tonumber(known[2]), tonumber(known[3])
+-- a worker wrote it, and nobody else could use the ledger during a loop to what it may say
+local next = math.min(tonumber(redis.call('HGET', KEYS[8], 'next')) or 0, total)
 redis.call('DEL', KEYS[6])
 for i = 6, #ARGV do
   redis.call('SADD', KEYS[6], ARGV[i])
   next = math.max(next, tonumber(ARGV[i]) + 1)
 end
 next = math.max(next, finished * per_epoch)
-redis.call('HSET', KEYS[2], 'next', next)
+redis.call('HSET', KEYS[8], 'next', next)
 
 local function drop(piece)
   redis.call('ZREM', KEYS[3], piece)
