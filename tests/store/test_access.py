@@ -119,7 +119,8 @@ def test_the_ledgers_keys_of_another_job_are_refused(
     ("command", "name"),
     [
         ("HSET", "record"), ("DEL", "record"), ("HSET", "quarantine"), ("HDEL", "quarantine"),
-        ("SREM", "draining"), ("SADD", "done"), ("HSET", "work"), ("DEL", "counters"), ("DEL", "events"),
+        ("SREM", "draining"), ("SADD", "done"), ("HSET", "work"), ("DEL", "counters"),
+        ("DEL", "events"),
         ("XTRIM", "events"), ("HSET", "checkpoints"), ("HSET", "vanished"), ("XADD", "metrics"),
         ("LRANGE", "failures"), ("XRANGE", "logs"), ("XRANGE", "events"),
     ],
