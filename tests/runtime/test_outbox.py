@@ -157,7 +157,7 @@ class TestLost:
     ) -> None:
         """At each command of a push in turn: log in, payload, script."""
         fired = []
-        for at in range(1, 12):
+        for at in range(1, 20):
             subtask, position = divmod(at - 1, world.plan.size(0))
             fault = Fault(at, moment)
             with wired(server, 1, fault) as client:

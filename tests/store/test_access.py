@@ -151,6 +151,7 @@ def test_the_fleet_and_rays_state_are_refused(key: str, ledger_as_worker: Client
         ("SET", "fence"), ("GET", "fence"), ("DEL", "fence"), ("SET", "meta"), ("DEL", "meta"),
         ("HSET", "applied"), ("HDEL", "applied"), ("HSET", "rejected"), ("HSET", "pins"),
         ("HDEL", "pins"), ("XTRIM", "stream"), ("DEL", "stream"), ("SREM", "wanted"),
+        ("SET", "window"), ("DEL", "places"), ("XADD", "news"),
     ],
 )  # fmt: skip
 def test_what_a_worker_need_not_touch_of_its_job_in_the_tensors_server(
@@ -362,6 +363,7 @@ def test_a_worker_can_do_its_work_in_the_tensors_server(
     snapshots = Snapshots(tensors_as_worker, world.keys)
 
     assert sender.begin(0, 0, 4, 1) == 0
+    sender.await_news(0.01)
     header, payload = world.update(0, 0, 4, 1, worker=WORKER, update=f"{WORKER}.1.1")
     assert sender.push(header, 0, payload).accepted
     assert sender.status([(0, 0, 4, header.update)]).fates == ["pending"]

@@ -299,7 +299,7 @@ class TestInstall:
 
         installed(snapshots)
 
-        assert names(tensors) == {"fence", "meta", "applied", "s:0.1:0"}
+        assert names(tensors) == {"fence", "meta", "applied", "news", "s:0.1:0"}
 
 
 class TestNoSnapshot:
@@ -473,7 +473,7 @@ class TestForget:
         tensors.set(KEYS.payload_chunk("u", 0), b"left behind")
         tensors.xadd(KEYS.stream, {"h": "x"})
 
-        assert snapshots.forget() == 9
+        assert snapshots.forget() == 10
 
         assert names(tensors) == before
         assert snapshots.forget() == 0

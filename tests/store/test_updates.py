@@ -162,7 +162,7 @@ class TestPush:
             return script(**arguments)
 
         monkeypatch.setattr(world.sender, "_push", lose_the_payload_first)
-        with pytest.raises(StoreUnavailable, match="in the middle of a push"):
+        with pytest.raises(StoreUnavailable, match="lost a part of what was pushed"):
             world.sender.push(header, 0, payload)
         monkeypatch.undo()
 

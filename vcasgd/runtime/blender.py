@@ -45,6 +45,8 @@ class Batch:
 
     applied: int = 0
     entries: list[str] = field(default_factory=list)
+    #: names of the updates in the entries, where those could be read
+    dealt: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
     reset: set[int] = field(default_factory=set)
@@ -126,7 +128,8 @@ class Blender:
         self.batch.entries.append(entry)
         self.batch.payloads += keys
         if header is not None:
-            if reason != UNSIGNED:  # whom it names did not send it, and need not hear of it
+            if reason != UNSIGNED:  # whom it names did not send it: its own update is elsewhere
+                self.batch.dealt.append(header.update)
                 self.batch.refused[header.update] = reason
             if header.subtask < self._recipe.plan.total_subtasks:
                 self.batch.reset.add(header.subtask)
@@ -137,6 +140,7 @@ class Blender:
         batch.touched.add(header.subtask)
         batch.applied += 1
         batch.entries.append(entry)
+        batch.dealt.append(header.update)
         batch.payloads += keys
         self._count(
             updates=totals.updates + 1,

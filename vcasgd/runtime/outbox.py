@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from vcasgd.errors import (
@@ -28,10 +29,12 @@ log = logging.getLogger(__name__)
 
 #: a third one would let the worker train further from a model that it has not seen
 MOST_UNAPPLIED = 2
-#: pause between two looks while waiting; grows to the second number
-POLL_SECONDS = (0.005, 0.1)
+#: while waiting for room, somebody may have other reasons to end it
+LOOK_SECONDS = 0.25
 #: pause before a push is tried again
 RETRY_SECONDS = 0.1
+#: delays that wait for somebody to look at them; the oldest give way
+DELAYS_KEPT = 1000
 
 
 class Fate(Enum):
@@ -52,6 +55,7 @@ class Item:
     header: Header | None
     payload: memoryview | None
     fate: Fate
+    submitted_at: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
@@ -81,6 +85,7 @@ class Outbox:
         self.sent_bytes = 0
         self.sent_again = 0
         self.discarded = 0
+        self._delays: deque[float] = deque(maxlen=DELAYS_KEPT)
         self._thread = threading.Thread(target=self._send_all, name="outbox", daemon=True)
         self._thread.start()
 
@@ -126,7 +131,7 @@ class Outbox:
 
         Raises :class:`StoreUnavailable` after ``patience`` seconds in which nothing moved.
         """
-        deadline, pause = time.monotonic() + self._patience, POLL_SECONDS[0]
+        deadline = time.monotonic() + self._patience
         before = self.unapplied
         while self.unapplied >= MOST_UNAPPLIED and not give_up():
             settle()
@@ -134,8 +139,8 @@ class Outbox:
                 before, deadline = self.unapplied, time.monotonic() + self._patience
             if time.monotonic() > deadline:
                 raise StoreUnavailable("the parameter server applies nothing")
-            time.sleep(pause)
-            pause = min(pause * 2, POLL_SECONDS[1])
+            if self.unapplied >= MOST_UNAPPLIED:
+                self._sender.await_news(LOOK_SECONDS)
 
     def flush(self, seconds: float) -> bool:
         """Waits until everything is in the stream; False where the time was too short."""
@@ -148,6 +153,14 @@ class Outbox:
             self._items = [item for item in self._items if item.subtask != subtask]
             self._rework.discard(subtask)
             self._changed.notify_all()
+
+    def take_delays(self) -> list[float]:
+        """Seconds from the submission of an update until this worker saw that it is applied,
+        of those that were applied since the last call."""
+        with self._changed:
+            delays = list(self._delays)
+            self._delays.clear()
+        return delays
 
     def close(self) -> None:
         with self._changed:
@@ -173,6 +186,8 @@ class Outbox:
         with self._changed:
             for item, fate in zip(asked, status.fates, strict=True):
                 if fate == "applied":
+                    if item.payload is not None:
+                        self._delays.append(time.monotonic() - item.submitted_at)
                     self._drop(item)
                 elif fate == "lost":
                     self._lost(item)

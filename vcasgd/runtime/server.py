@@ -138,6 +138,7 @@ class ParameterServer:
             "pid": os.getpid(),
             "token": self._token,
             "versions": {shard.job: shard.version for shard in self._shards.values()},
+            "publications": {shard.job: shard.publications for shard in self._shards.values()},
         }
 
     def _find_jobs(self) -> None:
@@ -148,6 +149,8 @@ class ParameterServer:
             if job not in self._shards:
                 self._try_to_add(job)
         self._starting = set(active) - self._shards.keys()
+        for shard in self._shards.values():
+            shard.memory_share = 1 / len(self._shards)
         if self._admission is not None:
             self._admission.look(active)
 

@@ -31,10 +31,14 @@ from vcasgd.store.access import worker_key
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Job, Jobs
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.places import Places
 from vcasgd.store.snapshots import Change, Meta, Snapshot, Snapshots, pin_text
 from vcasgd.store.updates import Entry, Header, UpdateReader
 
 log = logging.getLogger(__name__)
+
+#: between two looks at how much room the tensors server has
+TEND_SECONDS = 1.0
 
 
 class Shard:
@@ -70,11 +74,17 @@ class Shard:
         self._keys = keys = TensorKeys(job.id)
         self._snapshots = Snapshots(tensors, keys)
         self._reader = UpdateReader(tensors, keys)
+        self._places = Places(tensors, keys)
         self._pins = Pins(self._snapshots, token)
         self._reports = Reports(ledger, job.id, token, clock)
         self._model: Blender | None = None
+        #: the part of the tensors server's memory that is this job's
+        self.memory_share = 1.0
+        self._tended_at = float("-inf")
         self._reconciled = False
         self._asked_for_initial = False
+        #: versions that this process has published
+        self.publications = 0
 
     @property
     def stream(self) -> str:
@@ -104,6 +114,7 @@ class Shard:
         if model.batch.entries:
             self._publish(model, committed=look.version != model.meta.version)
         self._pins.serve(look, Snapshot(model.meta, model.stored_record()))
+        self._tend_places()
         dealt = self._collect(model)
         if model.batch.entries:
             self._publish(model)
@@ -115,6 +126,13 @@ class Shard:
         # it may have been published again after the controller had removed it
         if self._is_over():
             self._snapshots.forget()
+
+    def _tend_places(self) -> None:
+        if time.monotonic() - self._tended_at < TEND_SECONDS:
+            return
+        recipe = self._recipe
+        self._places.tend(recipe.layout.floats * 4, recipe.payload_size, self.memory_share)
+        self._tended_at = time.monotonic()
 
     def _tell_ledger(self, model: Blender) -> None:
         self._reports.tell(model)
@@ -256,6 +274,7 @@ class Shard:
             self._commit(model, meta, name)
         self._pins.published(model.meta if changed else None, {name: meta} if name else {})
         self._reports.published(model.newly_done())
+        self.publications += changed
         model.published(meta)
 
     def _commit(self, model: Blender, meta: Meta, pin: str | None) -> None:
@@ -268,6 +287,7 @@ class Shard:
             fields=model.changed_fields(meta),
             forget=tuple(batch.folded),
             entries=tuple(batch.entries),
+            dealt=tuple(batch.dealt),
             refused=batch.refused,
             reset=model.positions_to_reset(),
             pin=pin,

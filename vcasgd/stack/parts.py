@@ -94,6 +94,9 @@ def _redis(layout: Layout, name: str, *, durable: bool) -> Part:
 def _server(layout: Layout) -> Part:
     ready = probes.parameter_server(layout.urls["ledger"], layout.node)
     env = {**_common(layout), **_admits_workers(layout)}
+    if "tensors" in layout.servers:
+        # it is beside its tensors server, so the bytes need not go through TCP
+        env["VCASGD_TENSORS_URL"] = layout.servers["tensors"].nearest_url
     return Part("server", _module("vcasgd.runtime.server", env), ready)
 
 

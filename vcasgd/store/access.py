@@ -25,7 +25,7 @@ from vcasgd.store.keys import LedgerKeys, TensorKeys
 
 #: that workers run
 LEDGER_SCRIPTS = ("acquire", "renew", "release", "report")
-TENSORS_SCRIPTS = ("begin", "push", "status", "install")
+TENSORS_SCRIPTS = ("begin", "reserve", "push", "status", "install")
 #: what needs no key
 _KEYLESS = ("ping", "select", "time", "multi", "exec", "discard", "wait")
 _NEW_USER = ("reset", "on", "-@all")
@@ -123,17 +123,20 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
 
 def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
     snapshots, payloads = _any(keys, "s:*"), _any(keys, f"u:{worker}.*")
-    meta, applied, pushed, tokens, stream, rejected, pins, wanted = (
+    meta, applied, pushed, tokens, stream, rejected, pins, wanted, places, window, news = (
         _on_any_shard(keys, key)
         for key in (keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.rejected,
-                    keys.pins, keys.wanted)
+                    keys.pins, keys.wanted, keys.places, keys.window, keys.news)
     )  # fmt: skip
     return (
         Grant("RW", "evalsha", (_any(keys, "*"),)),
-        Grant("R", "get mget", (meta, snapshots)),
+        Grant("R", "get mget", (meta, snapshots, window)),
         Grant("R", "exists", (meta, snapshots, payloads)),
         Grant("R", "hget hmget hgetall", (applied, pushed, tokens, rejected, pins)),
-        Grant("R", "xrange xlen", (stream,)),
+        Grant("R", "xrange", (stream,)),
+        Grant("R", "xread", (news,)),
+        Grant("R", "zscore zcard", (places,)),
+        Grant("W", "zadd zrem", (places,)),
         Grant("W", "hset", (pushed, tokens)),
         Grant("W", "set persist unlink", (payloads,)),
         Grant("W", "xadd", (stream,)),
@@ -142,13 +145,14 @@ def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
 
 
 def _for_first_snapshot(keys: TensorKeys) -> tuple[Grant, ...]:
-    old = (keys.applied, keys.pushed, keys.tokens, keys.stream, keys.rejected)
+    old = (keys.applied, keys.pushed, keys.tokens, keys.stream, keys.rejected, keys.places)
     return (
         Grant("R", "get", (_on_any_shard(keys, keys.fence),)),
         Grant("W", "set", (_on_any_shard(keys, keys.meta), _any(keys, "s:*"))),
         Grant("W", "unlink", (_any(keys, "s:*"),)),
         Grant("W", "del", tuple(_on_any_shard(keys, key) for key in old)),
         Grant("W", "hset", (_on_any_shard(keys, keys.applied),)),
+        Grant("W", "xadd", (_on_any_shard(keys, keys.news),)),
     )
 
 

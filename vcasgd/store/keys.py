@@ -181,6 +181,21 @@ class TensorKeys:
         return self._key("updates")
 
     @property
+    def places(self) -> str:
+        """sorted set: update → until when its place is held, in ms; for ever in the stream"""
+        return self._key("places")
+
+    @property
+    def window(self) -> str:
+        """how many places there are"""
+        return self._key("window")
+
+    @property
+    def news(self) -> str:
+        """stream with one entry, a new one at each commit: what workers wait for"""
+        return self._key("news")
+
+    @property
     def rejected(self) -> str:
         """hash: update → reason, for the worker that sent it"""
         return self._key("rejected")

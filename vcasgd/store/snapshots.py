@@ -121,6 +121,7 @@ class Change:
     fields: dict[str, int] = field(default_factory=dict)
     forget: tuple[int, ...] = ()
     entries: tuple[str, ...] = ()
+    dealt: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
     reset: dict[str, int] = field(default_factory=dict)
     pin: str | None = None
@@ -241,7 +242,7 @@ class Snapshots:
         fields = {**head, **{str(each): at for each, at in record.positions.items()}}
         installed = self._install(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
-                  keys.rejected, *self.chunk_keys(meta)],
+                  keys.rejected, keys.places, keys.news, *self.chunk_keys(meta)],
             args=[token, meta.to_json(), *(part for pair in fields.items() for part in pair)],
         )  # fmt: skip
         if installed < 0:
@@ -267,7 +268,7 @@ class Snapshots:
         keys = self._keys
         self._commit(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
-                  keys.rejected, keys.pins, *remove],
+                  keys.rejected, keys.pins, keys.places, keys.news, *remove],
             args=[token, meta.to_json() if meta else "", change.to_json()],
         )  # fmt: skip
 

@@ -17,9 +17,10 @@ from typing import Annotated, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vcasgd.errors import InvalidUpdate, StoreUnavailable
+from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.places import RENEW_SECONDS, Places
 from vcasgd.store.snapshots import chunk_count, chunks_of
 from vcasgd.store.wire import Missing, Wire, WrongLength
 
@@ -132,9 +133,11 @@ class UpdateSender:
         self._keys = keys
         self._key = key
         self._wire = Wire(tensors)
+        self._places = Places(tensors, keys)
         self._begin = tensors.script("begin")
         self._push = tensors.script("push")
         self._status = tensors.script("status")
+        self._seen = b"0-0"
 
     def begin(self, subtask: int, epoch: int, size: int, token: int) -> int:
         """From which sample the subtask is to be trained; older leases of it end here.
@@ -160,16 +163,33 @@ class UpdateSender:
             header = header.signed(self._key, self._keys)
         chunks = chunks_of(payload)
         names = [self._keys.payload_chunk(header.update, index) for index in range(len(chunks))]
-        self._wire.store(zip(names, chunks, strict=True), expire=PAYLOAD_SECONDS)
+        self._take_place(header.update)
+        self._wire.store(self._kept(header.update, names, chunks), expire=PAYLOAD_SECONDS)
         keys = self._keys
         answer, position = self._push(
-            keys=[keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, *names],
+            keys=[keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.places,
+                  *names],
             args=[header.subtask, epoch, header.start, header.stop, header.token, header.update,
                   header.model_dump_json()],
         )  # fmt: skip
         if answer == b"incomplete":
-            raise StoreUnavailable("the tensors server restarted in the middle of a push")
+            raise StoreUnavailable("the tensors server lost a part of what was pushed")
         return Pushed(answer == b"accepted", int(position))
+
+    def _kept(
+        self, update: str, names: Sequence[str], chunks: Sequence[memoryview]
+    ) -> Iterator[tuple[str, memoryview]]:
+        """The chunks, while the update keeps its place. Raises :class:`StoreFull`."""
+        renew_at = time.monotonic() + RENEW_SECONDS
+        for name, chunk in zip(names, chunks, strict=True):
+            if time.monotonic() >= renew_at:
+                self._take_place(update)
+                renew_at = time.monotonic() + RENEW_SECONDS
+            yield name, chunk
+
+    def _take_place(self, update: str) -> None:
+        if not self._places.take(update):
+            raise StoreFull("as many updates wait as the tensors server has room for")
 
     def status(self, pushed: Sequence[tuple[int, int, int, str]]) -> Status:
         """The present version and what became of updates.
@@ -183,6 +203,14 @@ class UpdateSender:
             args=[part for each in pushed for part in each],
         )
         return Status((int(version), int(token)), [fate.decode() for fate in fates])
+
+    def await_news(self, seconds: float) -> None:
+        """Returns when something was committed since the last call did, or after ``seconds``."""
+        found = self._tensors.xread(
+            {self._keys.news: self._seen}, count=1, block=max(1, int(seconds * 1000))
+        )
+        for _stream, entries in found:
+            self._seen = entries[-1][0]
 
 
 class UpdateReader:
