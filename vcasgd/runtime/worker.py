@@ -171,15 +171,21 @@ class Worker:
         except SnapshotMissing:
             # the parameter server brings it back, unless it was lost for good: then somebody
             # has to make the first one again, before any other work can go on
-            return self._acquire(Kind.INITIALISE)
-        again = self._desk.again
-        while again:
-            _, lease = again.popitem()
-            if self._desk.held.has(lease):
-                return lease
+            return self._take_up_again(Kind.INITIALISE) or self._acquire(Kind.INITIALISE)
+        if lease := self._take_up_again():
+            return lease
         if len(self._desk.outbox.subtasks()) >= MOST_AWAITED:
             return self._idle("waiting for the parameter server")
         return self._acquire()
+
+    def _take_up_again(self, only: Kind | None = None) -> Lease | None:
+        again = self._desk.again
+        for piece, lease in list(again.items()):
+            if not self._desk.held.has(lease):
+                del again[piece]
+            elif only in (None, lease.kind):
+                return again.pop(piece)
+        return None
 
     def _acquire(self, only: Kind | None = None) -> Lease | None:
         answer = self._desk.leases.acquire(only)
