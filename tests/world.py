@@ -156,7 +156,7 @@ class World:
         """Writes the present snapshot, as the controller would."""
         floats = torch.empty(self.layout.floats)
         snapshot = self.snapshots.fetch(floats)
-        return self.checkpoints.write(snapshot, self.layout, floats)
+        return self.checkpoints.write((snapshot,), self.layout, floats)
 
     # -- updates ------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ def test_32_workers_as_fast_as_they_can_under_a_memory_limit(small: World) -> No
     workers, each = 32, 3
     shard = small.shard()
     shard.turn()
-    outboxes = [Outbox(UpdateSender(small.tensors, small.keys), 60) for _ in range(workers)]
+    outboxes = [Outbox(UpdateSender(small.tensors, small.keys)) for _ in range(workers)]
     waited = 0
     try:
         for subtask in range(workers * each):

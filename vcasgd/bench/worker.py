@@ -24,7 +24,7 @@ from vcasgd.bench.tally import Tally
 from vcasgd.errors import VcasgdError
 from vcasgd.runtime.chores import Chores
 from vcasgd.runtime.desk import Desk
-from vcasgd.runtime.learner import Learner, Trained
+from vcasgd.runtime.learner import Base, Learner, Trained
 from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.worker import Worker
 from vcasgd.settings import Settings, load_settings
@@ -75,7 +75,7 @@ class SyntheticLearner(Learner):
     def __init__(self, spec: JobSpec, look: Callable[[], None]) -> None:
         super().__init__(spec, Synthetic(**spec.args), "meta")
         self._look = look
-        self._update = torch.randn(self.layout.floats).mul_(UPDATE_SCALE)
+        self._synthetic = torch.randn(self.layout.floats).mul_(UPDATE_SCALE)
 
     def initial(self) -> tuple[Tensor, Tensor]:
         return torch.zeros(self.layout.floats), torch.zeros(0, dtype=torch.int64)
@@ -85,16 +85,17 @@ class SyntheticLearner(Learner):
 
     def train(
         self,
-        subtask: int,
-        position: int,
+        base: Base,
+        subtask: int,  # noqa: ARG002 - all are alike
+        start: int,  # noqa: ARG002
+        stop: int,
         *,
         should_stop: Callable[[], bool],  # noqa: ARG002 - it never takes long
         on_step: Callable[[], None],
     ) -> Trained:
         self._look()
         on_step()
-        stop = self.interval_stop(subtask, position)
-        return Trained(stop, 1, 0.0, self.codec.encode(self._update), self.base_integers)
+        return Trained(stop, 1, 0.0, self._synthetic, base.integers)
 
 
 class SyntheticChores(Chores):
@@ -112,10 +113,11 @@ class SyntheticChores(Chores):
         return self._learner
 
     def _look(self) -> None:
-        if self._desk.base_version != self._seen:
-            self._seen = self._desk.base_version
+        first = self._desk.links[0]
+        if first.base != self._seen:
+            self._seen = first.base
             self._tally.note_fetched()
-        for seconds in self._desk.outbox.take_delays():
+        for seconds in first.outbox.take_delays():
             self._tally.note_applied(seconds)
 
 

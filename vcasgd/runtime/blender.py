@@ -12,6 +12,7 @@ from torch import Tensor
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.codecs import make_codec
 from vcasgd.learning.rules import Context, make_rule, merge_integers
+from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
 from vcasgd.learning.vector import Layout
 from vcasgd.spec import JobSpec
@@ -28,15 +29,16 @@ PIECE_FLOATS = 1 << 18
 
 
 class Recipe:
-    """How a job's updates look and what is done with them; nothing here ever changes."""
+    """How a shard's updates look and what is done with them; nothing here ever changes."""
 
-    def __init__(self, spec: JobSpec, facts: Facts) -> None:
-        self.layout = Layout.from_json(facts.layout)
-        self.layout_digest = self.layout.digest()
+    def __init__(self, spec: JobSpec, facts: Facts, shard: int = 0) -> None:
+        layout = Layout.from_json(facts.layout)
+        self.layout_digest = layout.digest()
+        self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
         self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
         self.rule = make_rule(spec.update)
         self.codec = make_codec(spec.update.codec)
-        self.payload_size = self.codec.encoded_size(self.layout.floats)
+        self.payload_size = self.codec.encoded_size(self.part.floats)
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Batch:
 
 
 class Blender:
-    """One job's parameters, applied record and totals.
+    """The parameters, applied record and totals of one shard of a job.
 
     ``weights`` is float32 [floats], ``integers`` int64 [k]. They are ahead of what is
     published by what ``batch`` holds; :meth:`published` starts a new batch.
@@ -69,7 +71,7 @@ class Blender:
 
     def __init__(self, recipe: Recipe, snapshot: Snapshot, weights: Tensor) -> None:
         self._recipe = recipe
-        self._scratch = torch.empty(min(PIECE_FLOATS, recipe.layout.floats))
+        self._scratch = torch.empty(min(PIECE_FLOATS, recipe.part.floats))
         #: where an update's bytes are received
         self.payload = memoryview(bytearray(recipe.payload_size))
         self.weights = weights
@@ -85,6 +87,8 @@ class Blender:
 
     def check(self, header: Header) -> None:
         """All that can be checked without the payload. Raises :class:`InvalidUpdate`."""
+        if header.shard != self._recipe.part.shard:
+            raise InvalidUpdate(f"the update is of shard {header.shard}", reason="shard")
         if header.layout != self._recipe.layout_digest:
             raise InvalidUpdate("the update is of another model", reason="layout")
         if header.codec != self._recipe.codec.name:
@@ -118,7 +122,7 @@ class Blender:
             piece = self._scratch[: stop - start]
             itemsize = recipe.codec.itemsize
             recipe.codec.decode(self.payload[start * itemsize : stop * itemsize], piece)
-            context = Context(staleness, epoch, recipe.layout.parameters - start)
+            context = Context(staleness, epoch, recipe.part.parameters - start)
             recipe.rule.blend(self.weights[start:stop], piece, context)
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:

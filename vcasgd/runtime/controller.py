@@ -388,7 +388,7 @@ class Controller:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._ledger = connect(settings.secret("ledger_url"))
-        self._tensors = connect(settings.secret("tensors_url"))
+        self._nodes = [connect(url) for url in settings.tensors_urls()]
         self._leadership = Leadership(Control(self._ledger), settings)
         self._stop = threading.Event()
 
@@ -400,7 +400,7 @@ class Controller:
         self._leadership.start()
         while not self._stop.is_set() and not self._leadership.sure:
             self._stop.wait(self._settings.heartbeat / 4)
-        jobs = JobLoop(self._settings, self._ledger, self._tensors, self._leadership)
+        jobs = JobLoop(self._settings, self._ledger, self._nodes, self._leadership)
         jobs.start()
         try:
             self._keep_fleet()

@@ -1,4 +1,4 @@
-"""A worker's updates until they are applied.
+"""A worker's updates of one shard until they are applied.
 
 A worker keeps what it pushed until the snapshot says that it is in there, and pushes it again
 when the tensors server came back empty. Sending happens in a thread of its own, so that the
@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -29,8 +28,6 @@ log = logging.getLogger(__name__)
 
 #: a third one would let the worker train further from a model that it has not seen
 MOST_UNAPPLIED = 2
-#: while waiting for room, somebody may have other reasons to end it
-LOOK_SECONDS = 0.25
 #: pause before a push is tried again
 RETRY_SECONDS = 0.1
 #: delays that wait for somebody to look at them; the oldest give way
@@ -64,21 +61,21 @@ class Item:
 
 @dataclass(frozen=True)
 class Settled:
-    """What a look brought: subtasks that must be trained again from where they stand."""
+    """What looks brought: subtasks that must be trained again from where they stand, and
+    why updates of which subtasks were refused."""
 
-    version: tuple[int, int]
     rework: frozenset[int]
     rejected: tuple[tuple[int, str], ...]
 
 
 class Outbox:
-    """Thread-safe; :meth:`close` must be called. ``patience`` bounds each wait, in seconds."""
+    """Thread-safe; :meth:`close` must be called."""
 
-    def __init__(self, sender: UpdateSender, patience: float) -> None:
+    def __init__(self, sender: UpdateSender) -> None:
         self._sender = sender
-        self._patience = patience
         self._items: list[Item] = []
         self._rework: set[int] = set()
+        self._rejected: list[tuple[int, str]] = []
         self._changed = threading.Condition()
         self._closed = False
         self.sent = 0
@@ -117,30 +114,26 @@ class Outbox:
                 default=0,
             )
 
-    def settle(self) -> Settled:
-        """Asks what became of the updates. Raises as :meth:`UpdateSender.status` does."""
+    def look(self) -> tuple[int, int]:
+        """Asks what became of the updates; returns the present version and its writer.
+
+        Raises as :meth:`UpdateSender.status` does.
+        """
         with self._changed:
             asked = [item for item in self._items if item.fate is Fate.SENT]
         status = self._sender.status(
             [(item.subtask, item.epoch, item.stop, item.name) for item in asked]
         )
-        return self._sort(asked, status)
+        self._sort(asked, status)
+        return status.version
 
-    def wait_for_room(self, give_up: Callable[[], bool], settle: Callable[[], None]) -> None:
-        """Until fewer than :data:`MOST_UNAPPLIED` updates are unapplied.
-
-        Raises :class:`StoreUnavailable` after ``patience`` seconds in which nothing moved.
-        """
-        deadline = time.monotonic() + self._patience
-        before = self.unapplied
-        while self.unapplied >= MOST_UNAPPLIED and not give_up():
-            settle()
-            if self.unapplied < before:
-                before, deadline = self.unapplied, time.monotonic() + self._patience
-            if time.monotonic() > deadline:
-                raise StoreUnavailable("the parameter server applies nothing")
-            if self.unapplied >= MOST_UNAPPLIED:
-                self._sender.await_news(LOOK_SECONDS)
+    def collect(self) -> Settled:
+        """What looks and pushes brought since the last time, said once."""
+        with self._changed:
+            settled = Settled(frozenset(self._rework), tuple(self._rejected))
+            self._rework.clear()
+            self._rejected.clear()
+        return settled
 
     def flush(self, seconds: float) -> bool:
         """Waits until everything is in the stream; False where the time was too short."""
@@ -174,15 +167,19 @@ class Outbox:
         with self._changed:
             return sum(item.payload is not None for item in self._items)
 
+    @property
+    def full(self) -> bool:
+        """Whether :data:`MOST_UNAPPLIED` updates are unapplied."""
+        return self.unapplied >= MOST_UNAPPLIED
+
     def subtasks(self) -> frozenset[int]:
-        """Subtasks of which something is not applied yet."""
+        """Subtasks of which something is not applied yet, or not collected."""
         with self._changed:
             return frozenset(item.subtask for item in self._items) | self._rework
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _sort(self, asked: list[Item], status: Status) -> Settled:
-        rejected: list[tuple[int, str]] = []
+    def _sort(self, asked: list[Item], status: Status) -> None:
         with self._changed:
             for item, fate in zip(asked, status.fates, strict=True):
                 if fate == "applied":
@@ -192,12 +189,10 @@ class Outbox:
                 elif fate == "lost":
                     self._lost(item)
                 elif fate.startswith("rejected:"):
-                    rejected.append((item.subtask, fate.removeprefix("rejected:")))
+                    self._rejected.append((item.subtask, fate.removeprefix("rejected:")))
                     self._drop(item)
                     self._rework.add(item.subtask)
-            rework, self._rework = frozenset(self._rework), set()
             self._changed.notify_all()
-        return Settled(status.version, rework, tuple(rejected))
 
     def _lost(self, item: Item) -> None:
         if item.payload is None:

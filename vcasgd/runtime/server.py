@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -34,7 +33,7 @@ from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import Client, check_server, connect, patiently, without_secret
 from vcasgd.store.jobs import Jobs
-from vcasgd.store.servers import Servers
+from vcasgd.store.servers import Servers, node_name
 from vcasgd.store.updates import wait_for_entries
 
 log = logging.getLogger(__name__)
@@ -46,13 +45,14 @@ PAUSE_SECONDS = 0.2
 
 
 class ParameterServer:
-    """Serves all jobs that have tensors on one store node."""
+    """Serves all jobs that have a shard on one store node: shard k is on node k."""
 
-    def __init__(self, settings: Settings, ledger: Client, tensors: Client, node: str) -> None:
+    def __init__(self, settings: Settings, ledger: Client, tensors: Client) -> None:
         self._settings = settings
         self._ledger = ledger
         self._tensors = tensors
-        self._node = node
+        self._number = settings.node
+        self._node = node_name(settings.node)
         self._jobs = Jobs(ledger)
         self._servers = Servers(ledger)
         self._storage = Storage(settings.required("storage_url"))
@@ -167,7 +167,7 @@ class ParameterServer:
 
     def _add(self, name: str) -> None:
         job = self._jobs.get(name)
-        if job.facts is None:
+        if job.facts is None or self._number >= job.facts.shards:
             return
         self._shards[name] = Shard(
             job,
@@ -176,6 +176,7 @@ class ParameterServer:
             ledger=self._ledger,
             checkpoints=Checkpoints(self._storage, name),
             job_secret=self._secret,
+            number=self._number,
         )
 
 
@@ -186,10 +187,10 @@ def main() -> int:
     try:
         settings = load_settings()
         ledger = connect(settings.secret("ledger_url"))
-        tensors = connect(settings.secret("tensors_url"))
-        log.info("tensors server: %s", without_secret(settings.secret("tensors_url")))
+        tensors = connect(settings.own_tensors_url())
+        log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
         patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
-        server = ParameterServer(settings, ledger, tensors, settings.node or socket.gethostname())
+        server = ParameterServer(settings, ledger, tensors)
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
             server.stop()

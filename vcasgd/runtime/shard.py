@@ -61,6 +61,7 @@ class Shard:
         ledger: Client,
         checkpoints: Checkpoints,
         job_secret: str | None = None,
+        number: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if job.facts is None:
@@ -68,15 +69,16 @@ class Shard:
         self.job = job.id
         self._token = token
         self._secret = job_secret
-        self._recipe = Recipe(job.spec, job.facts)
+        self._recipe = Recipe(job.spec, job.facts, number)
         self._jobs = Jobs(ledger)
         self._checkpoints = checkpoints
-        self._keys = keys = TensorKeys(job.id)
+        self._shards = job.facts.shards
+        self._keys = keys = TensorKeys(job.id, number)
         self._snapshots = Snapshots(tensors, keys)
         self._reader = UpdateReader(tensors, keys)
         self._places = Places(tensors, keys)
         self._pins = Pins(self._snapshots, token)
-        self._reports = Reports(ledger, job.id, token, clock)
+        self._reports = Reports(ledger, job.id, token, clock, shard=number, shards=job.facts.shards)
         self._model: Blender | None = None
         #: the part of the tensors server's memory that is this job's
         self.memory_share = 1.0
@@ -131,7 +133,7 @@ class Shard:
         if time.monotonic() - self._tended_at < TEND_SECONDS:
             return
         recipe = self._recipe
-        self._places.tend(recipe.layout.floats * 4, recipe.payload_size, self.memory_share)
+        self._places.tend(recipe.part.floats * 4, recipe.payload_size, self.memory_share)
         self._tended_at = time.monotonic()
 
     def _tell_ledger(self, model: Blender) -> None:
@@ -168,7 +170,7 @@ class Shard:
         return self._model
 
     def _stored(self) -> Blender | None:
-        weights = torch.empty(self._recipe.layout.floats)
+        weights = torch.empty(self._recipe.part.floats)
         try:
             return Blender(self._recipe, self._snapshots.fetch(weights), weights)
         except SnapshotMissing:
@@ -176,19 +178,20 @@ class Shard:
 
     def _restored(self) -> Blender | None:
         """Neither the tensors server nor this process has the model: back to a checkpoint."""
-        loaded = self._checkpoints.newest(self._say_damaged)
+        loaded = self._checkpoints.newest(self._say_damaged, self._shards)
         if loaded is None:
             return None
-        meta = replace(loaded.snapshot.meta, token=self._token)
-        snapshot = Snapshot(meta, loaded.snapshot.record)
-        self._snapshots.install(self._token, meta, snapshot.record, loaded.floats)
+        stored, weights = loaded.part(self._recipe.part)
+        meta = replace(stored.meta, token=self._token)
+        snapshot = Snapshot(meta, stored.record)
+        self._snapshots.install(self._token, meta, snapshot.record, weights)
         self._reports.say(
             "restored",
             f"the tensors server and its parameter server were both lost; the model is back at "
             f"version {meta.version} from checkpoint {loaded.name}",
             version=meta.version,
         )
-        return Blender(self._recipe, snapshot, loaded.floats)
+        return Blender(self._recipe, snapshot, weights)
 
     def _ask_for_initial(self) -> None:
         if not self._asked_for_initial:
@@ -218,11 +221,11 @@ class Shard:
     def _check_newest(self) -> None:
         """The fence went with the tensors server; the ledger still knows who has taken over."""
         try:
-            newest = self._jobs.work(self.job).get("server_token", 0)
+            newer = self._reports.fenced_by()
         except StoreUnavailable:
             return  # the ledger's absence stops no training
-        if newest > self._token:
-            raise Fenced(f"a parameter server with token {newest} has taken over")
+        if newer is not None:
+            raise Fenced(f"a parameter server with token {newer} has taken over")
 
     # -- claim, check, blend -------------------------------------------------------------------
 

@@ -88,10 +88,6 @@ class Layout:
         """For temporary files, so that they are gone when the stack is."""
         return self.scratch / "tmp"
 
-    @property
-    def node(self) -> str:
-        return self.settings.node or "local"
-
 
 def _job_secret(home: StackHome, settings: Settings) -> str | None:
     if not settings.job_users:

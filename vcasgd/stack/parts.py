@@ -92,11 +92,11 @@ def _redis(layout: Layout, name: str, *, durable: bool) -> Part:
 
 
 def _server(layout: Layout) -> Part:
-    ready = probes.parameter_server(layout.urls["ledger"], layout.node)
+    ready = probes.parameter_server(layout.urls["ledger"], "0")
     env = {**_common(layout), **_admits_workers(layout)}
     if "tensors" in layout.servers:
         # it is beside its tensors server, so the bytes need not go through TCP
-        env["VCASGD_TENSORS_URL"] = layout.servers["tensors"].nearest_url
+        env["VCASGD_NODE_URL"] = layout.servers["tensors"].nearest_url
     return Part("server", _module("vcasgd.runtime.server", env), ready)
 
 
@@ -151,7 +151,7 @@ def _common(layout: Layout) -> dict[str, str]:
     """What our own processes must know beside the settings that they inherit."""
     return {
         "VCASGD_HOME": str(layout.home.path),
-        "VCASGD_NODE": layout.node,
+        "VCASGD_NODE": "0",
         "VCASGD_LEDGER_URL": layout.urls["ledger"],
         "VCASGD_TENSORS_URL": layout.urls["tensors"],
         "VCASGD_STORAGE_URL": layout.storage_url,

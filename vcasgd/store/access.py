@@ -109,8 +109,9 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
         Grant(
             "R",
             "hget hmget hgetall hexists hvals sismember zrange zrangebyscore",
-            (keys.record, keys.facts, keys.work, keys.counters, keys.evaluations, keys.vanished,
-             keys.leases, keys.holders, keys.open, keys.done, keys.draining, keys.quarantine),
+            (keys.record, keys.facts, keys.work, keys.shards, keys.counters, keys.evaluations,
+             keys.vanished, keys.leases, keys.holders, keys.open, keys.done, keys.draining,
+             keys.quarantine),
         ),
         Grant("W", "zadd zrem", (keys.leases, keys.open)),
         Grant("W", "hset hdel", (keys.holders,)),

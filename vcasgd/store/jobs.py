@@ -11,15 +11,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from vcasgd.errors import Conflict, JobUnreadable, NotFound
 from vcasgd.spec import JobSpec
 from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.progress import Progress
 from vcasgd.store.untrusted import as_count, as_name, as_object
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ EVENTS_KEPT = 20_000
 METRICS_KEPT = 20_000
 LOG_LINES_KEPT = 10_000
 FAILURES_KEPT = 200
+#: of a job; a script on the ledger goes through them
+MOST_SHARDS = 1024
 #: of the lease table, as workers write them
 COUNTERS = ("next", "tokens", "expired")
 #: letters without those that are easily taken for one another
@@ -62,6 +65,8 @@ class Facts:
     #: the model's :class:`~vcasgd.learning.vector.Layout` as JSON
     layout: str
     order_digest: str
+    #: into how many the vector is cut, shard k on store node k; the same for the job's life
+    shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] = 1
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Facts:
@@ -74,6 +79,7 @@ class Facts:
             "validation_samples": self.validation_samples,
             "layout": self.layout,
             "order_digest": self.order_digest,
+            "shards": self.shards,
         }
 
 
@@ -87,6 +93,8 @@ class Evaluation:
     worker: str
     seconds: float
     at: float
+    #: of the model in each shard; ``version`` is that of the first
+    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class Job:
     reason: str | None = None
     traceback: str | None = None
     facts: Facts | None = None
-    #: cumulative, from the snapshot: updates, samples, staleness_sum, staleness_max, …
+    #: cumulative, from the snapshots: updates, samples, staleness_sum, staleness_max, …
     totals: dict[str, Any] = field(default_factory=dict)
     finished_epochs: int = 0
     version: int = 0
@@ -193,14 +201,16 @@ class Jobs:
         with self._ledger.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.record)
             pipe.hget(keys.facts, "facts")
-            pipe.hmget(keys.work, "finished", "version")
+            pipe.hget(keys.work, "finished")
+            pipe.hgetall(keys.shards)
             pipe.hgetall(keys.evaluations)
             pipe.hvals(keys.vanished)
-            record, facts, work, evaluations, vanished = pipe.execute()
+            record, facts, finished, told, evaluations, vanished = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
+        lost = [each.decode() for each in vanished]
         try:
-            return _job(job, record, facts, work, evaluations, [each.decode() for each in vanished])
+            return _job(job, record, facts, int(finished or 0), told, evaluations, lost)
         except (ValueError, TypeError, KeyError) as error:
             raise JobUnreadable(f"what is stored of job {job} makes no sense: {error}") from error
 
@@ -424,19 +434,19 @@ def _flat(fields: Mapping[str, Any]) -> list[Any]:
 def _job(
     job: str,
     record: dict[bytes, bytes],
-    facts: bytes | None,
-    work: list[bytes | None],
+    facts_text: bytes | None,
+    finished: int,
+    told: dict[bytes, bytes],
     evaluations: dict[bytes, bytes],
     vanished: list[str],
 ) -> Job:
     text = {name.decode(): value.decode() for name, value in record.items()}
     results = sorted(
-        (
-            _EVALUATION.validate_python({"epoch": int(epoch), **json.loads(each)})
-            for epoch, each in evaluations.items()
-        ),
+        (_evaluation(int(epoch), json.loads(each)) for epoch, each in evaluations.items()),
         key=lambda each: each.epoch,
     )
+    facts = Facts.from_json(facts_text) if facts_text is not None else None
+    progress = Progress.of(told, facts.shards if facts else 1)
     return Job(
         id=job,
         spec=JobSpec.parse(json.loads(text["spec"])),
@@ -447,16 +457,21 @@ def _job(
         ended_at=_number(text.get("ended_at")),
         reason=text.get("reason") or None,
         traceback=text.get("traceback") or None,
-        facts=Facts.from_json(facts) if facts is not None else None,
-        totals=json.loads(text["totals"]) if "totals" in text else {},
-        finished_epochs=int(work[0] or 0),
-        version=int(work[1] or 0),
+        facts=facts,
+        totals=progress.totals,
+        finished_epochs=finished,
+        version=progress.version,
         evaluations=tuple(results),
         final_epoch=int(text["final_epoch"]) if text.get("final_epoch") else None,
         model=text.get("model") or None,
         evictions=vanished.count("evicted"),
         kills=vanished.count("killed"),
     )
+
+
+def _evaluation(epoch: int, fields: dict[str, Any]) -> Evaluation:
+    versions = tuple(fields.pop("versions", ())) or (fields["version"],)
+    return _EVALUATION.validate_python({**fields, "epoch": epoch, "versions": versions})
 
 
 def _number(text: str | None) -> float | None:

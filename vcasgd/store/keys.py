@@ -43,7 +43,7 @@ class LedgerKeys:
 
     @property
     def record(self) -> str:
-        """hash: spec, state, totals"""
+        """hash: spec, state"""
         return self._key("record")
 
     @property
@@ -53,13 +53,18 @@ class LedgerKeys:
 
     @property
     def work(self) -> str:
-        """hash: finished, total, per_epoch, lead, server_token, version; workers only read it"""
+        """hash: finished, total, per_epoch, lead; workers only read it"""
         return self._key("work")
 
     @property
     def counters(self) -> str:
         """hash: next, tokens, expired; what leasing writes, and so workers"""
         return self._key("counters")
+
+    @property
+    def shards(self) -> str:
+        """hash, what parameter servers told: ``<shard>:`` token, version, finished, totals"""
+        return self._key("shards")
 
     @property
     def leases(self) -> str:
@@ -78,8 +83,13 @@ class LedgerKeys:
 
     @property
     def done(self) -> str:
-        """set: applied subtasks of epochs that are not finished"""
+        """set: subtasks of unfinished epochs that are applied in every shard"""
         return self._key("done")
+
+    @property
+    def applied(self) -> str:
+        """set: ``<shard>:<subtask>``, applied in a shard that has not finished its epoch"""
+        return self._key("applied")
 
     @property
     def evaluations(self) -> str:

@@ -11,6 +11,11 @@ from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
 
 
+def node_name(number: int) -> str:
+    """What a store node is called, in the ledger and to people."""
+    return f"node-{number}"
+
+
 class Servers:
     """Parameter servers: each start gets a token that is newer than all before."""
 

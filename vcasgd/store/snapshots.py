@@ -234,6 +234,10 @@ class Snapshots:
         """From now on only this token may write. Raises :class:`Fenced`."""
         self._takeover(keys=[self._keys.fence], args=[token])
 
+    def taken_over(self) -> bool:
+        """Whether a parameter server writes here, or waits for a first snapshot."""
+        return bool(self._tensors.exists(self._keys.fence))
+
     def install(self, token: int, meta: Meta, record: Record, vector: Tensor) -> bool:
         """Makes this the present snapshot where there is none; False where there is one."""
         self.write(meta, vector)

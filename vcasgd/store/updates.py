@@ -37,10 +37,11 @@ _Count = Annotated[int, Field(ge=0, lt=2**53)]
 class Header(BaseModel):
     """What an update says of itself.
 
-    ``start`` and ``stop`` are samples of the subtask, ``base`` is the version it was trained
-    from, ``checksum`` that of the encoded payload (:func:`checksum`), ``integers`` base64 of
-    int64, or nothing where they are as in the base, ``signature`` the HMAC-SHA256 of the rest
-    under its worker's key, or nothing where workers have none.
+    ``start`` and ``stop`` are samples of the subtask, ``base`` is the version of this shard that
+    it was trained from, ``size`` and ``checksum`` (:func:`checksum`) are of the encoded part of
+    the vector that belongs to the shard, ``integers`` is base64 of int64, or nothing where they
+    are as in the base; they travel with shard 0 only. ``signature`` is the HMAC-SHA256 of the
+    rest under its worker's key, or nothing where workers have none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -48,6 +49,7 @@ class Header(BaseModel):
     format: Literal[1] = 1
     update: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,150}$")
     worker: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")
+    shard: _Count = 0
     subtask: _Count
     start: _Count
     stop: _Count
