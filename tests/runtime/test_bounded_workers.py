@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from harness import Plain
-from servers import KINDS, require_binary
+from servers import KINDS, TlsServer, require_binary
 from training import Training
 
 from vcasgd.errors import StoreDenied, StoreError
 from vcasgd.learning.codecs import make_codec
 from vcasgd.runtime.reports import REJECTIONS_BEFORE_QUARANTINE
-from vcasgd.store.access import ledger_user, tensors_user
+from vcasgd.store.access import ledger_user
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.leases import Leases
@@ -107,16 +107,20 @@ def rejected(plain: Plain) -> Callable[[str], dict[str, int]]:
     return lambda job: dict(plain.jobs.get(job).totals.get("rejected", {}))
 
 
-def test_a_job_is_trained_from_its_first_snapshot_to_its_end(plain: Plain) -> None:
-    training = begin(plain)
-    training.go_on(training.interval)
-    seen = users_at(plain.ledger.connection) | users_at(plain.tensors.connection)
+def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
+    plain: Plain, eventually: Eventually
+) -> None:
+    training = begin(plain, step_seconds=0.03)
+    expected = {f"vcasgd-job-{training.job}"}
+    expected |= {f"vcasgd-job-{training.job}/{name}" for name in plain.workers}
+    seen: set[str] = set()
 
+    def signed_in() -> bool:
+        seen.update(users_at(plain.ledger.connection), users_at(plain.tensors.connection))
+        return seen == expected
+
+    eventually(signed_in)
     training.succeed()
-
-    job = training.job
-    assert f"vcasgd-job-{job}" in seen
-    assert {f"vcasgd-job-{job}/{name}" for name in plain.workers} <= seen
 
 
 def test_servers_that_come_back_without_their_users_get_them_again(plain: Plain) -> None:
@@ -222,17 +226,37 @@ def test_nonsense_about_one_job_does_not_stop_another(plain: Plain, eventually: 
     rogue.close()
 
 
-def test_a_worker_that_is_let_in_nowhere_says_so_and_waits(
-    plain: Plain, eventually: Eventually
-) -> None:
-    """It was given a password that comes from another secret."""
-    training = begin(plain, 1)
-    training.go_on(training.interval)
-    plain.env["VCASGD_JOB_SECRET"] = "another secret"
-    stranger = plain.start_worker(training.job)
-    plain.env["VCASGD_JOB_SECRET"] = SECRET
+def test_a_worker_that_is_let_in_nowhere_gives_up_and_says_why(tmp_path: Path) -> None:
+    plain = Plain(tmp_path, heartbeat=0.02)
+    try:
+        training = Training(plain)
+        plain.bind_workers("a secret that nobody else has")
+        name = plain.start_worker(training.job)
 
-    training.succeed()
+        plain.workers[name].wait(30)
 
-    assert stranger not in plain.jobs.workers(training.job)
-    assert tensors_user(SECRET, training.job, stranger).password not in plain.logs()
+        log = (tmp_path / f"{name}.log").read_text()
+        assert "the store refused" in log
+        password = ledger_user("a secret that nobody else has", training.job).password
+        assert password not in log
+        assert plain.jobs.workers(training.job) == {}
+    finally:
+        plain.end()
+
+
+def test_a_job_is_trained_over_tls(tmp_path: Path) -> None:
+    plain = Plain(tmp_path, binary=require_binary("redis"))
+    try:
+        for variable, server in (
+            ("VCASGD_LEDGER_URL", plain.ledger),
+            ("VCASGD_TENSORS_URL", plain.tensors),
+        ):
+            tls = TlsServer(server, tmp_path)
+            plain.env[variable] = tls.url(ssl_ca_certs=tls.authority)
+        plain.bind_workers(SECRET)
+        plain.start_keeper()
+        training = begin(plain)
+        training.succeed()
+    finally:
+        plain.end()
+        sys.stdout.write(plain.logs())

@@ -148,7 +148,7 @@ def test_the_fleet_and_rays_state_are_refused(key: str, ledger_as_worker: Client
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        ("SET", "fence"), ("GET", "fence"), ("DEL", "fence"), ("SET", "meta"), ("DEL", "meta"),
+        ("SET", "fence"), ("DEL", "fence"), ("SET", "meta"), ("DEL", "meta"),
         ("HSET", "applied"), ("HDEL", "applied"), ("HSET", "rejected"), ("HSET", "pins"),
         ("HDEL", "pins"), ("XTRIM", "stream"), ("DEL", "stream"), ("SREM", "wanted"),
         ("SET", "window"), ("DEL", "places"), ("XADD", "news"),
@@ -275,7 +275,7 @@ def test_the_ledgers_other_scripts_stop_a_worker_at_once(
             ledger_as_worker.evalsha(digest, len(keys), *keys, "0", far, far, far, far, far, far)
 
 
-@pytest.mark.parametrize("script", ["commit", "takeover", "pin", "reap", "install"])
+@pytest.mark.parametrize("script", ["commit", "takeover", "pin", "reap"])
 def test_the_tensors_servers_other_scripts_stop_a_worker_at_once(
     script: str, tensors_as_worker: Client, world: World
 ) -> None:

@@ -9,41 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trustme
-from harness import RedisServer, free_port
-from servers import running_server
+from servers import TlsServer, running_server
 
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 from vcasgd.store.connection import check_server, connect, without_secret
-
-
-class TlsServer:
-    """A server that speaks plain text on one port and TLS on another, and its certificates."""
-
-    def __init__(self, server: RedisServer, directory: Path) -> None:
-        self.server = server
-        self.port = free_port()
-        authority = trustme.CA()
-        self.authority = directory / "ca.pem"
-        authority.cert_pem.write_to_path(str(self.authority))
-        self.stranger = directory / "stranger.pem"
-        trustme.CA().cert_pem.write_to_path(str(self.stranger))
-        self.certificate = directory / "certificate.pem"
-        self.key = directory / "key.pem"
-        issued = authority.issue_cert("127.0.0.1")
-        issued.cert_chain_pems[0].write_to_path(str(self.certificate))
-        issued.private_key_pem.write_to_path(str(self.key))
-        server.connection.execute_command(
-            "CONFIG", "SET", "tls-cert-file", str(self.certificate), "tls-key-file", str(self.key),
-            "tls-ca-cert-file", str(self.authority), "tls-port", self.port,
-        )  # fmt: skip
-
-    def ask_clients_for_certificates(self, wanted: bool) -> None:
-        self.server.connection.config_set("tls-auth-clients", "yes" if wanted else "no")
-
-    def url(self, host: str = "127.0.0.1", **options: Path | str) -> str:
-        query = "&".join(f"{name}={value}" for name, value in options.items())
-        return f"rediss://:{self.server.files.password}@{host}:{self.port}/0?{query}"
 
 
 @pytest.fixture(scope="module")

@@ -124,15 +124,15 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
 
 def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
     snapshots, payloads = _any(keys, "s:*"), _any(keys, f"u:{worker}.*")
-    meta, applied, pushed, tokens, stream, rejected, pins, wanted, places, window, news = (
+    fence, meta, applied, pushed, tokens, stream, rejected, pins, wanted, places, window, news = (
         _on_any_shard(keys, key)
-        for key in (keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.rejected,
-                    keys.pins, keys.wanted, keys.places, keys.window, keys.news)
+        for key in (keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
+                    keys.rejected, keys.pins, keys.wanted, keys.places, keys.window, keys.news)
     )  # fmt: skip
     return (
         Grant("RW", "evalsha", (_any(keys, "*"),)),
-        Grant("R", "get mget", (meta, snapshots, window)),
-        Grant("R", "exists", (meta, snapshots, payloads)),
+        Grant("R", "get mget", (fence, meta, snapshots, window)),
+        Grant("R", "exists", (fence, meta, snapshots, payloads)),
         Grant("R", "hget hmget hgetall", (applied, pushed, tokens, rejected, pins)),
         Grant("R", "xrange", (stream,)),
         Grant("R", "xread", (news,)),
@@ -148,7 +148,6 @@ def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
 def _for_first_snapshot(keys: TensorKeys) -> tuple[Grant, ...]:
     old = (keys.applied, keys.pushed, keys.tokens, keys.stream, keys.rejected, keys.places)
     return (
-        Grant("R", "get", (_on_any_shard(keys, keys.fence),)),
         Grant("W", "set", (_on_any_shard(keys, keys.meta), _any(keys, "s:*"))),
         Grant("W", "unlink", (_any(keys, "s:*"),)),
         Grant("W", "del", tuple(_on_any_shard(keys, key) for key in old)),
