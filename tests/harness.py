@@ -220,6 +220,7 @@ class RedisServer:
         self.process.kill()
 
     def end(self) -> None:
+        self.connection.close()
         self.process.end()
 
 

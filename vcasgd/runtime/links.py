@@ -24,6 +24,8 @@ from vcasgd.store.sharded import check_nodes
 
 #: a node is not waited for any longer than twice the time of the fastest one, and this
 LATE_SECONDS = 0.5
+#: pause while a server that is waited for is away
+SILENT_SECONDS = 0.05
 
 
 class Links:
@@ -110,7 +112,8 @@ class Links:
         :class:`SnapshotMissing` where one has no model any more.
         """
         deadline = time.monotonic() + self._patience
-        boxes, waited = [self._all[shard].outbox for shard in shards], False
+        links, waited = [self._all[shard] for shard in shards], False
+        boxes = [link.outbox for link in links]
         before = sum(box.unapplied for box in boxes)
         while any(box.full for box in boxes) and not give_up():
             settle()
@@ -118,6 +121,9 @@ class Links:
             if now < before:
                 before, deadline = now, time.monotonic() + self._patience
             self._check_models(shards)
+            if any(link.late or link.trouble for link in links):
+                # one that does not answer does not wait either
+                time.sleep(SILENT_SECONDS)
             if time.monotonic() > deadline:
                 raise StoreUnavailable("the parameter server applies nothing")
         return waited
