@@ -74,7 +74,8 @@ class TlsServer:
         issued.private_key_pem.write_to_path(str(self.key))
         server.connection.execute_command(
             "CONFIG", "SET", "tls-cert-file", str(self.certificate), "tls-key-file", str(self.key),
-            "tls-ca-cert-file", str(self.authority), "tls-auth-clients", "no", "tls-port", self.port,
+            "tls-ca-cert-file", str(self.authority), "tls-auth-clients", "no",
+            "tls-port", self.port,
         )  # fmt: skip
 
     def ask_clients_for_certificates(self, wanted: bool) -> None:

@@ -128,6 +128,7 @@ class World:
         *,
         ledger: Client | None = None,
         tensors: Client | None = None,
+        job_secret: str | None = None,
     ) -> Shard:
         """A parameter server's shard, with a newer token than all before unless one is given."""
         return Shard(
@@ -136,6 +137,7 @@ class World:
             tensors=tensors or self.tensors,
             ledger=ledger or self.ledger,
             checkpoints=self.checkpoints,
+            job_secret=job_secret,
             clock=lambda: self.now,
         )
 
