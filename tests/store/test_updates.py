@@ -379,7 +379,7 @@ class TestHeader:
             ("update", "a}b"),
             ("update", "a\n"),
             ("update", "ü"),
-            ("update", "x" * 101),
+            ("update", "x" * 151),
             ("worker", "a b"),
             ("subtask", -1),
             ("subtask", 2**53),
