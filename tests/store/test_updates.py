@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from world import World
 
 from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreUnavailable
-from vcasgd.store.snapshots import CHUNK_BYTES
+from vcasgd.store.planes import CHUNK_BYTES
 from vcasgd.store.updates import (
     LONGEST_HEADER,
     PAYLOAD_SECONDS,

@@ -144,7 +144,7 @@ class Link:
         # while it is overwritten there is nothing to take
         self._fetched = None
         started = time.monotonic()
-        self._fetched = self._snapshots.fetch(out)
+        self._fetched = self._snapshots.fetch(out, rounded=True)
         self._fetch_seconds = time.monotonic() - started
 
     @property

@@ -31,7 +31,7 @@ from vcasgd.errors import (
 from vcasgd.runtime.chores import Chores
 from vcasgd.runtime.desk import Desk, Interrupted
 from vcasgd.runtime.heart import Heart, LineCapture, NoticeLike, NoticeSource, NoticeWatch
-from vcasgd.runtime.processes import configure_logging, exit_status
+from vcasgd.runtime.processes import configure_logging, exit_status, keep_freed_memory
 from vcasgd.runtime.trainer import Trainer
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import patiently
@@ -89,6 +89,7 @@ class Worker:
 
     def run(self) -> str:
         """Until the job is over or the worker has to go; returns why it went."""
+        keep_freed_memory()
         with self._capture.installed():
             self._heart.start()
             if self._watch:

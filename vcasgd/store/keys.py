@@ -220,8 +220,8 @@ class TensorKeys:
         """set: names under which the present snapshot is to be pinned"""
         return self._key("wanted")
 
-    def snapshot_chunk(self, version: int, token: int, index: int) -> str:
-        return self._key(f"s:{version}.{token}:{index}")
+    def snapshot_chunk(self, version: int, token: int, name: str) -> str:
+        return self._key(f"s:{version}.{token}:{name}")
 
     def payload_chunk(self, update: str, index: int) -> str:
         return self._key(f"u:{update}:{index}")

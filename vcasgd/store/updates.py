@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,13 +22,15 @@ from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.places import RENEW_SECONDS, Places
-from vcasgd.store.snapshots import chunk_count, chunks_of
+from vcasgd.store.planes import chunk_count, chunks_of
 from vcasgd.store.wire import Missing, Wire, WrongLength
 
 #: payload chunks whose update never came into the stream vanish by themselves
 PAYLOAD_SECONDS = 3600
 #: headers are small; a longer one is not parsed at all
 LONGEST_HEADER = 1 << 20
+#: of a field's name in a message
+LONGEST_NAME = 64
 #: the reason for which a header is refused that somebody else wrote
 UNSIGNED = "signature"
 
@@ -89,11 +92,16 @@ class Header(BaseModel):
         if len(text) > LONGEST_HEADER:
             raise InvalidUpdate("the header is too long", reason="header")
         try:
-            return cls.model_validate_json(text)
+            header = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
+            # names of fields that do not exist are the sender's, and go into logs and events
+            where = ".".join(str(part) for part in first["loc"])[:LONGEST_NAME]
             raise InvalidUpdate(f"header: {where}: {first['msg']}", reason="header") from error
+        # JSON leaves open which one of two counts; what is valid has no others inside
+        if len(json.loads(text, object_pairs_hook=list)) != len(header.model_fields_set):
+            raise InvalidUpdate("header: a field is there twice", reason="header")
+        return header
 
 
 @dataclass(frozen=True)
