@@ -27,6 +27,7 @@ from vcasgd.spec import JobSpec
 from vcasgd.stack import StackHome, Tied
 from vcasgd.stack.child import die_with_parent
 from vcasgd.store.connection import Client, connect
+from vcasgd.store.embedded import ServerFiles
 from vcasgd.store.jobs import Jobs, State
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.servers import Servers
@@ -49,11 +50,13 @@ SUBTASKS = 1 << 14
 
 @dataclass(frozen=True)
 class Workload:
-    """What is exchanged. ``floats``: length of the vector."""
+    """What is exchanged. ``floats``: length of the vector. ``near``: workers talk to the tensors
+    server as its neighbours do, and not as from other machines."""
 
     floats: int
     workers: int
     codec: str
+    near: bool = False
 
     @property
     def model_bytes(self) -> int:
@@ -99,7 +102,8 @@ class Rig:
             self._resources.callback(self._stop_workers)
             self._state = stack.await_ready()
             self._folder, self._home = folder, StackHome(settings.home)
-            self._ledger, self._tensors = (connect(self._url(name)) for name in PARTS[:2])
+            self._ledger = connect(self._files("ledger").url)
+            self._tensors = connect(self._files("tensors").url)
             self._resources = self._resources.pop_all()
         return self
 
@@ -111,8 +115,9 @@ class Rig:
     ) -> None:
         self._resources.__exit__(kind, error, trace)
 
-    def _url(self, name: str) -> str:
-        return f"redis://:{self._home.ensure_password(name)}@127.0.0.1:{self._state.ports[name]}/0"
+    def _files(self, name: str) -> ServerFiles:
+        password = self._home.ensure_password(name)
+        return ServerFiles(self._home.path / name, self._state.ports[name], password)
 
     # -- the job and its workers ---------------------------------------------------------------
 
@@ -153,9 +158,10 @@ class Rig:
             )
 
     def _environment(self) -> dict[str, str]:
+        tensors = self._files("tensors")
         return {
-            "VCASGD_LEDGER_URL": self._url("ledger"),
-            "VCASGD_TENSORS_URL": self._url("tensors"),
+            "VCASGD_LEDGER_URL": self._files("ledger").url,
+            "VCASGD_TENSORS_URL": tensors.nearest_url if self._workload.near else tensors.url,
             "VCASGD_HEARTBEAT": str(self._settings.heartbeat),
         }
 

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from vcasgd.bench.figures import Figures, ProcessFigures
 from vcasgd.bench.gauges import Gauges
-from vcasgd.bench.loopback import loopback_bytes_per_second
+from vcasgd.bench.loopback import carried_bytes, measure_loopback
 from vcasgd.bench.rig import Rig, Workload
 from vcasgd.errors import StackError
 from vcasgd.learning.codecs import make_codec
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.snapshots import Snapshot
 
-#: of the raw stream, before and after everything else
-LOOPBACK_SECONDS = 1.5
 #: not counted: caches, connections, the servers' buffers; and each worker has been through
 WARM_UP_SECONDS = 1.0
 WARM_UP_UPDATES_PER_WORKER = 3
@@ -36,18 +34,25 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure. ``memory_mb``: limit of the tensors server."""
+    """What to measure. ``worker_socket``: ``tcp`` or ``unix``; ``memory_mb``: limit of the
+    tensors server."""
 
     size_mb: int = 64
     workers: int = 2
     seconds: float = 6.0
     codec: str = "float32"
+    worker_socket: str = "tcp"
     memory_mb: int | None = None
     soak: bool = False
 
     @property
     def workload(self) -> Workload:
-        return Workload(self.size_mb * (1 << 20) // 4, self.workers, self.codec)
+        return Workload(
+            floats=self.size_mb * (1 << 20) // 4,
+            workers=self.workers,
+            codec=self.codec,
+            near=self.worker_socket == "unix",
+        )
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Moment:
     publications: int
     fetched: int
     applied: dict[str, int]
+    carried: int
 
     @classmethod
     def now(cls, rig: Rig) -> Moment:
@@ -71,6 +77,7 @@ class Moment:
             publications=publications,
             fetched=sum(tally.fetched for tally in rig.tallies.values()),
             applied={name: tally.applied for name, tally in rig.tallies.items()},
+            carried=carried_bytes(),
         )
 
 
@@ -80,11 +87,11 @@ def measure(options: Options, say: Say) -> Figures:
     Raises :class:`~vcasgd.errors.StackError` where something does not start or does not move.
     """
     say("measuring the loopback")
-    loopback = [loopback_bytes_per_second(LOOPBACK_SECONDS)]
+    loopback = [measure_loopback(options.workload.model_bytes)]
     with Rig(options.workload, _settings()) as rig:
         figures = _run(options, rig, say)
     say("measuring the loopback again")
-    loopback.append(loopback_bytes_per_second(LOOPBACK_SECONDS))
+    loopback.append(measure_loopback(options.workload.model_bytes))
     return figures.against(loopback)
 
 
@@ -147,6 +154,7 @@ def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: 
         size_mb=options.size_mb,
         workers=options.workers,
         codec=options.codec,
+        worker_socket=options.worker_socket,
         seconds=round(after.at - before.at, 2),
         updates=updates,
         updates_per_s=updates / seconds,
@@ -156,6 +164,7 @@ def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: 
         model_bytes=workload.model_bytes,
         p50_push_to_applied_ms=_percentile(delays, 50),
         p99_push_to_applied_ms=_percentile(delays, 99),
+        loopback_bytes_per_update=(after.carried - before.carried) / updates,
         rejected=sum(last.totals.rejected.values()),
         processes={
             name: ProcessFigures.of(gauge, workload.model_bytes, soak=options.soak)
