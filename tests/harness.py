@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,14 +188,26 @@ def run_agent() -> None:
 class RedisServer:
     """A real server that can be killed and started again on the same port."""
 
-    def __init__(self, directory: Path, *, durable: bool, binary: str | None = None) -> None:
-        self.files = ServerFiles(directory, free_port(), secrets.token_hex(8))
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        durable: bool,
+        binary: str | None = None,
+        more: Sequence[str] = (),
+        password: str | None = None,
+    ) -> None:
+        self.files = ServerFiles(directory, free_port(), password or secrets.token_hex(8))
         self.durable = durable
         self.binary = binary or os.environ.get("VCASGD_REDIS_SERVER")
-        write_configuration(self.files, durable=durable)
+        self.configure(more)
         #: finds the server again after a restart
         self.connection = self.client()
         self.start()
+
+    def configure(self, more: Sequence[str]) -> None:
+        """Further lines of its configuration, from its next start on."""
+        write_configuration(self.files, durable=self.durable, more=more)
 
     def start(self) -> None:
         log = self.files.directory / "server.log"

@@ -25,14 +25,20 @@ STALL_LEASES = 15
 PATIENCE_LEASES = 30
 
 
-_STORE_SCHEMES = ("redis", "rediss", "unix")
+_STORE_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _STORAGE_SCHEMES = ("file", "s3", "gs")
 
 
 def _has_form(url: str, schemes: tuple[str, ...]) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in schemes and (parts.port is None or parts.port > 0)
+        if parts.scheme not in schemes:
+            return False
+        # of Sentinel there may be several
+        hosts = [urlsplit(f"//{host}") for host in parts.netloc.rpartition("@")[2].split(",")]
+        if parts.scheme.endswith("+sentinel") and not (parts.path.strip("/") and parts.netloc):
+            return False
+        return all(host.port is None or host.port > 0 for host in hosts)
     except ValueError:
         return False
 
@@ -75,7 +81,10 @@ class Settings(BaseSettings):
     def _is_redis_url(cls, value: SecretStr | None) -> SecretStr | None:
         # the value is never shown: it holds a password
         if value is not None and not _has_form(value.get_secret_value(), _STORE_SCHEMES):
-            raise ValueError("is not of the form redis://[[user]:password@]host:port[/db]")
+            raise ValueError(
+                "is not of the form redis://[[user]:password@]host:port[/db] or "
+                "redis+sentinel://[user:password@]host:port[,host:port…]/service[/db]"
+            )
         return value
 
     @field_validator("storage_url")

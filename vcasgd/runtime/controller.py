@@ -353,7 +353,7 @@ class Controller:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._ledger = connect(settings.secret("ledger_url"))
-        self._tensors = connect(settings.secret("tensors_url"))
+        self._tensors = connect(settings.secret("tensors_url"), waits=False)
         self._leadership = Leadership(Control(self._ledger), settings)
         self._stop = threading.Event()
 

@@ -31,7 +31,7 @@ class Desk:
         self.job = job
         self.name = name
         ledger = connect(settings.secret("ledger_url"))
-        tensors = connect(settings.secret("tensors_url"))
+        tensors = connect(settings.secret("tensors_url"), waits=False)
         keys = TensorKeys(job)
         self.jobs = Jobs(ledger)
         self.leases = Leases(ledger, job, name, settings.lease_seconds)

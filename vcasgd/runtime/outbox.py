@@ -1,7 +1,8 @@
 """A worker's updates until they are applied.
 
-A worker keeps what it pushed until the snapshot says that it is in there, and pushes it again
-when the tensors server came back empty. Sending happens in a thread of its own, so that the
+A worker keeps what it pushed until the snapshot says that it is in there, and that the replicas
+have it too, if there are any. It pushes it again when the tensors server came back empty, or
+older after a failover. Sending happens in a thread of its own, so that the
 next interval trains meanwhile; at most :data:`MOST_UNAPPLIED` updates wait at a time.
 """
 
@@ -45,10 +46,19 @@ class Item:
     header: Header | None
     payload: memoryview | None
     fate: Fate
+    #: version and writer of the snapshot in which it was first seen to be applied
+    applied_in: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
         return self.header.update if self.header else "-"
+
+    def is_safe(self, version: tuple[int, int], safe: int) -> bool:
+        """Whether it is applied for good: also on the replicas. It is applied in ``version``."""
+        # another writer, or an older version: a failover went back, and it was applied anew
+        if self.applied_in is None or self.applied_in[1] != version[1] or self.applied_in > version:
+            self.applied_in = version
+        return safe >= self.applied_in[0]
 
 
 @dataclass(frozen=True)
@@ -166,8 +176,11 @@ class Outbox:
         with self._changed:
             for item, fate in zip(asked, status.fates, strict=True):
                 if fate == "applied":
-                    self._drop(item)
-                elif fate == "lost":
+                    if item.is_safe(status.version, status.safe):
+                        self._drop(item)
+                    continue
+                item.applied_in = None
+                if fate == "lost":
                     self._lost(item)
                 elif fate.startswith("rejected:"):
                     rejected.append((item.subtask, fate.removeprefix("rejected:")))

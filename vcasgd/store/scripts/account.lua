@@ -9,7 +9,7 @@ if tonumber(known[1] or 0) > token then
   return redis.error_reply('FENCED a parameter server with token ' .. known[1] .. ' has taken over')
 end
 if tonumber(known[1] or 0) == token and tonumber(known[2] or -1) > version then return 0 end
-redis.call('HSET', KEYS[2], 'server_token', token, 'version', version, 'finished', ARGV[3])
+redis.call('HSET', KEYS[2], 'server_token', ARGV[1], 'version', version, 'finished', ARGV[3])
 redis.call('HSET', KEYS[1], 'totals', ARGV[4])
 local before, finished = tonumber(known[3]), tonumber(ARGV[3])
 for i = 5, #ARGV do

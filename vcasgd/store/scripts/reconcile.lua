@@ -10,7 +10,7 @@ local token, finished = tonumber(ARGV[1]), tonumber(ARGV[3])
 if tonumber(known[1] or 0) > token then
   return redis.error_reply('FENCED a parameter server with token ' .. known[1] .. ' has taken over')
 end
-redis.call('HSET', KEYS[2], 'server_token', token, 'version', ARGV[2], 'finished', finished)
+redis.call('HSET', KEYS[2], 'server_token', ARGV[1], 'version', ARGV[2], 'finished', finished)
 redis.call('HSET', KEYS[1], 'totals', ARGV[4])
 
 local next, per_epoch = tonumber(known[2]), tonumber(known[3])
