@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -221,8 +221,12 @@ class RedisServer:
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.02)
 
+    @property
+    def url(self) -> str:
+        return self.files.url
+
     def client(self) -> Client:
-        return connect(self.files.url)
+        return connect(self.url)
 
     def kill(self) -> None:
         self.process.kill()
@@ -231,17 +235,37 @@ class RedisServer:
         self.process.end()
 
 
+class Store(Protocol):
+    """A server, or several that stand in for one another."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def connection(self) -> Client: ...
+
+    def end(self) -> None: ...
+
+
 class Plain:
     """Ledger, tensors, one parameter server, any number of workers, and who keeps the jobs."""
 
-    def __init__(self, home: Path, *, heartbeat: float = 0.25, binary: str | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        heartbeat: float = 0.25,
+        binary: str | None = None,
+        ledger: Store | None = None,
+        tensors: Store | None = None,
+    ) -> None:
         self.home = home
-        self.ledger = RedisServer(home / "ledger", durable=True, binary=binary)
-        self.tensors = RedisServer(home / "tensors", durable=False, binary=binary)
+        self.ledger = ledger or RedisServer(home / "ledger", durable=True, binary=binary)
+        self.tensors = tensors or RedisServer(home / "tensors", durable=False, binary=binary)
         self.storage = Storage(f"file://{home}/storage")
         self.env = {
-            "VCASGD_LEDGER_URL": self.ledger.files.url,
-            "VCASGD_TENSORS_URL": self.tensors.files.url,
+            "VCASGD_LEDGER_URL": self.ledger.url,
+            "VCASGD_TENSORS_URL": self.tensors.url,
             "VCASGD_STORAGE_URL": self.storage.url,
             "VCASGD_CACHE_DIR": str(home / "cache"),
             "VCASGD_HEARTBEAT": str(heartbeat),

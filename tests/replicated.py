@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import redis
 from harness import Process, RedisServer, free_port
@@ -67,11 +68,6 @@ class Replicated:
         await_truth(self._watched, 20)
         #: as a process of ours would have it
         self.connection = self.client()
-
-    @property
-    def files(self) -> ServerFiles:
-        """As :class:`RedisServer` has it: where it is to be found."""
-        return _Located(self.directory, 0, "", self.url)
 
     def client(self, *, waits: bool = True) -> Client:
         return connect(self.url, waits=waits)
@@ -176,21 +172,9 @@ class Replicated:
             client.close()
 
 
-class _Located(ServerFiles):
-    """The URL of a service stands in for that of a server."""
-
-    def __init__(self, directory: Path, port: int, password: str, url: str) -> None:
-        super().__init__(directory, port, password)
-        object.__setattr__(self, "_url", url)
-
-    @property
-    def url(self) -> str:
-        url: str = self.__dict__["_url"]
-        return url
-
-
 @contextmanager
-def replicated(directory: Path, kind: str = "valkey", **options: bool) -> Iterator[Replicated]:
+def replicated(directory: Path, kind: str = "valkey", **options: Any) -> Iterator[Replicated]:
+    """With the folder's name as that of the service."""
     directory.mkdir(parents=True, exist_ok=True)
     service = Replicated(directory, kind=kind, **options)
     try:

@@ -35,7 +35,7 @@ def lenient(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicat
 
 
 class Writer(threading.Thread):
-    """Writes one number after the other, as long as it takes, and remembers what was acknowledged."""
+    """Writes one number after the other, and remembers what was acknowledged."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(name="writer", daemon=True)
