@@ -22,6 +22,7 @@ from waiting import await_truth
 
 import vcasgd.chaos
 from vcasgd.errors import StoreError
+from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout
 from vcasgd.package import digest_of, pack
 from vcasgd.runtime.agent import run
@@ -37,6 +38,7 @@ from vcasgd.store.embedded import ServerFiles, server_command, write_configurati
 from vcasgd.store.jobs import Jobs, State
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.servers import Control, Servers
+from vcasgd.store.sharded import ShardedSnapshots
 from vcasgd.store.snapshots import Snapshots
 
 AUDIT_TASK = Path(vcasgd.chaos.__file__).parent / "task"
@@ -174,10 +176,10 @@ def keep_jobs() -> None:
     configure_logging("keeper")
     settings = load_settings()
     ledger = connect(settings.secret("ledger_url"))
-    tensors = connect(settings.secret("tensors_url"))
+    nodes = [connect(url) for url in settings.tensors_urls()]
     leadership = Leadership(Control(ledger), settings)
     leadership.start()
-    JobLoop(settings, ledger, tensors, leadership).run()
+    JobLoop(settings, ledger, nodes, leadership).run()
 
 
 def run_agent() -> None:
@@ -232,6 +234,7 @@ class RedisServer:
         self.process.kill()
 
     def end(self) -> None:
+        self.connection.close()
         self.process.end()
 
 
@@ -248,7 +251,7 @@ class Store(Protocol):
 
 
 class Plain:
-    """Ledger, tensors, one parameter server, any number of workers, and who keeps the jobs."""
+    """Ledger, store nodes (mostly one), any number of workers, and who keeps the jobs."""
 
     def __init__(
         self,
@@ -256,20 +259,31 @@ class Plain:
         *,
         heartbeat: float = 0.25,
         binary: str | None = None,
+        nodes: int = 1,
         ledger: Store | None = None,
         tensors: Store | None = None,
     ) -> None:
         self.home = home
         self.ledger = ledger or RedisServer(home / "ledger", durable=True, binary=binary)
-        self.tensors = tensors or RedisServer(home / "tensors", durable=False, binary=binary)
+        #: the tensors server of each store node
+        self.nodes = (
+            [tensors]
+            if tensors
+            else [
+                RedisServer(home / f"tensors-{node}", durable=False, binary=binary)
+                for node in range(nodes)
+            ]
+        )
+        self.tensors = self.nodes[0]
+        #: the parameter server that was started last on each store node
+        self.servers: dict[int, Loop] = {}
         self.storage = Storage(f"file://{home}/storage")
         self.env = {
             "VCASGD_LEDGER_URL": self.ledger.url,
-            "VCASGD_TENSORS_URL": self.tensors.url,
+            "VCASGD_TENSORS_URL": " ".join(node.url for node in self.nodes),
             "VCASGD_STORAGE_URL": self.storage.url,
             "VCASGD_CACHE_DIR": str(home / "cache"),
             "VCASGD_HEARTBEAT": str(heartbeat),
-            "VCASGD_NODE": "node-0",
         }
         self.settings = Settings(heartbeat=heartbeat)
         self.jobs = Jobs(self.ledger.connection)
@@ -280,12 +294,18 @@ class Plain:
 
     @property
     def server(self) -> Loop:
-        """The parameter server that was started last."""
-        return self._server
+        """The parameter server of the first store node."""
+        return self.servers[0]
 
-    def start_server(self) -> Loop:
-        self._server = self._start("vcasgd.runtime.server:main", [], "server")
-        return self._server
+    def start_server(self, node: int = 0) -> Loop:
+        env = {"VCASGD_NODE": str(node)}
+        self.servers[node] = self._start("vcasgd.runtime.server:main", [], f"server-{node}", env)
+        return self.servers[node]
+
+    def start_servers(self) -> None:
+        """One on each store node."""
+        for node in range(len(self.nodes)):
+            self.start_server(node)
 
     def start_keeper(self) -> Loop:
         """The controller's half that needs no machines."""
@@ -318,7 +338,7 @@ class Plain:
         return loop
 
     def end(self) -> None:
-        for process in (*self._loops, self.tensors, self.ledger):
+        for process in (*self._loops, *self.nodes, self.ledger):
             process.end()
 
     # -- jobs -------------------------------------------------------------------------------
@@ -349,6 +369,7 @@ class Plain:
                 "samples": samples,
                 "batch_size": 5,
                 "step_seconds": step_seconds,
+                "copies": len(self.nodes),
                 **(args or {}),
             },
             epochs=epochs,
@@ -365,11 +386,11 @@ class Plain:
 
     def checkpoint(self, job: str) -> str:
         """Writes a checkpoint of the present snapshot, as the controller would."""
-        snapshots = self.snapshots(job)
+        snapshots = self.sharded(job)
         snapshots.want_pin("test")
         await_truth(lambda: snapshots.pinned("test"))
-        snapshot, floats = snapshots.fetch_pinned("test")
-        stored = self.checkpoints(job).write(snapshot, self.layout(job), floats)
+        whole, floats = snapshots.fetch_pinned("test")
+        stored = self.checkpoints(job).write(whole, self.layout(job), floats)
         snapshots.unpin("test")
         return stored.name
 
@@ -383,8 +404,16 @@ class Plain:
     def checkpoints(self, job: str) -> Checkpoints:
         return Checkpoints(self.storage, job)
 
-    def snapshots(self, job: str) -> Snapshots:
-        return Snapshots(self.tensors.connection, TensorKeys(job))
+    def snapshots(self, job: str, shard: int = 0) -> Snapshots:
+        return Snapshots(self.nodes[shard].connection, TensorKeys(job, shard))
+
+    def sharded(self, job: str) -> ShardedSnapshots:
+        return ShardedSnapshots([node.connection for node in self.nodes], job, self.cut(job))
+
+    def cut(self, job: str) -> Cut:
+        facts, layout = self.jobs.get(job).facts, self.layout(job)
+        assert facts is not None
+        return Cut(layout.floats, layout.parameters, facts.shards)
 
     def layout(self, job: str) -> Layout:
         facts = self.jobs.get(job).facts
@@ -394,15 +423,16 @@ class Plain:
     # -- what is to be seen -----------------------------------------------------------------
 
     def vector(self, job: str) -> Tensor:
-        """The present parameters."""
+        """The present parameters of all shards."""
         out = torch.empty(self.layout(job).floats)
-        self.snapshots(job).fetch(out)
+        for part in self.cut(job).parts:
+            self.snapshots(job, part.shard).fetch(part.of(out))
         return out
 
-    def applied(self, job: str) -> int:
-        """Samples in the present snapshot, over all epochs; 0 where there is none."""
+    def applied(self, job: str, shard: int = 0) -> int:
+        """Samples in the present snapshot of a shard, over all epochs; 0 where there is none."""
         try:
-            return self.snapshots(job).read().meta.totals.samples
+            return self.snapshots(job, shard).read().meta.totals.samples
         except StoreError:
             return 0
 

@@ -152,7 +152,7 @@ class World:
         """Writes the present snapshot, as the controller would."""
         floats = torch.empty(self.layout.floats)
         snapshot = self.snapshots.fetch(floats)
-        return self.checkpoints.write(snapshot, self.layout, floats)
+        return self.checkpoints.write((snapshot,), self.layout, floats)
 
     # -- updates ------------------------------------------------------------------------------
 
@@ -199,6 +199,13 @@ class World:
     ) -> tuple[Header, Pushed]:
         header, payload = self.update(subtask, start, stop, token, **changes)
         return header, self.sender.push(header, self.plan.epoch_of(subtask), payload)
+
+    def received(self, header: Header, size: int) -> bytes:
+        """What the parameter server receives of a payload."""
+        payload = memoryview(bytearray(size))
+        for _ in self.reader.receive(header, payload):
+            pass
+        return bytes(payload)
 
     def smuggle(self, header: Header, payload: bytes | memoryview) -> None:
         """Puts an update into the stream past the script, as only a worker gone mad would."""

@@ -43,6 +43,15 @@ def _has_form(url: str, schemes: tuple[str, ...]) -> bool:
         return False
 
 
+def _check_redis_url(url: str) -> None:
+    # it is never shown: it holds a password
+    if not _has_form(url, _STORE_SCHEMES):
+        raise ValueError(
+            "is not of the form redis://[[user]:password@]host:port[/db] or "
+            "redis+sentinel://[user:password@]host:port[,host:port…]/service[/db]"
+        )
+
+
 class Settings(BaseSettings):
     """Where everything is, and how fast it beats."""
 
@@ -51,7 +60,9 @@ class Settings(BaseSettings):
     home: Path = Field(default=Path("~/.vcasgd"), description="state of the embedded stack")
     cluster: str = Field(default="vcasgd", pattern=r"^[a-z0-9-]{1,40}$")
     ledger_url: SecretStr | None = Field(default=None, description="redis:// URL of the ledger")
-    tensors_url: SecretStr | None = Field(default=None, description="redis:// URL of the tensors")
+    tensors_url: SecretStr | None = Field(
+        default=None, description="redis:// URL of each store node's tensors server, in order"
+    )
     cache_dir: Path | None = Field(default=None, description="where workers unpack code")
     storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
     ray_address: str | None = None
@@ -65,7 +76,13 @@ class Settings(BaseSettings):
     api_url: str = "http://127.0.0.1:8700"
     api_port: int | None = Field(default=None, ge=0, le=65_535, description="0: any free one")
     token: SecretStr | None = None
-    node: str | None = Field(default=None, description="name of this store node")
+    node: int = Field(default=0, ge=0, description="which store node a parameter server is on")
+    node_url: SecretStr | None = Field(
+        default=None, description="its tensors server as reached from inside the node"
+    )
+    store_nodes: int | None = Field(
+        default=None, ge=1, le=64, description="store nodes of the embedded stack"
+    )
     redis_server: str | None = Field(default=None, description="path of a redis-server ≥ 7")
     heartbeat: float = Field(default=1.0, gt=0, le=60, description="seconds")
     package_limit_mb: float = Field(default=100.0, gt=0)
@@ -76,15 +93,18 @@ class Settings(BaseSettings):
     local_on_demand_price_per_hour: float = Field(default=0.0, ge=0, description="USD")
     log_level: str = "INFO"
 
-    @field_validator("ledger_url", "tensors_url")
+    @field_validator("ledger_url", "node_url")
     @classmethod
     def _is_redis_url(cls, value: SecretStr | None) -> SecretStr | None:
-        # the value is never shown: it holds a password
-        if value is not None and not _has_form(value.get_secret_value(), _STORE_SCHEMES):
-            raise ValueError(
-                "is not of the form redis://[[user]:password@]host:port[/db] or "
-                "redis+sentinel://[user:password@]host:port[,host:port…]/service[/db]"
-            )
+        if value is not None:
+            _check_redis_url(value.get_secret_value())
+        return value
+
+    @field_validator("tensors_url")
+    @classmethod
+    def _are_redis_urls(cls, value: SecretStr | None) -> SecretStr | None:
+        for url in value.get_secret_value().split() if value else ():
+            _check_redis_url(url)
         return value
 
     @field_validator("storage_url")
@@ -104,6 +124,23 @@ class Settings(BaseSettings):
         if value is None:
             raise SpecError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
         return str(value.get_secret_value())
+
+    def tensors_urls(self) -> list[str]:
+        """The tensors servers, one for each store node. Raises :class:`SpecError`."""
+        return self.secret("tensors_url").split()
+
+    def own_tensors_url(self) -> str:
+        """The tensors server beside which a parameter server works. Raises :class:`SpecError`."""
+        if self.node_url is not None:
+            return self.node_url.get_secret_value()
+        urls = self.tensors_urls()
+        if self.node >= len(urls):
+            raise SpecError(
+                f"VCASGD_NODE: there is no store node {self.node}; VCASGD_TENSORS_URL names "
+                f"{len(urls)}, counted from 0",
+                field="VCASGD_NODE",
+            )
+        return urls[self.node]
 
     def required(self, name: str) -> str:
         """A setting that this process can't do without. Raises :class:`SpecError`."""

@@ -280,7 +280,7 @@ def test_a_failed_job_shows_reason_and_traceback(api: Api, client: Client) -> No
 
 def test_a_fault_of_ours_tells_a_stranger_nothing(api: Api, http: httpx.Client) -> None:
     damaged, mistyped = api.submit(), api.submit()
-    api.connection.hset(LedgerKeys(damaged).record, "totals", "{inner-secret")
+    api.connection.hset(LedgerKeys(damaged).shards, "0:totals", "{inner-secret")
     api.connection.delete(LedgerKeys(mistyped).record)
     api.connection.set(LedgerKeys(mistyped).record, "inner-secret")
 

@@ -16,7 +16,16 @@ def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
 
     The parameter, if there is one, is the heartbeat in seconds.
     """
-    stage = Plain(tmp_path, heartbeat=getattr(request, "param", 0.25))
+    yield from _ended(Plain(tmp_path, heartbeat=getattr(request, "param", 0.25)))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Iterator[Plain]:
+    """As ``plain``, with three store nodes."""
+    yield from _ended(Plain(tmp_path, nodes=3))
+
+
+def _ended(stage: Plain) -> Iterator[Plain]:
     try:
         yield stage
     finally:

@@ -59,7 +59,8 @@ def checkpoints(folder: Path) -> Checkpoints:
 
 
 def write(checkpoints: Checkpoints, version: int = 7, seed: int = 0) -> Stored:
-    return checkpoints.write(*snapshot_of(small_model(seed), version))
+    snapshot, layout, floats = snapshot_of(small_model(seed), version)
+    return checkpoints.write((snapshot,), layout, floats)
 
 
 def path_of(folder: Path, stored: Stored) -> Path:
@@ -74,10 +75,10 @@ class TestRoundTrip:
     def test_everything_comes_back(self, checkpoints: Checkpoints) -> None:
         snapshot, layout, floats = snapshot_of(small_model())
 
-        stored = checkpoints.write(snapshot, layout, floats)
+        stored = checkpoints.write((snapshot,), layout, floats)
 
         loaded = checkpoints.read(stored.name)
-        assert loaded.snapshot == snapshot
+        assert loaded.whole == (snapshot,)
         assert loaded.floats.numpy().tobytes() == floats.numpy().tobytes()
         assert torch.equal(loaded.integers, snapshot.meta.integer_vector())
         assert checkpoints.all() == [stored]
@@ -95,14 +96,15 @@ class TestRoundTrip:
         with safe_open(path, framework="pt") as file:
             assert file.metadata()["format"] == "pt"
             document = json.loads(file.metadata()["vcasgd"])
-        assert document["meta"]["version"] == 7
-        assert document["record"] == {"finished": 2, "positions": {"40": 5, "41": 1}}
+        (shard,) = document["shards"]
+        assert shard["meta"]["version"] == 7
+        assert shard["record"] == {"finished": 2, "positions": {"40": 5, "41": 1}}
 
     def test_special_numbers_survive(self, checkpoints: Checkpoints) -> None:
         snapshot, layout, floats = snapshot_of(small_model())
         floats[:4] = torch.tensor([-0.0, 1e-45, 3.4e38, -3.4e38])
 
-        loaded = checkpoints.read(checkpoints.write(snapshot, layout, floats).name)
+        loaded = checkpoints.read(checkpoints.write((snapshot,), layout, floats).name)
 
         assert loaded.floats.numpy().tobytes() == floats.numpy().tobytes()
 
@@ -198,19 +200,16 @@ class TestWrongContent:
                 for entry in layout.entries
             }
             tensors |= changes.pop("tensors", {})
-            whole = {
-                "meta": asdict(snapshot.meta),
-                "record": snapshot.record.to_dict(),
-                "layout": layout.to_json(),
-                **changes,
-            }
+            shard = {"meta": asdict(snapshot.meta), "record": snapshot.record.to_dict()}
+            shard |= {name: changes.pop(name) for name in ("meta", "record") if name in changes}
+            whole = {"shards": [shard], "layout": layout.to_json(), **changes}
             text = json.dumps(whole if document is None else document)
             return safetensors.torch.save(tensors, metadata={"vcasgd": text})
 
         return build
 
     def test_the_original_is_right(self, written: Callable[..., bytes]) -> None:
-        assert parse("x", written()).snapshot.meta.version == 7
+        assert parse("x", written()).whole[0].meta.version == 7
 
     @pytest.mark.parametrize(
         "changes",
@@ -221,6 +220,8 @@ class TestWrongContent:
             {"record": {"finished": "?", "positions": {}}},
             {"record": {"finished": 0, "positions": []}},
             {"record": {"finished": 0, "positions": {"a": 1}}},
+            {"shards": []},
+            {"shards": None},
             {"layout": "[]x"},
             {"layout": "{}"},
             {"layout": None},

@@ -259,7 +259,7 @@ def test_both_servers_lost_is_back_to_the_last_checkpoint(
     training = Training(plain)
     training.start(2)
     training.reach(300)
-    checkpoint = plain.checkpoints(training.job).read(plain.checkpoint(training.job)).snapshot
+    checkpoint = plain.checkpoints(training.job).read(plain.checkpoint(training.job)).whole[0]
     training.go_on(100)
 
     # When the tensors server and the parameter server die together
@@ -297,7 +297,7 @@ def test_a_damaged_checkpoint_is_passed_over(plain: Plain, eventually: Eventuall
     training = Training(plain)
     training.start(2)
     training.reach(200)
-    whole = plain.checkpoints(training.job).read(plain.checkpoint(training.job)).snapshot
+    whole = plain.checkpoints(training.job).read(plain.checkpoint(training.job)).whole[0]
     training.go_on(100)
     damaged = plain.checkpoint(training.job)
     plain.damage_checkpoint(training.job, damaged)

@@ -53,7 +53,7 @@ def test_a_job_ends_with_the_model_that_was_evaluated_last(
 
     # and the stored model is the last of them
     assert job.model is not None
-    stored = plain.checkpoints(job.id).read(job.model).snapshot
+    stored = plain.checkpoints(job.id).read(job.model).whole[0]
     assert stored.meta.version == job.evaluations[-1].version
     assert stored.record.finished == 3
     assert job.reason == "all 3 epochs are done"
@@ -241,7 +241,7 @@ def test_checkpoints_come_as_often_and_are_as_many_as_was_asked_for(
     eventually(lambda: [each.name for each in checkpoints.all()] == names_of(plain, training)[-2:])
     for name in names_of(plain, training)[-2:]:
         loaded = checkpoints.read(name)
-        assert loaded.floats.sum() == sum(loaded.snapshot.record.positions.values()) > 0
+        assert loaded.floats.sum() == sum(loaded.whole[0].record.positions.values()) > 0
     assert list(plain.jobs.checkpoints(training.job)) == names_of(plain, training)[-2:]
 
 
@@ -371,7 +371,7 @@ def test_a_damaged_checkpoint_is_never_taken_for_the_finished_model(
 
     # When the checkpoint of its last version is damaged, and both servers lose the model
     damaged = plain.checkpoint(training.job)
-    version = plain.checkpoints(training.job).read(damaged).snapshot.meta.version
+    version = plain.checkpoints(training.job).read(damaged).whole[0].meta.version
     plain.damage_checkpoint(training.job, damaged)
     plain.server.kill()
     plain.tensors.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from harness import RedisServer
 from servers import KINDS, Fault, running_server, url_of, wired
 from world import World
 
-from vcasgd.errors import SnapshotMissing, StoreUnavailable
-from vcasgd.runtime.outbox import MOST_UNAPPLIED, Outbox
+from vcasgd.errors import SnapshotMissing
+from vcasgd.runtime.outbox import Outbox, Settled
 from vcasgd.store.connection import connect
 from vcasgd.store.updates import Header, UpdateSender
 
@@ -38,7 +37,7 @@ def world(server: RedisServer, tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def outbox(world: World) -> Iterator[Outbox]:
-    outbox = Outbox(world.sender, patience=10)
+    outbox = Outbox(world.sender)
     try:
         yield outbox
     finally:
@@ -55,6 +54,11 @@ def submit(
 
 def flushed(outbox: Outbox) -> None:
     assert outbox.flush(10), "not everything came into the stream"
+
+
+def settle(outbox: Outbox) -> Settled:
+    outbox.look()
+    return outbox.collect()
 
 
 class TestSending:
@@ -74,17 +78,16 @@ class TestSending:
         submit(world, outbox, 0, 0, 2)
         submit(world, outbox, 1, 0, 4)
         flushed(outbox)
-        assert outbox.settle().rework == frozenset()
+        assert settle(outbox).rework == frozenset()
         assert outbox.unapplied == 2
 
         world.shard(token=5).turn()
 
-        settled = outbox.settle()
-        assert settled.version == (2, 5)
+        assert outbox.look() == (2, 5)
         assert (outbox.unapplied, outbox.subtasks()) == (0, frozenset())
 
     def test_nothing_to_ask_for_brings_the_version(self, world: World, outbox: Outbox) -> None:
-        assert outbox.settle().version == (0, 0)
+        assert outbox.look() == (0, 0)
 
     def test_up_to_where_the_updates_of_a_lease_go(self, world: World, outbox: Outbox) -> None:
         submit(world, outbox, 0, 0, 1)
@@ -102,7 +105,7 @@ class TestSending:
         assert outbox.unapplied == 1, "it is kept"
 
     def test_closed_it_ends_its_thread(self, world: World) -> None:
-        outbox = Outbox(world.sender, patience=1)
+        outbox = Outbox(world.sender)
         world.lose_tensors()
         submit(world, outbox, 0, 0, 2)
 
@@ -122,15 +125,15 @@ class TestLost:
         flushed(outbox)
         world.lose_tensors()
         with pytest.raises(SnapshotMissing):
-            outbox.settle()
+            outbox.look()
         assert outbox.unapplied == 2, "they are kept"
         shard.turn()
 
-        assert outbox.settle().rework == frozenset()
+        assert settle(outbox).rework == frozenset()
         flushed(outbox)
         shard.turn()
 
-        assert outbox.settle().rework == frozenset()
+        assert settle(outbox).rework == frozenset()
         assert (outbox.sent_again, outbox.unapplied) == (2, 0)
         assert world.snapshots.read().record.positions == {0: 4}
         world.assert_exact()
@@ -157,11 +160,11 @@ class TestLost:
     ) -> None:
         """At each command of a push in turn: log in, payload, script."""
         fired = []
-        for at in range(1, 12):
+        for at in range(1, 20):
             subtask, position = divmod(at - 1, world.plan.size(0))
             fault = Fault(at, moment)
             with wired(server, 1, fault) as client:
-                outbox = Outbox(UpdateSender(client, world.keys), patience=10)
+                outbox = Outbox(UpdateSender(client, world.keys))
                 try:
                     fault.arm()
                     submit(world, outbox, subtask, position, position + 1, token=at)
@@ -184,12 +187,12 @@ class TestRefused:
         flushed(outbox)
         world.shard().turn()
 
-        settled = outbox.settle()
+        settled = settle(outbox)
 
         assert settled.rejected == ((0, "checksum"),)
         assert settled.rework == {0}
         assert outbox.unapplied == 0
-        assert outbox.settle().rework == frozenset(), "said once"
+        assert settle(outbox).rework == frozenset(), "said once"
 
     def test_what_follows_a_rejected_one_too(self, world: World, outbox: Outbox) -> None:
         shard = world.shard()
@@ -198,13 +201,13 @@ class TestRefused:
         flushed(outbox)
         shard.turn()
 
-        assert outbox.settle().rework == {0}
+        assert settle(outbox).rework == {0}
         assert world.sender.begin(0, 0, 4, 1) == 0
 
         submit(world, outbox, 0, 0, 4)
         flushed(outbox)
         shard.turn()
-        assert outbox.settle().rework == frozenset()
+        assert settle(outbox).rework == frozenset()
         assert world.snapshots.read().record.positions == {0: 4}
         world.assert_exact()
 
@@ -213,7 +216,7 @@ class TestRefused:
         flushed(outbox)
 
         assert outbox.subtasks() == {0}
-        assert outbox.settle().rework == {0}
+        assert settle(outbox).rework == {0}
         assert outbox.discarded == 1
 
     def test_what_another_did_meanwhile_is_done(self, world: World, outbox: Outbox) -> None:
@@ -222,7 +225,7 @@ class TestRefused:
         submit(world, outbox, 0, 0, 2)
         flushed(outbox)
 
-        assert outbox.settle().rework == frozenset()
+        assert settle(outbox).rework == frozenset()
         assert (outbox.discarded, outbox.unapplied) == (1, 0)
 
     def test_of_a_finished_epoch_it_is_done(self, world: World, outbox: Outbox) -> None:
@@ -233,7 +236,7 @@ class TestRefused:
         submit(world, outbox, 1, 0, 4)
         flushed(outbox)
 
-        assert outbox.settle().rework == frozenset()
+        assert settle(outbox).rework == frozenset()
         assert outbox.discarded == 1
 
     def test_under_a_lost_lease_it_is_not_wanted(self, world: World, outbox: Outbox) -> None:
@@ -242,7 +245,7 @@ class TestRefused:
         submit(world, outbox, 0, 0, 2, token=1)
         flushed(outbox)
 
-        assert outbox.settle().rework == frozenset()
+        assert settle(outbox).rework == frozenset()
         assert (outbox.discarded, outbox.unapplied) == (1, 0)
         assert world.reader.waiting() == 0
 
@@ -267,12 +270,12 @@ class TestWatching:
         outbox.watch(0, 0, 4)
         outbox.watch(0, 0, 4)
         assert outbox.unapplied == 0, "it takes no room"
-        assert outbox.settle().rework == frozenset()
+        assert settle(outbox).rework == frozenset()
         assert outbox.subtasks() == {0}
 
         world.shard().turn()
 
-        assert outbox.settle().rework == frozenset()
+        assert settle(outbox).rework == frozenset()
         assert outbox.subtasks() == frozenset()
 
     def test_lost_it_has_to_be_trained(self, world: World, outbox: Outbox) -> None:
@@ -283,65 +286,5 @@ class TestWatching:
         world.lose_tensors()
         shard.turn()
 
-        assert outbox.settle().rework == {0}
+        assert settle(outbox).rework == {0}
         assert outbox.subtasks() == frozenset()
-
-
-class TestRoom:
-    def test_there_is_some_for_two(self, world: World, outbox: Outbox) -> None:
-        settled: list[int] = []
-
-        def settle() -> None:
-            settled.append(1)
-
-        assert MOST_UNAPPLIED == 2
-        submit(world, outbox, 0, 0, 1)
-        outbox.wait_for_room(lambda: False, settle)
-        assert settled == []
-
-    def test_waits_until_something_is_applied(self, world: World, outbox: Outbox) -> None:
-        for start in range(2):
-            submit(world, outbox, 0, start, start + 1)
-        flushed(outbox)
-        shard, turned = world.shard(), threading.Event()
-
-        def settle() -> None:
-            outbox.settle()
-            if not turned.is_set():
-                shard.turn()
-                turned.set()
-
-        outbox.wait_for_room(lambda: False, settle)
-
-        assert turned.is_set()
-        assert outbox.unapplied == 0
-
-    def test_gives_up_where_nothing_moves(self, world: World) -> None:
-        outbox = Outbox(world.sender, patience=0.1)
-        try:
-            for start in range(2):
-                submit(world, outbox, 0, start, start + 1)
-            flushed(outbox)
-
-            def settle() -> None:
-                outbox.settle()
-
-            with pytest.raises(StoreUnavailable, match="applies nothing"):
-                outbox.wait_for_room(lambda: False, settle)
-
-            assert outbox.unapplied == 2, "they are kept all the same"
-        finally:
-            outbox.close()
-
-    def test_the_caller_can_end_the_waiting(self, world: World, outbox: Outbox) -> None:
-        for start in range(2):
-            submit(world, outbox, 0, start, start + 1)
-        asked: list[int] = []
-
-        def leaving() -> bool:
-            asked.append(1)
-            return len(asked) > 3
-
-        outbox.wait_for_room(leaving, lambda: None)
-
-        assert outbox.unapplied == 2

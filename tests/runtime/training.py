@@ -55,8 +55,8 @@ class Training:
         )
 
     def start(self, workers: int) -> list[str]:
-        """Server and workers; returns when the training has begun."""
-        self.plain.start_server()
+        """Servers and workers; returns when the training has begun."""
+        self.plain.start_servers()
         names = self.add_workers(workers)
         self.plain.play_controller(self.job)
         return names
@@ -69,13 +69,13 @@ class Training:
 
     # -- waiting ------------------------------------------------------------------------------
 
-    def reach(self, samples: int, timeout: float = 30) -> None:
-        """Until so many samples are applied."""
-        await_truth(lambda: self.plain.applied(self.job) >= samples, timeout, interval=0.005)
+    def reach(self, samples: int, timeout: float = 30, shard: int = 0) -> None:
+        """Until so many samples are applied in a shard."""
+        await_truth(lambda: self.plain.applied(self.job, shard) >= samples, timeout, interval=0.005)
 
-    def go_on(self, samples: int = 1) -> None:
+    def go_on(self, samples: int = 1, shard: int = 0) -> None:
         """Until so many more are applied than now."""
-        self.reach(self.plain.applied(self.job) + samples)
+        self.reach(self.plain.applied(self.job, shard) + samples, shard=shard)
 
     def await_steps(self, name: str, steps: int) -> None:
         """Until a worker has begun so many local steps."""
@@ -117,6 +117,7 @@ class Training:
         totals = self.plain.jobs.get(self.job).totals
         assert totals["samples"] == totals["applied"] == self.total
         assert totals["repeated"] == 0
+        assert len(vector) == len(self.plain.nodes) * self.plan.samples
         wrong = {
             sample: count
             for sample, count in enumerate(vector.tolist())

@@ -37,7 +37,8 @@ def state_of(world: World) -> dict[str, Any]:
         "leases": ledger.zrange(keys.leases, 0, -1, withscores=True),
         "holders": ledger.hgetall(keys.holders),
         "evaluations": ledger.hgetall(keys.evaluations),
-        "totals": ledger.hget(keys.record, "totals"),
+        "told": ledger.hgetall(keys.shards),
+        "applied": ledger.smembers(keys.applied),
     }
 
 

@@ -37,7 +37,7 @@ def go_back(server: Client, past: Past) -> None:
 
 @pytest.fixture
 def outbox(world: World) -> Iterator[Outbox]:
-    outbox = Outbox(world.sender, patience=10)
+    outbox = Outbox(world.sender)
     yield outbox
     outbox.close()
 
@@ -209,6 +209,28 @@ class TestInTheMiddleOfATurn:
         assert world.snapshots.pins() == {}, "it would be a pin without chunks"
 
 
+class TestTheWorkerPushesBeforeItKnows:
+    def test_what_continues_a_forgotten_update_waits_for_it(
+        self, world: World, outbox: Outbox
+    ) -> None:
+        """It is refused, because what it continues is gone; neither is trained again."""
+        shard = world.shard()
+        shard.turn()
+        past = remember(world.tensors)
+        submit(world, outbox, 0, 0, 2)
+        submit(world, outbox, 0, 2, 3)
+
+        go_back(world.tensors, past)
+        submit(world, outbox, 0, 3, 4)
+        shard.turn()
+        outbox.look()
+
+        assert outbox.collect().rework == frozenset()
+        assert (outbox.unapplied, outbox.discarded, outbox.sent_again) == (0, 0, 2)
+        assert world.snapshots.read().record.positions == {0: 4}
+        world.assert_exact()
+
+
 class TestFences:
     def test_a_takeover_that_was_lost_is_made_good(self, world: World) -> None:
         old = world.shard(token=1)
@@ -271,11 +293,11 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         shard.turn()
         world.tensors.hset(world.keys.applied, "safe", 0)
 
-        outbox.settle()
+        outbox.look()
         assert outbox.unapplied == 1
         shard.turn()  # asks the replicas
 
-        outbox.settle()
+        outbox.look()
         assert outbox.unapplied == 0
 
     def test_both_servers_went_and_the_new_one_begins_from_the_older_state(
@@ -288,16 +310,16 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         submit(world, outbox, 1, 0, 2)
         shard.turn()
         world.tensors.hset(world.keys.applied, "safe", 0)
-        outbox.settle()
+        outbox.look()
         assert outbox.unapplied == 2
 
         go_back(world.tensors, past)
         successor = world.shard()
         successor.turn()
-        outbox.settle()
+        outbox.look()
         assert outbox.flush(10)
         successor.turn()
-        outbox.settle()
+        outbox.look()
 
         assert outbox.unapplied == 0
         assert outbox.sent_again == 2
@@ -314,7 +336,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         submit(world, outbox, 0, 0, 2)
         shard.turn()
         world.tensors.hset(world.keys.applied, "safe", 0)
-        outbox.settle()
+        outbox.look()
 
         go_back(world.tensors, past)
         successor = world.shard(token=2)
@@ -324,11 +346,11 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         world.push(0, 0, 2)  # somebody else had the lease
         successor.turn()
         world.tensors.hset(world.keys.applied, "safe", 3)
-        outbox.settle()
+        outbox.look()
         assert outbox.unapplied == 1, "it is applied in version 4, which is not safe"
 
         successor.turn()
-        outbox.settle()
+        outbox.look()
         assert outbox.unapplied == 0
 
 

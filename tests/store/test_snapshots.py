@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreError
 from vcasgd.store import snapshots as module
+from vcasgd.store import wire
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.snapshots import (
@@ -299,7 +300,7 @@ class TestInstall:
 
         installed(snapshots)
 
-        assert names(tensors) == {"fence", "meta", "applied", "s:0.1:0"}
+        assert names(tensors) == {"fence", "meta", "applied", "news", "s:0.1:0"}
 
 
 class TestNoSnapshot:
@@ -332,10 +333,10 @@ class TestNoSnapshot:
 def test_a_reader_never_sees_a_mixture(
     server: RedisServer, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The vector of version v is v everywhere. Every chunk is fetched by a trip of its own, so
-    that the writer gets between them."""
+    """The vector of version v is v everywhere. Every chunk is asked for when the one
+    before is there, so that the writer gets between them."""
     monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(module, "CHUNKS_PER_TRIP", 1)
+    monkeypatch.setattr(wire, "DEPTH", 1)
     size = 8 * 1024 + 5
     metas = [installed(snapshots, constant(0, size))]
     stop = threading.Event()
@@ -473,7 +474,7 @@ class TestForget:
         tensors.set(KEYS.payload_chunk("u", 0), b"left behind")
         tensors.xadd(KEYS.stream, {"h": "x"})
 
-        assert snapshots.forget() == 9
+        assert snapshots.forget() == 10
 
         assert names(tensors) == before
         assert snapshots.forget() == 0

@@ -73,7 +73,7 @@ class TestPush:
         assert pushed == Pushed(accepted=True, position=3)
         (entry,) = world.reader.read(10)
         assert Header.parse(entry.header) == header
-        assert bytes(world.reader.payload(header, header.size)) == bytes(
+        assert world.received(header, header.size) == bytes(
             world.codec.encode(world.delta(0, 0, 3))
         )
         assert world.reader.waiting() == 1
@@ -162,7 +162,7 @@ class TestPush:
             return script(**arguments)
 
         monkeypatch.setattr(world.sender, "_push", lose_the_payload_first)
-        with pytest.raises(StoreUnavailable, match="in the middle of a push"):
+        with pytest.raises(StoreUnavailable, match="lost a part of what was pushed"):
             world.sender.push(header, 0, payload)
         monkeypatch.undo()
 
@@ -177,7 +177,7 @@ class TestPush:
 
         assert pushed.accepted
         assert len(payloads(world)) == 3
-        assert bytes(world.reader.payload(header, len(payload))) == payload
+        assert world.received(header, len(payload)) == payload
 
     def test_a_payload_without_an_entry_vanishes_and_one_with_an_entry_stays(
         self, world: World
@@ -258,7 +258,7 @@ class TestPayload:
         header, _ = world.push(0, 0, 3)
 
         with pytest.raises(InvalidUpdate) as caught:
-            world.reader.payload(header, header.size + 4)
+            world.received(header, header.size + 4)
 
         assert caught.value.reason == "length"
 
@@ -281,7 +281,7 @@ class TestPayload:
         damage(world, world.keys.payload_chunk(header.update, chunk))
 
         with pytest.raises(InvalidUpdate) as caught:
-            world.reader.payload(header, len(payload))
+            world.received(header, len(payload))
 
         assert caught.value.reason == reason
 

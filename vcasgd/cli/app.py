@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import vcasgd
+from vcasgd.bench.command import app as bench
 from vcasgd.chaos.command import app as chaos
 from vcasgd.cli import demo, fleet, jobs, stack
 from vcasgd.cli.output import Group
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 for _part in (stack, jobs, fleet, demo):
     _part.register(app)
+app.add_typer(bench, name="bench", cls=Group, help="Measure the product on this machine.")
 app.add_typer(chaos, name="chaos", cls=Group, help="Kill parts on purpose, and count what is lost.")
 
 

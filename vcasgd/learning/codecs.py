@@ -38,6 +38,9 @@ class Codec(Protocol):
         ``length``, and nothing written, if the payload is not whole or does not fit.
         """
 
+    def largest(self, payload: bytes | memoryview) -> float:
+        """The largest magnitude among the encoded numbers; NaN or infinity if one is."""
+
     def encoded_size(self, elements: int) -> int:
         """Bytes of an encoded vector of so many elements."""
 
@@ -55,6 +58,11 @@ class Float32:
     def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
         target = _target(self, payload, out, offset)
         target[:] = np.frombuffer(payload, "<f4")
+
+    def largest(self, payload: bytes | memoryview) -> float:
+        numbers = np.frombuffer(payload, "<f4")
+        # both let NaN through
+        return float(max(np.max(numbers), -np.min(numbers))) if len(numbers) else 0.0
 
     def encoded_size(self, elements: int) -> int:
         return elements * self.itemsize
@@ -78,6 +86,12 @@ class BFloat16:
     def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
         target = _target(self, payload, out, offset).view(np.uint32)
         np.left_shift(np.frombuffer(payload, "<u2"), 16, out=target, dtype=np.uint32)
+
+    def largest(self, payload: bytes | memoryview) -> float:
+        # without its sign bit, a larger number has larger bits, and NaN the largest
+        bits = np.bitwise_and(np.frombuffer(payload, "<u2"), 0x7FFF)
+        most = np.max(bits, initial=0).astype(np.uint32) << 16
+        return float(most.view(np.float32))
 
     def encoded_size(self, elements: int) -> int:
         return elements * self.itemsize

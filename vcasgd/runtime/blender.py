@@ -12,6 +12,7 @@ from torch import Tensor
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.codecs import make_codec
 from vcasgd.learning.rules import Context, make_rule, merge_integers
+from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
 from vcasgd.learning.vector import Layout
 from vcasgd.spec import JobSpec
@@ -23,18 +24,21 @@ from vcasgd.store.updates import Header
 MOST_UPDATES = 32
 #: the largest magnitude in an update; more would take the weights out of float32 before long
 LARGEST_VALUE = 1e30
+#: numbers that are decoded and blended at a time: 1 MiB of float32
+PIECE_FLOATS = 1 << 18
 
 
 class Recipe:
-    """How a job's updates look and what is done with them; nothing here ever changes."""
+    """How a shard's updates look and what is done with them; nothing here ever changes."""
 
-    def __init__(self, spec: JobSpec, facts: Facts) -> None:
-        self.layout = Layout.from_json(facts.layout)
-        self.layout_digest = self.layout.digest()
+    def __init__(self, spec: JobSpec, facts: Facts, shard: int = 0) -> None:
+        layout = Layout.from_json(facts.layout)
+        self.layout_digest = layout.digest()
+        self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
         self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
         self.rule = make_rule(spec.update)
         self.codec = make_codec(spec.update.codec)
-        self.payload_size = self.codec.encoded_size(self.layout.floats)
+        self.payload_size = self.codec.encoded_size(self.part.floats)
 
 
 @dataclass
@@ -43,6 +47,8 @@ class Batch:
 
     applied: int = 0
     entries: list[str] = field(default_factory=list)
+    #: names of the updates in the entries, where those could be read
+    dealt: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
     reset: set[int] = field(default_factory=set)
@@ -57,7 +63,7 @@ class Batch:
 
 
 class Blender:
-    """One job's parameters, applied record and totals.
+    """The parameters, applied record and totals of one shard of a job.
 
     ``weights`` is float32 [floats], ``integers`` int64 [k]. They are ahead of what is
     published by what ``batch`` holds; :meth:`published` starts a new batch.
@@ -65,7 +71,9 @@ class Blender:
 
     def __init__(self, recipe: Recipe, snapshot: Snapshot, weights: Tensor) -> None:
         self._recipe = recipe
-        self._scratch = torch.empty(recipe.layout.floats)
+        self._scratch = torch.empty(min(PIECE_FLOATS, recipe.part.floats))
+        #: where an update's bytes are received
+        self.payload = memoryview(bytearray(recipe.payload_size))
         self.weights = weights
         self.integers = snapshot.meta.integer_vector()
         self.record = AppliedRecord(
@@ -79,27 +87,43 @@ class Blender:
 
     def check(self, header: Header) -> None:
         """All that can be checked without the payload. Raises :class:`InvalidUpdate`."""
+        if header.shard != self._recipe.part.shard:
+            raise InvalidUpdate(f"the update is of shard {header.shard}", reason="shard")
         if header.layout != self._recipe.layout_digest:
             raise InvalidUpdate("the update is of another model", reason="layout")
         if header.codec != self._recipe.codec.name:
             raise InvalidUpdate(f"encoding {header.codec}", reason="codec")
         self.record.copy().advance(header.subtask, header.start, header.stop)
 
-    def blend(self, entry: str, header: Header, payload: bytearray, keys: list[str]) -> None:
-        """Applies a checked update. Raises :class:`InvalidUpdate` and has changed nothing then."""
-        self._recipe.codec.decode(memoryview(payload), self._scratch)
+    def inspect(self, chunk: memoryview) -> None:
+        """Looks at a part of an update before anything of it is applied. Raises
+        :class:`InvalidUpdate` (``non-finite``)."""
         # NaN fails any comparison, so this refuses it together with infinity
-        if not float(torch.linalg.vector_norm(self._scratch, torch.inf)) <= LARGEST_VALUE:
+        if not self._recipe.codec.largest(chunk) <= LARGEST_VALUE:
             raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
-        integers = _integers(header, self.integers.numel())
 
+    def blend(self, entry: str, header: Header, keys: list[str]) -> None:
+        """Applies the update in ``payload``, which was checked and inspected.
+
+        Raises :class:`InvalidUpdate` and has changed nothing then.
+        """
+        integers = _integers(header, self.integers.numel())
         staleness = max(0, self.meta.version + self.batch.applied - header.base)
-        epoch = self._recipe.plan.epoch_of(header.subtask) + 1
-        context = Context(staleness, epoch, self._recipe.layout.parameters)
-        self._recipe.rule.blend(self.weights, self._scratch, context)
+        self._blend_floats(staleness, self._recipe.plan.epoch_of(header.subtask) + 1)
         if integers is not None:
             merge_integers(self.integers, integers)
         self._note(entry, header, staleness, keys)
+
+    def _blend_floats(self, staleness: int, epoch: int) -> None:
+        """Piece by piece, so that what is decoded is still in the cache when it is blended."""
+        recipe, floats = self._recipe, self.weights.numel()
+        for start in range(0, floats, PIECE_FLOATS):
+            stop = min(start + PIECE_FLOATS, floats)
+            piece = self._scratch[: stop - start]
+            itemsize = recipe.codec.itemsize
+            recipe.codec.decode(self.payload[start * itemsize : stop * itemsize], piece)
+            context = Context(staleness, epoch, recipe.part.parameters - start)
+            recipe.rule.blend(self.weights[start:stop], piece, context)
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
         """Counts an update that failed a check; its worker will be told."""
@@ -108,6 +132,7 @@ class Blender:
         self.batch.entries.append(entry)
         self.batch.payloads += keys
         if header is not None:
+            self.batch.dealt.append(header.update)
             self.batch.refused[header.update] = reason
             if header.subtask < self._recipe.plan.total_subtasks:
                 self.batch.reset.add(header.subtask)
@@ -118,6 +143,7 @@ class Blender:
         batch.touched.add(header.subtask)
         batch.applied += 1
         batch.entries.append(entry)
+        batch.dealt.append(header.update)
         batch.payloads += keys
         self._count(
             updates=totals.updates + 1,

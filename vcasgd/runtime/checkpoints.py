@@ -1,8 +1,8 @@
 """Snapshots to and from object storage.
 
 A checkpoint is one safetensors file that opens without us: the model's state under its own
-names, and in the metadata everything else of the snapshot. One object is written atomically
-by any storage, and its name carries its SHA-256, so a damaged one is always recognised.
+names, and in the metadata everything else of the snapshot, shard by shard. One object is written
+atomically by any storage, and its name carries its SHA-256, so a damaged one is always recognised.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from vcasgd.errors import CheckpointDamaged, NotFound
+from vcasgd.learning.shards import Cut, Part
 from vcasgd.learning.vector import Layout, named_tensors
 from vcasgd.runtime.storage import Storage
+from vcasgd.store.sharded import Whole, versions_of
 from vcasgd.store.snapshots import Meta, Record, Snapshot, Totals, encode_integers
 
-_NAME = re.compile(r"v(\d{12})-([0-9a-f]{64})\.safetensors$")
+_NAME = re.compile(r"v(\d{12})(?:\.[0-9a-f]{8})?-([0-9a-f]{64})\.safetensors$")
 _METADATA = "vcasgd"
 #: what reading something else than a checkpoint can raise
 _NONSENSE = (
@@ -42,9 +44,15 @@ class Stored:
     """A checkpoint as the storage lists it."""
 
     name: str
+    #: of the first shard
     version: int
     digest: str
     size: int
+
+    @property
+    def stem(self) -> str:
+        """Names the versions of all shards."""
+        return self.name.partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,15 @@ class Loaded:
     """A checkpoint that was read and found whole. ``floats`` float32, ``integers`` int64."""
 
     name: str
-    snapshot: Snapshot
+    whole: Whole
     floats: Tensor
     integers: Tensor
+
+    def part(self, part: Part) -> tuple[Snapshot, Tensor]:
+        """One shard with its own record, and float32 [part.floats] that keeps no other alive."""
+        if len(self.whole) == 1:
+            return self.whole[0], self.floats
+        return self.whole[part.shard], part.of(self.floats).clone()
 
 
 class Checkpoints:
@@ -64,12 +78,16 @@ class Checkpoints:
         self._storage = storage
         self._prefix = f"jobs/{job}/checkpoints"
 
-    def write(self, snapshot: Snapshot, layout: Layout, floats: Tensor) -> Stored:
-        """Writes a snapshot. Raises :class:`~vcasgd.errors.StorageUnavailable`."""
-        tensors = named_tensors(layout, floats, snapshot.meta.integer_vector())
+    def write(self, whole: Whole, layout: Layout, floats: Tensor) -> Stored:
+        """Writes the snapshots of all shards and their vector, float32 [floats].
+
+        Raises :class:`~vcasgd.errors.StorageUnavailable`.
+        """
+        tensors = named_tensors(layout, floats, whole[0].meta.integer_vector())
         document = {
-            "meta": asdict(snapshot.meta),
-            "record": snapshot.record.to_dict(),
+            "shards": [
+                {"meta": asdict(each.meta), "record": each.record.to_dict()} for each in whole
+            ],
             "layout": layout.to_json(),
         }
         data = save(
@@ -77,9 +95,9 @@ class Checkpoints:
             metadata={_METADATA: json.dumps(document), "format": "pt"},
         )
         digest = hashlib.sha256(data).hexdigest()
-        name = f"v{snapshot.meta.version:012d}-{digest}.safetensors"
+        name = f"{_stem(versions_of(whole))}-{digest}.safetensors"
         self._storage.put(f"{self._prefix}/{name}", data)
-        return Stored(name, snapshot.meta.version, digest, len(data))
+        return Stored(name, whole[0].meta.version, digest, len(data))
 
     def all(self) -> list[Stored]:
         """Oldest first. Objects that are not checkpoints are passed over."""
@@ -89,6 +107,10 @@ class Checkpoints:
             if match:
                 found.append(Stored(match[0], int(match[1]), match[2], size))
         return sorted(found, key=lambda each: each.version)
+
+    def find(self, versions: tuple[int, ...]) -> Stored | None:
+        """The one of these versions of all shards, if it is there."""
+        return next((each for each in self.all() if each.stem == _stem(versions)), None)
 
     def read(self, name: str) -> Loaded:
         """Raises :class:`CheckpointDamaged`, :class:`~vcasgd.errors.NotFound`."""
@@ -104,7 +126,9 @@ class Checkpoints:
             raise CheckpointDamaged(f"checkpoint {name}: the digest does not match its content")
         return data
 
-    def newest(self, damaged: Callable[[CheckpointDamaged], None]) -> Loaded | None:
+    def newest(
+        self, damaged: Callable[[CheckpointDamaged], None], shards: int = 1
+    ) -> Loaded | None:
         """The newest whole checkpoint; ``damaged`` is told of each one that is passed over.
 
         Those are set aside, so that none is taken for a checkpoint when the job comes to the
@@ -112,7 +136,7 @@ class Checkpoints:
         """
         for stored in reversed(self.all()):
             try:
-                return self.read(stored.name)
+                return _of_shards(self.read(stored.name), shards)
             except CheckpointDamaged as error:
                 damaged(error)
                 self._storage.move(
@@ -135,20 +159,41 @@ def parse(name: str, data: bytes) -> Loaded:
     try:
         tensors = load(data)
         document = _document(data)
-        meta = document["meta"]
-        snapshot = Snapshot(
-            Meta(**{**meta, "totals": Totals(**meta["totals"])}),
-            Record.from_dict(document["record"]),
-        )
+        whole = tuple(_snapshot(each) for each in document["shards"])
         layout = Layout.from_json(document["layout"])
         floats, integers = _vectors(layout, tensors)
     except _NONSENSE as error:
         raise CheckpointDamaged(f"checkpoint {name}: {type(error).__name__}: {error}") from error
-    if snapshot.meta.floats != layout.floats:
+    parts = Cut(layout.floats, layout.parameters, len(whole)).parts
+    if not whole or any(
+        each.meta.floats != part.floats for each, part in zip(whole, parts, strict=True)
+    ):
         raise CheckpointDamaged(f"checkpoint {name}: its layout disagrees with its metadata")
-    if snapshot.meta.integers != encode_integers(integers):
+    if whole[0].meta.integers != encode_integers(integers):
         raise CheckpointDamaged(f"checkpoint {name}: its counters disagree with its metadata")
-    return Loaded(name, snapshot, floats, integers)
+    return Loaded(name, whole, floats, integers)
+
+
+def _of_shards(loaded: Loaded, shards: int) -> Loaded:
+    if len(loaded.whole) != shards:
+        raise CheckpointDamaged(
+            f"checkpoint {loaded.name} is of a model on {len(loaded.whole)} store nodes, "
+            f"and this job's is on {shards}"
+        )
+    return loaded
+
+
+def _stem(versions: tuple[int, ...]) -> str:
+    """The first shard's version, and where there are others a short digest of all."""
+    all_of_them = hashlib.sha256(json.dumps(versions).encode()).hexdigest()
+    return f"v{versions[0]:012d}" + (f".{all_of_them[:8]}" if len(versions) > 1 else "")
+
+
+def _snapshot(value: dict[str, Any]) -> Snapshot:
+    meta = value["meta"]
+    return Snapshot(
+        Meta(**{**meta, "totals": Totals(**meta["totals"])}), Record.from_dict(value["record"])
+    )
 
 
 def _document(data: bytes) -> dict[str, Any]:

@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import NotFound, PackageError, SnapshotMissing
+from vcasgd.learning.shards import Part
 from vcasgd.package import unpack
 from vcasgd.runtime.desk import Desk, Interrupted
 from vcasgd.runtime.learner import Learner
 from vcasgd.runtime.names import epoch_pin
 from vcasgd.runtime.storage import Storage
 from vcasgd.store.jobs import Evaluation, Job
+from vcasgd.store.keys import TensorKeys
 from vcasgd.store.leases import Lease
-from vcasgd.store.snapshots import Meta, Record, Snapshot, encode_integers
+from vcasgd.store.sharded import ShardedSnapshots, Whole, check_nodes, versions_of
+from vcasgd.store.snapshots import Meta, Record, Snapshots, encode_integers
 from vcasgd.task import load_task
 
 
@@ -37,16 +40,20 @@ class Chores:
         return self._learner is not None
 
     def learner(self) -> Learner:
-        """Fetches the user's code and builds the model, once."""
-        if self._learner is None:
+        """Fetches the user's code, builds the model, and opens the links, each once."""
+        if self._learner is None or not self._desk.links.known:
             self._desk.doing = "preparing"
             job = self._desk.jobs.get(self._desk.job)
-            learner = Learner(job.spec, load_task(job.spec.task, job.spec.args, self._code(job)),
-                              "cuda" if torch.cuda.is_available() else "cpu")  # fmt: skip
+            learner = self._learner or self._built(job)
             if job.facts is not None:
                 learner.check_against(job.facts)
+                self._desk.open_links(learner.cut(job.facts.shards))
             self._learner = learner
         return self._learner
+
+    def _built(self, job: Job) -> Learner:
+        task = load_task(job.spec.task, job.spec.args, self._code(job))
+        return Learner(job.spec, task, "cuda" if torch.cuda.is_available() else "cpu")
 
     def _code(self, job: Job) -> Path:
         """The folder with the user's code, unpacked once on each machine."""
@@ -65,33 +72,45 @@ class Chores:
         """Makes the first snapshot, and finds out what only the user's code knows."""
         desk, learner = self._desk, self.learner()
         desk.doing = "making the first snapshot"
-        facts = learner.facts()
-        learner.check_against(facts)
+        known = desk.jobs.get(desk.job).facts
+        facts = known or learner.facts(len(desk.nodes))
+        check_nodes(desk.nodes, facts.shards, desk.job)
         # not what the learner holds, which is trained already where the model was lost
         floats, integers = learner.initial()
+        for part in learner.cut(facts.shards).parts:
+            self._install(part, floats, integers, first=known is None)
+        desk.leases.report_facts(lease, facts.to_dict())
+        desk.finish(lease)
+
+    def _install(self, part: Part, floats: Tensor, integers: Tensor, *, first: bool) -> None:
+        """One shard's first snapshot, where there is none."""
+        desk = self._desk
+        learner = self.learner()
+        snapshots = Snapshots(desk.nodes[part.shard], TensorKeys(desk.job, part.shard))
+        # later on, an empty tensors server may just have come back; only a parameter server that
+        # has no model either, and has taken over therefore, is helped by starting anew
+        if not first and not snapshots.taken_over():
+            return
         meta = Meta(
             version=0,
             token=0,
-            floats=learner.layout.floats,
-            parameters=learner.layout.parameters,
+            floats=part.floats,
+            parameters=part.parameters,
             layout=learner.layout_digest,
-            integers=encode_integers(integers),
+            integers=encode_integers(integers) if part.shard == 0 else "",
             created_at=time.time(),
         )
-        desk.snapshots.install(0, meta, Record(), floats)
-        desk.leases.report_facts(lease, facts.to_dict())
-        desk.finish(lease)
-        desk.base_version = None
+        snapshots.install(0, meta, Record(), part.of(floats))
 
     def evaluate(self, lease: Lease) -> None:
         """The model at the end of an epoch on the validation split."""
         desk, learner = self._desk, self.learner()
         desk.doing = f"evaluating epoch {lease.number}"
-        pinned, floats = self._pinned(lease)
+        whole, floats = self._pinned(lease)
         started = time.monotonic()
         metrics = learner.evaluate(
             floats,
-            pinned.meta.integer_vector(),
+            whole[0].meta.integer_vector(),
             should_stop=lambda: not desk.may_go_on(lease),
             on_step=desk.on_step,
         )
@@ -101,19 +120,28 @@ class Chores:
         self._report(
             lease,
             Evaluation(
-                lease.number, pinned.meta.version, metrics, desk.name, seconds, at=time.time()
+                epoch=lease.number,
+                version=whole[0].meta.version,
+                metrics=metrics,
+                worker=desk.name,
+                seconds=seconds,
+                at=time.time(),
+                versions=versions_of(whole),
             ),
         )
         desk.finish(lease)
 
-    def _pinned(self, lease: Lease) -> tuple[Snapshot, Tensor]:
-        """The snapshot of an epoch's end; where it was lost, the present one takes its place."""
+    def _pinned(self, lease: Lease) -> tuple[Whole, Tensor]:
+        """The snapshots of an epoch's end; where one was lost, the present one takes its place."""
         desk, name = self._desk, epoch_pin(lease.number)
+        facts = desk.jobs.get(desk.job).facts
+        assert facts is not None
+        snapshots = ShardedSnapshots(desk.nodes, desk.job, self.learner().cut(facts.shards))
         while desk.may_go_on(lease):
             try:
-                return desk.snapshots.fetch_pinned(name)
+                return snapshots.fetch_pinned(name)
             except SnapshotMissing:
-                desk.snapshots.want_pin(name)
+                snapshots.want_pin(name)
                 desk.pause()
         raise Interrupted
 

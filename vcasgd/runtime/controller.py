@@ -353,7 +353,7 @@ class Controller:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._ledger = connect(settings.secret("ledger_url"))
-        self._tensors = connect(settings.secret("tensors_url"), waits=False)
+        self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self._leadership = Leadership(Control(self._ledger), settings)
         self._stop = threading.Event()
 
@@ -365,7 +365,7 @@ class Controller:
         self._leadership.start()
         while not self._stop.is_set() and not self._leadership.sure:
             self._stop.wait(self._settings.heartbeat / 4)
-        jobs = JobLoop(self._settings, self._ledger, self._tensors, self._leadership)
+        jobs = JobLoop(self._settings, self._ledger, self._nodes, self._leadership)
         jobs.start()
         try:
             self._keep_fleet()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
+from vcasgd.learning.shards import Cut
 from vcasgd.runtime.heart import HeldLeases
-from vcasgd.runtime.outbox import Outbox
+from vcasgd.runtime.links import Links
 from vcasgd.settings import Settings
 from vcasgd.store.connection import connect
 from vcasgd.store.jobs import Jobs
-from vcasgd.store.keys import TensorKeys
 from vcasgd.store.leases import Kind, Lease, Leases
-from vcasgd.store.snapshots import Snapshots
-from vcasgd.store.updates import UpdateSender
 
 #: pause while there is nothing to do, or something is not there yet
 IDLE_SECONDS = 0.2
@@ -31,19 +29,15 @@ class Desk:
         self.job = job
         self.name = name
         ledger = connect(settings.secret("ledger_url"))
-        tensors = connect(settings.secret("tensors_url"), waits=False)
-        keys = TensorKeys(job)
+        #: the tensors servers of all store nodes
+        self.nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self.jobs = Jobs(ledger)
         self.leases = Leases(ledger, job, name, settings.lease_seconds)
-        self.snapshots = Snapshots(tensors, keys)
-        self.sender = UpdateSender(tensors, keys)
-        self.outbox = Outbox(self.sender, settings.patience_seconds)
+        self.links = self._links_to(Cut(0, 0, 0))
         self.held = HeldLeases()
         #: pieces in hand that have to be taken up again, from where they stand then
         self.again: dict[str, Lease] = {}
         self.current: Lease | None = None
-        #: version and writer of the snapshot in the learner's base, None where it holds none
-        self.base_version: tuple[int, int] | None = None
         self.leaving = threading.Event()
         self.doing = "starting"
         self.steps = 0
@@ -51,6 +45,19 @@ class Desk:
         #: pieces in a row that the user's code failed
         self.failures = 0
         self._progress_at = time.monotonic()
+
+    # -- shards --------------------------------------------------------------------------------
+
+    def open_links(self, cut: Cut) -> None:
+        """To all shards of the job, once it is known how many there are.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable` where not all store nodes are named.
+        """
+        if not self.links.known:
+            self.links = self._links_to(cut)
+
+    def _links_to(self, cut: Cut) -> Links:
+        return Links(self.nodes, self.job, cut, self.settings.patience_seconds)
 
     # -- progress ------------------------------------------------------------------------------
 
@@ -89,7 +96,7 @@ class Desk:
             return
         self.held.drop(self.current.piece)
         if self.current.kind is Kind.TRAIN:
-            self.outbox.forget(self.current.number)
+            self.links.forget(self.current.number)
         self.current = None
 
     def release_unfinished(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from vcasgd.errors import StoreUnavailable, VcasgdError
@@ -26,13 +27,17 @@ class JobLoop(threading.Thread):
     """Keeps the jobs; apart from the fleet, so that a slow cloud never delays a checkpoint."""
 
     def __init__(
-        self, settings: Settings, ledger: Client, tensors: Client, leadership: Leadership
+        self,
+        settings: Settings,
+        ledger: Client,
+        nodes: Sequence[Client],
+        leadership: Leadership,
     ) -> None:
         super().__init__(name="jobs", daemon=True)
         self._settings = settings
         self._leadership = leadership
         self._ledger = ledger
-        self._tensors = tensors
+        self._nodes = nodes
         self._jobs = Jobs(ledger)
         self._storage = Storage(settings.required("storage_url"))
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -89,7 +94,7 @@ class JobLoop(threading.Thread):
         return JobKeeper(
             job,
             ledger=self._ledger,
-            tensors=self._tensors,
+            nodes=self._nodes,
             storage=self._storage,
             writer=self._writer,
         )

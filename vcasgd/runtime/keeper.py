@@ -9,19 +9,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from vcasgd.errors import NotFound, SnapshotMissing, StorageUnavailable, StoreUnavailable
+from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout
 from vcasgd.runtime.checkpoints import Checkpoints, Stored
 from vcasgd.runtime.names import epoch_pin
 from vcasgd.runtime.storage import Storage
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Evaluation, Failure, Job, Jobs, State
-from vcasgd.store.keys import TensorKeys
-from vcasgd.store.snapshots import Snapshot, Snapshots
+from vcasgd.store.sharded import Kept, ShardedSnapshots, Whole, forget, versions_of
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +46,15 @@ class JobKeeper:
         job: str,
         *,
         ledger: Client,
-        tensors: Client,
+        nodes: Sequence[Client],
         storage: Storage,
         writer: ThreadPoolExecutor,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._job = job
         self._jobs = Jobs(ledger)
-        self._snapshots = Snapshots(tensors, TensorKeys(job))
+        self._nodes = nodes
+        self._model: ShardedSnapshots | None = None
         self._checkpoints = Checkpoints(storage, job)
         self._writer = writer
         self._clock = clock
@@ -80,8 +81,17 @@ class JobKeeper:
         if self._writing is not None:
             self._collect_write()
             return False
-        self._snapshots.forget()
+        forget(self._nodes, self._job)
         return True
+
+    def _snapshots(self, job: Job) -> ShardedSnapshots:
+        """Raises :class:`StoreUnavailable` where not all of the job's store nodes are known."""
+        if self._model is None:
+            assert job.facts is not None
+            layout = Layout.from_json(job.facts.layout)
+            cut = Cut(layout.floats, layout.parameters, job.facts.shards)
+            self._model = ShardedSnapshots(self._nodes, job.id, cut)
+        return self._model
 
     # -- states -------------------------------------------------------------------------------
 
@@ -101,7 +111,7 @@ class JobKeeper:
         if self._fail_if_hopeless(job):
             return
         for evaluation, why in self._endings(job):
-            if self._has_model(evaluation):
+            if self._has_model(job, evaluation):
                 self._jobs.transition(
                     job.id, State.FINISHING, [State.RUNNING], why=why, final_epoch=evaluation.epoch
                 )
@@ -123,12 +133,11 @@ class JobKeeper:
         if limit and job.started_at and self._clock() - job.started_at > limit.total_seconds():
             yield newest, f"max_duration is over; the last evaluated epoch is {newest.epoch}"
 
-    def _has_model(self, evaluation: Evaluation) -> bool:
+    def _has_model(self, job: Job, evaluation: Evaluation) -> bool:
         """Whether the evaluated model was not lost in the meantime."""
-        pinned = self._snapshots.pinned(epoch_pin(evaluation.epoch))
-        if pinned is not None and pinned.meta.version == evaluation.version:
+        if self._still_there(job, evaluation):
             return True
-        return self._whole_is_there(evaluation) or self._stored(evaluation.version) is not None
+        return self._checkpoints.find(evaluation.versions) is not None
 
     def _finish(self, job: Job) -> None:
         """The job ends when the model that was evaluated last is safely in the storage."""
@@ -138,7 +147,7 @@ class JobKeeper:
             return
         if not self._may_write():
             return
-        stored = self._stored(evaluation.version)
+        stored = self._checkpoints.find(evaluation.versions)
         if stored is not None:
             self._jobs.transition(
                 job.id,
@@ -148,10 +157,10 @@ class JobKeeper:
                 model=stored.name,
             )
             return
-        pinned = self._snapshots.pinned(epoch_pin(evaluation.epoch))
-        if pinned is not None and pinned.meta.version == evaluation.version:
+        pinned = self._snapshots(job).pinned(epoch_pin(evaluation.epoch))
+        if pinned is not None and versions_of(pinned) == evaluation.versions:
             self._write(job, epoch_pin(evaluation.epoch))
-        elif not self._whole_is_there(evaluation):
+        elif not self._still_there(job, evaluation):
             self._go_back(job)
 
     def _go_back(self, job: Job) -> None:
@@ -162,16 +171,10 @@ class JobKeeper:
             why=f"the model of epoch {job.final_epoch} was lost before it was stored",
         )
 
-    def _whole_is_there(self, evaluation: Evaluation) -> bool:
-        """Whether the present snapshot is the evaluated one; if so it gets its pin back."""
-        try:
-            present = self._snapshots.read()
-        except SnapshotMissing:
-            return True  # the parameter server is about to bring it back
-        if present.meta.version != evaluation.version:
-            return False
-        self._snapshots.want_pin(epoch_pin(evaluation.epoch))
-        return True
+    def _still_there(self, job: Job, evaluation: Evaluation) -> bool:
+        """Whether the evaluated snapshots are kept, or present; those get their pin back."""
+        pin = epoch_pin(evaluation.epoch)
+        return self._snapshots(job).still_there(pin, evaluation.versions)
 
     def _fail_if_hopeless(self, job: Job) -> bool:
         failures = self._jobs.failures(job.id)
@@ -196,47 +199,49 @@ class JobKeeper:
         if job.facts is None or job.state not in (State.RUNNING, State.PAUSED, State.FINISHING):
             return
         deadline = time.monotonic() + seconds
-        self._snapshots.unpin(PERIODIC)
-        self._snapshots.want_pin(PERIODIC)
-        while self._snapshots.pinned(PERIODIC) is None or self._writing is not None:
+        snapshots = self._snapshots(job)
+        snapshots.unpin(PERIODIC)
+        snapshots.want_pin(PERIODIC)
+        while snapshots.pinned(PERIODIC) is None or self._writing is not None:
             if time.monotonic() > deadline:
                 raise StoreUnavailable("the parameter server did not keep a snapshot in time")
             self._collect_write()
             time.sleep(0.02)
         self._write_pinned(job, PERIODIC)
-        self._snapshots.unpin(PERIODIC)
+        snapshots.unpin(PERIODIC)
 
     def _keep_checkpoints(self, job: Job) -> None:
         if self._writing is not None:
             return
-        pins = self._snapshots.pins()
-        name = self._due(job, pins)
-        self._drop_spare_pins(job, pins, keep=name)
+        kept = self._snapshots(job).pins()
+        name = self._due(job, kept)
+        self._drop_spare_pins(job, kept, keep=name)
         if name is not None and self._may_write():
             self._write(job, name)
-        elif PERIODIC not in pins and self._periodic_is_due(job):
-            self._snapshots.want_pin(PERIODIC)
+        elif PERIODIC not in kept.whole and self._periodic_is_due(job):
+            # a shard whose tensors server came back empty has forgotten that it was asked
+            self._snapshots(job).want_pin(PERIODIC)
 
     def _periodic_is_due(self, job: Job) -> bool:
         return self._clock() - self._written_at > job.spec.checkpoint.every.total_seconds()
 
-    def _due(self, job: Job, pins: dict[str, Snapshot]) -> str | None:
+    def _due(self, job: Job, kept: Kept) -> str | None:
         """The pin that is to be written next."""
-        evaluated = [each for each in job.evaluations if epoch_pin(each.epoch) in pins]
+        evaluated = [each for each in job.evaluations if epoch_pin(each.epoch) in kept.whole]
         if evaluated and self._worth_it(job, evaluated[-1]):
             return epoch_pin(evaluated[-1].epoch)
-        return PERIODIC if PERIODIC in pins else None
+        return PERIODIC if PERIODIC in kept.whole else None
 
     def _worth_it(self, job: Job, evaluation: Evaluation) -> bool:
         rested = self._clock() - self._written_at >= LEAST_SECONDS_BETWEEN_CHECKPOINTS
         return rested or evaluation == job.best or evaluation.epoch == job.spec.epochs
 
-    def _drop_spare_pins(self, job: Job, pins: dict[str, Snapshot], keep: str | None) -> None:
+    def _drop_spare_pins(self, job: Job, kept: Kept, keep: str | None) -> None:
         """Pins of evaluated epochs cost the memory of a model each."""
         for evaluation in job.evaluations[:-1]:
             name = epoch_pin(evaluation.epoch)
-            if name in pins and name != keep:
-                self._snapshots.unpin(name)
+            if name in kept.names and name != keep:
+                self._snapshots(job).unpin(name)
 
     def _may_write(self) -> bool:
         return self._writing is None and self._clock() >= self._retry_at
@@ -246,25 +251,26 @@ class JobKeeper:
 
     def _write_pinned(self, job: Job, pin: str) -> Stored:
         assert job.facts is not None
-        snapshot, floats = self._snapshots.fetch_pinned(pin)
-        present = self._stored(snapshot.meta.version)
+        whole, floats = self._snapshots(job).fetch_pinned(pin)
+        present = self._checkpoints.find(versions_of(whole))
         if present is not None:
             return present
-        stored = self._checkpoints.write(snapshot, Layout.from_json(job.facts.layout), floats)
-        self._list(job, stored, pin, snapshot)
+        stored = self._checkpoints.write(whole, Layout.from_json(job.facts.layout), floats)
+        self._list(job, stored, pin, whole)
         return stored
 
-    def _list(self, job: Job, stored: Stored, pin: str, snapshot: Snapshot) -> None:
+    def _list(self, job: Job, stored: Stored, pin: str, whole: Whole) -> None:
         """Prunes old checkpoints and tells the ledger which there are."""
         known = self._jobs.checkpoints(job.id)
         known[stored.name] = {
             "version": stored.version,
+            "versions": versions_of(whole),
             "digest": stored.digest,
             "size": stored.size,
             "at": self._clock(),
             "of": pin,
-            "finished_epochs": snapshot.record.finished,
-            "samples": snapshot.meta.totals.samples,
+            "finished_epochs": min(each.record.finished for each in whole),
+            "samples": min(each.meta.totals.samples for each in whole),
         }
         kept = self._worth_keeping(job, known) | {stored.name}
         self._checkpoints.prune(job.spec.checkpoint.keep, kept)
@@ -277,18 +283,18 @@ class JobKeeper:
         """The best model, and the one with which the job ends, however old they are."""
         present = self._jobs.get(job.id)
         versions = {
-            each.version
+            each.versions
             for each in present.evaluations
             if each == present.best or each.epoch == present.final_epoch
         }
-        return frozenset(name for name, each in known.items() if each["version"] in versions)
-
-    def _stored(self, version: int) -> Stored | None:
-        return next((each for each in self._checkpoints.all() if each.version == version), None)
+        return frozenset(
+            name for name, each in known.items() if tuple(each["versions"]) in versions
+        )
 
     def _collect_write(self) -> None:
         if self._writing is None or not self._writing[1].done():
             return
+        assert self._model is not None
         pin, future = self._writing
         self._writing = None
         try:
@@ -299,7 +305,7 @@ class JobKeeper:
             self._say_failed(str(error))
             return
         self._say_written(stored)
-        self._snapshots.unpin(pin)
+        self._model.unpin(pin)
 
     def _say_failed(self, why: str) -> None:
         first, most = RETRY_SECONDS

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.codecs import make_codec
 from vcasgd.learning.rules import Payload, make_rule, payload_of
+from vcasgd.learning.shards import Cut, shards_for
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.vector import Layout, gather, scatter
@@ -26,21 +27,26 @@ from vcasgd.task import Task, calling_user_code
 
 @dataclass(frozen=True)
 class Trained:
-    """What one push interval produced. ``integers``: int64 [k]; ``payload``: encoded bytes."""
+    """What one push interval produced: ``update`` float32 [floats], as the rule wants it, and
+    ``integers`` int64 [k]."""
 
     stop: int
     steps: int
     loss_sum: float
-    payload: memoryview
+    update: Tensor
+    integers: Tensor
+
+
+@dataclass(frozen=True)
+class Base:
+    """What an interval starts from: float32 [floats] and int64 [k]."""
+
+    floats: Tensor
     integers: Tensor
 
 
 class Learner:
-    """A task's model with the vectors that it is loaded from and read into.
-
-    ``base`` (float32 [floats]) and ``base_integers`` (int64 [k]) hold the snapshot from which
-    the next interval starts; whoever fetches snapshots writes into ``base``.
-    """
+    """A task's model; it is loaded from vectors and read into vectors."""
 
     def __init__(self, spec: JobSpec, task: Task, device: torch.device | str) -> None:
         self._spec = spec
@@ -51,9 +57,10 @@ class Learner:
         self.layout_digest = self.layout.digest()
         self.codec = make_codec(spec.update.codec)
         self._payload = make_rule(spec.update).payload
-        self.base = torch.empty(self.layout.floats)
-        self.base_integers = torch.empty(self.layout.integers, dtype=torch.int64)
         self._optimizer: Optimizer | None = None
+
+    def cut(self, shards: int) -> Cut:
+        return Cut(self.layout.floats, self.layout.parameters, shards)
 
     # -- what only the user's code knows -------------------------------------------------------
 
@@ -80,12 +87,14 @@ class Learner:
         gather(build(self._task, self._spec.seed, self._device), self.layout, floats, integers)
         return floats, integers
 
-    def facts(self) -> Facts:
+    def facts(self, nodes: int) -> Facts:
+        """For a job that begins on so many store nodes."""
         return Facts(
             samples=self.plan.samples,
             validation_samples=_length(self._validation_set, "validation"),
             layout=self.layout.to_json(),
             order_digest=self.plan.order_digest(),
+            shards=shards_for(nodes, self.layout.floats),
         )
 
     def check_against(self, facts: Facts) -> None:
@@ -133,47 +142,48 @@ class Learner:
 
     def train(
         self,
+        base: Base,
         subtask: int,
-        position: int,
+        start: int,
+        stop: int,
         *,
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
     ) -> Trained:
-        """Trains one push interval from ``base``; shorter where ``should_stop`` turned true.
+        """Trains samples ``[start, stop)`` of a subtask; fewer where ``should_stop`` turned true.
 
         Raises :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
         """
         assert self._optimizer is not None
-        scatter(self.base, self.base_integers, self._model, self.layout)
-        torch.manual_seed(seed_for(self._spec.seed, subtask, position))
-        stop = self.interval_stop(subtask, position)
+        scatter(base.floats, base.integers, self._model, self.layout)
+        torch.manual_seed(seed_for(self._spec.seed, subtask, start))
         interval = train(
             self._task,
             self._model,
             self._optimizer,
-            batches(self._task, self._train_set, self.plan.indices(subtask, position, stop)),
+            batches(self._task, self._train_set, self.plan.indices(subtask, start, stop)),
             self._device,
             should_stop=should_stop,
             on_step=on_step,
         )
-        payload, integers = self._encode()
+        update, integers = self._update(base)
         return Trained(
-            position + interval.samples, interval.steps, interval.loss_sum, payload, integers
+            start + interval.samples, interval.steps, interval.loss_sum, update, integers
         )
 
-    def _encode(self) -> tuple[memoryview, Tensor]:
-        # fresh vectors: the outbox keeps the payload until it is applied
+    def _update(self, base: Base) -> tuple[Tensor, Tensor]:
+        # fresh vectors: outboxes keep what is sent of them until it is applied
         local = torch.empty(self.layout.floats)
         integers = torch.empty(self.layout.integers, dtype=torch.int64)
         gather(self._model, self.layout, local, integers)
         out = torch.empty_like(local) if self._payload is Payload.DELTA else local
-        update = payload_of(self._payload, self.layout.parameters, local, self.base, out)
+        update = payload_of(self._payload, self.layout.parameters, local, base.floats, out)
         if not math.isfinite(float(update.sum())) and not bool(torch.isfinite(update).all()):
             raise NonFiniteLoss(
                 "the model's parameters are no longer finite after a push interval",
                 remedy="lower the learning rate or clip gradients",
             )
-        return self.codec.encode(update), integers
+        return update, integers
 
     def evaluate(
         self,

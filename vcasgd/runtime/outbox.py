@@ -1,4 +1,4 @@
-"""A worker's updates until they are applied.
+"""A worker's updates of one shard until they are applied.
 
 A worker keeps what it pushed until the snapshot says that it is in there, and that the replicas
 have it too, if there are any. It pushes it again when the tensors server came back empty, or
@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreError, StoreFull, StoreUnavailable
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 #: a third one would let the worker train further from a model that it has not seen
 MOST_UNAPPLIED = 2
-#: pause between two looks while waiting; grows to the second number
-POLL_SECONDS = (0.005, 0.1)
 #: pause before a push is tried again
 RETRY_SECONDS = 0.1
+#: delays that wait for somebody to look at them; the oldest give way
+DELAYS_KEPT = 1000
 
 
 class Fate(Enum):
@@ -46,12 +46,17 @@ class Item:
     header: Header | None
     payload: memoryview | None
     fate: Fate
+    submitted_at: float = field(default_factory=time.monotonic)
     #: version and writer of the snapshot in which it was first seen to be applied
     applied_in: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
         return self.header.update if self.header else "-"
+
+    @property
+    def start(self) -> int:
+        return self.header.start if self.header else 0
 
     def is_safe(self, version: tuple[int, int], safe: int) -> bool:
         """Whether it is applied for good: also on the replicas. It is applied in ``version``."""
@@ -63,27 +68,28 @@ class Item:
 
 @dataclass(frozen=True)
 class Settled:
-    """What a look brought: subtasks that must be trained again from where they stand."""
+    """What looks brought: subtasks that must be trained again from where they stand, and
+    why updates of which subtasks were refused."""
 
-    version: tuple[int, int]
     rework: frozenset[int]
     rejected: tuple[tuple[int, str], ...]
 
 
 class Outbox:
-    """Thread-safe; :meth:`close` must be called. ``patience`` bounds each wait, in seconds."""
+    """Thread-safe; :meth:`close` must be called."""
 
-    def __init__(self, sender: UpdateSender, patience: float) -> None:
+    def __init__(self, sender: UpdateSender) -> None:
         self._sender = sender
-        self._patience = patience
         self._items: list[Item] = []
         self._rework: set[int] = set()
+        self._rejected: list[tuple[int, str]] = []
         self._changed = threading.Condition()
         self._closed = False
         self.sent = 0
         self.sent_bytes = 0
         self.sent_again = 0
         self.discarded = 0
+        self._delays: deque[float] = deque(maxlen=DELAYS_KEPT)
         self._thread = threading.Thread(target=self._send_all, name="outbox", daemon=True)
         self._thread.start()
 
@@ -115,30 +121,26 @@ class Outbox:
                 default=0,
             )
 
-    def settle(self) -> Settled:
-        """Asks what became of the updates. Raises as :meth:`UpdateSender.status` does."""
+    def look(self) -> tuple[int, int]:
+        """Asks what became of the updates; returns the present version and its writer.
+
+        Raises as :meth:`UpdateSender.status` does.
+        """
         with self._changed:
             asked = [item for item in self._items if item.fate is Fate.SENT]
         status = self._sender.status(
             [(item.subtask, item.epoch, item.stop, item.name) for item in asked]
         )
-        return self._sort(asked, status)
+        self._sort(asked, status)
+        return status.version
 
-    def wait_for_room(self, give_up: Callable[[], bool], settle: Callable[[], None]) -> None:
-        """Until fewer than :data:`MOST_UNAPPLIED` updates are unapplied.
-
-        Raises :class:`StoreUnavailable` after ``patience`` seconds in which nothing moved.
-        """
-        deadline, pause = time.monotonic() + self._patience, POLL_SECONDS[0]
-        before = self.unapplied
-        while self.unapplied >= MOST_UNAPPLIED and not give_up():
-            settle()
-            if self.unapplied < before:
-                before, deadline = self.unapplied, time.monotonic() + self._patience
-            if time.monotonic() > deadline:
-                raise StoreUnavailable("the parameter server applies nothing")
-            time.sleep(pause)
-            pause = min(pause * 2, POLL_SECONDS[1])
+    def collect(self) -> Settled:
+        """What looks and pushes brought since the last time, said once."""
+        with self._changed:
+            settled = Settled(frozenset(self._rework), tuple(self._rejected))
+            self._rework.clear()
+            self._rejected.clear()
+        return settled
 
     def flush(self, seconds: float) -> bool:
         """Waits until everything is in the stream; False where the time was too short."""
@@ -152,6 +154,14 @@ class Outbox:
             self._rework.discard(subtask)
             self._changed.notify_all()
 
+    def take_delays(self) -> list[float]:
+        """Seconds from the submission of an update until this worker saw that it is applied,
+        of those that were applied since the last call."""
+        with self._changed:
+            delays = list(self._delays)
+            self._delays.clear()
+        return delays
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -164,31 +174,35 @@ class Outbox:
         with self._changed:
             return sum(item.payload is not None for item in self._items)
 
+    @property
+    def full(self) -> bool:
+        """Whether :data:`MOST_UNAPPLIED` updates are unapplied."""
+        return self.unapplied >= MOST_UNAPPLIED
+
     def subtasks(self) -> frozenset[int]:
-        """Subtasks of which something is not applied yet."""
+        """Subtasks of which something is not applied yet, or not collected."""
         with self._changed:
             return frozenset(item.subtask for item in self._items) | self._rework
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _sort(self, asked: list[Item], status: Status) -> Settled:
-        rejected: list[tuple[int, str]] = []
+    def _sort(self, asked: list[Item], status: Status) -> None:
         with self._changed:
             for item, fate in zip(asked, status.fates, strict=True):
                 if fate == "applied":
                     if item.is_safe(status.version, status.safe):
+                        if item.payload is not None:
+                            self._delays.append(time.monotonic() - item.submitted_at)
                         self._drop(item)
                     continue
                 item.applied_in = None
                 if fate == "lost":
                     self._lost(item)
                 elif fate.startswith("rejected:"):
-                    rejected.append((item.subtask, fate.removeprefix("rejected:")))
+                    self._rejected.append((item.subtask, fate.removeprefix("rejected:")))
                     self._drop(item)
                     self._rework.add(item.subtask)
-            rework, self._rework = frozenset(self._rework), set()
             self._changed.notify_all()
-        return Settled(status.version, rework, tuple(rejected))
 
     def _lost(self, item: Item) -> None:
         if item.payload is None:
@@ -233,10 +247,30 @@ class Outbox:
             return True
         if answer.accepted:
             self._accepted(item)
-        else:
+        elif not self._went_back(item, answer.position):
             # further than this update: somebody else did the work; before it: a part was lost
             done = answer.position < 0 or answer.position >= item.stop
             self._discard(item, rework=not done)
+        return True
+
+    def _went_back(self, item: Item, position: int) -> bool:
+        """Whether what was refused continues an update that the server has forgotten, and that
+        is here still: then that one is sent again first."""
+        with self._changed:
+            forgotten = [
+                each
+                for each in self._items
+                if each.subtask == item.subtask
+                and each.header is not None
+                and each.header.start >= position
+                and each.stop <= item.start
+            ]
+            if not forgotten or forgotten[0].start != position:
+                return False
+            for each in forgotten:
+                each.applied_in = None
+                if each.fate is Fate.SENT:
+                    self._lost(each)
         return True
 
     def _accepted(self, item: Item) -> None:

@@ -35,9 +35,20 @@ class Reports:
     :class:`~vcasgd.errors.Fenced` once a newer parameter server has spoken.
     """
 
-    def __init__(self, ledger: Client, job: str, token: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        ledger: Client,
+        job: str,
+        token: int,
+        clock: Callable[[], float],
+        *,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
         self._jobs = Jobs(ledger)
-        self._accounts = Accounts(ledger, job)
+        self._accounts = Accounts(ledger, job, shard, shards)
+        self._shard = shard
+        self._where = {"shard": shard} if shards > 1 else {}
         self._job = job
         self._token = token
         self._clock = clock
@@ -49,7 +60,8 @@ class Reports:
 
     def say(self, kind: str, text: str, **details: Any) -> None:
         """An event for the job's history."""
-        self._unsaid.append((kind, text, details))
+        prefix = f"shard {self._shard}: " if self._where else ""
+        self._unsaid.append((kind, f"{prefix}{text}", {**details, **self._where}))
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -87,6 +99,11 @@ class Reports:
         )
         log.info("%s: version %d, %d subtasks open again", self._job, model.meta.version, reopened)
 
+    def fenced_by(self) -> int | None:
+        """The token of a newer parameter server that the ledger knows of."""
+        newest = self._accounts.newest_token()
+        return newest if newest > self._token else None
+
     def ask_for_initial(self) -> None:
         """There is no model any more; a worker has to make the first one again."""
         self._accounts.reconcile(self._token, 0, 0, "{}", [], initialise=True)
@@ -117,7 +134,12 @@ class Reports:
             self._unsaid.popleft()
 
     def add_metrics(self, model: Blender, waiting: Callable[[], int]) -> None:
-        """A point of the series, if the last one is old enough and something happened."""
+        """A point of the series, if the last one is old enough and something happened.
+
+        The first shard speaks for all: each update has a part in every one.
+        """
+        if self._shard:
+            return
         now, totals = self._clock(), model.meta.totals
         since, before = self._reported
         updates, samples = totals.updates - before.updates, totals.samples - before.samples

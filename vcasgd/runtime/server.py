@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -33,7 +32,7 @@ from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import Client, check_server, connect, patiently, without_secret
 from vcasgd.store.jobs import Jobs
-from vcasgd.store.servers import Servers
+from vcasgd.store.servers import Servers, node_name
 from vcasgd.store.updates import wait_for_entries
 
 log = logging.getLogger(__name__)
@@ -45,13 +44,14 @@ PAUSE_SECONDS = 0.2
 
 
 class ParameterServer:
-    """Serves all jobs that have tensors on one store node."""
+    """Serves all jobs that have a shard on one store node: shard k is on node k."""
 
-    def __init__(self, settings: Settings, ledger: Client, tensors: Client, node: str) -> None:
+    def __init__(self, settings: Settings, ledger: Client, tensors: Client) -> None:
         self._settings = settings
         self._ledger = ledger
         self._tensors = tensors
-        self._node = node
+        self._number = settings.node
+        self._node = node_name(settings.node)
         self._jobs = Jobs(ledger)
         self._servers = Servers(ledger)
         self._storage = Storage(settings.required("storage_url"))
@@ -111,6 +111,7 @@ class ParameterServer:
             "token": self._token,
             "unreplicated": self._unreplicated(),
             "versions": {shard.job: shard.version for shard in self._shards.values()},
+            "publications": {shard.job: shard.publications for shard in self._shards.values()},
         }
 
     def _unreplicated(self) -> dict[str, float]:
@@ -129,13 +130,15 @@ class ParameterServer:
         for job in active:
             if job not in self._shards:
                 self._add(job)
+        for shard in self._shards.values():
+            shard.memory_share = 1 / len(self._shards)
 
     def _add(self, name: str) -> None:
         try:
             job = self._jobs.get(name)
         except NotFound:
             return
-        if job.facts is None:
+        if job.facts is None or self._number >= job.facts.shards:
             return
         self._shards[name] = Shard(
             job,
@@ -143,6 +146,7 @@ class ParameterServer:
             tensors=self._tensors,
             ledger=self._ledger,
             checkpoints=Checkpoints(self._storage, name),
+            number=self._number,
         )
 
 
@@ -153,10 +157,10 @@ def main() -> int:
     try:
         settings = load_settings()
         ledger = connect(settings.secret("ledger_url"))
-        tensors = connect(settings.secret("tensors_url"), waits=False)
-        log.info("tensors server: %s", without_secret(settings.secret("tensors_url")))
+        tensors = connect(settings.own_tensors_url(), waits=False)
+        log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
         patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
-        server = ParameterServer(settings, ledger, tensors, settings.node or socket.gethostname())
+        server = ParameterServer(settings, ledger, tensors)
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
             server.stop()

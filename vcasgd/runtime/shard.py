@@ -30,10 +30,14 @@ from vcasgd.runtime.reports import Reports
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Job, Jobs
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.places import Places
 from vcasgd.store.snapshots import Change, Meta, Snapshot, Snapshots, pin_text
 from vcasgd.store.updates import Entry, Header, UpdateReader
 
 log = logging.getLogger(__name__)
+
+#: between two looks at how much room the tensors server has
+TEND_SECONDS = 1.0
 
 
 class Shard:
@@ -55,25 +59,33 @@ class Shard:
         tensors: Client,
         ledger: Client,
         checkpoints: Checkpoints,
+        number: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if job.facts is None:
             raise ValueError(f"{job.id} has no facts yet")
         self.job = job.id
         self._token = token
-        self._recipe = Recipe(job.spec, job.facts)
+        self._recipe = Recipe(job.spec, job.facts, number)
         self._jobs = Jobs(ledger)
         self._checkpoints = checkpoints
         self._tensors = tensors
         self._unreplicated = False
-        keys = TensorKeys(job.id)
+        self._shards = job.facts.shards
+        keys = TensorKeys(job.id, number)
         self._snapshots = Snapshots(tensors, keys)
         self._reader = UpdateReader(tensors, keys)
+        self._places = Places(tensors, keys)
         self._pins = Pins(self._snapshots, token)
-        self._reports = Reports(ledger, job.id, token, clock)
+        self._reports = Reports(ledger, job.id, token, clock, shard=number, shards=job.facts.shards)
         self._model: Blender | None = None
+        #: the part of the tensors server's memory that is this job's
+        self.memory_share = 1.0
+        self._tended_at = float("-inf")
         self._reconciled = False
         self._asked_for_initial = False
+        #: versions that this process has published
+        self.publications = 0
 
     @property
     def stream(self) -> str:
@@ -104,6 +116,7 @@ class Shard:
         if model.batch.entries:
             self._publish(model, committed=look.version != model.meta.version)
         self._pins.serve(look, Snapshot(model.meta, model.stored_record()))
+        self._tend_places()
         dealt = self._collect(model)
         if model.batch.entries:
             self._publish(model)
@@ -128,6 +141,13 @@ class Shard:
             self._reports.say("unreplicated", text)
         else:
             self._reports.say("replicated", "the tensors server has its replica again")
+
+    def _tend_places(self) -> None:
+        if time.monotonic() - self._tended_at < TEND_SECONDS:
+            return
+        recipe = self._recipe
+        self._places.tend(recipe.part.floats * 4, recipe.payload_size, self.memory_share)
+        self._tended_at = time.monotonic()
 
     def _tell_ledger(self, model: Blender) -> None:
         self._reports.tell(model)
@@ -163,7 +183,7 @@ class Shard:
         return self._model
 
     def _stored(self) -> Blender | None:
-        weights = torch.empty(self._recipe.layout.floats)
+        weights = torch.empty(self._recipe.part.floats)
         try:
             return Blender(self._recipe, self._snapshots.fetch(weights), weights)
         except SnapshotMissing:
@@ -171,19 +191,20 @@ class Shard:
 
     def _restored(self) -> Blender | None:
         """Neither the tensors server nor this process has the model: back to a checkpoint."""
-        loaded = self._checkpoints.newest(self._say_damaged)
+        loaded = self._checkpoints.newest(self._say_damaged, self._shards)
         if loaded is None:
             return None
-        meta = replace(loaded.snapshot.meta, token=self._token)
-        snapshot = Snapshot(meta, loaded.snapshot.record)
-        self._snapshots.install(self._token, meta, snapshot.record, loaded.floats)
+        stored, weights = loaded.part(self._recipe.part)
+        meta = replace(stored.meta, token=self._token)
+        snapshot = Snapshot(meta, stored.record)
+        self._snapshots.install(self._token, meta, snapshot.record, weights)
         self._reports.say(
             "restored",
             f"the tensors server and its parameter server were both lost; the model is back at "
             f"version {meta.version} from checkpoint {loaded.name}",
             version=meta.version,
         )
-        return Blender(self._recipe, snapshot, loaded.floats)
+        return Blender(self._recipe, snapshot, weights)
 
     def _ask_for_initial(self) -> None:
         if not self._asked_for_initial:
@@ -222,11 +243,11 @@ class Shard:
     def _check_newest(self) -> None:
         """The fence went with the tensors server; the ledger still knows who has taken over."""
         try:
-            newest = self._jobs.work(self.job).get("server_token", 0)
+            newer = self._reports.fenced_by()
         except StoreUnavailable:
             return  # the ledger's absence stops no training
-        if newest > self._token:
-            raise Fenced(f"a parameter server with token {newest} has taken over")
+        if newer is not None:
+            raise Fenced(f"a parameter server with token {newer} has taken over")
 
     # -- claim, check, blend -------------------------------------------------------------------
 
@@ -247,7 +268,9 @@ class Shard:
             header = Header.parse(entry.header)
             keys = self._reader.payload_keys(header, size)
             model.check(header)
-            model.blend(entry.id, header, self._reader.payload(header, size), keys)
+            for chunk in self._reader.receive(header, model.payload):
+                model.inspect(chunk)
+            model.blend(entry.id, header, keys)
         except InvalidUpdate as error:
             if error.reason == "missing":
                 # no fault of the worker's where the server has just come back empty
@@ -269,6 +292,7 @@ class Shard:
             self._commit(model, meta, name)
         self._pins.published(model.meta if changed else None, {name: meta} if name else {})
         self._reports.published(model.newly_done())
+        self.publications += changed
         model.published(meta)
 
     def _commit(self, model: Blender, meta: Meta, pin: str | None) -> None:
@@ -282,6 +306,7 @@ class Shard:
             fields=model.changed_fields(meta),
             forget=tuple(batch.folded),
             entries=tuple(batch.entries),
+            dealt=tuple(batch.dealt),
             refused=batch.refused,
             reset=model.positions_to_reset(),
             pin=pin,

@@ -1,14 +1,21 @@
-"""Training leased subtasks: where does it stand → fetch → train → push, interval by interval."""
+"""Training leased subtasks: where does it stand → fetch → train → push, interval by interval.
+
+Each shard has a position of its own in a subtask. Mostly they are the same; where they are not,
+an interval is pushed to those shards only that lack it (:mod:`vcasgd.learning.shards`).
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
+from functools import partial
 
 import torch
 
+from vcasgd.learning.shards import Step, next_step
 from vcasgd.runtime.desk import Desk, Interrupted
-from vcasgd.runtime.learner import Learner, Trained
+from vcasgd.runtime.learner import Base, Learner, Trained
 from vcasgd.store.leases import Kind, Lease
 from vcasgd.store.snapshots import encode_integers
 from vcasgd.store.updates import Header, checksum
@@ -24,82 +31,111 @@ class Trainer:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._newest: tuple[int, int] | None = None
         self._pushes = 0
+        #: of the last interval; None before the first one
+        self._seconds_per_sample: float | None = None
 
     def train(self, lease: Lease, learner: Learner) -> None:
-        """From where the subtask stands to its end; the last pushes may still be on their way."""
+        """From where each shard stands to the end; the last pushes may still be on their way."""
         desk, subtask, plan = self._desk, lease.number, learner.plan
         epoch, size = plan.epoch_of(subtask), plan.size(subtask)
-        position = max(
-            desk.sender.begin(subtask, epoch, size, lease.token),
-            # what waits here to be pushed again need not be trained again
-            desk.outbox.reached(subtask, lease.token),
-        )
-        if position >= size:
-            desk.outbox.watch(subtask, epoch, size)
-            return
+        positions = desk.links.begin(subtask, epoch, size, lease.token)
+        self._watch(lease, epoch, size, positions)
         desk.doing = f"training subtask {subtask}"
-        learner.start_subtask()
-        while position < size:
-            desk.outbox.wait_for_room(lambda: not desk.may_go_on(lease), self.settle)
-            self._refresh(learner)
-            self._check_still_mine(lease)
-            position = self._interval(lease, learner, epoch, position)
+        reach = partial(learner.interval_stop, subtask)
+        if min(positions) < size:
+            learner.start_subtask()
+        while (step := next_step(positions, size, reach)) is not None:
+            self._get_ready(lease, step)
+            stop = self._interval(lease, learner, epoch, step)
+            for shard in step.shards:
+                positions[shard] = stop
 
-    def settle(self) -> None:
-        """Looks what became of the pushed updates, and which leases are done with."""
+    def settle(self, *, patiently: bool = False) -> None:
+        """Looks what became of the pushed updates, and which leases are done with; see
+        :meth:`~vcasgd.runtime.links.Links.settle`."""
         # waiting for the parameter server is no standstill of the user's code
         self._desk.note_progress()
-        settled = self._desk.outbox.settle()
-        self._newest = settled.version
-        for subtask, reason in settled.rejected:
-            log.warning("an update of subtask %d was rejected: %s", subtask, reason)
-        self._sort_leases(settled.rework)
+        self._desk.links.settle(patiently=patiently)
+        self._sort_leases()
 
-    def _interval(self, lease: Lease, learner: Learner, epoch: int, position: int) -> int:
+    def _watch(self, lease: Lease, epoch: int, size: int, positions: list[int]) -> None:
+        """Where others pushed all of it, the lease is kept until it is applied."""
+        for shard, position in enumerate(positions):
+            if position >= size:
+                self._desk.links[shard].outbox.watch(lease.number, epoch, size)
+
+    def _get_ready(self, lease: Lease, step: Step) -> None:
+        """Waits for room and makes the base new. Raises :class:`Interrupted` where the lease is
+        no longer to be worked on."""
         desk = self._desk
+        waited = desk.links.wait_for_room(
+            step.shards,
+            lambda: not desk.may_go_on(lease),
+            partial(self.settle, patiently=True),
+        )
+        desk.note_progress()
+        # what was fetched before a wait is old
+        desk.links.refresh(again=waited)
+        self._sort_leases()
+        self._check_still_mine(lease)
+
+    def _interval(self, lease: Lease, learner: Learner, epoch: int, step: Step) -> int:
+        desk, started = self._desk, time.monotonic()
+        if self._seconds_per_sample is not None:
+            desk.links.prefetch(self._seconds_per_sample * (step.stop - step.start))
+        base = Base(desk.links.base, desk.links.base_integers)
         trained = learner.train(
+            base,
             lease.number,
-            position,
+            step.start,
+            step.stop,
             should_stop=lambda: not desk.may_go_on(lease),
             on_step=desk.on_step,
         )
+        samples = trained.stop - step.start
+        self._seconds_per_sample = (time.monotonic() - started) / max(samples, 1)
         desk.failures = 0
-        desk.samples += trained.stop - position
-        self._pushes += 1
-        header = self._header(lease, learner, position, trained)
-        desk.outbox.submit(header, epoch, trained.payload)
+        desk.samples += samples
+        unchanged = torch.equal(trained.integers, base.integers)
+        self._push(lease, learner, epoch, step, trained, integers_changed=not unchanged)
         return trained.stop
 
-    def _header(self, lease: Lease, learner: Learner, position: int, trained: Trained) -> Header:
-        assert self._desk.base_version is not None
-        unchanged = torch.equal(trained.integers, learner.base_integers)
-        return Header(
-            update=f"{self._desk.name}.{os.getpid()}.{self._pushes}",
-            worker=self._desk.name,
-            subtask=lease.number,
-            start=position,
-            stop=trained.stop,
-            base=self._desk.base_version[0],
-            token=lease.token,
-            codec=learner.codec.name,
-            size=len(trained.payload),
-            checksum=checksum(trained.payload),
-            layout=learner.layout_digest,
-            integers="" if unchanged else encode_integers(trained.integers),
-            loss_sum=trained.loss_sum,
-        )
-
-    def _refresh(self, learner: Learner) -> None:
-        """The newest snapshot into the learner's base, if it is not there already."""
-        self.settle()
-        desk = self._desk
-        if desk.base_version is not None and desk.base_version == self._newest:
-            return
-        snapshot = desk.snapshots.fetch(learner.base)
-        learner.base_integers = snapshot.meta.integer_vector()
-        desk.base_version = (snapshot.meta.version, snapshot.meta.token)
+    def _push(
+        self,
+        lease: Lease,
+        learner: Learner,
+        epoch: int,
+        step: Step,
+        trained: Trained,
+        *,
+        integers_changed: bool,
+    ) -> None:
+        """Each shard's part to its own store node."""
+        self._pushes += 1
+        for shard in step.shards:
+            link = self._desk.links[shard]
+            assert link.base is not None
+            payload = learner.codec.encode(link.part.of(trained.update))
+            header = Header(
+                update=f"{self._desk.name}.{os.getpid()}.{self._pushes}",
+                worker=self._desk.name,
+                shard=shard,
+                subtask=lease.number,
+                start=step.start,
+                stop=trained.stop,
+                base=link.base[0],
+                token=lease.token,
+                codec=learner.codec.name,
+                size=len(payload),
+                checksum=checksum(payload),
+                layout=learner.layout_digest,
+                integers=encode_integers(trained.integers)
+                if integers_changed and shard == 0
+                else "",
+                loss_sum=trained.loss_sum,
+            )
+            link.outbox.submit(header, epoch, payload)
 
     def _check_still_mine(self, lease: Lease) -> None:
         desk = self._desk
@@ -111,13 +147,16 @@ class Trainer:
                 desk.drop_current()
             raise Interrupted
 
-    def _sort_leases(self, rework: frozenset[int]) -> None:
+    def _sort_leases(self) -> None:
         desk = self._desk
-        unsettled = desk.outbox.subtasks()
+        settled = desk.links.collect()
+        for subtask, reason in settled.rejected:
+            log.warning("an update of subtask %d was rejected: %s", subtask, reason)
+        unsettled = desk.links.subtasks()
         for lease in desk.held.all():
             if lease.kind is not Kind.TRAIN:
                 continue
-            if lease.number in rework:
+            if lease.number in settled.rework:
                 desk.again[lease.piece] = lease
             elif (
                 lease != desk.current

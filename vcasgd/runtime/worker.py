@@ -113,15 +113,14 @@ class Worker:
                 self._hand_over()
         except (StoreUnavailable, ValueError):
             log.warning("could not hand over; the leases will expire")
-        self._desk.outbox.close()
+        self._desk.links.close()
         self._desk.doing = f"left: {self._why}"
         self._heart.stop()
 
     def _hand_over(self) -> None:
         """Pushes what is trained, then gives back what is not; in this order, so that whoever
         goes on finds the pushed part already there."""
-        if self._desk.outbox.unapplied:
-            self._desk.outbox.flush(self._seconds_left())
+        self._desk.links.flush(self._seconds_left())
         self._desk.release_unfinished()
 
     def _seconds_left(self) -> float:
@@ -168,12 +167,14 @@ class Worker:
             # the parameter server brings it back, unless it was lost for good: then somebody
             # has to make the first one again, before any other work can go on
             return self._acquire(Kind.INITIALISE)
+        if self._desk.links.missing and (lease := self._initialisation()):
+            return lease
         again = self._desk.again
         while again:
             _, lease = again.popitem()
             if self._desk.held.has(lease):
                 return lease
-        if len(self._desk.outbox.subtasks()) >= MOST_AWAITED:
+        if len(self._desk.links.subtasks()) >= MOST_AWAITED:
             return self._idle("waiting for the parameter server")
         return self._acquire()
 
@@ -183,6 +184,14 @@ class Worker:
             if answer.reason == "gone" or answer.quarantined:
                 self.leave(answer.reason)
             return self._idle(answer.reason)
+        self._desk.held.add(answer)
+        return answer
+
+    def _initialisation(self) -> Lease | None:
+        """Some shard has no model; the others go on, unless this is what is waited for."""
+        answer = self._desk.leases.acquire(Kind.INITIALISE)
+        if isinstance(answer, Wait):
+            return None
         self._desk.held.add(answer)
         return answer
 
@@ -250,7 +259,7 @@ class Worker:
         self._heart.hurry()
 
     def _describe(self) -> dict[str, Any]:
-        desk, outbox, notice = self._desk, self._desk.outbox, self._notice
+        desk, notice = self._desk, self._notice
         return {
             "at": time.time(),
             "instance": self._instance,
@@ -259,12 +268,7 @@ class Worker:
             "doing": desk.doing,
             "steps": desk.steps,
             "samples": desk.samples,
-            "version": desk.base_version[0] if desk.base_version else None,
-            "pushes": outbox.sent,
-            "pushed_bytes": outbox.sent_bytes,
-            "pushed_again": outbox.sent_again,
-            "discarded": outbox.discarded,
-            "unapplied": outbox.unapplied,
+            **desk.links.counts(),
             "resident_bytes": psutil.Process().memory_info().rss,
             "notice": notice.kind if notice else None,
             "notice_at": notice.at if notice else None,

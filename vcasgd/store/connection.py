@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -117,6 +118,19 @@ def _from_script(text: str) -> StoreError:
     return StoreError(f"the store answered with an error: {text}")
 
 
+def error_of_reply(line: bytes) -> StoreError:
+    """What an error means that a server answered, given without its leading ``-``."""
+    text = line.decode(errors="replace")
+    word = text.partition(" ")[0]
+    if word == "OOM":
+        return StoreFull("the store is at its memory limit")
+    if word in ("NOPERM", "NOAUTH", "WRONGPASS"):
+        return StoreDenied(f"the store refused: {text}")
+    if word in ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"):
+        return StoreUnavailable(f"the store is not ready: {text}")
+    return _from_script(text)
+
+
 class _Pipeline(Pipeline):
     """``replication``: where given, what is written waits for the replicas."""
 
@@ -172,6 +186,11 @@ class Client(redis.Redis):
     replication: Replication | None = None
     waits = False
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        #: connections that carry bulk and nothing else, while nobody uses them
+        self.idle_bulk: deque[Any] = deque()
+
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with mapped_errors():
             if not self.waits or args[0] in _READS:
@@ -195,6 +214,12 @@ class Client(redis.Redis):
         client = type(self)(connection_pool=self.connection_pool)
         client.replication, client.waits = self.replication, self.replication is not None
         return client
+
+    def serves(self, connection: Any) -> bool:
+        """Whether a connection that was kept leads to where a new one would lead."""
+        pool: Any = self.connection_pool
+        primary = getattr(pool, "master_address", None)  # of Sentinel's pools only
+        return primary is None or primary == (connection.host, connection.port)
 
     @property
     def replicated(self) -> bool:
@@ -222,10 +247,12 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = T
     options: dict[str, Any] = {
         "socket_timeout": answer_seconds,
         "socket_connect_timeout": min(answer_seconds, 5.0),
-        "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
+    # a Unix socket has no packets that would keep it alive
+    if not url.startswith("unix:"):
+        options["socket_keepalive"] = True
     try:
         plain, replicas, seconds = _without_own(url)
         client, confirm = _client(plain, options)

@@ -17,6 +17,7 @@ from vcasgd.spec import JobSpec
 from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.progress import Progress
 
 #: how long a repeated submission with the same Idempotency-Key is recognised
 IDEMPOTENCY_SECONDS = 7 * 24 * 3600
@@ -54,6 +55,8 @@ class Facts:
     #: the model's :class:`~vcasgd.learning.vector.Layout` as JSON
     layout: str
     order_digest: str
+    #: into how many the vector is cut, shard k on store node k; the same for the job's life
+    shards: int = 1
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Facts:
@@ -65,6 +68,7 @@ class Facts:
             "validation_samples": self.validation_samples,
             "layout": self.layout,
             "order_digest": self.order_digest,
+            "shards": self.shards,
         }
 
 
@@ -78,6 +82,8 @@ class Evaluation:
     worker: str
     seconds: float
     at: float
+    #: of the model in each shard; ``version`` is that of the first
+    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class Job:
     reason: str | None = None
     traceback: str | None = None
     facts: Facts | None = None
-    #: cumulative, from the snapshot: updates, samples, staleness_sum, staleness_max, …
+    #: cumulative, from the snapshots: updates, samples, staleness_sum, staleness_max, …
     totals: dict[str, Any] = field(default_factory=dict)
     finished_epochs: int = 0
     version: int = 0
@@ -179,13 +185,15 @@ class Jobs:
         keys = LedgerKeys(job)
         with self._ledger.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.record)
-            pipe.hmget(keys.work, "finished", "version")
+            pipe.hget(keys.work, "finished")
+            pipe.hgetall(keys.shards)
             pipe.hgetall(keys.evaluations)
             pipe.hvals(keys.vanished)
-            record, work, evaluations, vanished = pipe.execute()
+            record, finished, told, evaluations, vanished = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
-        return _job(job, record, work, evaluations, [each.decode() for each in vanished])
+        lost = [each.decode() for each in vanished]
+        return _job(job, record, int(finished or 0), told, evaluations, lost)
 
     def all(self, states: Collection[State] = tuple(State), limit: int | None = None) -> list[Job]:
         """Those in one of the states, newest first."""
@@ -386,15 +394,18 @@ def _flat(fields: Mapping[str, Any]) -> list[Any]:
 def _job(
     job: str,
     record: dict[bytes, bytes],
-    work: list[bytes | None],
+    finished: int,
+    told: dict[bytes, bytes],
     evaluations: dict[bytes, bytes],
     vanished: list[str],
 ) -> Job:
     text = {name.decode(): value.decode() for name, value in record.items()}
     results = sorted(
-        (Evaluation(epoch=int(epoch), **json.loads(each)) for epoch, each in evaluations.items()),
+        (_evaluation(int(epoch), json.loads(each)) for epoch, each in evaluations.items()),
         key=lambda each: each.epoch,
     )
+    facts = Facts.from_json(text["facts"]) if "facts" in text else None
+    progress = Progress.of(told, facts.shards if facts else 1)
     return Job(
         id=job,
         spec=JobSpec.parse(json.loads(text["spec"])),
@@ -405,16 +416,21 @@ def _job(
         ended_at=_number(text.get("ended_at")),
         reason=text.get("reason") or None,
         traceback=text.get("traceback") or None,
-        facts=Facts.from_json(text["facts"]) if "facts" in text else None,
-        totals=json.loads(text["totals"]) if "totals" in text else {},
-        finished_epochs=int(work[0] or 0),
-        version=int(work[1] or 0),
+        facts=facts,
+        totals=progress.totals,
+        finished_epochs=finished,
+        version=progress.version,
         evaluations=tuple(results),
         final_epoch=int(text["final_epoch"]) if text.get("final_epoch") else None,
         model=text.get("model") or None,
         evictions=vanished.count("evicted"),
         kills=vanished.count("killed"),
     )
+
+
+def _evaluation(epoch: int, fields: dict[str, Any]) -> Evaluation:
+    versions = tuple(fields.pop("versions", ())) or (fields["version"],)
+    return Evaluation(epoch=epoch, versions=versions, **fields)
 
 
 def _number(text: str | None) -> float | None:

@@ -43,13 +43,18 @@ class LedgerKeys:
 
     @property
     def record(self) -> str:
-        """hash: spec, state, facts, totals"""
+        """hash: spec, state, facts"""
         return self._key("record")
 
     @property
     def work(self) -> str:
-        """hash: next, finished, total, per_epoch, lead, tokens, server_token, version"""
+        """hash: next, finished, total, per_epoch, lead, tokens, expired"""
         return self._key("work")
+
+    @property
+    def shards(self) -> str:
+        """hash, what parameter servers told: ``<shard>:`` token, version, finished, totals"""
+        return self._key("shards")
 
     @property
     def leases(self) -> str:
@@ -68,8 +73,13 @@ class LedgerKeys:
 
     @property
     def done(self) -> str:
-        """set: applied subtasks of epochs that are not finished"""
+        """set: subtasks of unfinished epochs that are applied in every shard"""
         return self._key("done")
+
+    @property
+    def applied(self) -> str:
+        """set: ``<shard>:<subtask>``, applied in a shard that has not finished its epoch"""
+        return self._key("applied")
 
     @property
     def evaluations(self) -> str:
@@ -169,6 +179,21 @@ class TensorKeys:
     def stream(self) -> str:
         """stream: headers of updates that wait"""
         return self._key("updates")
+
+    @property
+    def places(self) -> str:
+        """sorted set: update → until when its place is held, in ms; for ever in the stream"""
+        return self._key("places")
+
+    @property
+    def window(self) -> str:
+        """how many places there are"""
+        return self._key("window")
+
+    @property
+    def news(self) -> str:
+        """stream with one entry, a new one at each commit: what workers wait for"""
+        return self._key("news")
 
     @property
     def rejected(self) -> str:

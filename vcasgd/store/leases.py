@@ -122,28 +122,34 @@ class Leases:
 
 
 class Accounts:
-    """What the parameter server tells the ledger about a job; every call is idempotent.
+    """What a parameter server tells the ledger about its shard; every call is idempotent.
 
-    Raises :class:`~vcasgd.errors.Fenced` once a newer parameter server has spoken.
+    Raises :class:`~vcasgd.errors.Fenced` once a newer parameter server of the shard has spoken.
     """
 
-    def __init__(self, ledger: Client, job: str) -> None:
-        self._keys = LedgerKeys(job)
+    def __init__(self, ledger: Client, job: str, shard: int = 0, shards: int = 1) -> None:
+        self._ledger = ledger
+        self._shard, self._shards = shard, shards
+        keys = LedgerKeys(job)
+        self._told = keys.shards
+        self._keys = [keys.work, keys.leases, keys.holders, keys.open, keys.done,
+                      keys.evaluations, keys.shards, keys.applied]  # fmt: skip
         self._account = ledger.script("account")
         self._reconcile = ledger.script("reconcile")
+
+    def newest_token(self) -> int:
+        """Of the parameter servers that have spoken; 0 before the first one."""
+        return int(self._ledger.hget(self._told, f"{self._shard}:token") or 0)
 
     def account(
         self, token: int, version: int, finished: int, totals: str, done: Iterable[int]
     ) -> bool:
-        """Subtasks that became done and epochs that are finished, up to a version."""
-        keys = self._keys
-        return bool(
-            self._account(
-                keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.done,
-                      keys.evaluations],
-                args=[token, version, finished, totals, *done],
-            )
-        )  # fmt: skip
+        """Subtasks that became done and epochs that are finished, up to a version.
+
+        False where something newer is already known.
+        """
+        head = [self._shard, self._shards, token, version, finished, totals]
+        return bool(self._account(keys=self._keys, args=[*head, *done]))
 
     def reconcile(
         self,
@@ -156,11 +162,5 @@ class Accounts:
         initialise: bool = False,
     ) -> int:
         """The whole applied record; returns how many subtasks were opened again."""
-        keys = self._keys
-        return int(
-            self._reconcile(
-                keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.done,
-                      keys.evaluations],
-                args=[token, version, finished, totals, int(initialise), *done],
-            )
-        )  # fmt: skip
+        head = [self._shard, self._shards, token, version, finished, totals, int(initialise)]
+        return int(self._reconcile(keys=self._keys, args=[*head, *done]))

@@ -15,6 +15,11 @@ from vcasgd.store.connection import Client
 NONCE_BITS = 20
 
 
+def node_name(number: int) -> str:
+    """What a store node is called, in the ledger and to people."""
+    return f"node-{number}"
+
+
 class Servers:
     """Parameter servers: each start gets a token that is newer than all before, and that
     nobody else has, even where the ledger went back to an older state."""

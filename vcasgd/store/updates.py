@@ -8,17 +8,19 @@ trusted: a header is parsed strictly, and the names of chunks are derived, never
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vcasgd.errors import InvalidUpdate, StoreUnavailable
+from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.snapshots import CHUNK_BYTES, CHUNKS_PER_TRIP, chunk_count, chunks_of
+from vcasgd.store.places import RENEW_SECONDS, Places
+from vcasgd.store.snapshots import chunk_count, chunks_of
+from vcasgd.store.wire import Missing, Wire, WrongLength
 
 #: payload chunks whose update never came into the stream vanish by themselves
 PAYLOAD_SECONDS = 3600
@@ -31,9 +33,10 @@ _Count = Annotated[int, Field(ge=0, lt=2**53)]
 class Header(BaseModel):
     """What an update says of itself.
 
-    ``start`` and ``stop`` are samples of the subtask, ``base`` is the version it was trained
-    from, ``checksum`` the CRC-32 of the encoded payload, ``integers`` base64 of int64, or
-    nothing where they are as in the base.
+    ``start`` and ``stop`` are samples of the subtask, ``base`` is the version of this shard that
+    it was trained from, ``size`` and ``checksum`` (:func:`checksum`) are of the encoded part of
+    the vector that belongs to the shard, ``integers`` is base64 of int64, or nothing where they
+    are as in the base; they travel with shard 0 only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -41,6 +44,7 @@ class Header(BaseModel):
     format: Literal[1] = 1
     update: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")
     worker: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")
+    shard: _Count = 0
     subtask: _Count
     start: _Count
     stop: _Count
@@ -48,7 +52,7 @@ class Header(BaseModel):
     token: _Count
     codec: str = Field(max_length=32)
     size: _Count
-    checksum: _Count
+    checksum: int = Field(ge=0, lt=2**64)
     layout: str = Field(max_length=64)
     integers: str = Field(default="", max_length=LONGEST_HEADER // 2)
     # far beyond any real loss, and so that sums of these stay finite
@@ -95,7 +99,9 @@ class Status:
 
 
 def checksum(payload: memoryview | bytes | bytearray) -> int:
-    return zlib.crc32(payload)
+    """XXH3, 64 bits. Against accidents, not against malice: a rogue worker can send a wrong
+    update with a right checksum."""
+    return xxhash.xxh3_64_intdigest(payload)
 
 
 class UpdateSender:
@@ -104,9 +110,12 @@ class UpdateSender:
     def __init__(self, tensors: Client, keys: TensorKeys) -> None:
         self._tensors = tensors
         self._keys = keys
+        self._wire = Wire(tensors)
+        self._places = Places(tensors, keys)
         self._begin = tensors.script("begin")
         self._push = tensors.script("push")
         self._status = tensors.script("status")
+        self._seen = b"0-0"
 
     def begin(self, subtask: int, epoch: int, size: int, token: int) -> int:
         """From which sample the subtask is to be trained; older leases of it end here.
@@ -130,19 +139,33 @@ class UpdateSender:
         """
         chunks = chunks_of(payload)
         names = [self._keys.payload_chunk(header.update, index) for index in range(len(chunks))]
-        with self._tensors.pipeline() as pipe:
-            for name, chunk in zip(names, chunks, strict=True):
-                pipe.set(name, chunk, ex=PAYLOAD_SECONDS)
-            pipe.execute()
+        self._take_place(header.update)
+        self._wire.store(self._kept(header.update, names, chunks), expire=PAYLOAD_SECONDS)
         keys = self._keys
         answer, position = self._push(
-            keys=[keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, *names],
+            keys=[keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.places,
+                  *names],
             args=[header.subtask, epoch, header.start, header.stop, header.token, header.update,
                   header.model_dump_json()],
         )  # fmt: skip
         if answer == b"incomplete":
-            raise StoreUnavailable("the tensors server restarted in the middle of a push")
+            raise StoreUnavailable("the tensors server lost a part of what was pushed")
         return Pushed(answer == b"accepted", int(position))
+
+    def _kept(
+        self, update: str, names: Sequence[str], chunks: Sequence[memoryview]
+    ) -> Iterator[tuple[str, memoryview]]:
+        """The chunks, while the update keeps its place. Raises :class:`StoreFull`."""
+        renew_at = time.monotonic() + RENEW_SECONDS
+        for name, chunk in zip(names, chunks, strict=True):
+            if time.monotonic() >= renew_at:
+                self._take_place(update)
+                renew_at = time.monotonic() + RENEW_SECONDS
+            yield name, chunk
+
+    def _take_place(self, update: str) -> None:
+        if not self._places.take(update):
+            raise StoreFull("as many updates wait as the tensors server has room for")
 
     def status(self, pushed: Sequence[tuple[int, int, int, str]]) -> Status:
         """The present version and what became of updates.
@@ -157,6 +180,14 @@ class UpdateSender:
         )
         return Status((int(version), int(token)), int(safe), [fate.decode() for fate in fates])
 
+    def await_news(self, seconds: float) -> None:
+        """Returns when something was committed since the last call did, or after ``seconds``."""
+        found = self._tensors.xread(
+            {self._keys.news: self._seen}, count=1, block=max(1, int(seconds * 1000))
+        )
+        for _stream, entries in found:
+            self._seen = entries[-1][0]
+
 
 class UpdateReader:
     """The parameter server's side of one shard."""
@@ -164,6 +195,7 @@ class UpdateReader:
     def __init__(self, tensors: Client, keys: TensorKeys) -> None:
         self._tensors = tensors
         self._keys = keys
+        self._wire = Wire(tensors)
 
     @property
     def stream(self) -> str:
@@ -182,37 +214,33 @@ class UpdateReader:
         found = self._tensors.xrange(self._keys.stream, count=limit)
         return [Entry(at.decode(), data.get(b"h", b"")) for at, data in found]
 
-    def payload(self, header: Header, expected_size: int) -> bytearray:
-        """The encoded payload. Raises :class:`InvalidUpdate` (``length``, ``missing``,
-        ``checksum``)."""
-        if header.size != expected_size:
+    def receive(self, header: Header, payload: memoryview) -> Iterator[memoryview]:
+        """The encoded payload into memory of the size that is expected; yields each chunk when
+        it is there, so that it can be looked at while it is in the processor's cache.
+
+        Raises :class:`InvalidUpdate` (``length``, ``missing``, ``checksum``).
+        """
+        if header.size != payload.nbytes:
             raise InvalidUpdate(
-                f"payload of {header.size} bytes, {expected_size} expected", reason="length"
+                f"payload of {header.size} bytes, {payload.nbytes} expected", reason="length"
             )
-        payload = bytearray(expected_size)
-        keys = self.payload_keys(header, expected_size)
-        for start in range(0, len(keys), CHUNKS_PER_TRIP):
-            chunks = self._tensors.mget(keys[start : start + CHUNKS_PER_TRIP])
-            for index, chunk in enumerate(chunks, start):
-                _place(payload, index, chunk)
-        if checksum(payload) != header.checksum:
+        digest, chunks = xxhash.xxh3_64(), chunks_of(payload)
+        try:
+            for index in self._wire.load(self.payload_keys(header, payload.nbytes), chunks):
+                digest.update(chunks[index])
+                yield chunks[index]
+        except Missing as error:
+            raise InvalidUpdate("a part of the payload is missing", reason="missing") from error
+        except WrongLength as error:
+            raise InvalidUpdate(f"chunk {error.index} is {error.found}", reason="length") from error
+        if digest.intdigest() != header.checksum:
             raise InvalidUpdate("the checksum does not match", reason="checksum")
-        return payload
 
     def payload_keys(self, header: Header, size: int) -> list[str]:
         """``size`` is what the job's layout says, never what the header claims."""
         return [
             self._keys.payload_chunk(header.update, index) for index in range(chunk_count(size))
         ]
-
-
-def _place(payload: bytearray, index: int, chunk: bytes | None) -> None:
-    at = index * CHUNK_BYTES
-    if chunk is None:
-        raise InvalidUpdate("a part of the payload is missing", reason="missing")
-    if len(chunk) != min(CHUNK_BYTES, len(payload) - at):
-        raise InvalidUpdate(f"chunk {index} has {len(chunk)} bytes", reason="length")
-    payload[at : at + len(chunk)] = chunk
 
 
 def wait_for_entries(tensors: Client, streams: Sequence[str], seconds: float) -> None:

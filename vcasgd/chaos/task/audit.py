@@ -1,10 +1,13 @@
 """A task that counts: after training, every coordinate says how often its sample was applied.
 
-Each sample owns one coordinate of the only parameter. The gradient of the loss is −1 on the
-coordinates of the batch and 0 elsewhere, and the optimizer is plain SGD with learning rate 1,
-so a push adds exactly 1 to each coordinate that it trained. With `async-local-sgd` and weight
-1 the final vector equals the number of epochs everywhere, if and only if every sample of every
-epoch was applied exactly once. (float32 counts exactly up to 2²⁴.)
+Each sample owns one coordinate of the only parameter, in each of its copies. The gradient of the
+loss is −1 on the coordinates of the batch and 0 elsewhere, and the optimizer is plain SGD with
+learning rate 1, so a push adds exactly 1 to each coordinate that it trained. With
+`async-local-sgd` and weight 1 the final vector equals the number of epochs everywhere, if and
+only if every sample of every epoch was applied exactly once. (float32 counts exactly up to 2²⁴.)
+
+With as many copies as there are store nodes each shard holds one of them whole, and so says for
+itself what was applied to it.
 """
 
 import time
@@ -18,12 +21,12 @@ import vcasgd
 
 
 class Counts(nn.Module):
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, copies: int) -> None:
         super().__init__()
-        self.count = nn.Parameter(torch.zeros(samples))
+        self.count = nn.Parameter(torch.zeros(copies, samples))
 
     def forward(self, indices: Tensor) -> Tensor:
-        return torch.index_select(self.count, 0, indices)
+        return torch.index_select(self.count, 1, indices)
 
 
 class Indices(Dataset[int]):
@@ -38,14 +41,17 @@ class Indices(Dataset[int]):
 
 
 class Audit(vcasgd.Task):
-    def __init__(self, samples: int, batch_size: int, step_seconds: float = 0.0) -> None:
+    def __init__(
+        self, samples: int, batch_size: int, step_seconds: float = 0.0, copies: int = 1
+    ) -> None:
         self.samples = samples
+        self.copies = copies
         self.batch_size = batch_size
         self.evaluation_batch_size = samples
         self.step_seconds = step_seconds
 
     def model(self) -> nn.Module:
-        return Counts(self.samples)
+        return Counts(self.samples, self.copies)
 
     def dataset(self, split: str) -> Dataset[int]:  # noqa: ARG002 - the same for both
         return Indices(self.samples)
@@ -59,4 +65,4 @@ class Audit(vcasgd.Task):
         return torch.optim.SGD(parameters, lr=1.0)
 
     def evaluate(self, model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
-        return {"count": torch.tensor(len(batch)), "applied": model(batch).sum()}
+        return {"count": torch.tensor(len(batch)), "applied": model(batch).sum() / self.copies}

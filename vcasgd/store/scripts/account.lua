@@ -1,35 +1,59 @@
--- The parameter server tells what it applied. Telling it twice changes nothing.
--- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 done  7 evaluations
--- ARGV  1 server token  2 version  3 finished epochs  4 totals, as JSON  5… done subtasks
+-- A parameter server tells what it applied to its shard. Telling it twice changes nothing.
+-- KEYS  1 work  2 leases  3 holders  4 open  5 done  6 evaluations  7 shards  8 applied
+-- ARGV  1 shard  2 how many shards there are  3 server token  4 version  5 finished epochs
+--       6 totals, as JSON  7… done subtasks
 -- Returns 1, or 0 where something newer is already known.
-local known = redis.call('HMGET', KEYS[2], 'server_token', 'version', 'finished', 'per_epoch')
-local token, version = tonumber(ARGV[1]), tonumber(ARGV[2])
-if not known[4] then return 0 end
-if tonumber(known[1] or 0) > token then
+-- For the job a subtask is done, and an epoch is finished, once it is so in every shard.
+local shard, version, finished = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
+local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'finished')
+local per_epoch = tonumber(work[1])
+if not per_epoch then return 0 end
+local function of(name) return shard .. ':' .. name end
+local known = redis.call('HMGET', KEYS[7], of('token'), of('version'), of('finished'))
+local token = tonumber(known[1] or 0)
+if token > tonumber(ARGV[3]) then
   return redis.error_reply('FENCED a parameter server with token ' .. known[1] .. ' has taken over')
 end
-if tonumber(known[1] or 0) == token and tonumber(known[2] or -1) > version then return 0 end
-redis.call('HSET', KEYS[2], 'server_token', ARGV[1], 'version', version, 'finished', ARGV[3])
-redis.call('HSET', KEYS[1], 'totals', ARGV[4])
-local before, finished = tonumber(known[3]), tonumber(ARGV[3])
-for i = 5, #ARGV do
-  local piece = 'train:' .. ARGV[i]
+if token == tonumber(ARGV[3]) and tonumber(known[2] or -1) > version then return 0 end
+redis.call('HSET', KEYS[7], of('token'), ARGV[3], of('version'), version,
+  of('finished'), finished, of('totals'), ARGV[6])
+
+local finished_in, everywhere = {}, finished
+for each = 0, tonumber(ARGV[2]) - 1 do
+  finished_in[each] = tonumber(redis.call('HGET', KEYS[7], each .. ':finished') or 0)
+  everywhere = math.min(everywhere, finished_in[each])
+end
+local function is_done(subtask)
+  for each, epochs in pairs(finished_in) do
+    if subtask >= epochs * per_epoch
+      and redis.call('SISMEMBER', KEYS[8], each .. ':' .. subtask) == 0 then return false end
+  end
+  return true
+end
+local function settle(subtask)
+  if not is_done(subtask) then return end
   -- those of finished epochs are known by that number alone, also when this is told again
-  if tonumber(ARGV[i]) >= finished * known[4] then redis.call('SADD', KEYS[6], ARGV[i]) end
-  redis.call('ZREM', KEYS[3], piece)
-  redis.call('HDEL', KEYS[4], piece)
-  redis.call('ZREM', KEYS[5], piece)
-end
-for subtask = before * known[4], finished * known[4] - 1 do
-  redis.call('SREM', KEYS[6], subtask)
+  redis.call(subtask < everywhere * per_epoch and 'SREM' or 'SADD', KEYS[5], subtask)
   local piece = 'train:' .. subtask
-  redis.call('ZREM', KEYS[3], piece)
-  redis.call('HDEL', KEYS[4], piece)
-  redis.call('ZREM', KEYS[5], piece)
+  redis.call('ZREM', KEYS[2], piece)
+  redis.call('HDEL', KEYS[3], piece)
+  redis.call('ZREM', KEYS[4], piece)
 end
-for epoch = before + 1, finished do
-  if redis.call('HEXISTS', KEYS[7], epoch) == 0 then
-    redis.call('ZADD', KEYS[5], 'NX', -1, 'evaluate:' .. epoch)
+for i = 7, #ARGV do
+  local subtask = tonumber(ARGV[i])
+  if subtask >= finished * per_epoch then redis.call('SADD', KEYS[8], of(subtask)) end
+  settle(subtask)
+end
+for subtask = tonumber(known[3] or 0) * per_epoch, finished * per_epoch - 1 do
+  redis.call('SREM', KEYS[8], of(subtask))
+  settle(subtask)
+end
+local before = tonumber(work[2])
+redis.call('HSET', KEYS[1], 'finished', everywhere)
+for subtask = before * per_epoch, everywhere * per_epoch - 1 do settle(subtask) end
+for epoch = before + 1, everywhere do
+  if redis.call('HEXISTS', KEYS[6], epoch) == 0 then
+    redis.call('ZADD', KEYS[4], 'NX', -1, 'evaluate:' .. epoch)
   end
 end
 return 1

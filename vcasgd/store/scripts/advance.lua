@@ -1,5 +1,5 @@
 -- Everything up to a version is on the replicas: workers may forget what is in it.
--- KEYS  1 fence  2 applied
+-- KEYS  1 fence  2 applied  3 news
 -- ARGV  1 token  2 version
 local held = redis.call('GET', KEYS[1])
 if not held then return redis.error_reply('NOSNAPSHOT') end
@@ -13,4 +13,5 @@ if tonumber(version) < tonumber(ARGV[2]) then
   return redis.error_reply('STALE it has version ' .. version)
 end
 redis.call('HSET', KEYS[2], 'safe', ARGV[2])
+redis.call('XADD', KEYS[3], 'MAXLEN', '1', '*', 'n', '1')
 return 1

@@ -1,13 +1,14 @@
 -- Publishes a batch: parameters, version, rule state and applied record change together, and
 -- the updates that are in them disappear. The chunks of the new snapshot are already written.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected  8 pins
---       9… chunks of the new snapshot, then keys to remove: payloads of the batch, chunks of
---       the version before last
+--       9 places  10 news  11… chunks of the new snapshot, then keys to remove: payloads of the
+--       batch, chunks of the version before last
 -- ARGV  1 token  2 new meta ('' where nothing was applied)  3 change, as JSON:
 --         base      the version that the change was made from
 --         fields    {field: value}     new values of the applied record
 --         forget    [subtask]          subtasks of epochs that are finished now
 --         entries   [entry]            stream entries dealt with
+--         dealt     [update]           give their places back
 --         refused   {update: reason}   for the workers that sent them
 --         reset     {subtask: n}       subtasks whose waiting updates were dropped
 --         pin       name or null       keep this snapshot under a name
@@ -33,8 +34,8 @@ if version < change.base then return redis.error_reply('STALE it has version ' .
 if version > change.base then
   return redis.error_reply('FENCED version ' .. version .. ' was not written by this server')
 end
-local spare = 9 + tonumber(ARGV[4])
-for i = 9, spare - 1 do
+local spare = 11 + tonumber(ARGV[4])
+for i = 11, spare - 1 do
   if redis.call('EXISTS', KEYS[i]) == 0 then return -1 end
 end
 if ARGV[2] ~= '' then redis.call('SET', KEYS[2], ARGV[2]) end
@@ -51,6 +52,7 @@ for _, subtask in ipairs(change.forget) do
   redis.call('HDEL', KEYS[5], subtask)
 end
 for _, entry in ipairs(change.entries) do redis.call('XDEL', KEYS[6], entry) end
+for _, update in ipairs(change.dealt) do redis.call('ZREM', KEYS[9], update) end
 for update, reason in pairs(change.refused) do
   redis.call('HSET', KEYS[7], update, reason)
   -- workers look within moments; the hash must not grow for ever
@@ -58,4 +60,5 @@ for update, reason in pairs(change.refused) do
 end
 if change.pin ~= cjson.null then redis.call('HSET', KEYS[8], change.pin, change.pinned) end
 for i = spare, #KEYS do redis.call('UNLINK', KEYS[i]) end
+redis.call('XADD', KEYS[10], 'MAXLEN', '1', '*', 'n', '1')
 return 1

@@ -1,7 +1,7 @@
 -- Makes a snapshot the present one where there is none: the first one, one that the
 -- parameter server still had in memory, or one from a checkpoint.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected
---       8… its chunks, already written
+--       8 places  9 news  10… its chunks, already written
 -- ARGV  1 token (0: a worker's first snapshot)  2 meta  3… applied record, field and value
 -- Returns 1; 0 where a snapshot already is; -1 where a chunk is missing (the server came back
 -- empty in between).
@@ -11,11 +11,12 @@ if token > 0 and held > token then
   return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
 end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
-for i = 8, #KEYS do
+for i = 10, #KEYS do
   if redis.call('EXISTS', KEYS[i]) == 0 then return -1 end
 end
 if token > 0 then redis.call('SET', KEYS[1], ARGV[1]) end
-redis.call('DEL', KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
+redis.call('DEL', KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8])
 redis.call('SET', KEYS[2], ARGV[2])
 for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+redis.call('XADD', KEYS[9], 'MAXLEN', '1', '*', 'n', '1')
 return 1

@@ -1,14 +1,16 @@
 -- Puts an update into the stream, if it continues where its subtask stands.
--- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6… payload chunks, already written
+-- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6 places
+--       7… payload chunks, already written
 -- ARGV  1 subtask  2 its epoch  3 from  4 to  5 lease token  6 update  7 header
 -- Returns {'accepted', to}; {'refused', position} where another place was expected;
--- {'incomplete', n} where only n chunks are here (the server came back empty in between).
+-- {'incomplete', n} where only n chunks are here, or its place was taken back (the server came
+-- back empty in between, or the worker was silent for too long).
 -- Sending the same update again is harmless: it is recognised and accepted without effect.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
 end
 local chunks = {}
-for i = 6, #KEYS do chunks[#chunks + 1] = KEYS[i] end
+for i = 7, #KEYS do chunks[#chunks + 1] = KEYS[i] end
 local function each_chunk(command)
   for _, key in ipairs(chunks) do redis.call(command, key) end
 end
@@ -21,7 +23,12 @@ local function waits()
   return false
 end
 local function refuse(position)
-  each_chunk(waits() and 'PERSIST' or 'UNLINK')
+  if waits() then
+    each_chunk('PERSIST')
+  else
+    each_chunk('UNLINK')
+    redis.call('ZREM', KEYS[6], ARGV[6])
+  end
   return {'refused', position}
 end
 
@@ -39,7 +46,12 @@ if pushed then
   local to, last = string.match(pushed, '^(%d+)|(.*)$')
   if last == ARGV[6] then
     -- applied already, it needs no payload any more; still waiting, it needs it for as long
-    each_chunk(position >= tonumber(to) and 'UNLINK' or 'PERSIST')
+    if position >= tonumber(to) then
+      each_chunk('UNLINK')
+      redis.call('ZREM', KEYS[6], ARGV[6])
+    else
+      each_chunk('PERSIST')
+    end
     return {'accepted', tonumber(to)}
   end
   position = math.max(position, tonumber(to))
@@ -47,10 +59,11 @@ end
 if position ~= tonumber(ARGV[3]) then return refuse(position) end
 
 local here = #chunks == 0 and 0 or redis.call('EXISTS', unpack(chunks))
-if here < #chunks then return {'incomplete', here} end
+if here < #chunks or not redis.call('ZSCORE', KEYS[6], ARGV[6]) then return {'incomplete', here} end
 redis.call('HSET', KEYS[4], ARGV[1], ARGV[5])
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[4] .. '|' .. ARGV[6])
 -- the parameter server may be away for longer than a payload without an entry is kept
 each_chunk('PERSIST')
+redis.call('ZADD', KEYS[6], 'inf', ARGV[6])
 redis.call('XADD', KEYS[5], '*', 'h', ARGV[7])
 return {'accepted', tonumber(ARGV[4])}

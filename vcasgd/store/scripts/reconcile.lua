@@ -1,64 +1,79 @@
--- Makes the ledger agree with a snapshot's applied record: after a parameter server took
--- over, or went back to an older snapshot.
--- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 done  7 evaluations
--- ARGV  1 server token  2 version  3 finished epochs  4 totals, as JSON
---       5 '1' where the first snapshot has to be made again  6… done subtasks
+-- Makes the ledger agree with the applied record of a shard's snapshot: after a parameter
+-- server took over, or went back to an older snapshot.
+-- KEYS  1 work  2 leases  3 holders  4 open  5 done  6 evaluations  7 shards  8 applied
+-- ARGV  1 shard  2 how many shards there are  3 server token  4 version  5 finished epochs
+--       6 totals, as JSON  7 '1' where the first snapshot has to be made again
+--       8… done subtasks
 -- Returns how many subtasks were opened again.
-local known = redis.call('HMGET', KEYS[2], 'server_token', 'next', 'per_epoch', 'total')
-if not known[3] then return 0 end
-local token, finished = tonumber(ARGV[1]), tonumber(ARGV[3])
-if tonumber(known[1] or 0) > token then
-  return redis.error_reply('FENCED a parameter server with token ' .. known[1] .. ' has taken over')
+-- For the job a subtask is done, and an epoch is finished, once it is so in every shard.
+local shard, finished = ARGV[1], tonumber(ARGV[5])
+local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'next')
+local per_epoch, next = tonumber(work[1]), tonumber(work[2])
+if not per_epoch then return 0 end
+local token = redis.call('HGET', KEYS[7], shard .. ':token') or '0'
+if tonumber(token) > tonumber(ARGV[3]) then
+  return redis.error_reply('FENCED a parameter server with token ' .. token .. ' has taken over')
 end
-redis.call('HSET', KEYS[2], 'server_token', ARGV[1], 'version', ARGV[2], 'finished', finished)
-redis.call('HSET', KEYS[1], 'totals', ARGV[4])
+redis.call('HSET', KEYS[7], shard .. ':token', ARGV[3], shard .. ':version', ARGV[4],
+  shard .. ':finished', finished, shard .. ':totals', ARGV[6])
 
-local next, per_epoch = tonumber(known[2]), tonumber(known[3])
-redis.call('DEL', KEYS[6])
-for i = 6, #ARGV do
-  redis.call('SADD', KEYS[6], ARGV[i])
+for _, member in ipairs(redis.call('SMEMBERS', KEYS[8])) do
+  local of, subtask = string.match(member, '^(%d+):(%d+)$')
+  if of == shard then redis.call('SREM', KEYS[8], member) end
+  -- whatever was ever applied was given out
+  next = math.max(next, of == shard and 0 or tonumber(subtask) + 1)
+end
+for i = 8, #ARGV do
+  redis.call('SADD', KEYS[8], shard .. ':' .. ARGV[i])
   next = math.max(next, tonumber(ARGV[i]) + 1)
 end
-next = math.max(next, finished * per_epoch)
-redis.call('HSET', KEYS[2], 'next', next)
-
-local function drop(piece)
-  redis.call('ZREM', KEYS[3], piece)
-  redis.call('HDEL', KEYS[4], piece)
-  redis.call('ZREM', KEYS[5], piece)
+local finished_in, everywhere = {}, finished
+for each = 0, tonumber(ARGV[2]) - 1 do
+  finished_in[each] = tonumber(redis.call('HGET', KEYS[7], each .. ':finished') or 0)
+  everywhere = math.min(everywhere, finished_in[each])
+  next = math.max(next, finished_in[each] * per_epoch)
 end
-for _, key in ipairs({KEYS[3], KEYS[5]}) do
+redis.call('HSET', KEYS[1], 'finished', everywhere, 'next', next)
+local function is_done(subtask)
+  for each, epochs in pairs(finished_in) do
+    if subtask >= epochs * per_epoch
+      and redis.call('SISMEMBER', KEYS[8], each .. ':' .. subtask) == 0 then return false end
+  end
+  return true
+end
+
+for _, key in ipairs({KEYS[2], KEYS[4]}) do
   for _, piece in ipairs(redis.call('ZRANGE', key, 0, -1)) do
     local kind, number = string.match(piece, '^(%a+):(%d+)$')
     number = tonumber(number)
-    if kind == 'train' then
-      if number < finished * per_epoch or redis.call('SISMEMBER', KEYS[6], number) == 1 then
-        drop(piece)
-      end
-    elseif kind == 'evaluate' and number > finished then
-      drop(piece)
+    if (kind == 'train' and is_done(number)) or (kind == 'evaluate' and number > everywhere) then
+      redis.call('ZREM', KEYS[2], piece)
+      redis.call('HDEL', KEYS[3], piece)
+      redis.call('ZREM', KEYS[4], piece)
     end
   end
 end
 local reopened = 0
-for subtask = finished * per_epoch, next - 1 do
+redis.call('DEL', KEYS[5])
+for subtask = everywhere * per_epoch, next - 1 do
   local piece = 'train:' .. subtask
-  if redis.call('SISMEMBER', KEYS[6], subtask) == 0
-    and not redis.call('ZSCORE', KEYS[3], piece) then
-    reopened = reopened + redis.call('ZADD', KEYS[5], 'NX', subtask, piece)
+  if is_done(subtask) then
+    redis.call('SADD', KEYS[5], subtask)
+  elseif not redis.call('ZSCORE', KEYS[2], piece) then
+    reopened = reopened + redis.call('ZADD', KEYS[4], 'NX', subtask, piece)
   end
 end
 -- results of epochs that are no longer in the model say nothing about it
-for _, epoch in ipairs(redis.call('HKEYS', KEYS[7])) do
-  if tonumber(epoch) > finished then redis.call('HDEL', KEYS[7], epoch) end
+for _, epoch in ipairs(redis.call('HKEYS', KEYS[6])) do
+  if tonumber(epoch) > everywhere then redis.call('HDEL', KEYS[6], epoch) end
 end
-for epoch = 1, finished do
+for epoch = 1, everywhere do
   local piece = 'evaluate:' .. epoch
-  if redis.call('HEXISTS', KEYS[7], epoch) == 0 and not redis.call('ZSCORE', KEYS[3], piece) then
-    redis.call('ZADD', KEYS[5], 'NX', -1, piece)
+  if redis.call('HEXISTS', KEYS[6], epoch) == 0 and not redis.call('ZSCORE', KEYS[2], piece) then
+    redis.call('ZADD', KEYS[4], 'NX', -1, piece)
   end
 end
-if ARGV[5] == '1' and not redis.call('ZSCORE', KEYS[3], 'initialise:0') then
-  redis.call('ZADD', KEYS[5], -2, 'initialise:0')
+if ARGV[7] == '1' and not redis.call('ZSCORE', KEYS[2], 'initialise:0') then
+  redis.call('ZADD', KEYS[4], -2, 'initialise:0')
 end
 return reopened

@@ -1,0 +1,128 @@
+"""The cut of a vector, and which samples are trained for which shard: pure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcasgd.learning.rules import Context, make_rule
+from vcasgd.learning.shards import Cut, Step, next_step, shards_for
+from vcasgd.spec import AsyncLocalSgd, VcAsgd
+
+
+@pytest.mark.parametrize(
+    ("floats", "parameters", "shards", "expected"),
+    [
+        (10, 10, 1, [(0, 10, 10)]),
+        (10, 8, 3, [(0, 3, 3), (3, 6, 3), (6, 10, 2)]),
+        (10, 2, 3, [(0, 3, 2), (3, 6, 0), (6, 10, 0)]),
+        (3, 3, 3, [(0, 1, 1), (1, 2, 1), (2, 3, 1)]),
+        (0, 0, 1, [(0, 0, 0)]),
+    ],
+)
+def test_the_cut(
+    floats: int, parameters: int, shards: int, expected: list[tuple[int, int, int]]
+) -> None:
+    parts = Cut(floats, parameters, shards).parts
+
+    assert [(part.start, part.stop, part.parameters) for part in parts] == expected
+    assert [part.shard for part in parts] == list(range(shards))
+
+
+@given(floats=st.integers(1, 200), statistics=st.integers(0, 50), nodes=st.integers(1, 12))
+def test_the_parts_are_the_vector_and_differ_by_one_at_most(
+    floats: int, statistics: int, nodes: int
+) -> None:
+    parameters = max(0, floats - statistics)
+    cut = Cut(floats, parameters, shards_for(nodes, floats))
+    vector = torch.arange(floats)
+
+    assert torch.cat([part.of(vector) for part in cut.parts]).tolist() == vector.tolist()
+    sizes = [part.floats for part in cut.parts]
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(part.parameters for part in cut.parts) == parameters
+
+
+@pytest.mark.parametrize(
+    ("nodes", "floats", "expected"), [(1, 100, 1), (3, 100, 3), (5, 2, 2), (3, 0, 1)]
+)
+def test_no_shard_is_empty(nodes: int, floats: int, expected: int) -> None:
+    assert shards_for(nodes, floats) == expected
+
+
+@given(
+    floats=st.integers(1, 40),
+    statistics=st.integers(0, 10),
+    nodes=st.integers(1, 6),
+    staleness=st.integers(0, 9),
+    seed=st.integers(0, 1000),
+    update=st.sampled_from([VcAsgd(rule="vc-asgd"), AsyncLocalSgd(rule="async-local-sgd")]),
+)
+def test_a_rule_on_each_shard_is_the_rule_on_the_whole(
+    floats: int, statistics: int, nodes: int, staleness: int, seed: int, update: VcAsgd
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(floats, generator=generator)
+    sent = torch.rand(floats, generator=generator)
+    rule, parameters = make_rule(update), max(0, floats - statistics)
+    whole, cut = weights.clone(), weights.clone()
+
+    rule.blend(whole, sent, Context(staleness, 2, parameters))
+    for part in Cut(floats, parameters, shards_for(nodes, floats)).parts:
+        rule.blend(part.of(cut), part.of(sent), Context(staleness, 2, part.parameters))
+
+    assert torch.equal(whole, cut)
+
+
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [
+        ([0, 0, 0], Step(0, 20, (0, 1, 2))),
+        ([40, 0, 40], Step(0, 20, (1,))),
+        ([20, 0, 35], Step(0, 20, (1,))),
+        ([20, 20, 35], Step(20, 35, (0, 1))),
+        ([100, 90, 100], Step(90, 100, (1,))),
+        ([100, 100, 100], None),
+        ([7], Step(7, 27, (0,))),
+    ],
+)
+def test_the_next_step(positions: list[int], expected: Step | None) -> None:
+    assert next_step(positions, 100, lambda start: start + 20) == expected
+
+
+@given(data=st.data(), size=st.integers(1, 60), interval=st.integers(1, 25))
+def test_each_shard_gets_each_sample_it_lacks_once(
+    data: st.DataObject, size: int, interval: int
+) -> None:
+    """Whatever the shards have at first, and wherever an interval is cut short."""
+    positions = data.draw(st.lists(st.integers(0, size), min_size=1, max_size=5))
+    before = list(positions)
+    got: list[list[int]] = [[] for _ in positions]
+    steps = 0
+    while (step := next_step(positions, size, lambda start: start + interval)) is not None:
+        stop = data.draw(st.integers(step.start + 1, step.stop))  # a notice came in between
+        for shard in step.shards:
+            assert positions[shard] == step.start
+            got[shard] += range(step.start, stop)
+            positions[shard] = stop
+        steps += 1
+        assert steps <= size
+
+    assert got == [list(range(start, size)) for start in before]
+
+
+@given(positions=st.lists(st.integers(0, 50), min_size=1, max_size=5), interval=st.integers(1, 20))
+def test_shards_that_met_stay_together(positions: list[int], interval: int) -> None:
+    """So that training again for one shard never costs more intervals than that shard lacks."""
+    lacking = -(-(50 - min(positions)) // interval) + len(set(positions))
+    steps = 0
+    while (step := next_step(positions, 50, lambda start: start + interval)) is not None:
+        together = len(set(positions))
+        for shard in step.shards:
+            positions[shard] = step.stop
+        assert len(set(positions)) <= together
+        steps += 1
+    assert steps <= lacking

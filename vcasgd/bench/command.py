@@ -1,0 +1,113 @@
+"""``vcasgd bench``: measurements, from the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from vcasgd.bench.figures import Figures
+
+app = typer.Typer(no_args_is_help=True, help="Measurements.")
+
+
+class Codec(StrEnum):
+    """As in ``update.codec`` of a job."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Socket(StrEnum):
+    """How workers reach the tensors server."""
+
+    TCP = "tcp"
+    UNIX = "unix"
+
+
+@app.callback()
+def bench() -> None:
+    """Measurements."""
+
+
+@app.command("store")
+def store_command(
+    size_mb: Annotated[int, typer.Option(min=1, help="MiB of the model, as float32.")] = 64,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that push and fetch.")] = 2,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Measured after the warm-up.")] = 6.0,
+    codec: Annotated[Codec, typer.Option(help="How updates are encoded.")] = Codec.FLOAT32,
+    worker_socket: Annotated[
+        Socket, typer.Option(help="How workers reach the tensors server.")
+    ] = Socket.TCP,
+    memory_mb: Annotated[
+        int | None, typer.Option(min=1, help="Memory limit of the tensors server, in MiB.")
+    ] = None,
+    soak_minutes: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Measure for so long, and tell how memory grows."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure how fast workers and parameter server exchange updates, on real processes.
+
+    Starts a ledger, a tensors server, a parameter server and workers that have nothing to
+    learn, in a temporary folder. Let nothing else run meanwhile.
+    """
+    # torch takes seconds to import, and no other command needs it
+    from vcasgd.bench.store import Options, measure
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    options = Options(
+        size_mb=size_mb,
+        workers=workers,
+        seconds=seconds if soak_minutes is None else soak_minutes * 60,
+        codec=codec.value,
+        worker_socket=worker_socket.value,
+        memory_mb=memory_mb,
+        soak=soak_minutes is not None,
+    )
+    figures = measure(options, say=lambda text: typer.echo(text, err=True))
+    if as_json:
+        typer.echo(json.dumps(figures.to_dict()))
+    else:
+        _show(figures)
+
+
+def _show(figures: Figures) -> None:
+    console = Console(highlight=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in figures.lines():
+        table.add_row(name, value)
+    console.print(table)
+    console.print(_process_table(figures))
+
+
+def _process_table(figures: Figures) -> Table:
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    soak = any(each.slope_mb_per_minute is not None for each in figures.processes.values())
+    heads = ["process", "before", "least", "most", "models", "CPU s"]
+    for head in heads + (["first", "last", "MB/min"] if soak else []):
+        table.add_column(head, justify="left" if head == "process" else "right")
+    for name, each in figures.processes.items():
+        cells = [
+            f"{each.baseline_mb:.0f} MB",
+            f"{each.resident_min_mb:.0f} MB",
+            f"{each.resident_max_mb:.0f} MB",
+            f"{each.resident_max_models:.2f}",
+            f"{each.cpu_seconds:.2f}",
+        ]
+        if each.slope_mb_per_minute is not None:
+            cells += [
+                f"{each.first_mb:.1f} MB",
+                f"{each.last_mb:.1f} MB",
+                f"{each.slope_mb_per_minute:+.3f}",
+            ]
+        table.add_row(name, *cells)
+    return table

@@ -1,0 +1,67 @@
+"""Resident memory and processor time of processes, read from the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import psutil
+
+
+@dataclass
+class Gauge:
+    """One process. Bytes and seconds; ``baseline`` is before there was a job."""
+
+    pid: int
+    baseline: int
+    samples: list[tuple[float, int]] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+
+    @property
+    def smallest(self) -> int:
+        return min(resident for _, resident in self.samples)
+
+    @property
+    def largest(self) -> int:
+        return max(resident for _, resident in self.samples)
+
+    def slope(self) -> float:
+        """Bytes a second, by least squares over the second half of the samples."""
+        later = self.samples[len(self.samples) // 2 :]
+        if len(later) < 2:
+            return 0.0
+        at, resident = np.array(later).T
+        return float(np.polyfit(at - at[0], resident, 1)[0])
+
+
+class Gauges:
+    """Some processes, looked at together."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, Gauge] = {}
+        self._cpu_before: dict[str, float] = {}
+
+    def watch(self, name: str, pid: int, baseline: int | None = None) -> None:
+        """From now on; without a ``baseline`` it is what the process holds at present."""
+        self.all[name] = Gauge(pid, resident_bytes(pid) if baseline is None else baseline)
+
+    def begin(self) -> None:
+        """The processor time from here on counts."""
+        self._cpu_before = {name: _cpu_seconds(gauge.pid) for name, gauge in self.all.items()}
+
+    def sample(self, at: float) -> None:
+        for gauge in self.all.values():
+            gauge.samples.append((at, resident_bytes(gauge.pid)))
+
+    def end(self) -> None:
+        for name, gauge in self.all.items():
+            gauge.cpu_seconds = _cpu_seconds(gauge.pid) - self._cpu_before[name]
+
+
+def resident_bytes(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def _cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)

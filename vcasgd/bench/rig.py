@@ -1,0 +1,248 @@
+"""The processes of a measurement, and how they are connected; nothing else here knows it.
+
+The servers are those of a stack, started by the stack's own supervisor in a temporary folder.
+The workers are processes of their own, as on machines of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vcasgd.bench.tally import Tally
+from vcasgd.errors import StackError
+from vcasgd.settings import Settings
+from vcasgd.spec import JobSpec
+from vcasgd.stack import StackHome, Tied
+from vcasgd.stack.child import die_with_parent
+from vcasgd.store.connection import Client, connect
+from vcasgd.store.embedded import ServerFiles
+from vcasgd.store.jobs import Jobs, State
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.servers import Servers
+from vcasgd.store.snapshots import Snapshot, Snapshots
+
+#: the parts of a stack that the exchange of updates needs
+PARTS = ("ledger", "tensors", "server")
+#: for the first snapshot: an interpreter, torch, and the vector itself
+READY_SECONDS = 120.0
+#: the interpreters of many workers share the processors
+READY_SECONDS_PER_WORKER = 6.0
+#: for a worker to push what it has and to leave
+STOP_SECONDS = 15.0
+POLL_SECONDS = 0.05
+#: pushes in one lease, as with `push_every`
+PUSHES_PER_SUBTASK = 64
+#: more than a soak comes to: the epoch never ends, so nobody has to evaluate anything
+SUBTASKS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is exchanged. ``floats``: length of the vector. ``near``: workers talk to the tensors
+    server as its neighbours do, and not as from other machines."""
+
+    floats: int
+    workers: int
+    codec: str
+    near: bool = False
+
+    @property
+    def model_bytes(self) -> int:
+        return self.floats * 4
+
+    def spec(self) -> JobSpec:
+        samples = PUSHES_PER_SUBTASK * SUBTASKS
+        return JobSpec.parse(
+            {
+                "name": "bench",
+                "task": "vcasgd.bench.worker:Synthetic",
+                "args": {"floats": self.floats, "samples": samples},
+                "epochs": 1,
+                "subtasks_per_epoch": SUBTASKS,
+                "push_every": 1,
+                "update": {"rule": "async-local-sgd", "eta": 1.0, "codec": self.codec},
+                "workers": {"min": 0, "max": self.workers},
+            }
+        )
+
+
+class Rig:
+    """A context: what it started is gone at its end, also after an error or Ctrl-C.
+
+    Made and ended in the main thread, because the processes are tied to it.
+    """
+
+    def __init__(self, workload: Workload, settings: Settings) -> None:
+        self._workload = workload
+        self._resources = ExitStack()
+        self._settings = settings
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._tallies: dict[str, Tally] = {}
+
+    def __enter__(self) -> Rig:
+        """Starts the servers. Raises :class:`StackError`."""
+        with self._resources:
+            folder = Path(tempfile.mkdtemp(prefix="vcasgd-bench-"))
+            self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
+            settings = self._settings.model_copy(update={"home": folder / "home"})
+            stack = Tied(settings, PARTS)
+            self._resources.callback(stack.stop)
+            self._resources.callback(self._stop_workers)
+            self._state = stack.await_ready()
+            self._folder, self._home = folder, StackHome(settings.home)
+            self._ledger = connect(self._files("ledger").url)
+            self._tensors = connect(self._files("tensors").url)
+            self._resources = self._resources.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._resources.__exit__(kind, error, trace)
+
+    def _files(self, name: str) -> ServerFiles:
+        password = self._home.ensure_password(name)
+        return ServerFiles(self._home.path / name, self._state.ports[name], password)
+
+    # -- the job and its workers ---------------------------------------------------------------
+
+    def start(self) -> None:
+        """Submits the job and starts the workers; returns when they train.
+
+        Raises :class:`StackError`.
+        """
+        jobs = Jobs(self._ledger)
+        # the workers have the task in their own code
+        self.job = jobs.submit(self._workload.spec(), package="none").id
+        for number in range(1, self._workload.workers + 1):
+            self._start_worker(f"worker-{number}")
+        seconds = READY_SECONDS + READY_SECONDS_PER_WORKER * self._workload.workers
+        self.await_truth(lambda: jobs.get(self.job).facts is not None, seconds, "first snapshot")
+        jobs.transition(
+            self.job, State.RUNNING, [State.STARTING], why="the first snapshot is there"
+        )
+        self.await_truth(self._all_count, seconds, "worker")
+
+    def _all_count(self) -> bool:
+        return len(self.tallies) == len(self._workers) and all(
+            tally.baseline for tally in self.tallies.values()
+        )
+
+    def _start_worker(self, name: str) -> None:
+        argv = [sys.executable, "-m", "vcasgd.bench.worker", "--job", self.job, "--worker", name,
+                "--tally", str(self._tally_path(name))]  # fmt: skip
+        with self._home.open_log(name) as log:
+            self._workers[name] = subprocess.Popen(
+                argv,
+                env={**os.environ, **self._environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGKILL),
+            )
+
+    def _environment(self) -> dict[str, str]:
+        tensors = self._files("tensors")
+        return {
+            "VCASGD_LEDGER_URL": self._files("ledger").url,
+            "VCASGD_TENSORS_URL": tensors.nearest_url if self._workload.near else tensors.url,
+            "VCASGD_HEARTBEAT": str(self._settings.heartbeat),
+        }
+
+    def _stop_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for worker in self._workers.values():
+            try:
+                worker.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+
+    def _tally_path(self, name: str) -> Path:
+        return self._folder / f"{name}.tally"
+
+    # -- what is to be seen --------------------------------------------------------------------
+
+    @property
+    def tallies(self) -> dict[str, Tally]:
+        """Of the workers that have begun to count."""
+        for name in self._workers.keys() - self._tallies.keys():
+            path = self._tally_path(name)
+            if path.exists() and path.stat().st_size == Tally.SIZE:
+                self._tallies[name] = Tally(path)
+        return self._tallies
+
+    @property
+    def servers(self) -> dict[str, int]:
+        """Process of each server."""
+        return {name: self._state.parts[name].pid for name in PARTS}
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Process of each worker."""
+        return {name: worker.pid for name, worker in self._workers.items()}
+
+    def snapshot(self) -> Snapshot:
+        """The present one. Raises :class:`~vcasgd.errors.SnapshotMissing`."""
+        return Snapshots(self._tensors, TensorKeys(self.job)).read()
+
+    def beat(self) -> tuple[int, int]:
+        """Version and publications as of the last heartbeat of the parameter server."""
+        (server,) = Servers(self._ledger).all().values()
+        versions, publications = server["versions"], server["publications"]
+        return versions.get(self.job, 0), publications.get(self.job, 0)
+
+    def limit_memory(self, megabytes: int) -> None:
+        """Of the tensors server."""
+        self._tensors.config_set("maxmemory", f"{megabytes}mb")
+
+    def server_facts(self) -> dict[str, Any]:
+        """Kind, version, peak of memory, and how often it refused for want of room."""
+        return server_facts(self._tensors)
+
+    def await_truth(self, predicate: Callable[[], object], seconds: float, what: str) -> None:
+        """Raises :class:`StackError` after ``seconds``, or where a worker died."""
+        deadline = time.monotonic() + seconds
+        while not predicate():
+            self.check()
+            if time.monotonic() > deadline:
+                raise StackError(f"no {what} within {seconds:.0f} s")
+            time.sleep(POLL_SECONDS)
+
+    def check(self) -> None:
+        """Raises :class:`StackError` where a worker died."""
+        for name, worker in self._workers.items():
+            if worker.poll() is not None:
+                raise StackError(
+                    f"{name} ended with status {worker.returncode}:\n{self._home.log_tail(name)}"
+                )
+
+
+def server_facts(tensors: Client) -> dict[str, Any]:
+    info = tensors.info("everything")
+    kind = str(info.get("server_name", "redis"))
+    refused = info.get("errorstat_OOM", {})
+    return {
+        "server": kind,
+        "server_version": str(info.get(f"{kind}_version", info["redis_version"])),
+        "tensors_peak_mb": round(int(info["used_memory_peak"]) / 1e6, 1),
+        "refused_for_want_of_room": int(refused.get("count", 0)) if refused else 0,
+    }

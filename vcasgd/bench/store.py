@@ -1,0 +1,189 @@
+"""One measurement of the store: what it exchanges, how fast, and what that takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vcasgd.bench.figures import Figures, ProcessFigures
+from vcasgd.bench.gauges import Gauges
+from vcasgd.bench.loopback import carried_bytes, measure_loopback
+from vcasgd.bench.rig import Rig, Workload
+from vcasgd.errors import StackError
+from vcasgd.learning.codecs import make_codec
+from vcasgd.settings import Settings, load_settings
+from vcasgd.store.snapshots import Snapshot
+
+#: not counted: caches, connections, the servers' buffers; and each worker has been through
+WARM_UP_SECONDS = 1.0
+WARM_UP_UPDATES_PER_WORKER = 3
+#: the exchange is broken if it does not get this far by then, whatever the model's size
+WARM_UP_LIMIT_SECONDS = 300.0
+#: between two looks at the processes
+SAMPLE_SECONDS = 0.1
+SOAK_SAMPLE_SECONDS = 5.0
+#: settings of the user that a measurement keeps; it touches nothing else of theirs
+KEPT = ("redis_server", "log_level")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. ``worker_socket``: ``tcp`` or ``unix``; ``memory_mb``: limit of the
+    tensors server."""
+
+    size_mb: int = 64
+    workers: int = 2
+    seconds: float = 6.0
+    codec: str = "float32"
+    worker_socket: str = "tcp"
+    memory_mb: int | None = None
+    soak: bool = False
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(
+            floats=self.size_mb * (1 << 20) // 4,
+            workers=self.workers,
+            codec=self.codec,
+            near=self.worker_socket == "unix",
+        )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """All counters at one time."""
+
+    at: float
+    snapshot: Snapshot
+    version: int
+    publications: int
+    fetched: int
+    applied: dict[str, int]
+    carried: int
+
+    @classmethod
+    def now(cls, rig: Rig) -> Moment:
+        version, publications = rig.beat()
+        return cls(
+            at=time.monotonic(),
+            snapshot=rig.snapshot(),
+            version=version,
+            publications=publications,
+            fetched=sum(tally.fetched for tally in rig.tallies.values()),
+            applied={name: tally.applied for name, tally in rig.tallies.items()},
+            carried=carried_bytes(),
+        )
+
+
+def measure(options: Options, say: Say) -> Figures:
+    """Starts everything, measures, and leaves nothing behind; call it in the main thread.
+
+    Raises :class:`~vcasgd.errors.StackError` where something does not start or does not move.
+    """
+    say("measuring the loopback")
+    loopback = [measure_loopback(options.workload.model_bytes)]
+    with Rig(options.workload, _settings()) as rig:
+        figures = _run(options, rig, say)
+    say("measuring the loopback again")
+    loopback.append(measure_loopback(options.workload.model_bytes))
+    return figures.against(loopback)
+
+
+def _run(options: Options, rig: Rig, say: Say) -> Figures:
+    gauges = Gauges()
+    for name, pid in rig.servers.items():
+        gauges.watch(name, pid)
+    if options.memory_mb is not None:
+        rig.limit_memory(options.memory_mb)
+    say(f"starting {options.workers} workers")
+    rig.start()
+    for name, pid in rig.workers.items():
+        gauges.watch(name, pid, rig.tallies[name].baseline)
+    _warm_up(rig)
+    say(f"measuring for {options.seconds:.0f} s")
+    before = Moment.now(rig)
+    gauges.begin()
+    _sample(rig, gauges, before.at + options.seconds, options.soak)
+    gauges.end()
+    return _figures(options, rig, gauges, before, Moment.now(rig))
+
+
+def _warm_up(rig: Rig) -> None:
+    begun = time.monotonic()
+
+    def warm() -> bool:
+        slowest = min(tally.applied for tally in rig.tallies.values())
+        late = time.monotonic() > begun + WARM_UP_SECONDS
+        return late and slowest >= WARM_UP_UPDATES_PER_WORKER
+
+    rig.await_truth(warm, WARM_UP_LIMIT_SECONDS, "update of every worker")
+
+
+def _sample(rig: Rig, gauges: Gauges, until: float, soak: bool) -> None:
+    pause = SOAK_SAMPLE_SECONDS if soak else SAMPLE_SECONDS
+    while (now := time.monotonic()) < until:
+        gauges.sample(now)
+        rig.check()
+        time.sleep(min(pause, max(0.0, until - time.monotonic())))
+    gauges.sample(time.monotonic())
+
+
+def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: Moment) -> Figures:
+    first, last = before.snapshot.meta, after.snapshot.meta
+    updates = last.totals.updates - first.totals.updates
+    # from publication to publication: a window that cuts one in two would count it wrong
+    seconds = last.created_at - first.created_at
+    if not updates:
+        raise StackError(
+            f"no update was applied within {options.seconds:.0f} s",
+            remedy="measure for longer, or with a smaller model",
+        )
+    beats = after.version - before.version
+    publications = (after.publications - before.publications) / beats if beats else 1.0
+    delays = np.concatenate(
+        [tally.delays(before.applied[name]) for name, tally in rig.tallies.items()]
+    )
+    workload = options.workload
+    return Figures(
+        size_mb=options.size_mb,
+        workers=options.workers,
+        codec=options.codec,
+        worker_socket=options.worker_socket,
+        seconds=round(after.at - before.at, 2),
+        updates=updates,
+        updates_per_s=updates / seconds,
+        publishes_per_s=publications * updates / seconds,
+        fetches_per_s=(after.fetched - before.fetched) / (after.at - before.at),
+        payload_bytes=make_codec(options.codec).encoded_size(workload.floats),
+        model_bytes=workload.model_bytes,
+        p50_push_to_applied_ms=_percentile(delays, 50),
+        p99_push_to_applied_ms=_percentile(delays, 99),
+        loopback_bytes_per_update=(after.carried - before.carried) / updates,
+        rejected=sum(last.totals.rejected.values()),
+        processes={
+            name: ProcessFigures.of(gauge, workload.model_bytes, soak=options.soak)
+            for name, gauge in gauges.all.items()
+        },
+        **rig.server_facts(),
+    )
+
+
+def _percentile(seconds: NDArray[np.float64], percent: float) -> float | None:
+    return float(np.percentile(seconds, percent)) * 1000 if len(seconds) else None
+
+
+def _settings() -> Settings:
+    """Of a stack that has nothing in common with the user's own."""
+    settings = load_settings()
+    defaults = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in Settings.model_fields.items()
+        if name not in KEPT
+    }
+    return settings.model_copy(update={**defaults, "api_port": 0})

@@ -1,0 +1,154 @@
+"""A worker of ours that has nothing to learn: it leases, fetches and pushes as all workers do.
+
+Everything between the learner and the servers is the product's own. The learner answers at
+once with the same synthetic update, so that all of the time goes into the exchange.
+
+Run as ``python -m vcasgd.bench.worker --job JOB --worker NAME --tally FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from vcasgd.bench.gauges import resident_bytes
+from vcasgd.bench.tally import Tally
+from vcasgd.errors import VcasgdError
+from vcasgd.runtime.chores import Chores
+from vcasgd.runtime.desk import Desk
+from vcasgd.runtime.learner import Base, Learner, Trained
+from vcasgd.runtime.processes import configure_logging, exit_status
+from vcasgd.runtime.worker import Worker
+from vcasgd.settings import Settings, load_settings
+from vcasgd.spec import JobSpec
+from vcasgd.task import Task
+
+#: so small that millions of them leave the weights finite
+UPDATE_SCALE = 1e-6
+
+
+class Numbers(Dataset[int]):
+    """As many samples as the job has pushes; nobody looks at them."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Synthetic(Task):
+    """A model that is a vector of ``floats`` numbers and is never held in memory.
+
+    One sample is one push.
+    """
+
+    batch_size = 1
+
+    def __init__(self, floats: int, samples: int) -> None:
+        self._floats = floats
+        self._samples = samples
+
+    def model(self) -> nn.Module:
+        module = nn.Module()
+        module.weights = nn.Parameter(torch.empty(self._floats, device="meta"))
+        return module
+
+    def dataset(self, split: str) -> Dataset[int]:
+        return Numbers(self._samples if split == "train" else 1)
+
+
+class SyntheticLearner(Learner):
+    """Trains in no time. ``look`` is called before each push, when ``base`` is up to date."""
+
+    def __init__(self, spec: JobSpec, look: Callable[[], None]) -> None:
+        super().__init__(spec, Synthetic(**spec.args), "meta")
+        self._look = look
+        self._synthetic = torch.randn(self.layout.floats).mul_(UPDATE_SCALE)
+
+    def initial(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros(self.layout.floats), torch.zeros(0, dtype=torch.int64)
+
+    def start_subtask(self) -> None:
+        """There is no optimizer."""
+
+    def train(
+        self,
+        base: Base,
+        subtask: int,  # noqa: ARG002 - all are alike
+        start: int,  # noqa: ARG002
+        stop: int,
+        *,
+        should_stop: Callable[[], bool],  # noqa: ARG002 - it never takes long
+        on_step: Callable[[], None],
+    ) -> Trained:
+        self._look()
+        on_step()
+        return Trained(stop, 1, 0.0, self._synthetic, base.integers)
+
+
+class SyntheticChores(Chores):
+    """Needs no package: the task is here."""
+
+    def __init__(self, desk: Desk, tally: Tally) -> None:
+        super().__init__(desk)
+        self._tally = tally
+        self._seen: object = None
+
+    def learner(self) -> Learner:
+        if self._learner is None:
+            job = self._desk.jobs.get(self._desk.job)
+            self._learner = SyntheticLearner(job.spec, self._look)
+        return self._learner
+
+    def _look(self) -> None:
+        first = self._desk.links[0]
+        if first.base != self._seen:
+            self._seen = first.base
+            self._tally.note_fetched()
+        for seconds in first.outbox.take_delays():
+            self._tally.note_applied(seconds)
+
+
+class SyntheticWorker(Worker):
+    """The product's worker with another learner."""
+
+    def __init__(self, settings: Settings, job: str, name: str, tally: Tally) -> None:
+        super().__init__(settings, job, name)
+        self._chores = SyntheticChores(self._desk, tally)
+
+
+def main() -> int:
+    """The process. Exit status 0 when it left in good order."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--worker", required=True)
+    parser.add_argument("--tally", type=Path, required=True)
+    options = parser.parse_args()
+    configure_logging("worker")
+    # the processes of a measurement share the processors of one machine
+    torch.set_num_threads(1)
+    try:
+        tally = Tally(options.tally, create=True)
+        worker = SyntheticWorker(load_settings(), options.job, options.worker, tally)
+        tally.note_baseline(resident_bytes(os.getpid()))
+        signal.signal(signal.SIGTERM, lambda _number, _frame: worker.leave("SIGTERM"))
+        worker.run()
+    except VcasgdError as error:
+        return exit_status(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
