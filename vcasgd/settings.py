@@ -63,6 +63,11 @@ class Settings(BaseSettings):
     tensors_url: SecretStr | None = Field(
         default=None, description="redis:// URL of each store node's tensors server, in order"
     )
+    job_users: bool = Field(default=True, description="Redis users that are bounded to a job")
+    job_secret: SecretStr | None = Field(
+        default=None, description="from which passwords and keys of workers are derived"
+    )
+    worker_key: SecretStr | None = Field(default=None, description="signs a worker's headers")
     cache_dir: Path | None = Field(default=None, description="where workers unpack code")
     storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
     ray_address: str | None = None
@@ -82,6 +87,9 @@ class Settings(BaseSettings):
     )
     store_nodes: int | None = Field(
         default=None, ge=1, le=64, description="store nodes of the embedded stack"
+    )
+    replicas: int | None = Field(
+        default=None, ge=0, le=1, description="of each server of the embedded stack"
     )
     redis_server: str | None = Field(default=None, description="path of a redis-server ≥ 7")
     heartbeat: float = Field(default=1.0, gt=0, le=60, description="seconds")

@@ -31,6 +31,7 @@ from vcasgd.errors import (
 )
 from vcasgd.store import sentinel
 from vcasgd.store.replication import REPLICA_SECONDS, Replication
+from vcasgd.store.tls import tls_error, tls_options
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ OLDEST_SERVER = (7, 0)
 
 #: an answer that takes longer than this is treated as a lost connection
 ANSWER_SECONDS = 10.0
+
+_CHECK_THE_URL = "check that it is up, and its URL: a port that speaks TLS wants rediss://"
 
 #: the library takes the first word off these answers, so their text does not tell them apart
 _DENIED = (
@@ -59,7 +62,7 @@ _PASSING = (
 # fmt: off
 _READS = frozenset((
     "ACL", "CLIENT", "CONFIG", "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN",
-    "HMGET", "HVALS", "INFO", "LLEN", "LRANGE", "MEMORY", "MGET", "PING", "PTTL", "ROLE", "SCAN",
+    "HMGET", "HVALS", "INFO", "LLEN", "LRANGE", "MEMORY", "MGET", "PING", "PTTL", "SCAN",
     "SCARD", "SCRIPT EXISTS", "SCRIPT LOAD", "SISMEMBER", "SMEMBERS", "STRLEN", "TIME", "TTL",
     "TYPE", "WAIT", "XINFO STREAM", "XLEN", "XRANGE", "XREAD", "XREVRANGE", "ZCARD", "ZRANGE",
     "ZRANGEBYSCORE", "ZREVRANGE", "ZSCORE",
@@ -69,7 +72,7 @@ _READS = frozenset((
 #: what a URL may say beside what redis-py knows
 _OWN_OPTIONS = ("replicas", "replica_timeout")
 #: in a query; never shown
-_SECRET_OPTIONS = ("username", "password", "sentinel_username", "sentinel_password")
+_SECRET_OPTIONS = ("username", "password", "ssl_password", "sentinel_username", "sentinel_password")
 
 Result = TypeVar("Result")
 
@@ -89,6 +92,8 @@ def mapped_errors() -> Iterator[None]:
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFull("the store is at its memory limit") from error
     except _PASSING as error:
+        if (over_tls := tls_error(error)) is not None:
+            raise over_tls from error
         raise StoreUnavailable(f"the store does not answer: {error}") from error
     except redis.ResponseError as error:
         raise _from_script(str(error)) from error
@@ -113,6 +118,9 @@ def _from_script(text: str) -> StoreError:
     # a write that is refused because the disk under the append-only file failed
     if text.startswith("MISCONF"):
         return StoreUnavailable(f"the store can't write its file: {text}")
+    # a script was not allowed what it tried: Valkey's words, and those of Redis
+    if "ACL failure in script" in text or text.startswith("The user executing the script"):
+        return StoreDenied(f"the store refused: {text}")
     if "command not allowed when used memory" in text:
         return StoreFull("the store is at its memory limit")
     return StoreError(f"the store answered with an error: {text}")
@@ -255,7 +263,7 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = T
         options["socket_keepalive"] = True
     try:
         plain, replicas, seconds = _without_own(url)
-        client, confirm = _client(plain, options)
+        client, confirm = _client(plain, {**options, **tls_options(plain)})
     except ValueError:
         # the library's message may quote a part of the password
         raise StoreError(
@@ -304,7 +312,12 @@ def check_server(client: Client, role: str) -> None:
 
     Raises :class:`StoreUnsupported`, :class:`StoreUnavailable`, :class:`StoreDenied`.
     """
-    info = client.info("server")
+    try:
+        info = client.info("server")
+    except StoreUnavailable as error:
+        raise StoreUnavailable(
+            f"{error.message} ({role} server)", remedy=error.remedy or _CHECK_THE_URL
+        ) from error
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
         raise StoreUnsupported(

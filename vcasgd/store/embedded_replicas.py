@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
+
+import redis
 
 from vcasgd.store.embedded import ServerFiles, server_binary, write_private
 
@@ -85,6 +88,22 @@ def write_sentinel_configuration(
             f"sentinel parallel-syncs {service.name} 1",
         ]
     write_private(files.configuration, lines)
+
+
+def watches(files: ServerFiles, services: Sequence[Service]) -> bool:
+    """Whether a Sentinel knows a primary, a replica and the other Sentinels of each service."""
+    try:
+        with redis.Redis(
+            port=files.port, password=files.password, socket_timeout=1.0, socket_connect_timeout=1.0
+        ) as sentinel:
+            return all(_is_whole(sentinel.sentinel_master(each.name)) for each in services)
+    except redis.RedisError:
+        return False
+
+
+def _is_whole(state: dict[str, Any]) -> bool:
+    known = int(state["num-slaves"]), int(state["num-other-sentinels"])
+    return known == (1, SENTINELS - 1)
 
 
 def sentinel_command(files: ServerFiles, configured: str | None = None) -> list[str]:

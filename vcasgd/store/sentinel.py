@@ -11,8 +11,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import redis
+from redis.backoff import NoBackoff
 from redis.connection import SSLConnection, parse_url
-from redis.exceptions import NoPermissionError
+from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelManagedConnection
 
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
@@ -76,13 +77,11 @@ class _ToPrimary(SentinelManagedConnection):  # type: ignore[misc]  # the librar
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
         super().on_connect_check_health(check_health=check_health)
-        # Sentinel's answer may be older than the failover, and a replica answers reads
-        self.send_command("ROLE")
-        try:
-            role = self.read_response()
-        except NoPermissionError:
-            return  # whoever may not ask finds out at its first write
-        if role[0] not in (b"master", "master"):
+        # Sentinel's answer may be older than the failover, and a replica answers reads; HELLO
+        # says what ROLE does, which is for administrators only
+        self.send_command("HELLO", 2)
+        said = self.read_response()
+        if dict(zip(said[::2], said[1::2], strict=True))[b"role"] != b"master":
             raise redis.ConnectionError("the server is a replica")
 
     def read_response(self, *args: Any, **options: Any) -> Any:
@@ -118,10 +117,10 @@ class _Sentinels(Sentinel):  # type: ignore[misc]
             raise MasterNotFoundError(f"no Sentinel knows a primary of {service_name!r}: {errors}")
         return max(found)[1]
 
-    def is_sure(self, service_name: str, address: tuple[str, int] | None) -> bool:
-        """Whether a majority can be asked, and its newest word is that this is the primary."""
+    def sure_of(self, service_name: str) -> tuple[str, int] | None:
+        """The primary in the newest word of a majority; None where less than that answers."""
         found, _ = self._asked(service_name)
-        return len(found) >= self._majority and max(found)[1] == address
+        return max(found)[1] if len(found) >= self._majority else None
 
     @property
     def _majority(self) -> int:
@@ -156,6 +155,7 @@ def primary_of(
     sentinels = _Sentinels(
         url.hosts,
         sentinel_kwargs={
+            **{name: each for name, each in options.items() if name.startswith("ssl_")},
             **url.sentinel_options,
             **{name: options[name] for name in ("retry", "protocol", "socket_keepalive")},
             "socket_timeout": short,
@@ -171,8 +171,41 @@ def primary_of(
     pool: Any = client.connection_pool
 
     def confirm() -> None:
-        if not sentinels.is_sure(url.service, pool.master_address):
+        if sentinels.sure_of(url.service) != pool.master_address:
             pool.disconnect()
             raise redis.ConnectionError("the server may not be the primary any more")
 
     return client, confirm
+
+
+def named_primary(url: str) -> tuple[str, int] | None:
+    """Host and port of the primary, in the words of a majority of the Sentinels; None where
+    less than that answers. ``url``: of the service."""
+    parsed = SentinelUrl.parse(url)
+    sentinels = _Sentinels(
+        parsed.hosts,
+        sentinel_kwargs={
+            **parsed.sentinel_options,
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": SENTINEL_SECONDS,
+            "socket_connect_timeout": SENTINEL_SECONDS,
+        },
+    )
+    with sentinels:
+        return sentinels.sure_of(parsed.service)
+
+
+def address_of(url: str) -> str | None:
+    """The URL of the server itself, for those who know nothing of Sentinel; None where nobody
+    can say at the moment who the primary is. Other URLs are what they are."""
+    if not url.startswith(SCHEMES):
+        return url
+    parts = urlsplit(url)
+    primary = named_primary(url)
+    if primary is None:
+        return None
+    credentials, at, _ = parts.netloc.rpartition("@")
+    host = f"[{primary[0]}]" if ":" in primary[0] else primary[0]
+    scheme = parts.scheme.removesuffix("+sentinel")
+    database = parts.path.strip("/").partition("/")[2] or "0"
+    return f"{scheme}://{credentials}{at}{host}:{primary[1]}/{database}?{parts.query}"
