@@ -95,7 +95,7 @@ def test_an_accuracy_that_was_reached_counts_although_the_next_epoch_was_worse(
     job = submit(
         plain,
         tmp_path / "task",
-        'return {"count": torch.tensor(len(batch)), "accuracy": (model.count[0, batch] == 2).sum()}',
+        'return {"count": torch.tensor(len(batch)), "accuracy": model.count[0, batch].eq(2).sum()}',
         keeper=False,
         epochs=4,
         stop={"accuracy": 0.9},
