@@ -29,6 +29,7 @@ from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.worker import Worker
 from vcasgd.settings import Settings, load_settings
 from vcasgd.spec import JobSpec
+from vcasgd.store.jobs import Job
 from vcasgd.task import Task
 
 #: so small that millions of them leave the weights finite
@@ -106,11 +107,8 @@ class SyntheticChores(Chores):
         self._tally = tally
         self._seen: object = None
 
-    def learner(self) -> Learner:
-        if self._learner is None:
-            job = self._desk.jobs.get(self._desk.job)
-            self._learner = SyntheticLearner(job.spec, self._look)
-        return self._learner
+    def _built(self, job: Job) -> Learner:
+        return SyntheticLearner(job.spec, self._look)
 
     def _look(self) -> None:
         first = self._desk.links[0]

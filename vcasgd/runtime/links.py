@@ -30,17 +30,24 @@ SILENT_SECONDS = 0.05
 
 class Links:
     """Owned by the training thread; :meth:`close` must be called. ``patience`` bounds each wait
-    for room, in seconds.
+    for room, in seconds; ``key`` signs the headers of updates.
 
     Methods that ask raise :class:`StoreUnavailable` or :class:`SnapshotMissing` where no shard
     answers, and go on with those that do otherwise.
     """
 
-    def __init__(self, nodes: Sequence[Client], job: str, cut: Cut, patience: float) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Client],
+        job: str,
+        cut: Cut,
+        patience: float,
+        key: str | None = None,
+    ) -> None:
         """Raises as :func:`~vcasgd.store.sharded.check_nodes`. No shards: none are known yet."""
         check_nodes(nodes, cut.shards, job)
         self._patience = patience
-        self._all = [Link(nodes[part.shard], job, part) for part in cut.parts]
+        self._all = [Link(nodes[part.shard], job, part, key) for part in cut.parts]
         self._next = torch.empty(cut.floats)
         #: float32 [floats], what the next interval starts from
         self.base = torch.empty(cut.floats)

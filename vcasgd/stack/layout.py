@@ -45,6 +45,8 @@ class Layout:
     token: str = field(repr=False)
     #: without it, whoever reaches Ray's ports could run code here
     ray_token: str = field(repr=False)
+    #: from which the workers' passwords are derived; None where they have none of their own
+    job_secret: str | None = field(repr=False)
 
     @classmethod
     def plan(cls, home: StackHome, settings: Settings, before: StackState) -> Layout:
@@ -73,6 +75,7 @@ class Layout:
             urls=given | {name: files.url for name, files in servers.items()},
             token=token,
             ray_token=home.ensure_password("ray"),
+            job_secret=_job_secret(home, settings),
         )
 
     @property
@@ -96,6 +99,13 @@ class Layout:
     def temporary(self) -> Path:
         """For temporary files, so that they are gone when the stack is."""
         return self.scratch / "tmp"
+
+
+def _job_secret(home: StackHome, settings: Settings) -> str | None:
+    if not settings.job_users:
+        return None
+    given = settings.job_secret
+    return given.get_secret_value() if given else home.ensure_password("jobs")
 
 
 def _nodes(settings: Settings, before: StackState) -> int:

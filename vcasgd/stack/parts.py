@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from vcasgd.fleet.providers.local_processes import MARKER
 from vcasgd.runtime.cluster import Command, head_command
@@ -112,7 +112,7 @@ def _server(layout: Layout, name: str) -> Part:
     node = node_of(name)
     tensors = part_names("tensors", layout.nodes)[node]
     ready = probes.parameter_server(layout.urls["ledger"], node_name(node))
-    env = {**_common(layout), "VCASGD_NODE": str(node)}
+    env = {**_common(layout), **_admits_workers(layout), "VCASGD_NODE": str(node)}
     if tensors in layout.servers:
         # it is beside its tensors server, so the bytes need not go through TCP
         env["VCASGD_NODE_URL"] = layout.servers[tensors].nearest_url
@@ -121,10 +121,12 @@ def _server(layout: Layout, name: str) -> Part:
 
 def _head(layout: Layout, name: str) -> Part:
     ledger = urlsplit(layout.urls["ledger"])
+    tls = ledger.scheme == "rediss"
     command = head_command(
         host=HOST,
         port=layout.ports["head"],
-        ledger_address=f"{ledger.hostname}:{ledger.port or 6379}",
+        ledger_address=f"{'rediss://' if tls else ''}{ledger.hostname}:{ledger.port or 6379}",
+        ledger_files=dict(parse_qsl(ledger.query)) if tls else {},
         ledger_password=unquote(ledger.password) if ledger.password else None,
         namespace=layout.settings.cluster,
         temp_dir=layout.scratch / "head",
@@ -147,7 +149,11 @@ def _controller(layout: Layout, name: str) -> Part:
         name,
         _module(
             "vcasgd.runtime.controller",
-            {**_common(layout), "VCASGD_RAY_TOKEN": layout.ray_token},
+            {
+                **_common(layout),
+                **_admits_workers(layout),
+                "VCASGD_RAY_TOKEN": layout.ray_token,
+            },
         ),
         probes.controller(layout.urls["ledger"], layout.settings.lease_seconds),
         stop_seconds=CONTROLLER_STOP_SECONDS,
@@ -156,6 +162,10 @@ def _controller(layout: Layout, name: str) -> Part:
 
 def _module(name: str, env: dict[str, str]) -> Command:
     return Command((sys.executable, "-m", name), env)
+
+
+def _admits_workers(layout: Layout) -> dict[str, str]:
+    return {"VCASGD_JOB_SECRET": layout.job_secret} if layout.job_secret else {}
 
 
 def _common(layout: Layout) -> dict[str, str]:

@@ -81,7 +81,8 @@ class Supervisor:
                 setting = f"VCASGD_{kind_of(name).upper()}_URL"
                 raise StackError(
                     f"the {name} server does not answer",
-                    remedy=f"check {setting} and that the server is up",
+                    remedy=f"check that it is up, and {setting}: a port that speaks TLS wants "
+                    "rediss://",
                 )
 
     def _bring_up(self) -> None:
