@@ -12,6 +12,8 @@ import pytest
 from harness import Plain
 from training import Training
 
+from vcasgd.errors import SnapshotMissing
+
 Eventually = Callable[..., Any]
 SHARDS = range(3)
 
@@ -187,3 +189,63 @@ def test_a_node_that_is_slow_delays_only_its_shard(sharded: Plain) -> None:
 
     training.finish()
     assert training.trained_again() == 0
+
+
+@pytest.mark.slow
+def test_starting_one_shard_anew_takes_nothing_from_another_that_is_just_empty(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    """The other shard's parameter server still has a model, and would find a first one there."""
+    training = Training(sharded, samples=800)
+    training.start(workers=2)
+    training.reach(60)
+
+    # Given a shard that is lost for good, and one whose parameter server is slow to fill it again
+    sharded.servers[0].freeze()
+    for node in (0, 2):
+        sharded.nodes[node].kill()
+        sharded.nodes[node].start()
+    sharded.servers[2].kill()
+    sharded.start_server(2)
+
+    # When the first snapshot is made again
+    eventually(lambda: events(training, "restarted") == [2])
+    eventually(lambda: sharded.snapshots(training.job, 2).taken_over())
+    eventually(lambda: sharded.applied(training.job, 2) > 0, 20)
+    with pytest.raises(SnapshotMissing):
+        sharded.snapshots(training.job, 0).version()
+
+    # Then the other one goes on where it was
+    sharded.servers[0].thaw()
+    training.finish()
+    assert events(training, "restarted") == [2]
+    assert events(training, "republished") == [0]
+
+
+@pytest.mark.slow
+def test_a_job_that_lacks_store_nodes_waits_for_them_and_says_so(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    training = Training(sharded)
+    training.start(workers=1)
+    training.reach(60)
+    before = sharded.applied(training.job)
+    training.worker("worker-1").terminate()
+
+    # When somebody starts with fewer nodes than the model is on
+    whole = sharded.env["VCASGD_TENSORS_URL"]
+    sharded.env["VCASGD_TENSORS_URL"] = whole.split()[0]
+    sharded.start_keeper()
+    lost = training.add_workers(1)[0]
+    eventually(lambda: sharded.events(training.job, "store-nodes-missing"))
+    eventually(lambda: "preparing" in training.beat(lost).get("doing", ""))
+    told = sharded.events(training.job, "store-nodes-missing")
+    assert "VCASGD_TENSORS_URL names 1" in told[0]["text"]
+    assert training.worker(lost).alive
+    training.worker(lost).kill()
+    assert sharded.applied(training.job) >= before
+
+    # Then with all of them it goes on
+    sharded.env["VCASGD_TENSORS_URL"] = whole
+    training.add_workers(1)
+    training.finish()

@@ -151,6 +151,24 @@ def test_a_part_that_is_killed_is_started_again(stage: Stage) -> None:
     assert stage.state().ports == before.ports
 
 
+def test_each_store_node_has_its_two_servers_and_they_come_back_alone(stage: Stage) -> None:
+    kinds = (*REDIS, "server")
+    before = stage.up(kinds, store_nodes=2)
+    assert set(before.parts) == {"ledger", "tensors-0", "tensors-1", "server-0", "server-1"}
+
+    for name in ("tensors-1", "server-1"):
+        assert stage.kill(name).restarts == 1
+    assert stage.part("tensors-0") == before.parts["tensors-0"]
+    assert stage.part("server-0") == before.parts["server-0"]
+
+    # as many as the last time, where they were
+    stage.down()
+    assert stage.processes() == []
+    again = stage.up(kinds)
+    assert again.ports == before.ports
+    assert set(again.parts) == set(before.parts)
+
+
 def test_what_the_ledger_holds_survives(stage: Stage) -> None:
     first = stage.up()
     token = StackHome(stage.home).token()

@@ -165,7 +165,7 @@ def test_what_a_worker_need_not_touch_of_its_job_in_the_tensors_server(
 def test_snapshots_and_the_payloads_of_others_are_read_only_or_out_of_reach(
     tensors_as_worker: Client, world: World
 ) -> None:
-    snapshot = world.keys.snapshot_chunk(1, 1, 0)
+    snapshot = world.keys.snapshot_chunk(1, 1, "0")
     others = [world.keys.payload_chunk(f"{name}.1.1", 0) for name in ("w-2", "w-11", "w", "")]
     for key in (snapshot, *others):
         for command in ("SET", "UNLINK", "PERSIST"):

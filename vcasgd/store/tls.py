@@ -28,7 +28,7 @@ def tls_options(url: str) -> dict[str, Any]:
     look like a server that is away.
     """
     parts = urlsplit(url)
-    if parts.scheme not in ("rediss", "rediss+sentinel"):
+    if not parts.scheme.startswith("rediss"):
         return {}
     query = parse_qs(parts.query)
     for option in _FILES:
