@@ -114,9 +114,7 @@ def test_each_shard_gets_each_sample_it_lacks_once(
     assert got == [list(range(start, size)) for start in before]
 
 
-@given(
-    positions=st.lists(st.integers(0, 50), min_size=1, max_size=5), interval=st.integers(1, 20)
-)
+@given(positions=st.lists(st.integers(0, 50), min_size=1, max_size=5), interval=st.integers(1, 20))
 def test_shards_that_met_stay_together(positions: list[int], interval: int) -> None:
     """So that training again for one shard never costs more intervals than that shard lacks."""
     lacking = -(-(50 - min(positions)) // interval) + len(set(positions))

@@ -75,9 +75,7 @@ class Shard:
         self._reader = UpdateReader(tensors, keys)
         self._places = Places(tensors, keys)
         self._pins = Pins(self._snapshots, token)
-        self._reports = Reports(
-            ledger, job.id, token, clock, shard=number, shards=job.facts.shards
-        )
+        self._reports = Reports(ledger, job.id, token, clock, shard=number, shards=job.facts.shards)
         self._model: Blender | None = None
         #: the part of the tensors server's memory that is this job's
         self.memory_share = 1.0

@@ -86,7 +86,6 @@ class Layout:
         return self.scratch / "tmp"
 
 
-
 def _ports(settings: Settings, before: Mapping[str, int]) -> dict[str, int]:
     taken: set[int] = set()
     ports = {"api": _api_port(settings.api_port, before.get("api"))}
