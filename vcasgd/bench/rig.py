@@ -241,6 +241,7 @@ class Rig:
         facts = [server_facts(tensors) for tensors in self._tensors]
         return {
             **facts[0],
+            "store_nodes": len(facts),
             "tensors_peak_mb": max(each["tensors_peak_mb"] for each in facts),
             "refused_for_want_of_room": sum(each["refused_for_want_of_room"] for each in facts),
         }

@@ -156,7 +156,6 @@ def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: 
         size_mb=options.size_mb,
         workers=options.workers,
         codec=options.codec,
-        store_nodes=options.store_nodes,
         worker_socket=options.worker_socket,
         seconds=round(after.at - before.at, 2),
         updates=updates,
