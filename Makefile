@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo test check format bench up down clean
+.PHONY: help setup demo test check protocol format bench up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -30,6 +30,9 @@ check: setup  ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@if [ -n "$$(find terraform -name '*.tf' 2>/dev/null)" ]; then terraform fmt -check -recursive terraform; fi
+
+protocol:  ## the model of the protocol, with spin: a minute
+	$(PYTHON) docs/protocol/check.py
 
 format: setup  ## mend what can be mended without thinking
 	$(BIN)/ruff check --fix .

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import SecretStr
 from torch import Tensor
 from waiting import await_truth
 
@@ -25,6 +26,7 @@ from vcasgd.errors import StoreError
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout
 from vcasgd.package import digest_of, pack
+from vcasgd.runtime.admission import worker_environment
 from vcasgd.runtime.agent import run
 from vcasgd.runtime.checkpoints import Checkpoints
 from vcasgd.runtime.job_loop import JobLoop
@@ -218,6 +220,7 @@ class RedisServer:
         self.process.kill()
 
     def end(self) -> None:
+        self.connection.close()
         self.process.end()
 
 
@@ -274,8 +277,24 @@ class Plain:
     def start_worker(self, job: str) -> str:
         name = self._new_name()
         argv = ["--job", job, "--worker", name]
-        self.workers[name] = self._start("vcasgd.runtime.worker:main", argv, name)
+        env = self.credentials(job, name)
+        self.workers[name] = self._start("vcasgd.runtime.worker:main", argv, name, env)
         return name
+
+    def bind_workers(self, secret: str) -> None:
+        """From here on workers get users of their own, which the keeper and the server make."""
+        self.env["VCASGD_JOB_SECRET"] = secret
+
+    def credentials(self, job: str, worker: str) -> dict[str, str]:
+        """What a worker is told beside what all processes are."""
+        if "VCASGD_JOB_SECRET" not in self.env:
+            return {}
+        settings = Settings(
+            ledger_url=SecretStr(self.env["VCASGD_LEDGER_URL"]),
+            tensors_url=SecretStr(self.env["VCASGD_TENSORS_URL"]),
+            job_secret=SecretStr(self.env["VCASGD_JOB_SECRET"]),
+        )
+        return {**worker_environment(settings, job, worker), "VCASGD_JOB_SECRET": ""}
 
     def start_workers(self, job: str, number: int) -> list[str]:
         return [self.start_worker(job) for _ in range(number)]

@@ -54,6 +54,11 @@ class Settings(BaseSettings):
     tensors_url: SecretStr | None = Field(
         default=None, description="redis:// URL of each store node's tensors server, in order"
     )
+    job_users: bool = Field(default=True, description="Redis users that are bounded to a job")
+    job_secret: SecretStr | None = Field(
+        default=None, description="from which passwords and keys of workers are derived"
+    )
+    worker_key: SecretStr | None = Field(default=None, description="signs a worker's headers")
     cache_dir: Path | None = Field(default=None, description="where workers unpack code")
     storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
     ray_address: str | None = None

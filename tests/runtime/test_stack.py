@@ -297,7 +297,7 @@ def test_a_server_of_the_user_that_is_away_is_named(stage: Stage) -> None:
 def test_secrets_are_only_where_they_belong(stage: Stage) -> None:
     stage.up((*REDIS, "server"))
     home = StackHome(stage.home)
-    secrets = [home.ensure_token(), home.ensure_password("ledger"), home.ensure_password("tensors")]
+    secrets = [home.ensure_token(), *map(home.ensure_password, ("ledger", "tensors", "jobs"))]
 
     for path in (home.token_file, home.secrets_file):
         assert path.stat().st_mode & 0o777 == 0o600

@@ -15,12 +15,12 @@ from servers import url_of
 from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreError
-from vcasgd.store import snapshots as module
+from vcasgd.store import planes as module
 from vcasgd.store import wire
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.planes import CHUNK_BYTES
 from vcasgd.store.snapshots import (
-    CHUNK_BYTES,
     Change,
     Meta,
     Record,
@@ -28,6 +28,7 @@ from vcasgd.store.snapshots import (
     Snapshots,
     Totals,
     encode_integers,
+    pin_text,
 )
 from vcasgd.store.updates import UpdateSender
 
@@ -98,7 +99,25 @@ class TestRoundTrip:
         snapshot, out = fetched(snapshots, size)
         assert out.numpy().tobytes() == vector.numpy().tobytes()
         assert snapshot.meta == meta
-        assert meta.chunks == -(-size // self.CHUNK)
+        assert len(snapshots.chunk_keys(meta)) == -(-size // self.CHUNK)
+
+    @pytest.mark.parametrize("size", [1, 7, 2 * CHUNK, 2 * CHUNK + 1, 5 * CHUNK])
+    def test_in_halves_for_those_who_round_and_those_who_do_not(
+        self, snapshots: Snapshots, size: int
+    ) -> None:
+        vector = torch.randn(size, generator=torch.Generator().manual_seed(size))
+        meta = replace(meta_of(vector, 0, 1), halves=True)
+        assert snapshots.install(1, meta, Record(), vector)
+
+        snapshot, out = fetched(snapshots, size)
+        rounded = torch.empty(size)
+        snapshots.fetch(rounded, rounded=True)
+
+        assert snapshot.meta == meta
+        assert out.numpy().tobytes() == vector.numpy().tobytes()
+        nearest = vector.to(torch.bfloat16).float()
+        assert torch.equal((rounded - vector).abs(), (nearest - vector).abs())
+        assert len(snapshots.chunk_keys(meta)) == 2 * -(-size // (2 * self.CHUNK))
 
     def test_everything_of_a_snapshot_is_kept(self, snapshots: Snapshots) -> None:
         counters = torch.tensor([1, -5, 2**62])
@@ -153,7 +172,7 @@ class TestCommit:
         publish(snapshots, constant(2), 2, previous=first)
 
         assert {key for key in names(tensors) if key.startswith("s:")} == {"s:1.1:0", "s:2.1:0"}
-        assert second.chunks == 1
+        assert len(snapshots.chunk_keys(second)) == 1
 
     def test_repeated_it_is_harmless(self, snapshots: Snapshots, tensors: Client) -> None:
         """The answer to the first attempt was lost."""
@@ -414,7 +433,7 @@ class TestPins:
     def test_a_commit_can_pin_what_it_publishes(self, snapshots: Snapshots) -> None:
         meta = replace(installed(snapshots), version=1)
         snapshots.write(meta, constant(1))
-        pinned = module.pin_text(Snapshot(meta, Record(1, {})))
+        pinned = pin_text(Snapshot(meta, Record(1, {})))
 
         change = Change(
             fields={"version": 1, "token": 1, "finished": 1}, pin="epoch-1", pinned=pinned

@@ -78,6 +78,7 @@ class Options:
     seed: int = 7
     epochs: int | None = None
     heartbeat: float = 0.5
+    store_nodes: int = 1
 
 
 def audit(options: Options, say: Say) -> Report:
@@ -113,6 +114,7 @@ def _settings(home: Path, options: Options) -> Settings:
         local_capacity=WORKERS,
         ledger_url=None,
         tensors_url=None,
+        store_nodes=options.store_nodes,
         storage_url=None,
         token=None,
     )
@@ -132,6 +134,8 @@ def audit_spec(options: Options) -> JobSpec:
                 "samples": SAMPLES,
                 "batch_size": BATCH_SIZE,
                 "step_seconds": STEP_SECONDS,
+                # so that each store node counts all samples
+                "copies": options.store_nodes,
             },
             "epochs": epochs,
             "subtasks_per_epoch": SUBTASKS_PER_EPOCH,

@@ -15,6 +15,7 @@ from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.fleet.providers.local import LocalProvider
 from vcasgd.fleet.providers.local_processes import Process, kill_all, processes_of
 from vcasgd.stack import StackHome, StackState
+from vcasgd.stack.names import kind_of
 from vcasgd.stack.parts import mark
 from vcasgd.store.jobs import Jobs
 
@@ -72,19 +73,19 @@ class Killer:
             case Target.WORKER_NOTICE:
                 return self._take_worker(target, rng)
             case _:
-                return self._kill_part(target)
+                return self._kill_part(target, rng)
 
     # -- parts of the stack -------------------------------------------------------------------
 
-    def _kill_part(self, target: Target) -> Fault:
-        """The part's own process and all of its helpers, as when its machine is switched off."""
-        process = _await(lambda: self._part_process(target), f"{target} to kill")
+    def _kill_part(self, target: Target, rng: random.Random) -> Fault:
+        """A part's own process and all of its helpers, as when its machine is switched off."""
+        parts = StackState.read(self._home.path).parts
+        name = rng.choice(sorted(name for name in parts if kind_of(name) == target))
+        process = _await(lambda: self._part_process(name), f"{name} to kill")
         at = time.time()
-        if not kill_all(mark(self._home, target), process) or process.alive():
-            raise StackError(f"{target} could not be killed")
-        return Fault(
-            target, f"{target} {process.pid}", at, lambda: self._part_is_back(target, process)
-        )
+        if not kill_all(mark(self._home, name), process) or process.alive():
+            raise StackError(f"{name} could not be killed")
+        return Fault(target, f"{name} {process.pid}", at, lambda: self._part_is_back(name, process))
 
     def _part_process(self, name: str) -> Process | None:
         part = StackState.read(self._home.path).parts[name]

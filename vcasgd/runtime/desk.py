@@ -57,7 +57,14 @@ class Desk:
             self.links = self._links_to(cut)
 
     def _links_to(self, cut: Cut) -> Links:
-        return Links(self.nodes, self.job, cut, self.settings.patience_seconds)
+        key = self.settings.worker_key
+        return Links(
+            self.nodes,
+            self.job,
+            cut,
+            self.settings.patience_seconds,
+            key.get_secret_value() if key else None,
+        )
 
     # -- progress ------------------------------------------------------------------------------
 

@@ -14,7 +14,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from vcasgd.errors import Fenced, SnapshotMissing, StoreError, StoreFull, StoreUnavailable
+from vcasgd.errors import (
+    Fenced,
+    SnapshotMissing,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 from vcasgd.store.updates import Header, Status, UpdateSender
 
 log = logging.getLogger(__name__)
@@ -217,7 +224,7 @@ class Outbox:
         assert item.payload is not None
         try:
             answer = self._sender.push(item.header, item.epoch, item.payload)
-        except (StoreUnavailable, StoreFull, SnapshotMissing) as error:
+        except (StoreUnavailable, StoreDenied, StoreFull, SnapshotMissing) as error:
             log.debug("push of subtask %d: %s", item.subtask, error)
             return False
         except Fenced as error:

@@ -27,6 +27,7 @@ from vcasgd.runtime.checkpoints import Checkpoints
 from vcasgd.runtime.names import epoch_pin
 from vcasgd.runtime.pins import Pins
 from vcasgd.runtime.reports import Reports
+from vcasgd.store.access import worker_key
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Job, Jobs
 from vcasgd.store.keys import TensorKeys
@@ -59,6 +60,7 @@ class Shard:
         tensors: Client,
         ledger: Client,
         checkpoints: Checkpoints,
+        job_secret: str | None = None,
         number: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -66,11 +68,12 @@ class Shard:
             raise ValueError(f"{job.id} has no facts yet")
         self.job = job.id
         self._token = token
+        self._secret = job_secret
         self._recipe = Recipe(job.spec, job.facts, number)
         self._jobs = Jobs(ledger)
         self._checkpoints = checkpoints
         self._shards = job.facts.shards
-        keys = TensorKeys(job.id, number)
+        self._keys = keys = TensorKeys(job.id, number)
         self._snapshots = Snapshots(tensors, keys)
         self._reader = UpdateReader(tensors, keys)
         self._places = Places(tensors, keys)
@@ -88,6 +91,11 @@ class Shard:
     @property
     def stream(self) -> str:
         return self._reader.stream
+
+    @property
+    def awaits_first_snapshot(self) -> bool:
+        """Nobody has the model any more, and a worker was asked to make the first one again."""
+        return self._model is None and self._asked_for_initial
 
     @property
     def version(self) -> int:
@@ -236,6 +244,7 @@ class Shard:
         size = self._recipe.payload_size
         try:
             header = Header.parse(entry.header)
+            self._check_author(header)
             keys = self._reader.payload_keys(header, size)
             model.check(header)
             for chunk in self._reader.receive(header, model.payload):
@@ -249,6 +258,12 @@ class Shard:
             self._reports.rejected(header, error)
         else:
             self._reports.applied(header.worker)
+
+    def _check_author(self, header: Header) -> None:
+        """Raises :class:`InvalidUpdate`. Without a secret a name is what it says it is."""
+        if self._secret is not None:
+            key = worker_key(self._secret, self.job, header.worker)
+            header.check_signature(key, self._keys)
 
     # -- publish -------------------------------------------------------------------------------
 

@@ -26,7 +26,13 @@ PROBE_PAUSE_SECONDS = 0.1
 #: the same after an answer that says that it will never be ready
 REFUSED_PAUSE_SECONDS = 5.0
 #: not inherited: each part is told those that it needs
-SECRETS = ("VCASGD_TOKEN", "VCASGD_RAY_TOKEN", "VCASGD_LEDGER_URL", "VCASGD_TENSORS_URL")
+SECRETS = (
+    "VCASGD_TOKEN",
+    "VCASGD_RAY_TOKEN",
+    "VCASGD_JOB_SECRET",
+    "VCASGD_LEDGER_URL",
+    "VCASGD_TENSORS_URL",
+)
 _PR_SET_PDEATHSIG = 1
 
 

@@ -14,6 +14,7 @@ from vcasgd.errors import PortInUse, StackError
 from vcasgd.runtime.cluster import TEMP_DIR_BYTES
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
+from vcasgd.stack.names import part_names
 from vcasgd.stack.state import StackState
 from vcasgd.store.embedded import ServerFiles
 
@@ -32,45 +33,59 @@ class Layout:
 
     home: StackHome
     settings: Settings
+    #: how many store nodes there are
+    nodes: int
     ports: Mapping[str, int]
     #: Ray's sockets and all temporary files; a short path, because that of a socket must be
     scratch: Path
-    #: our own servers; one that the user brings is not among them
+    #: our own servers by the names of their parts; those that the user brings are not among them
     servers: Mapping[str, ServerFiles]
+    #: of the ledger and of each tensors server, whoever brings them
     urls: Mapping[str, str] = field(repr=False)
     token: str = field(repr=False)
     #: without it, whoever reaches Ray's ports could run code here
     ray_token: str = field(repr=False)
+    #: from which the workers' passwords are derived; None where they have none of their own
+    job_secret: str | None = field(repr=False)
 
     @classmethod
     def plan(cls, home: StackHome, settings: Settings, before: StackState) -> Layout:
         """From the settings and from what was used before.
 
-        Raises :class:`PortInUse` when the API's port is taken.
+        Raises :class:`PortInUse` when the API's port is taken, and :class:`StackError` where the
+        settings disagree about the store nodes.
         """
-        ports = _ports(settings, before.ports)
-        given = {name: getattr(settings, f"{name}_url") for name in ("ledger", "tensors")}
+        nodes = _nodes(settings, before)
+        tensors = part_names("tensors", nodes)
+        ports = _ports(settings, before.ports, tensors)
+        given = _given(settings, tensors)
         servers = {
             name: ServerFiles(home.path / name, ports[name], home.ensure_password(name))
-            for name, url in given.items()
-            if url is None
+            for name in ("ledger", *tensors)
+            if name not in given
         }
-        urls = {name: url.get_secret_value() for name, url in given.items() if url is not None}
         token = settings.token.get_secret_value() if settings.token else home.ensure_token()
         return cls(
             home=home,
             settings=settings,
+            nodes=nodes,
             ports=ports,
             scratch=_scratch(home, before),
             servers=servers,
-            urls=urls | {name: files.url for name, files in servers.items()},
+            urls=given | {name: files.url for name, files in servers.items()},
             token=token,
             ray_token=home.ensure_password("ray"),
+            job_secret=_job_secret(home, settings),
         )
 
     @property
     def api_url(self) -> str:
         return f"http://{HOST}:{self.ports['api']}"
+
+    @property
+    def tensors_url(self) -> str:
+        """As in ``VCASGD_TENSORS_URL``: of all store nodes, in order."""
+        return " ".join(self.urls[name] for name in part_names("tensors", self.nodes))
 
     @property
     def ray_address(self) -> str:
@@ -86,10 +101,41 @@ class Layout:
         return self.scratch / "tmp"
 
 
-def _ports(settings: Settings, before: Mapping[str, int]) -> dict[str, int]:
+def _job_secret(home: StackHome, settings: Settings) -> str | None:
+    if not settings.job_users:
+        return None
+    given = settings.job_secret
+    return given.get_secret_value() if given else home.ensure_password("jobs")
+
+
+def _nodes(settings: Settings, before: StackState) -> int:
+    """As asked for, else as many as the last time."""
+    if settings.tensors_url is None:
+        return settings.store_nodes or before.store_nodes
+    named = len(settings.tensors_urls())
+    if settings.store_nodes not in (None, named):
+        raise StackError(
+            f"{settings.store_nodes} store nodes were asked for, and VCASGD_TENSORS_URL names "
+            f"{named}",
+            remedy="leave out one of the two",
+        )
+    return named
+
+
+def _given(settings: Settings, tensors: list[str]) -> dict[str, str]:
+    """The URLs of servers that the user brings."""
+    given = {}
+    if settings.ledger_url is not None:
+        given["ledger"] = settings.secret("ledger_url")
+    if settings.tensors_url is not None:
+        given |= dict(zip(tensors, settings.tensors_urls(), strict=True))
+    return given
+
+
+def _ports(settings: Settings, before: Mapping[str, int], tensors: list[str]) -> dict[str, int]:
     taken: set[int] = set()
     ports = {"api": _api_port(settings.api_port, before.get("api"))}
-    for name in ("ledger", "tensors", "head"):
+    for name in ("ledger", *tensors, "head"):
         taken.update(ports.values())
         known = before.get(name)
         ports[name] = known if known and _is_free(known, "") else _free_port(taken)

@@ -29,6 +29,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
+from vcasgd.store.tls import tls_error, tls_options
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ OLDEST_SERVER = (7, 0)
 
 #: an answer that takes longer than this is treated as a lost connection
 ANSWER_SECONDS = 10.0
+
+_CHECK_THE_URL = "check that it is up, and its URL: a port that speaks TLS wants rediss://"
 
 #: the library takes the first word off these answers, so their text does not tell them apart
 _DENIED = (
@@ -52,6 +55,9 @@ _PASSING = (
     redis.exceptions.TryAgainError,
     redis.exceptions.ClusterDownError,
 )
+
+#: of a URL
+_SECRET_PARAMETERS = ("username", "password", "ssl_password")
 
 Result = TypeVar("Result")
 
@@ -71,6 +77,8 @@ def mapped_errors() -> Iterator[None]:
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFull("the store is at its memory limit") from error
     except _PASSING as error:
+        if (over_tls := tls_error(error)) is not None:
+            raise over_tls from error
         raise StoreUnavailable(f"the store does not answer: {error}") from error
     except redis.ResponseError as error:
         raise _from_script(str(error)) from error
@@ -91,6 +99,9 @@ def _from_script(text: str) -> StoreError:
     # a write that is refused because the disk under the append-only file failed
     if text.startswith("MISCONF"):
         return StoreUnavailable(f"the store can't write its file: {text}")
+    # a script was not allowed what it tried: Valkey's words, and those of Redis
+    if "ACL failure in script" in text or text.startswith("The user executing the script"):
+        return StoreDenied(f"the store refused: {text}")
     if "command not allowed when used memory" in text:
         return StoreFull("the store is at its memory limit")
     return StoreError(f"the store answered with an error: {text}")
@@ -157,6 +168,7 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
             **keepalive,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
+            **tls_options(url),
         )
     except ValueError:
         # the library's message may quote a part of the password
@@ -170,7 +182,7 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
 def without_secret(url: str) -> str:
     """The URL as it may be shown: no user, no password."""
     parts = urlsplit(url)
-    shown = [pair for pair in parse_qsl(parts.query) if pair[0] not in ("username", "password")]
+    shown = [pair for pair in parse_qsl(parts.query) if pair[0] not in _SECRET_PARAMETERS]
     netloc = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=netloc, query=urlencode(shown)))
 
@@ -180,7 +192,12 @@ def check_server(client: Client, role: str) -> None:
 
     Raises :class:`StoreUnsupported`, :class:`StoreUnavailable`, :class:`StoreDenied`.
     """
-    info = client.info("server")
+    try:
+        info = client.info("server")
+    except StoreUnavailable as error:
+        raise StoreUnavailable(
+            f"{error.message} ({role} server)", remedy=error.remedy or _CHECK_THE_URL
+        ) from error
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
         raise StoreUnsupported(

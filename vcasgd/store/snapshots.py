@@ -21,10 +21,9 @@ from torch import Tensor
 from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.planes import chunk_names, outgoing, receive
 from vcasgd.store.wire import Missing, Wire, WrongLength
 
-#: strings near 1 MiB move fastest: smaller ones cost more calls, larger ones leave the cache
-CHUNK_BYTES = 1 << 20
 #: a reader that the writer overtakes starts again; each time a whole publication went by
 READ_ATTEMPTS = 50
 #: pinned snapshots at a time: each costs the memory of a model
@@ -54,6 +53,7 @@ class Totals:
 class Meta:
     """What a snapshot says of itself.
 
+    ``halves``: whether its chunks are planes of 16 bits (:mod:`vcasgd.store.planes`).
     ``floats``: length of its float32 vector, of which the first ``parameters`` are parameters
     and the others running statistics. ``layout``: digest of the layout. ``integers``: base64.
     """
@@ -67,10 +67,7 @@ class Meta:
     rule_state: dict[str, Any] = field(default_factory=dict)
     totals: Totals = Totals()
     created_at: float = 0.0
-
-    @property
-    def chunks(self) -> int:
-        return chunk_count(self.floats * 4)
+    halves: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -131,22 +128,8 @@ class Change:
         return json.dumps(asdict(self))
 
 
-def chunk_count(size: int) -> int:
-    return -(-size // CHUNK_BYTES)
-
-
 def encode_integers(vector: Tensor) -> str:
     return base64.b64encode(vector.numpy().astype("<i8").tobytes()).decode()
-
-
-def bytes_of(vector: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, nothing copied."""
-    return memoryview(vector.numpy().data).cast("B")
-
-
-def chunks_of(payload: memoryview) -> list[memoryview]:
-    """Views of at most :data:`CHUNK_BYTES`, nothing copied."""
-    return [payload[at : at + CHUNK_BYTES] for at in range(0, len(payload), CHUNK_BYTES)]
 
 
 @dataclass(frozen=True)
@@ -189,15 +172,16 @@ class Snapshots:
             raise SnapshotMissing("the tensors server holds no snapshot of this job")
         return Snapshot(Meta.from_json(meta), _record(applied))
 
-    def fetch(self, out: Tensor) -> Snapshot:
-        """The present parameters into ``out`` (float32 [floats]).
+    def fetch(self, out: Tensor, *, rounded: bool = False) -> Snapshot:
+        """The present parameters into ``out`` (float32 [floats]), ``rounded`` to what the job's
+        encoding keeps where that is less to read.
 
         Raises :class:`SnapshotMissing`, and :class:`StoreUnavailable` where the writer
         overtook the reader too often.
         """
         for _ in range(READ_ATTEMPTS):
             snapshot = self.read()
-            if self._read_chunks(snapshot.meta, out):
+            if self._receive(snapshot.meta, out, rounded=rounded):
                 return snapshot
         raise StoreUnavailable("the snapshot was replaced faster than it could be read")
 
@@ -208,16 +192,18 @@ class Snapshots:
             raise SnapshotMissing(f"no snapshot is kept under the name {name}")
         if out is None:
             out = torch.empty(pinned.meta.floats)
-        if not self._read_chunks(pinned.meta, out):
+        if not self._receive(pinned.meta, out):
             raise SnapshotMissing(f"the snapshot {name} is no longer complete")
         return pinned, out
 
-    def _read_chunks(self, meta: Meta, out: Tensor) -> bool:
+    def _receive(self, meta: Meta, out: Tensor, *, rounded: bool = False) -> bool:
         if out.numel() != meta.floats:
             raise StoreError(f"a vector of {out.numel()} can't take a snapshot of {meta.floats}")
+        keys = self.chunk_keys(meta)
+        if rounded and meta.halves:
+            keys = keys[::2]
         try:
-            for _ in self._wire.load(self.chunk_keys(meta), chunks_of(bytes_of(out))):
-                pass
+            receive(self._wire, keys, out, halves=meta.halves, rounded=rounded)
         except Missing:
             return False
         except WrongLength as error:
@@ -228,7 +214,9 @@ class Snapshots:
 
     def write(self, meta: Meta, vector: Tensor) -> None:
         """Writes the chunks of a version that nobody sees yet."""
-        self._wire.store(zip(self.chunk_keys(meta), chunks_of(bytes_of(vector)), strict=True))
+        self._wire.store(
+            zip(self.chunk_keys(meta), outgoing(vector, halves=meta.halves), strict=True)
+        )
 
     def takeover(self, token: int) -> None:
         """From now on only this token may write. Raises :class:`Fenced`."""
@@ -278,8 +266,8 @@ class Snapshots:
 
     def chunk_keys(self, meta: Meta) -> list[str]:
         return [
-            self._keys.snapshot_chunk(meta.version, meta.token, index)
-            for index in range(meta.chunks)
+            self._keys.snapshot_chunk(meta.version, meta.token, name)
+            for name in chunk_names(meta.floats, halves=meta.halves)
         ]
 
     def remove(self, metas: Sequence[Meta]) -> None:

@@ -4,6 +4,8 @@
 --       6 totals, as JSON  7… done subtasks
 -- Returns 1, or 0 where something newer is already known.
 -- For the job a subtask is done, and an epoch is finished, once it is so in every shard.
+-- no worker may run SREM, so none gets to the loops, which would be as long as it says
+redis.call('SREM', KEYS[5], '')
 local shard, version, finished = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
 local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'finished')
 local per_epoch = tonumber(work[1])

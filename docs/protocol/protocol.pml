@@ -1,0 +1,591 @@
+/* lease -> begin -> push -> blend -> commit: how an update gets into the model exactly once.
+ *
+ * README.md beside this file maps each part to the code and says what is left out.
+ * Each inline *_lua is one Lua script, so it runs as a whole (d_step). Everything else may be
+ * interleaved at any semicolon: a process that is not scheduled is frozen, or dead.
+ */
+
+#ifndef SUBTASKS
+#define SUBTASKS 1          /* ranges of samples that are leased */
+#endif
+#ifndef SIZE
+#define SIZE     2          /* samples of each; 2 allow partial pushes */
+#endif
+#ifndef LEASES
+#define LEASES   2          /* lease tokens that are given out */
+#endif
+#ifndef INTERVALS
+#define INTERVALS 2         /* updates that each worker trains */
+#endif
+#ifndef LOSSES
+#define LOSSES   1          /* times that the tensors server comes back empty */
+#endif
+#ifndef CUTS
+#define CUTS     1          /* answers that are lost */
+#endif
+#define WORKERS  2
+#define SERVERS  2
+#define BATCH    2          /* updates in one publication */
+#define UNAPPLIED 2         /* updates that a worker keeps, outbox.MOST_UNAPPLIED */
+
+#define SAMPLES  (SUBTASKS * SIZE)
+#define UPDATES  (WORKERS * INTERVALS)
+#define NOBODY   UPDATES    /* instead of the name of an update */
+#define UNKNOWN  (SIZE + 1) /* instead of a position */
+
+#define bit(u)          (1 << (u))
+#define has(set, u)     (((set) >> (u)) & 1)
+#define max(a, b)       ((a) > (b) -> (a) : (b))
+
+/* --- the tensors server: all of it is gone when it comes back empty ------------------------ */
+
+bool meta = true;           /* there is a snapshot */
+byte version;
+byte record[SUBTASKS];      /* hash applied: up to which sample each subtask is in it */
+byte content[SAMPLES];      /* its parameters: how often each sample is in them */
+byte fence = 1;
+byte pushed[SUBTASKS];      /* hash pushed: up to which sample ... */
+byte pusher[SUBTASKS] = NOBODY;     /* ... and by which update */
+byte tokens[SUBTASKS];      /* the newest lease token that began a subtask */
+byte stream[UPDATES];       /* entries, the oldest first */
+byte waiting;               /* how many */
+byte payload[UPDATES];      /* chunks u:<update>:* */
+byte rejected;              /* set of updates */
+byte written;               /* set of servers whose next version's chunks s:* are here */
+#define ABSENT   0
+#define VOLATILE 1          /* with an expiry */
+#define KEPT     2
+
+/* --- the ledger, which is durable ---------------------------------------------------------- */
+
+byte lease_token;           /* the newest; an older lease of the same subtask may have expired */
+byte server_token = 1;      /* the newest parameter server that was heard of */
+
+/* --- object storage ------------------------------------------------------------------------ */
+
+byte saved_version;
+byte saved_record[SUBTASKS];
+byte saved_content[SAMPLES];
+
+/* --- updates: their headers, which never change -------------------------------------------- */
+
+byte u_subtask[UPDATES], u_start[UPDATES], u_stop[UPDATES], u_token[UPDATES];
+
+/* --- history, for assertions only ---------------------------------------------------------- */
+
+byte losses, cuts;
+byte begun[SUBTASKS];       /* newest lease that began, since the tensors server was empty */
+byte took_over = 1;             /* newest server that took over, since then */
+bool missed;                /* a payload was missing since then, so its followers are refused */
+bool parted;                /* some update was a part of its subtask */
+
+hidden byte nothing[SAMPLES + BATCH];
+hidden byte i_, j_;         /* counters inside of a d_step */
+
+/* Invariant 3: every write under a lease carries its token, and a stale one writes nothing. */
+#ifdef ONLY_EXACT
+#define token_is_newest(condition) skip
+#else
+#define token_is_newest(condition) assert(condition)
+#endif
+
+
+#define copy(to, from, length) \
+    i_ = 0; \
+    do :: i_ < (length) -> to[i_] = from[i_]; i_++ :: else -> break od; i_ = 0
+
+/* Invariant 1: the parameters are what the record beside them says, each sample once. */
+#define snapshot_is_exact() \
+    i_ = 0; \
+    do :: i_ < SAMPLES -> \
+            assert(content[i_] == (i_ % SIZE < record[i_ / SIZE] -> 1 : 0)); i_++ \
+       :: else -> break \
+    od; i_ = 0
+
+/* --- scripts of the ledger ----------------------------------------------------------------- */
+
+/* A lease may expire at any time, so a subtask may be given out at any time. */
+inline acquire_lua(token) {
+    d_step { lease_token++; token = lease_token }
+}
+
+inline reconcile_lua(token, answer) {
+    d_step {
+        if :: server_token > token -> answer = FENCED
+           :: else -> server_token = token; answer = DONE
+        fi
+    }
+}
+
+/* --- scripts of the tensors server --------------------------------------------------------- */
+
+mtype = { DONE, FENCED, NOSNAPSHOT, REFUSED, INCOMPLETE, THERE, PENDING, APPLIED, LOST, REJECTED };
+
+inline takeover_lua(token, answer) {
+    d_step {
+        if :: fence > token -> answer = FENCED
+           :: else -> fence = token; took_over = max(took_over, token); answer = DONE
+        fi
+    }
+}
+
+inline begin_lua(s, token, answer, position) {
+    d_step {
+        if :: !meta -> answer = NOSNAPSHOT
+#ifndef NO_LEASE_TOKEN
+           :: meta && tokens[s] > token -> answer = FENCED
+           :: meta && tokens[s] <= token ->
+#else
+           :: meta ->
+#endif
+                tokens[s] = token;
+                begun[s] = max(begun[s], token);
+                position = max(record[s], pushed[s]);
+                answer = DONE
+        fi
+    }
+}
+
+/* chunks of an entry that waits are kept, others of a refused push are removed */
+inline settle_payload(u) {
+    payload[u] = ABSENT; i_ = 0;
+    do :: i_ < waiting -> if :: stream[i_] == u -> payload[u] = KEPT :: else fi; i_++
+       :: else -> break
+    od; i_ = 0
+}
+
+inline push_lua(u, s, answer, position) {
+    d_step {
+        position = max(record[s], pushed[s]);
+        if :: !meta -> answer = NOSNAPSHOT
+#ifndef NO_LEASE_TOKEN
+           :: meta && tokens[s] > u_token[u] -> settle_payload(u); answer = FENCED
+           :: meta && tokens[s] <= u_token[u] ->
+#else
+           :: meta ->
+#endif
+                if :: pusher[s] == u ->         /* its answer was lost */
+                        payload[u] = (record[s] >= pushed[s] -> ABSENT : KEPT); answer = DONE
+#ifndef NO_POSITION_CHECK
+                   :: pusher[s] != u && position != u_start[u] ->
+                        settle_payload(u); answer = REFUSED
+                   :: pusher[s] != u && position == u_start[u] ->
+#else
+                   :: pusher[s] != u ->
+#endif
+                        if :: payload[u] == ABSENT -> answer = INCOMPLETE
+                           :: else ->
+                                token_is_newest(u_token[u] >= begun[s]);
+                                tokens[s] = u_token[u];
+                                pushed[s] = u_stop[u]; pusher[s] = u;
+                                payload[u] = KEPT;
+                                stream[waiting] = u; waiting++;
+                                answer = DONE
+                        fi
+                fi
+        fi
+    }
+}
+
+inline status_lua(u, s, answer) {
+    d_step {
+        if :: !meta -> answer = NOSNAPSHOT
+           :: meta && has(rejected, u) -> answer = REJECTED
+           :: meta && !has(rejected, u) && record[s] >= u_stop[u] -> answer = APPLIED
+           :: meta && !has(rejected, u) && record[s] < u_stop[u] ->
+                answer = (pushed[s] >= u_stop[u] -> PENDING : LOST)
+        fi
+    }
+}
+
+/* everything but the fence and the snapshot itself starts anew with an installed one */
+inline clear_waiting() {
+    i_ = 0;
+    do :: i_ < SUBTASKS -> pushed[i_] = 0; pusher[i_] = NOBODY; tokens[i_] = 0; begun[i_] = 0; i_++
+       :: else -> break
+    od;
+    i_ = 0;
+    do :: i_ < UPDATES -> stream[i_] = 0; i_++ :: else -> break od;
+    i_ = 0; waiting = 0; rejected = 0; missed = false
+}
+
+/* like commit_lua it uses the variables of the server that calls it */
+inline install_lua(token, answer) {
+    d_step {
+        if :: fence > token -> answer = FENCED
+           :: fence <= token && meta -> answer = THERE
+           :: fence <= token && !meta && !has(written, token) -> answer = INCOMPLETE
+           :: else ->
+                token_is_newest(token >= took_over);
+                fence = token; took_over = token;
+                clear_waiting();
+                meta = true; version = m_version + applied;
+                copy(record, m_record, SUBTASKS);
+                copy(content, m_content, SAMPLES);
+                snapshot_is_exact();
+                answer = DONE
+        fi
+    }
+}
+
+/* entries dealt with leave the stream, their payloads go */
+inline remove_entries(entries) {
+    i_ = 0; j_ = 0;
+    do :: i_ < waiting ->
+            if :: has(entries, stream[i_]) -> payload[stream[i_]] = ABSENT
+               :: else -> stream[j_] = stream[i_]; j_++
+            fi; i_++
+       :: else -> break
+    od;
+    waiting = j_;
+    do :: j_ < i_ -> stream[j_] = 0; j_++ :: else -> break od;
+    i_ = 0; j_ = 0
+}
+
+#ifdef NO_SERVER_FENCE
+#define commit_is_fenced(token) (fence == 0)
+#else
+#define commit_is_fenced(token) (fence != token)
+#endif
+
+inline commit_lua(token, answer) {
+    d_step {
+        if :: fence == 0 || !meta -> answer = NOSNAPSHOT
+           :: fence != 0 && meta && commit_is_fenced(token) -> answer = FENCED
+           :: fence != 0 && meta && !commit_is_fenced(token) ->
+                if :: applied > 0 && version == m_version + applied -> answer = DONE
+                   :: else ->
+                        token_is_newest(token == took_over);
+                        if :: applied > 0 ->
+                                assert(has(written, token));
+                                version = m_version + applied;
+                                copy(content, m_content, SAMPLES);
+                                do :: i_ < SUBTASKS ->      /* only those that were touched */
+                                        assert(!has(touched, i_) || m_record[i_] >= record[i_]);
+                                        record[i_] = (has(touched, i_) -> m_record[i_] : record[i_]);
+                                        i_++
+                                   :: else -> break
+                                od
+                           :: else
+                        fi;
+                        i_ = 0;
+                        do :: i_ < SUBTASKS ->
+                                if :: has(reset, i_) -> pushed[i_] = m_record[i_]; pusher[i_] = NOBODY
+                                   :: else
+                                fi; i_++
+                           :: else -> break
+                        od;
+                        i_ = 0;
+                        rejected = rejected | refused;
+                        remove_entries(dealt);
+                        snapshot_is_exact();
+                        answer = DONE
+                fi
+        fi
+    }
+}
+
+/* --- a worker: runtime/trainer.py and runtime/outbox.py ------------------------------------- */
+
+#define NONE     0          /* never trained, or forgotten */
+#define TO_SEND  1
+#define SENDING  2          /* its chunks were written */
+#define SENT     3
+
+byte fate[UPDATES];         /* outboxes; here, so that a worker that dies can lose it in one step */
+
+/* of this worker: nothing is before the next update in its outbox */
+#if INTERVALS > 1
+#define all_sent  (fate[me * INTERVALS] % 3 == 0 && fate[me * INTERVALS + 1] % 3 == 0)
+#else
+#define all_sent  (fate[me * INTERVALS] % 3 == 0)
+#endif
+
+inline begin_again(u) {     /* Settled.rework */
+    if :: token != 0 && s == u_subtask[u] -> position = UNKNOWN :: else fi
+}
+
+/* how many updates are unapplied, and up to where those of this lease go */
+inline look_into_outbox() {
+    unapplied = 0; reached = 0; i_ = me * INTERVALS;
+    do :: i_ < (me + 1) * INTERVALS ->
+            if :: fate[i_] != NONE ->
+                    unapplied++;
+                    if :: u_token[i_] == token -> reached = max(reached, u_stop[i_]) :: else fi
+               :: else
+            fi; i_++
+       :: else -> break
+    od; i_ = 0
+}
+
+inline first(state, u) {    /* the oldest update in a state, NOBODY where there is none */
+    u = me * INTERVALS;
+    do :: u < (me + 1) * INTERVALS && fate[u] != state -> u++
+       :: u < (me + 1) * INTERVALS && fate[u] == state -> break
+       :: u >= (me + 1) * INTERVALS -> u = NOBODY; break
+    od
+}
+
+proctype Worker(byte me) {
+    byte token, s, position = UNKNOWN;      /* the lease; where the training stands */
+    byte trained, u, at, unapplied, reached;
+    mtype answer;
+    bool cut;
+
+end:
+    do
+    /* a lease */
+    :: atomic { token == 0 && trained < INTERVALS && lease_token < LEASES &&
+                (me == 0 || lease_token > 0) ->         /* the first one, as both are alike */
+            acquire_lua(token);
+            if :: s = 0
+#if SUBTASKS > 1
+               :: s = 1
+#endif
+            fi }
+    /* where its subtask stands */
+    :: atomic { token != 0 && position == UNKNOWN ->
+            begin_lua(s, token, answer, at);
+            if :: answer == NOSNAPSHOT
+               :: answer == FENCED -> token = 0; s = 0
+               :: answer == DONE ->
+                    d_step { look_into_outbox(); position = max(at, reached) };
+                    unapplied = 0; reached = 0
+            fi; at = 0; answer = 0 }
+
+    /* an interval: the rest of the subtask, or less of it; the outbox writes its chunks */
+    :: atomic { token != 0 && position < SIZE && trained < INTERVALS && all_sent ->
+            d_step { look_into_outbox() };
+            if :: unapplied < UNAPPLIED ->
+                    u = me * INTERVALS + trained; trained++;
+                    u_subtask[u] = s; u_start[u] = position; u_token[u] = token;
+                    if :: position = SIZE
+                       :: position + 1 < SIZE -> position++; parted = true
+                    fi;
+                    u_stop[u] = position; fate[u] = SENDING; payload[u] = VOLATILE
+               :: else
+            fi; u = 0; unapplied = 0; reached = 0 }
+    /* again: what was lost, or whose answer was lost */
+    :: atomic { first(TO_SEND, u);
+            if :: u != NOBODY -> payload[u] = VOLATILE; fate[u] = SENDING
+               :: else
+            fi; u = 0 }
+    /* the entry */
+    :: atomic { first(SENDING, u);
+            if :: u != NOBODY ->
+                    push_lua(u, u_subtask[u], answer, at);
+                    if :: true
+                       :: cuts < CUTS -> cuts++; cut = true
+                    fi;
+                    if :: cut || answer == NOSNAPSHOT || answer == INCOMPLETE -> fate[u] = TO_SEND
+                       :: !cut && answer == DONE -> fate[u] = SENT
+                       :: !cut && answer == FENCED -> fate[u] = NONE
+                       :: !cut && answer == REFUSED ->
+                            fate[u] = NONE;
+                            if :: at < u_stop[u] -> begin_again(u) :: else fi
+                    fi
+               :: else
+            fi; u = 0; at = 0; answer = 0; cut = false }
+    /* what became of the oldest that was sent */
+    :: atomic { first(SENT, u);
+            if :: u != NOBODY ->
+                    status_lua(u, u_subtask[u], answer);
+                    if :: answer == APPLIED -> fate[u] = NONE
+                       :: answer == LOST -> fate[u] = TO_SEND
+                       :: answer == REJECTED -> fate[u] = NONE; begin_again(u)
+                       :: else
+                    fi
+               :: else
+            fi; u = 0; answer = 0 }
+
+    /* gives the lease back, done or after a notice; what is in the outbox is still sent */
+    :: atomic { token != 0 -> token = 0; s = 0; position = UNKNOWN }
+    /* killed: the memory is gone, the lease expires some day */
+    :: atomic { token = 0; s = 0; position = UNKNOWN; u = me * INTERVALS;
+            do :: u < (me + 1) * INTERVALS -> fate[u] = NONE; u++ :: else -> break od; u = 0 }
+    od
+}
+
+/* --- a parameter server: runtime/shard.py and runtime/blender.py ---------------------------- */
+
+inline forget_batch() {
+    applied = 0; dealt = 0; refused = 0; touched = 0; reset = 0
+}
+
+inline refuse(u) {
+    refused = refused | bit(u); reset = reset | bit(u_subtask[u])
+}
+
+/* Shard._take: an entry that was read before; its payload is read now */
+inline take(u) {
+    d_step {
+        answer = DONE;
+        if
+#ifndef NO_RECORD_CHECK
+           :: u_start[u] != m_record[u_subtask[u]] ->
+                /* the script lets nothing through that does not follow on what waits */
+                assert(missed || fence != token);
+                refuse(u)
+           :: u_start[u] == m_record[u_subtask[u]] && payload[u] == ABSENT ->
+#else
+           :: payload[u] == ABSENT ->
+#endif
+                if :: !meta -> answer = NOSNAPSHOT
+                   :: else -> refuse(u); missed = true
+                fi
+           :: else ->
+                i_ = u_start[u];
+                do :: i_ < u_stop[u] -> m_content[u_subtask[u] * SIZE + i_]++; i_++
+                   :: else -> break
+                od; i_ = 0;
+                m_record[u_subtask[u]] = u_stop[u];
+                touched = touched | bit(u_subtask[u]);
+                applied++
+        fi;
+        if :: answer == DONE -> dealt = dealt | bit(u) :: else fi
+    }
+}
+
+proctype ParameterServer(byte token) {
+    byte m_version, m_record[SUBTASKS], m_content[SAMPLES];     /* ahead of what is published */
+    byte applied, dealt, refused, touched, reset;               /* the batch: sets, and a count */
+    byte found[BATCH], read, next, stored;
+    mtype answer;
+
+    if :: token == 1 -> goto turn :: else fi;       /* the first one is at work already */
+take_over:
+    takeover_lua(token, answer);
+    if :: answer == FENCED -> goto gone :: else fi;
+    atomic {                                /* _stored, else _restored */
+        if :: meta ->
+                d_step {
+                    m_version = version;
+                    copy(m_record, record, SUBTASKS); copy(m_content, content, SAMPLES)
+                };
+                goto reconcile
+           :: else ->
+                d_step {
+                    m_version = saved_version;
+                    copy(m_record, saved_record, SUBTASKS);
+                    copy(m_content, saved_content, SAMPLES);
+                    written = written | bit(token)
+                }
+        fi
+    };
+    atomic {
+        install_lua(token, answer);
+        written = written & ~bit(token);
+        if :: answer == FENCED -> goto gone
+           :: answer == INCOMPLETE -> goto take_over
+           :: else
+        fi
+    };
+reconcile:
+    reconcile_lua(token, answer);
+    if :: answer == FENCED -> goto gone :: else fi;
+
+turn:
+    atomic {                                /* look, then XRANGE */
+        answer = 0;
+        (!meta || waiting > 0 || dealt != 0 || version != m_version);
+        if :: !meta -> goto republish :: else -> stored = version fi;
+        /* a version that neither was published nor is about to be is another server's */
+        if :: stored != m_version && stored != m_version + applied -> goto gone :: else fi;
+        if :: dealt != 0 && stored != m_version ->  /* it happened, only the answer was lost */
+                m_version = stored; d_step { forget_batch() }; stored = 0; goto turn
+           :: dealt != 0 && stored == m_version -> stored = 0; goto write
+           :: else -> stored = 0
+        fi;
+        do :: read < waiting && read < BATCH -> found[read] = stream[read]; read++
+           :: else -> break
+        od
+    };
+    atomic {                                /* payloads, check, blend */
+        do :: next < read && answer != NOSNAPSHOT -> take(found[next]); next++
+           :: else -> break
+        od;
+        read = 0; next = 0; copy(found, nothing, BATCH);
+        if :: dealt == 0 -> goto turn :: else fi;
+write:
+        if :: applied > 0 -> written = written | bit(token) :: else fi
+    };
+    atomic {
+        commit_lua(token, answer);
+        written = written & ~bit(token);
+        if :: answer == FENCED -> goto gone
+           :: answer == NOSNAPSHOT -> goto turn
+           :: answer == DONE && cuts < CUTS -> cuts++; goto turn
+           :: answer == DONE -> m_version = m_version + applied; d_step { forget_batch() }; goto turn
+        fi
+    };
+
+republish:                                  /* Shard._republish */
+    if :: server_token > token -> goto gone :: else fi;     /* _check_newest */
+    written = written | bit(token);
+    atomic {
+        install_lua(token, answer);
+        written = written & ~bit(token);
+        if :: answer == FENCED -> goto gone
+           :: answer == INCOMPLETE -> goto turn
+           :: (answer == DONE || answer == THERE) && cuts < CUTS -> cuts++; goto turn
+           :: answer == DONE || answer == THERE ->
+                m_version = m_version + applied; d_step { forget_batch() }; goto turn
+        fi
+    };
+gone:                                       /* fenced: the process ends */
+    atomic {
+        forget_batch(); m_version = 0; copy(found, nothing, BATCH);
+        copy(m_record, nothing, SUBTASKS); copy(m_content, nothing, SAMPLES);
+        read = 0; next = 0; stored = 0; answer = 0
+    }
+}
+
+/* --- what nobody can prevent ---------------------------------------------------------------- */
+
+inline lose_everything() {
+    d_step {
+        losses++;
+        meta = false; version = 0; fence = 0; took_over = 0; written = 0;
+        clear_waiting();
+        i_ = 0;
+        do :: i_ < UPDATES -> payload[i_] = ABSENT; i_++ :: else -> break od;
+        i_ = 0;
+        do :: i_ < SUBTASKS -> record[i_] = 0; i_++ :: else -> break od;
+        i_ = 0;
+        do :: i_ < SAMPLES -> content[i_] = 0; i_++ :: else -> break od;
+        i_ = 0
+    }
+}
+
+inline checkpoint() {
+    d_step {
+        saved_version = version;
+        copy(saved_record, record, SUBTASKS); copy(saved_content, content, SAMPLES)
+    }
+}
+
+#if SUBTASKS > 1
+#define complete (meta && record[0] == SIZE && record[1] == SIZE)
+#else
+#define complete (meta && record[0] == SIZE)
+#endif
+
+active proctype Fate() {
+    atomic {
+        run Worker(0); run Worker(1);
+        run ParameterServer(1); run ParameterServer(2)
+    };
+end:
+    do
+    :: atomic { losses < LOSSES -> lose_everything() }
+    /* one that is never read again need not be written */
+    :: atomic { meta && saved_version != version && losses < LOSSES -> checkpoint() }
+    /* chunks without an entry expire; one update is enough to show what that does */
+    :: atomic { payload[0] == VOLATILE -> payload[0] = ABSENT }
+#ifdef GOAL
+    /* everything was applied, after all that can go wrong: expected to be reached */
+    :: atomic { complete && losses == LOSSES && cuts == CUTS && fence == 2 && lease_token == LEASES &&
+                parted == (SIZE > 1) -> assert(false) }
+#endif
+    od
+}

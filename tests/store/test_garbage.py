@@ -1,0 +1,335 @@
+"""Thousands of malformed headers and bodies: nothing crashes, nothing of them is applied, and
+each is counted once and leaves the stream.
+
+Every example is malformed by construction, so whatever is not refused is a defect. The examples
+are the same in every run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from world import COUNTING, World, layout_of, spec_of
+
+from vcasgd.errors import InvalidUpdate
+from vcasgd.runtime.blender import LARGEST_VALUE, Blender, Recipe
+from vcasgd.runtime.reports import INNOCENT
+from vcasgd.runtime.shard import Shard
+from vcasgd.store.jobs import Facts
+from vcasgd.store.snapshots import CHUNK_BYTES, Meta, Record, Snapshot, encode_integers
+from vcasgd.store.updates import Header, checksum
+
+MakeWorld = Callable[..., World]
+#: of the examples below; with up to 24 entries each on each of two servers
+HEADERS, TURNS, LARGE_TURNS = 5000, 250, 40
+MOST_ENTRIES = 24
+
+
+def fixed(examples: int) -> Any:
+    """The same examples every time, so many of them however long they take."""
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+# --- what can be wrong ------------------------------------------------------------------------
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(2**53, 2**80)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["", "a:b", "}", "\u0000", "ü", "x" * 200, "1", "-0", "\U0001f600" * 30])
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+raw_texts = st.one_of(
+    st.binary(max_size=200),
+    st.sampled_from(
+        [b"", b"null", b"[]", b"{}", b"\xff\xfe{}", b"\xef\xbb\xbf{}", b"{" * 5000,
+         b"[" * 100_000, b'{"a":' * 50_000, b'"' + b"\\u0000" * 1000 + b'"',
+         b'{"codec":"\\ud800"}', b'{"' + b"x" * 500_000 + b'":1}', b" " * 2_000_000]
+    ),
+)  # fmt: skip
+
+#: overrides of a header that is honest otherwise: [0, 2) of subtask 1
+wrong_places = st.one_of(
+    st.fixed_dictionaries({"layout": st.text(max_size=64)}),
+    st.fixed_dictionaries({"codec": st.text(max_size=32).filter(lambda name: name != "float32")}),
+    st.fixed_dictionaries({"shard": st.integers(1, 2**53 - 1)}),
+    st.fixed_dictionaries({"subtask": st.integers(6, 2**53 - 1)}),
+    st.fixed_dictionaries({"start": st.integers(1, 2**53 - 1)}),
+    st.fixed_dictionaries({"stop": st.just(0) | st.integers(5, 2**53 - 1)}),
+    st.fixed_dictionaries({"start": st.integers(-(2**70), -1), "stop": st.integers()}),
+)
+#: those that only somebody who has the payload or the record can see
+wrong_details = st.one_of(
+    st.fixed_dictionaries({"subtask": st.just(0), "start": st.integers(0, 1)}),
+    st.fixed_dictionaries({"size": st.integers(0, 2**53 - 1).filter(lambda size: size != 52)}),
+    st.fixed_dictionaries({"checksum": st.integers(0, 2**64 - 1)}),
+    st.fixed_dictionaries({"integers": st.text(min_size=1, max_size=40)}),
+    st.integers(2, 50).map(
+        lambda count: {"integers": encode_integers(torch.zeros(count, dtype=torch.int64))}
+    ),
+)
+wrong_numbers = st.sampled_from(
+    [math.nan, -math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 2 * LARGEST_VALUE]
+)
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """How one update is spoilt. ``text`` makes the header's text of an honest one."""
+
+    fields: dict[str, Any]
+    text: Callable[[str], bytes] = str.encode
+    number: float | None = None  # instead of one of the vector's
+    at: float = 0.0  # where something is spoilt, as a part of the whole
+    body: str = "whole"
+    entry: str = "h"
+
+
+def insert(text: str, key: str, value: Any) -> bytes:
+    """One more field, the last; the name may be there already."""
+    return f"{text[:-1]},{json.dumps(key)}:{json.dumps(value)}}}".encode()
+
+
+def mutate(text: str, at: float, junk: bytes) -> bytes:
+    raw = text.encode()
+    place = int(at * len(raw))
+    return raw[:place] + junk + raw[place + len(junk) :]
+
+
+parts = st.floats(0, 1, exclude_max=True)
+BODIES = [
+    "missing",
+    "empty",
+    "shorter",
+    "longer",
+    "flipped",
+    "list",
+    "set",
+    "hash",
+    "zset",
+    "stream",
+]
+spoilt_headers = st.one_of(
+    st.builds(lambda raw: Garbage({}, lambda _text: raw), raw_texts),
+    st.builds(lambda key, value: Garbage({}, lambda text: insert(text, key, value)),
+              st.text(max_size=10) | st.just("x" * 10_000), anything),
+    st.builds(lambda key: Garbage({}, lambda text: insert(text, key, "twice")),
+              st.sampled_from(sorted(Header.model_fields.keys() - {"integers", "loss_sum"}))),
+    # the layout is wrong as well: what the junk leaves may be valid
+    st.builds(lambda at, junk: Garbage({"layout": "x"}, lambda text: mutate(text, at, junk)),
+              parts, st.binary(min_size=1, max_size=4)),
+    st.builds(Garbage, wrong_places),
+)  # fmt: skip
+garbage = st.one_of(
+    spoilt_headers,
+    st.builds(Garbage, wrong_details),
+    st.builds(lambda number, at: Garbage({}, number=number, at=at), wrong_numbers, parts),
+    st.builds(lambda body, at: Garbage({}, body=body, at=at), st.sampled_from(BODIES), parts),
+    st.builds(lambda entry: Garbage({}, entry=entry), st.sampled_from(["", "H", "x" * 1000])),
+)  # fmt: skip
+
+
+class Dump:
+    """Puts garbage where workers put updates."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def add(self, spoilt: Garbage) -> None:
+        vector = self.world.delta(1, 0, 2)
+        if spoilt.number is not None:
+            vector[int(spoilt.at * len(vector))] = spoilt.number
+        header, payload = self.world.update(1, 0, 2, 1, vector=vector, worker="rogue")
+        # past the checks of the class, as only a worker gone mad would
+        header = header.model_copy(update=spoilt.fields)
+        raw = bytes(payload)
+        for index, start in enumerate(range(0, len(raw), CHUNK_BYTES)):
+            hit = index == int(spoilt.at * -(-len(raw) // CHUNK_BYTES))
+            self._write(
+                self.world.keys.payload_chunk(header.update, index),
+                raw[start : start + CHUNK_BYTES],
+                spoilt.body if hit else "whole",
+            )
+        text = spoilt.text(json.dumps(header.model_dump()))
+        self.world.tensors.xadd(self.world.keys.stream, {spoilt.entry: text})
+
+    def _write(self, key: str, chunk: bytes, how: str) -> None:
+        tensors = self.world.tensors
+        strings = {
+            "whole": chunk,
+            "empty": b"",
+            "shorter": chunk[:-1],
+            "longer": chunk + b"x",
+            "flipped": bytes([chunk[0] ^ 1]) + chunk[1:],
+        }
+        if how in strings:
+            tensors.set(key, strings[how])
+        elif how == "list":
+            tensors.rpush(key, chunk)
+        elif how == "set":
+            tensors.sadd(key, chunk)
+        elif how == "hash":
+            tensors.hset(key, "a", chunk)
+        elif how == "zset":
+            tensors.zadd(key, {chunk: 1})
+        elif how == "stream":
+            tensors.xadd(key, {"a": chunk})
+
+
+# --- headers, without a server ----------------------------------------------------------------
+
+
+def test_malformed_headers_are_refused_and_nothing_else() -> None:
+    layout, spec = layout_of(12), spec_of(update=COUNTING)
+    recipe = Recipe(spec, Facts(12, 1, layout.to_json(), ""))
+    weights = torch.randn(layout.floats)
+    meta = Meta(0, 0, layout.floats, layout.parameters, layout.digest())
+    blender = Blender(recipe, Snapshot(meta, Record()), weights)
+    before, count = weights.numpy().tobytes(), 0
+    honest = {
+        "format": 1, "update": "u1", "worker": "w", "subtask": 1, "start": 0, "stop": 2, "base": 0,
+        "token": 1, "codec": "float32", "size": 52, "checksum": 0, "layout": layout.digest(),
+    }  # fmt: skip
+    blender.check(Header.parse(json.dumps(honest).encode()))
+
+    @fixed(HEADERS)
+    @given(spoilt_headers)
+    def refuse(spoilt: Garbage) -> None:
+        nonlocal count
+        count += 1
+        with pytest.raises(InvalidUpdate) as caught:
+            blender.check(Header.parse(spoilt.text(json.dumps({**honest, **spoilt.fields}))))
+        assert len(str(caught.value)) < 300, "it goes into logs and events"
+
+    refuse()
+
+    assert count >= HEADERS
+    assert weights.numpy().tobytes() == before
+    assert blender.record.positions == {}
+
+
+# --- headers and bodies, through a real server ------------------------------------------------
+
+
+def dispose(world: World, shard: Shard, heap: list[Garbage]) -> None:
+    """Each entry is counted once and gone, and not a byte of the model is another."""
+    before, weights = world.snapshots.read(), world.vector().numpy().tobytes()
+    dump = Dump(world)
+    for spoilt in heap:
+        dump.add(spoilt)
+
+    assert shard.turn() == len(heap)
+
+    after = world.snapshots.read()
+    assert world.vector().numpy().tobytes() == weights
+    assert (after.meta.version, after.record) == (before.meta.version, before.record)
+    assert after.meta.integers == before.meta.integers
+    assert after.meta.totals.samples == before.meta.totals.samples
+    counted = sum(after.meta.totals.rejected.values()) - sum(before.meta.totals.rejected.values())
+    assert counted == len(heap)
+    assert world.reader.waiting() == 0
+
+
+def busy_shard(world: World) -> Shard:
+    """With samples [0, 2) of subtask 0 applied."""
+    shard = world.shard()
+    world.push(0, 0, 2)
+    shard.turn()
+    assert world.snapshots.version() == 1
+    return shard
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Each refusal is a warning."""
+    caplog.set_level(logging.CRITICAL, logger="vcasgd.runtime.reports")
+
+
+def test_a_parameter_server_refuses_all_of_it(world: World) -> None:
+    shard, count = busy_shard(world), 0
+
+    @fixed(TURNS)
+    @given(st.lists(garbage, min_size=MOST_ENTRIES // 2, max_size=MOST_ENTRIES))
+    def refuse(heap: list[Garbage]) -> None:
+        nonlocal count
+        dispose(world, shard, heap)
+        count += len(heap)
+
+    refuse()
+
+    assert count >= TURNS * MOST_ENTRIES // 2
+    job = world.jobs.get(world.job)
+    assert sum(job.totals["rejected"].values()) == count
+    assert job.totals["rejected"].keys() >= INNOCENT | {
+        "header", "shard", "layout", "codec", "range", "length", "missing", "checksum",
+        "non-finite", "integers",
+    }  # fmt: skip
+    assert "rogue" in world.jobs.quarantined(world.job)
+    assert world.leases("rogue").acquire().quarantined  # type: ignore[union-attr]
+    world.push(1, 0, 2, worker="honest")
+    assert shard.turn() == 1
+    world.assert_exact()
+
+
+def test_bodies_of_several_chunks(make_world: MakeWorld) -> None:
+    world = make_world(samples=CHUNK_BYTES // 4 + 1000)
+    shard = busy_shard(world)
+
+    @fixed(LARGE_TURNS)
+    @given(
+        st.lists(
+            st.builds(
+                lambda body, number, at: Garbage({}, body=body, number=number, at=at),
+                st.sampled_from(BODIES),
+                st.none() | wrong_numbers,
+                parts,
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def refuse(heap: list[Garbage]) -> None:
+        dispose(world, shard, heap)
+
+    refuse()
+
+    world.push(1, 0, 2)
+    assert shard.turn() == 1
+    world.assert_exact()
+
+
+def test_a_value_at_the_edge_of_what_is_allowed(world: World) -> None:
+    """So that the numbers above are refused for what they are."""
+    shard = busy_shard(world)
+    vector = world.delta(1, 0, 2)
+    vector[3] = struct.unpack("<f", struct.pack("<f", LARGEST_VALUE))[0] / 2
+    header, payload = world.update(1, 0, 2, 1, vector=vector)
+    assert header.checksum == checksum(payload)
+
+    world.smuggle(header, payload)
+
+    assert shard.turn() == 1
+    assert world.snapshots.version() == 2

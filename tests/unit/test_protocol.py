@@ -1,0 +1,30 @@
+"""The model of the protocol holds, and a weakened one does not (docs/protocol)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECK = Path(__file__).parents[2] / "docs" / "protocol" / "check.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_spin_finds_no_error_and_finds_each_missing_check() -> None:
+    for program in ("spin", "cc"):
+        if shutil.which(program) is None:
+            reason = f"{program} is not installed (Debian: apt install spin gcc libc6-dev)"
+            if os.environ.get("CI") == "true":
+                pytest.fail(reason)
+            pytest.skip(reason)
+
+    done = subprocess.run(
+        [sys.executable, CHECK], capture_output=True, text=True, timeout=1100, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
