@@ -56,6 +56,6 @@ def test_one_sample_has_no_slope() -> None:
     assert Gauge(pid=1, baseline=0, samples=[(0.0, 5)]).slope() == 0.0
 
 
-def test_an_encoding_that_shares_memory_saves_a_copy() -> None:
-    assert copies_per_update("bfloat16") == copies_per_update("float32") + 1
+def test_an_encoding_that_shares_memory_saves_copies() -> None:
+    assert copies_per_update("float32") < copies_per_update("bfloat16")
     assert {stage for stage, _ in copies("float32")} >= {"push", "publish", "fetch"}

@@ -61,6 +61,7 @@ class Figures:
     publishes_per_s: float
     fetches_per_s: float
     payload_bytes: int
+    fetch_bytes: int
     model_bytes: int
     p50_push_to_applied_ms: float | None
     p99_push_to_applied_ms: float | None
@@ -84,7 +85,7 @@ class Figures:
     @property
     def exchanged_gb_per_s(self) -> float:
         """What workers push and fetch."""
-        return self.update_gb_per_s + self.fetches_per_s * self.model_bytes / 1e9
+        return self.update_gb_per_s + self.fetches_per_s * self.fetch_bytes / 1e9
 
     @property
     def loopback_gb_per_s(self) -> float:

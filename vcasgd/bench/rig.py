@@ -20,8 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic import SecretStr
+
 from vcasgd.bench.tally import Tally
 from vcasgd.errors import StackError
+from vcasgd.runtime.admission import LedgerAdmission, worker_environment
 from vcasgd.settings import Settings
 from vcasgd.spec import JobSpec
 from vcasgd.stack import StackHome, Tied
@@ -137,6 +140,8 @@ class Rig:
         jobs = Jobs(self._ledger)
         # the workers have the task in their own code
         self.job = jobs.submit(self._workload.spec(), package="none").id
+        # the controller's part; nothing of the ledger is lost here, so once is enough
+        LedgerAdmission(self._ledger, self._secret, linger_seconds=0.0).admit([self.job])
         for number in range(1, self._workload.workers + 1):
             self._start_worker(f"worker-{number}")
         seconds = READY_SECONDS + READY_SECONDS_PER_WORKER * self._workload.workers
@@ -157,7 +162,7 @@ class Rig:
         with self._home.open_log(name) as log:
             self._workers[name] = subprocess.Popen(
                 argv,
-                env={**os.environ, **self._environment()},
+                env={**os.environ, **self._environment(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -165,13 +170,23 @@ class Rig:
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
 
-    def _environment(self) -> dict[str, str]:
+    @property
+    def _secret(self) -> str:
+        """From which the workers' users and keys are derived."""
+        return self._home.ensure_password("jobs")
+
+    def _environment(self, worker: str) -> dict[str, str]:
         near = self._workload.near
         tensors = [files.nearest_url if near else files.url for files in self._nodes()]
+        given = {
+            "ledger_url": SecretStr(self._files("ledger").url),
+            "tensors_url": SecretStr(" ".join(tensors)),
+            "job_secret": SecretStr(self._secret),
+        }
+        settings = self._settings.model_copy(update=given)
         return {
-            "VCASGD_LEDGER_URL": self._files("ledger").url,
-            "VCASGD_TENSORS_URL": " ".join(tensors),
-            "VCASGD_HEARTBEAT": str(self._settings.heartbeat),
+            **worker_environment(settings, self.job, worker),
+            "VCASGD_HEARTBEAT": str(settings.heartbeat),
         }
 
     def _stop_workers(self) -> None:

@@ -151,7 +151,7 @@ def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: 
     delays = np.concatenate(
         [tally.delays(before.applied[name]) for name, tally in rig.tallies.items()]
     )
-    workload = options.workload
+    workload, codec = options.workload, make_codec(options.codec)
     return Figures(
         size_mb=options.size_mb,
         workers=options.workers,
@@ -162,7 +162,8 @@ def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: 
         updates_per_s=updates_per_s,
         publishes_per_s=publications * updates_per_s,
         fetches_per_s=(after.fetched - before.fetched) / (after.at - before.at),
-        payload_bytes=make_codec(options.codec).encoded_size(workload.floats),
+        payload_bytes=codec.encoded_size(workload.floats),
+        fetch_bytes=workload.model_bytes // 2 if codec.halves else workload.model_bytes,
         model_bytes=workload.model_bytes,
         p50_push_to_applied_ms=_percentile(delays, 50),
         p99_push_to_applied_ms=_percentile(delays, 99),
