@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo test check protocol format up down clean
+.PHONY: help setup demo test check protocol format bench up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,9 @@ format: setup  ## mend what can be mended without thinking
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+bench: setup  ## the store against its peers, in about ten minutes; let nothing else run
+	$(BIN)/python benchmarks/run.py
+
 up: setup  ## start the stack on this machine
 	$(BIN)/vcasgd up
 
@@ -45,4 +48,4 @@ down: setup  ## stop it; jobs go on at the next up
 	$(BIN)/vcasgd down
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) benchmarks/.venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

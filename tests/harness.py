@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from pydantic import SecretStr
 from torch import Tensor
 from waiting import await_truth
 
@@ -25,6 +26,7 @@ from vcasgd.errors import StoreError
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout
 from vcasgd.package import digest_of, pack
+from vcasgd.runtime.admission import worker_environment
 from vcasgd.runtime.agent import run
 from vcasgd.runtime.checkpoints import Checkpoints
 from vcasgd.runtime.job_loop import JobLoop
@@ -190,14 +192,26 @@ def run_agent() -> None:
 class RedisServer:
     """A real server that can be killed and started again on the same port."""
 
-    def __init__(self, directory: Path, *, durable: bool, binary: str | None = None) -> None:
-        self.files = ServerFiles(directory, free_port(), secrets.token_hex(8))
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        durable: bool,
+        binary: str | None = None,
+        more: Sequence[str] = (),
+        password: str | None = None,
+    ) -> None:
+        self.files = ServerFiles(directory, free_port(), password or secrets.token_hex(8))
         self.durable = durable
         self.binary = binary or os.environ.get("VCASGD_REDIS_SERVER")
-        write_configuration(self.files, durable=durable)
+        self.configure(more)
         #: finds the server again after a restart
         self.connection = self.client()
         self.start()
+
+    def configure(self, more: Sequence[str]) -> None:
+        """Further lines of its configuration, from its next start on."""
+        write_configuration(self.files, durable=self.durable, more=more)
 
     def start(self) -> None:
         log = self.files.directory / "server.log"
@@ -211,36 +225,64 @@ class RedisServer:
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.02)
 
+    @property
+    def url(self) -> str:
+        return self.files.url
+
     def client(self) -> Client:
-        return connect(self.files.url)
+        return connect(self.url)
 
     def kill(self) -> None:
         self.process.kill()
 
     def end(self) -> None:
+        self.connection.close()
         self.process.end()
+
+
+class Store(Protocol):
+    """A server, or several that stand in for one another."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def connection(self) -> Client: ...
+
+    def end(self) -> None: ...
 
 
 class Plain:
     """Ledger, store nodes (mostly one), any number of workers, and who keeps the jobs."""
 
     def __init__(
-        self, home: Path, *, heartbeat: float = 0.25, binary: str | None = None, nodes: int = 1
+        self,
+        home: Path,
+        *,
+        heartbeat: float = 0.25,
+        binary: str | None = None,
+        nodes: int = 1,
+        ledger: Store | None = None,
+        tensors: Store | None = None,
     ) -> None:
         self.home = home
-        self.ledger = RedisServer(home / "ledger", durable=True, binary=binary)
+        self.ledger = ledger or RedisServer(home / "ledger", durable=True, binary=binary)
         #: the tensors server of each store node
-        self.nodes = [
-            RedisServer(home / f"tensors-{node}", durable=False, binary=binary)
-            for node in range(nodes)
-        ]
+        self.nodes = (
+            [tensors]
+            if tensors
+            else [
+                RedisServer(home / f"tensors-{node}", durable=False, binary=binary)
+                for node in range(nodes)
+            ]
+        )
         self.tensors = self.nodes[0]
         #: the parameter server that was started last on each store node
         self.servers: dict[int, Loop] = {}
         self.storage = Storage(f"file://{home}/storage")
         self.env = {
-            "VCASGD_LEDGER_URL": self.ledger.files.url,
-            "VCASGD_TENSORS_URL": " ".join(node.files.url for node in self.nodes),
+            "VCASGD_LEDGER_URL": self.ledger.url,
+            "VCASGD_TENSORS_URL": " ".join(node.url for node in self.nodes),
             "VCASGD_STORAGE_URL": self.storage.url,
             "VCASGD_CACHE_DIR": str(home / "cache"),
             "VCASGD_HEARTBEAT": str(heartbeat),
@@ -274,8 +316,24 @@ class Plain:
     def start_worker(self, job: str) -> str:
         name = self._new_name()
         argv = ["--job", job, "--worker", name]
-        self.workers[name] = self._start("vcasgd.runtime.worker:main", argv, name)
+        env = self.credentials(job, name)
+        self.workers[name] = self._start("vcasgd.runtime.worker:main", argv, name, env)
         return name
+
+    def bind_workers(self, secret: str) -> None:
+        """From here on workers get users of their own, which the keeper and the server make."""
+        self.env["VCASGD_JOB_SECRET"] = secret
+
+    def credentials(self, job: str, worker: str) -> dict[str, str]:
+        """What a worker is told beside what all processes are."""
+        if "VCASGD_JOB_SECRET" not in self.env:
+            return {}
+        settings = Settings(
+            ledger_url=SecretStr(self.env["VCASGD_LEDGER_URL"]),
+            tensors_url=SecretStr(self.env["VCASGD_TENSORS_URL"]),
+            job_secret=SecretStr(self.env["VCASGD_JOB_SECRET"]),
+        )
+        return {**worker_environment(settings, job, worker), "VCASGD_JOB_SECRET": ""}
 
     def start_workers(self, job: str, number: int) -> list[str]:
         return [self.start_worker(job) for _ in range(number)]

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from harness import RedisServer
+import trustme
+from harness import RedisServer, free_port
 
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.embedded import server_binary
@@ -51,6 +52,38 @@ def url_of(server: RedisServer, database: int, port: int | None = None) -> str:
     """One server process plays the ledger (database 0) and the tensors server (1)."""
     files = server.files
     return f"redis://:{files.password}@127.0.0.1:{port or files.port}/{database}"
+
+
+class TlsServer:
+    """A server that speaks plain text on one port and TLS on another, and its certificates."""
+
+    def __init__(self, server: RedisServer, directory: Path) -> None:
+        self.server = server
+        self.port = free_port()
+        directory = directory / f"certificates-{self.port}"
+        directory.mkdir()
+        authority = trustme.CA()
+        self.authority = directory / "ca.pem"
+        authority.cert_pem.write_to_path(str(self.authority))
+        self.stranger = directory / "stranger.pem"
+        trustme.CA().cert_pem.write_to_path(str(self.stranger))
+        self.certificate = directory / "certificate.pem"
+        self.key = directory / "key.pem"
+        issued = authority.issue_cert("127.0.0.1")
+        issued.cert_chain_pems[0].write_to_path(str(self.certificate))
+        issued.private_key_pem.write_to_path(str(self.key))
+        server.connection.execute_command(
+            "CONFIG", "SET", "tls-cert-file", str(self.certificate), "tls-key-file", str(self.key),
+            "tls-ca-cert-file", str(self.authority), "tls-auth-clients", "no",
+            "tls-port", self.port,
+        )  # fmt: skip
+
+    def ask_clients_for_certificates(self, wanted: bool) -> None:
+        self.server.connection.config_set("tls-auth-clients", "yes" if wanted else "no")
+
+    def url(self, host: str = "127.0.0.1", **options: Path | str) -> str:
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        return f"rediss://:{self.server.files.password}@{host}:{self.port}/0?{query}"
 
 
 @dataclass

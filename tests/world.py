@@ -103,7 +103,12 @@ class World:
             self.jobs.transition(self.job, State.RUNNING, [State.STARTING], why="facts are known")
 
     def install(self) -> bool:
-        meta = Meta(
+        floats = torch.zeros(self.layout.floats)
+        return self.snapshots.install(0, self.first_meta(), Record(), floats)
+
+    def first_meta(self) -> Meta:
+        """Of the first snapshot."""
+        return Meta(
             version=0,
             token=0,
             floats=self.layout.floats,
@@ -111,7 +116,6 @@ class World:
             layout=self.layout.digest(),
             integers=encode_integers(torch.zeros(1, dtype=torch.int64)),
         )
-        return self.snapshots.install(0, meta, Record(), torch.zeros(self.layout.floats))
 
     def facts(self) -> Facts:
         return Facts(self.plan.samples, 1, self.layout.to_json(), self.plan.order_digest())
@@ -124,6 +128,7 @@ class World:
         *,
         ledger: Client | None = None,
         tensors: Client | None = None,
+        job_secret: str | None = None,
     ) -> Shard:
         """A parameter server's shard, with a newer token than all before unless one is given."""
         return Shard(
@@ -132,6 +137,7 @@ class World:
             tensors=tensors or self.tensors,
             ledger=ledger or self.ledger,
             checkpoints=self.checkpoints,
+            job_secret=job_secret,
             clock=lambda: self.now,
         )
 

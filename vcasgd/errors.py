@@ -13,6 +13,7 @@
     │   ├── StoreUnsupported    the server is too old, or set up so that data would be lost
     │   ├── StoreDenied         wrong password or missing permission
     │   ├── StoreFull           the server is at its memory limit
+    │   ├── JobUnreadable       what is stored of a job makes no sense
     │   ├── Fenced              somebody with a newer token has taken over
     │   └── SnapshotMissing     the job has no snapshot in the tensors server
     ├── InvalidUpdate           an update failed a check; carries the reason that is counted
@@ -110,6 +111,10 @@ class StoreDenied(StoreError):
 
 class StoreFull(StoreError):
     """The server is at its memory limit."""
+
+
+class JobUnreadable(StoreError):
+    """What is stored of a job makes no sense, for example because a worker wrote it."""
 
 
 class Fenced(StoreError):

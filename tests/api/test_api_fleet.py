@@ -10,6 +10,7 @@ from api_harness import Api
 
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound
+from vcasgd.store.keys import LedgerKeys
 
 MACHINE = {
     "id": "i-1", "pool": "local", "state": "running", "joined": True, "job": None,
@@ -39,6 +40,32 @@ def test_workers_of_a_job_and_of_all(api: Api, client: Client) -> None:
     assert (rows[1]["steps"], rows[1]["new_field"], rows[1]["at"]) == (3, "x", 5.0)
     assert [row["name"] for row in client.workers()] == ["w-1", "w-2", "w-3"]
     assert [row["name"] for row in client.workers(over)] == ["w-4"]
+
+
+def test_a_worker_in_quarantine_is_shown_after_its_machine_is_gone(
+    api: Api, client: Client
+) -> None:
+    job = api.submit()
+    beat(api, job, "w-1")
+    api.jobs.quarantine(job, "w-2", "5 updates in a row were rejected, last: checksum")
+
+    rows = client.workers(job)
+
+    assert [(row["name"], row.get("quarantined")) for row in rows] == [
+        ("w-1", None),
+        ("w-2", "5 updates in a row were rejected, last: checksum"),
+    ]
+
+
+def test_a_heartbeat_that_makes_no_sense_hides_no_other_worker(api: Api, client: Client) -> None:
+    job = api.submit()
+    beat(api, job, "w-1", steps="many")
+    beat(api, job, "w-2", steps=2)
+    api.connection.hset(LedgerKeys(job).workers, mapping={"w-3": "[]", "no name": "{}"})
+
+    rows = client.workers(job)
+
+    assert [(row["name"], row.get("steps")) for row in rows] == [("w-1", None), ("w-2", 2)]
 
 
 def test_instances_and_pools_are_what_the_controller_shows(api: Api, client: Client) -> None:

@@ -14,20 +14,42 @@ from vcasgd.chaos.audit import Report, count_samples
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_nothing_is_lost_or_repeated_whatever_dies() -> None:
-    # When 9 processes and machines are killed, every target at least once
-    argv = [sys.executable, "-m", "vcasgd.cli", "chaos", "audit", "--kills", "9", "--json"]
+@pytest.mark.parametrize(("kills", "store_nodes"), [(9, 1), (8, 3)])
+def test_nothing_is_lost_or_repeated_whatever_dies(kills: int, store_nodes: int) -> None:
+    # When processes and machines are killed, every target at least once
+    argv = [
+        *(sys.executable, "-m", "vcasgd.cli", "chaos", "audit", "--json"),
+        *("--kills", str(kills), "--store-nodes", str(store_nodes)),
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=840, check=False)
 
     # Then each fault fired, and each sample of each epoch was applied exactly once
     assert done.stdout, done.stderr[-4000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0, json.dumps(report, indent=1) + done.stderr[-4000:]
-    assert sum(report["kills"].values()) == 9
+    assert sum(report["kills"].values()) == kills
     assert set(report["kills"]) == {
         *("worker", "worker-notice", "server", "tensors", "ledger", "controller", "head")
     }
     assert set(report["recovery_seconds"]) == set(report["kills"])
+    assert report["samples_applied"] == report["samples_expected"] > 0
+    assert report["samples_lost"] == report["samples_repeated"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_when_primaries_die_for_good() -> None:
+    # When servers with a replica die, among all the rest, and are not started again before
+    # the replica was promoted
+    argv = [sys.executable, "-m", "vcasgd.cli", "chaos", "audit", "--replicas", "1"]
+    argv += ["--kills", "10", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=840, check=False)
+
+    # Then each sample of each epoch was applied exactly once
+    assert done.stdout, done.stderr[-4000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, json.dumps(report, indent=1) + done.stderr[-4000:]
+    assert report["kills"]["failover"] >= 1
     assert report["samples_applied"] == report["samples_expected"] > 0
     assert report["samples_lost"] == report["samples_repeated"] == 0
 

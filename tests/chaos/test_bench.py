@@ -47,15 +47,28 @@ def folder() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "codec", "workers"), [("valkey", "float32", 2), ("redis", "bfloat16", 3)]
+    ("kind", "codec", "workers", "socket"),
+    [("valkey", "float32", 2, "tcp"), ("redis", "bfloat16", 3, "unix")],
 )
 def test_a_measurement_on_either_server_tells_everything_and_leaves_nothing(
-    kind: str, codec: str, workers: int, folder: Path
+    kind: str, codec: str, workers: int, socket: str, folder: Path
 ) -> None:
     assert kind in KINDS
     # When the store is measured for a second
     done = subprocess.run(
-        [*ARGV, "--seconds", "1", "--workers", str(workers), "--codec", codec],
+        [
+            *ARGV,
+            "--seconds",
+            "1",
+            "--workers",
+            str(workers),
+            "--codec",
+            codec,
+            "--worker-socket",
+            socket,
+            "--memory-mb",
+            "64",
+        ],
         env=temporary(folder, VCASGD_REDIS_SERVER=require_binary(kind)),
         capture_output=True,
         text=True,
@@ -80,6 +93,10 @@ def test_a_measurement_on_either_server_tells_everything_and_leaves_nothing(
     assert figures["wire_fraction"] == pytest.approx(
         figures["exchanged_gb_per_s"] / max(figures["loopback_gb_per_s_each"])
     )
+    assert figures["wire_fraction_model"] == pytest.approx(
+        figures["exchanged_gb_per_s"] / max(figures["loopback_model_gb_per_s_each"])
+    )
+    assert figures["loopback_bytes_per_update"] > 0
     assert 0 < figures["p50_push_to_applied_ms"] <= figures["p99_push_to_applied_ms"]
     assert figures["copies_per_update"] > 0
     names = {"ledger", "tensors", "server", *(f"worker-{n + 1}" for n in range(workers))}

@@ -111,6 +111,20 @@ def job(stack: Stack, epochs: int, eventually: Eventually) -> Iterator[str]:
         stack.client.cancel(name)
 
 
+def test_no_machine_holds_what_opens_the_servers_for_everybody(stack: Stack, job: str) -> None:
+    private = {stack.home.ensure_password(name) for name in ("ledger", "tensors", "jobs")}
+    machines = list(stack.beats(job))
+    assert len(machines) == WORKERS
+    for machine in machines:
+        for process in processes_of(machine, None):
+            text = Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
+            assert not any(secret in text for secret in private)
+        for path in (stack.home.path / "instances" / machine).rglob("*"):
+            if path.is_file():
+                text = path.read_text(errors="replace")
+                assert not any(secret in text for secret in private), path
+
+
 def test_three_of_three_workers_die_at_once(
     stack: Stack, job: str, eventually: Eventually, tmp_path: Path
 ) -> None:

@@ -356,6 +356,16 @@ TABLE = [
         observed([leaving("a")], history=History(0.0, idle={"a": NOW - 61})),
         [],
     ),
+    Row(
+        "its worker is in quarantine, and it is replaced",
+        replace(observed([machine("a")], jobs=[job("A", maximum=1)]), quarantined=frozenset({"a"})),
+        [Terminate("a", "its worker is in quarantine"), launch(1)],
+    ),
+    Row(
+        "its worker is in quarantine, and Ray can't be reached",
+        replace(observed([machine("a")], nodes=None), quarantined=frozenset({"a"})),
+        [Terminate("a", "its worker is in quarantine")],
+    ),
     Row("booting", observed([machine("a", age=300)], nodes=""), []),
     Row(
         "not joined in time",

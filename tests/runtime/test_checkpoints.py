@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vcasgd.errors import CheckpointDamaged, NotFound, StorageUnavailable
+from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout, gather
 from vcasgd.runtime.checkpoints import Checkpoints, Stored, parse
 from vcasgd.runtime.storage import Storage
@@ -263,6 +264,74 @@ class TestWrongContent:
 
         with pytest.raises(CheckpointDamaged):
             parse("x", written(meta=meta))
+
+
+class TestShards:
+    """A model over several store nodes: one file, with the record of each shard."""
+
+    @pytest.fixture
+    def cut(self) -> Cut:
+        layout = Layout.of(small_model())
+        return Cut(layout.floats, layout.parameters, 3)
+
+    def write(self, checkpoints: Checkpoints, cut: Cut, versions: tuple[int, ...]) -> Stored:
+        snapshot, layout, floats = snapshot_of(small_model())
+        whole = tuple(
+            Snapshot(
+                replace(
+                    snapshot.meta,
+                    version=version,
+                    floats=part.floats,
+                    parameters=part.parameters,
+                    integers=snapshot.meta.integers if part.shard == 0 else "",
+                ),
+                Record(2, {40 + part.shard: 5}),
+            )
+            for part, version in zip(cut.parts, versions, strict=True)
+        )
+        return checkpoints.write(whole, layout, floats)
+
+    def test_each_comes_back_with_its_own_record(self, checkpoints: Checkpoints, cut: Cut) -> None:
+        _, _, floats = snapshot_of(small_model())
+
+        loaded = checkpoints.read(self.write(checkpoints, cut, (7, 8, 9)).name)
+
+        for part, version in zip(cut.parts, (7, 8, 9), strict=True):
+            snapshot, vector = loaded.part(part)
+            assert snapshot.meta.version == version
+            assert snapshot.record == Record(2, {40 + part.shard: 5})
+            assert torch.equal(vector, part.of(floats))
+            assert vector.untyped_storage().nbytes() == 4 * part.floats, "it keeps no other alive"
+
+    def test_the_name_tells_the_versions_of_all(self, checkpoints: Checkpoints, cut: Cut) -> None:
+        stored = [self.write(checkpoints, cut, versions) for versions in ((7, 8, 9), (7, 8, 10))]
+
+        assert {each.version for each in stored} == {7}
+        assert sorted(checkpoints.all(), key=str) == sorted(stored, key=str)
+        assert checkpoints.find((7, 8, 9)) == stored[0]
+        assert checkpoints.find((7, 8, 10)) == stored[1]
+        assert checkpoints.find((7, 9, 9)) is None
+        assert checkpoints.find((7,)) is None
+
+    def test_one_of_another_number_of_shards_is_refused(
+        self, checkpoints: Checkpoints, cut: Cut
+    ) -> None:
+        told: list[str] = []
+        older = self.write(checkpoints, cut, (3, 3, 3))
+        write(checkpoints, version=7)
+
+        found = checkpoints.newest(lambda error: told.append(error.message), shards=3)
+
+        assert found is not None
+        assert found.name == older.name
+        assert len(told) == 1
+        assert "is of a model on 1 store nodes, and this job's is on 3" in told[0]
+
+    def test_parts_that_are_not_the_vector(self, checkpoints: Checkpoints, cut: Cut) -> None:
+        uneven = Cut(cut.floats - 1, cut.parameters, 3)
+
+        with pytest.raises(CheckpointDamaged, match="layout disagrees"):
+            checkpoints.read(self.write(checkpoints, uneven, (1, 1, 1)).name)
 
 
 class TestListing:

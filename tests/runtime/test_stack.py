@@ -151,6 +151,24 @@ def test_a_part_that_is_killed_is_started_again(stage: Stage) -> None:
     assert stage.state().ports == before.ports
 
 
+def test_each_store_node_has_its_two_servers_and_they_come_back_alone(stage: Stage) -> None:
+    kinds = (*REDIS, "server")
+    before = stage.up(kinds, store_nodes=2)
+    assert set(before.parts) == {"ledger", "tensors-0", "tensors-1", "server-0", "server-1"}
+
+    for name in ("tensors-1", "server-1"):
+        assert stage.kill(name).restarts == 1
+    assert stage.part("tensors-0") == before.parts["tensors-0"]
+    assert stage.part("server-0") == before.parts["server-0"]
+
+    # as many as the last time, where they were
+    stage.down()
+    assert stage.processes() == []
+    again = stage.up(kinds)
+    assert again.ports == before.ports
+    assert set(again.parts) == set(before.parts)
+
+
 def test_what_the_ledger_holds_survives(stage: Stage) -> None:
     first = stage.up()
     token = StackHome(stage.home).token()
@@ -297,7 +315,7 @@ def test_a_server_of_the_user_that_is_away_is_named(stage: Stage) -> None:
 def test_secrets_are_only_where_they_belong(stage: Stage) -> None:
     stage.up((*REDIS, "server"))
     home = StackHome(stage.home)
-    secrets = [home.ensure_token(), home.ensure_password("ledger"), home.ensure_password("tensors")]
+    secrets = [home.ensure_token(), *map(home.ensure_password, ("ledger", "tensors", "jobs"))]
 
     for path in (home.token_file, home.secrets_file):
         assert path.stat().st_mode & 0o777 == 0o600
@@ -330,7 +348,8 @@ class Restarts:
 
     def __init__(self, home: StackHome) -> None:
         self.now = 0.0
-        part = Part("part", Command(("sleep", "300"), {}), ready=lambda _started: True)
+        command = Command(("sleep", "300"), {})
+        part = Part("part", lambda: command, ready=lambda _started: True)
         self.child = Child(part, home, clock=lambda: self.now)
 
     def bring_up(self) -> None:

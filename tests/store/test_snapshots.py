@@ -15,12 +15,12 @@ from servers import url_of
 from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreError
-from vcasgd.store import snapshots as module
+from vcasgd.store import planes as module
 from vcasgd.store import wire
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.planes import CHUNK_BYTES
 from vcasgd.store.snapshots import (
-    CHUNK_BYTES,
     Change,
     Meta,
     Record,
@@ -28,6 +28,7 @@ from vcasgd.store.snapshots import (
     Snapshots,
     Totals,
     encode_integers,
+    pin_text,
 )
 from vcasgd.store.updates import UpdateSender
 
@@ -55,7 +56,8 @@ def publish(
     meta = meta_of(vector, version, token)
     snapshots.write(meta, vector)
     text = {str(subtask): at for subtask, at in (positions or {}).items()}
-    change = Change(fields={"version": version, "token": token, "finished": 0, **text})
+    fields = {"version": version, "token": token, "finished": 0, **text}
+    change = Change(base=version - 1, fields=fields)
     snapshots.commit(token, meta, change, snapshots.chunk_keys(previous) if previous else [])
     return meta
 
@@ -98,7 +100,25 @@ class TestRoundTrip:
         snapshot, out = fetched(snapshots, size)
         assert out.numpy().tobytes() == vector.numpy().tobytes()
         assert snapshot.meta == meta
-        assert meta.chunks == -(-size // self.CHUNK)
+        assert len(snapshots.chunk_keys(meta)) == -(-size // self.CHUNK)
+
+    @pytest.mark.parametrize("size", [1, 7, 2 * CHUNK, 2 * CHUNK + 1, 5 * CHUNK])
+    def test_in_halves_for_those_who_round_and_those_who_do_not(
+        self, snapshots: Snapshots, size: int
+    ) -> None:
+        vector = torch.randn(size, generator=torch.Generator().manual_seed(size))
+        meta = replace(meta_of(vector, 0, 1), halves=True)
+        assert snapshots.install(1, meta, Record(), vector)
+
+        snapshot, out = fetched(snapshots, size)
+        rounded = torch.empty(size)
+        snapshots.fetch(rounded, rounded=True)
+
+        assert snapshot.meta == meta
+        assert out.numpy().tobytes() == vector.numpy().tobytes()
+        nearest = vector.to(torch.bfloat16).float()
+        assert torch.equal((rounded - vector).abs(), (nearest - vector).abs())
+        assert len(snapshots.chunk_keys(meta)) == 2 * -(-size // (2 * self.CHUNK))
 
     def test_everything_of_a_snapshot_is_kept(self, snapshots: Snapshots) -> None:
         counters = torch.tensor([1, -5, 2**62])
@@ -153,7 +173,7 @@ class TestCommit:
         publish(snapshots, constant(2), 2, previous=first)
 
         assert {key for key in names(tensors) if key.startswith("s:")} == {"s:1.1:0", "s:2.1:0"}
-        assert second.chunks == 1
+        assert len(snapshots.chunk_keys(second)) == 1
 
     def test_repeated_it_is_harmless(self, snapshots: Snapshots, tensors: Client) -> None:
         """The answer to the first attempt was lost."""
@@ -173,7 +193,7 @@ class TestCommit:
         sender = UpdateSender(tensors, KEYS)
         sender.begin(4, 0, 10, 1)
         tensors.hset(KEYS.pushed, "4", "6|u")
-        change = Change(fields={"version": 1, "token": 1, "finished": 0}, reset={"4": 0})
+        change = Change(0, fields={"version": 1, "token": 1, "finished": 0}, reset={"4": 0})
         new = replace(meta, version=1)
         snapshots.write(new, constant(1))
         snapshots.commit(1, new, change)
@@ -193,7 +213,7 @@ class TestCommit:
         snapshots.write(new, constant(1))
 
         snapshots.commit(
-            1, new, Change(fields={"version": 1, "token": 1, "finished": 1}, forget=(0, 1))
+            1, new, Change(0, fields={"version": 1, "token": 1, "finished": 1}, forget=(0, 1))
         )
 
         assert snapshots.read().record == Record(1, {2: 3})
@@ -205,7 +225,7 @@ class TestCommit:
         meta = installed(snapshots)
         entry = tensors.xadd(KEYS.stream, {"h": "garbage"}).decode()
 
-        snapshots.commit(1, meta, Change(entries=(entry,), refused={"u": "checksum"}))
+        snapshots.commit(1, meta, Change(0, entries=(entry,), refused={"u": "checksum"}))
 
         assert snapshots.version() == 0
         assert tensors.xlen(KEYS.stream) == 0
@@ -226,7 +246,7 @@ class TestFencing:
         snapshot, out = fetched(snapshots)
         assert snapshot == before
         assert values(out) == [1.0], "its chunks have names that nobody knows"
-        assert snapshots.forget_orphans([snapshot.meta]) == 2, "those, and of version 0"
+        assert snapshots.forget_orphans(2, [snapshot.meta]) == 2, "those, and of version 0"
         assert "s:1.2:0" in names(tensors)
         assert "s:1.1:0" not in names(tensors)
 
@@ -311,7 +331,7 @@ class TestNoSnapshot:
             snapshots.read,
             lambda: snapshots.fetch(torch.empty(1000)),
             lambda: snapshots.fetch_pinned("a"),
-            lambda: snapshots.commit(1, meta, Change(fields={"version": 1})),
+            lambda: snapshots.commit(1, meta, Change(0, fields={"version": 1})),
             lambda: snapshots.pin(1, ["a"], Snapshot(meta, Record())),
             lambda: sender.begin(0, 0, 10, 1),
             lambda: sender.status([(0, 0, 10, "u")]),
@@ -414,10 +434,10 @@ class TestPins:
     def test_a_commit_can_pin_what_it_publishes(self, snapshots: Snapshots) -> None:
         meta = replace(installed(snapshots), version=1)
         snapshots.write(meta, constant(1))
-        pinned = module.pin_text(Snapshot(meta, Record(1, {})))
+        pinned = pin_text(Snapshot(meta, Record(1, {})))
 
         change = Change(
-            fields={"version": 1, "token": 1, "finished": 1}, pin="epoch-1", pinned=pinned
+            base=0, fields={"version": 1, "token": 1, "finished": 1}, pin="epoch-1", pinned=pinned
         )
         snapshots.commit(1, meta, change)
 
@@ -495,7 +515,7 @@ class TestForget:
         tensors.set(KEYS.payload_chunk("u", 0), b"waits to be applied")
         pinned = [pin.meta for pin in snapshots.pins().values()]
 
-        assert snapshots.forget_orphans([present, *pinned]) == 1
+        assert snapshots.forget_orphans(1, [present, *pinned]) == 1
 
         assert {"s:0.1:0", "s:1.1:0", "u:u:0"} <= names(tensors)
         assert values(fetched(snapshots)[1]) == [1.0]

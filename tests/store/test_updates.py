@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from world import World
 
 from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreUnavailable
-from vcasgd.store.snapshots import CHUNK_BYTES
+from vcasgd.store.planes import CHUNK_BYTES
 from vcasgd.store.updates import (
     LONGEST_HEADER,
     PAYLOAD_SECONDS,
@@ -379,7 +379,7 @@ class TestHeader:
             ("update", "a}b"),
             ("update", "a\n"),
             ("update", "ü"),
-            ("update", "x" * 101),
+            ("update", "x" * 151),
             ("worker", "a b"),
             ("subtask", -1),
             ("subtask", 2**53),

@@ -63,7 +63,8 @@ class EvaluationView(BaseModel):
 
 class JobView(BaseModel):
     """A job. `version` is how many updates its model contains, `model` the checkpoint that
-    holds the finished model; `evictions` and `kills` count machines that it lost."""
+    holds the finished model; `evictions` and `kills` count machines that it lost; `store_nodes`
+    is how many its model is cut over, `null` before the first snapshot."""
 
     id: str
     name: str
@@ -83,6 +84,7 @@ class JobView(BaseModel):
     package: str
     evictions: int
     kills: int
+    store_nodes: int | None
 
     @classmethod
     def of(cls, job: Job) -> JobView:
@@ -106,4 +108,5 @@ class JobView(BaseModel):
             package=job.package,
             evictions=job.evictions,
             kills=job.kills,
+            store_nodes=job.facts.shards if job.facts else None,
         )

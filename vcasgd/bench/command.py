@@ -25,6 +25,13 @@ class Codec(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Socket(StrEnum):
+    """How workers reach the tensors server."""
+
+    TCP = "tcp"
+    UNIX = "unix"
+
+
 @app.callback()
 def bench() -> None:
     """Measurements."""
@@ -36,6 +43,12 @@ def store_command(
     workers: Annotated[int, typer.Option(min=1, help="Processes that push and fetch.")] = 2,
     seconds: Annotated[float, typer.Option(min=0.5, help="Measured after the warm-up.")] = 6.0,
     codec: Annotated[Codec, typer.Option(help="How updates are encoded.")] = Codec.FLOAT32,
+    store_nodes: Annotated[
+        int, typer.Option(min=1, max=64, help="Over which the model is cut.")
+    ] = 1,
+    worker_socket: Annotated[
+        Socket, typer.Option(help="How workers reach the tensors server.")
+    ] = Socket.TCP,
     memory_mb: Annotated[
         int | None, typer.Option(min=1, help="Memory limit of the tensors server, in MiB.")
     ] = None,
@@ -59,6 +72,8 @@ def store_command(
         workers=workers,
         seconds=seconds if soak_minutes is None else soak_minutes * 60,
         codec=codec.value,
+        store_nodes=store_nodes,
+        worker_socket=worker_socket.value,
         memory_mb=memory_mb,
         soak=soak_minutes is not None,
     )

@@ -25,14 +25,11 @@ class Copy:
 
 
 def _receive(process: str, into: str) -> tuple[Copy, ...]:
-    """How redis-py with hiredis takes chunks off a socket."""
+    """The wire receives straight into the memory where the bytes belong."""
     return (
         Copy("tensors", "string to reply buffer"),
         Copy("tensors", "reply buffer to socket", kernel=True),
-        Copy(process, "socket to redis-py's read buffer", kernel=True),
-        Copy(process, "read buffer to hiredis's buffer"),
-        Copy(process, "hiredis's buffer to a bytes object"),
-        Copy(process, f"bytes object to {into}"),
+        Copy(process, f"socket to {into}", kernel=True),
     )
 
 
@@ -54,7 +51,7 @@ PATH: tuple[tuple[str, tuple[Copy, ...]], ...] = (
         ),
     ),
     ("claim", _receive("server", "the payload's buffer")),
-    ("decode", (Copy("server", "payload's buffer to the vector that is blended"),)),
+    ("decode", (Copy("server", "payload's buffer to the piece that is blended next"),)),
     ("publish", _send("server", "weights")),
     ("fetch", _receive("other worker", "the learner's vector")),
 )

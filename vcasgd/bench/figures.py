@@ -8,6 +8,7 @@ from typing import Any
 
 from vcasgd.bench.copies import copies, copies_per_update
 from vcasgd.bench.gauges import Gauge
+from vcasgd.bench.loopback import Loopback
 
 _MB = 1e6
 
@@ -47,11 +48,13 @@ class ProcessFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """One measurement. ``loopback``: bytes per second of the raw stream, before and after."""
+    """One measurement. ``loopback``: the raw stream, before and after."""
 
     size_mb: int
     workers: int
     codec: str
+    store_nodes: int
+    worker_socket: str
     seconds: float
     updates: int
     updates_per_s: float
@@ -61,15 +64,16 @@ class Figures:
     model_bytes: int
     p50_push_to_applied_ms: float | None
     p99_push_to_applied_ms: float | None
+    loopback_bytes_per_update: float
     rejected: int
     processes: dict[str, ProcessFigures]
     server: str
     server_version: str
     tensors_peak_mb: float
     refused_for_want_of_room: int
-    loopback: tuple[float, ...] = ()
+    loopback: tuple[Loopback, ...] = ()
 
-    def against(self, loopback: list[float]) -> Figures:
+    def against(self, loopback: list[Loopback]) -> Figures:
         return replace(self, loopback=tuple(loopback))
 
     @property
@@ -84,21 +88,32 @@ class Figures:
 
     @property
     def loopback_gb_per_s(self) -> float:
-        # the better one: whatever else ran meanwhile must not flatter us
-        return max(self.loopback) / 1e9
+        # the best one: whatever else ran meanwhile must not flatter us
+        return max(each.piece for each in self.loopback) / 1e9
+
+    @property
+    def loopback_model_gb_per_s(self) -> float:
+        """Through memory of the model's size."""
+        return max(each.model for each in self.loopback) / 1e9
 
     @property
     def wire_fraction(self) -> float:
         return self.exchanged_gb_per_s / self.loopback_gb_per_s
 
+    @property
+    def wire_fraction_model(self) -> float:
+        return self.exchanged_gb_per_s / self.loopback_model_gb_per_s
+
     def to_dict(self) -> dict[str, Any]:
         """What ``--json`` prints."""
         value = asdict(self)
-        value["loopback_gb_per_s_each"] = [each / 1e9 for each in value.pop("loopback")]
+        del value["loopback"]
+        value["loopback_gb_per_s_each"] = [each.piece / 1e9 for each in self.loopback]
+        value["loopback_model_gb_per_s_each"] = [each.model / 1e9 for each in self.loopback]
         derived = {
             name: getattr(self, name)
             for name in ("update_gb_per_s", "exchanged_gb_per_s", "loopback_gb_per_s",
-                         "wire_fraction")
+                         "loopback_model_gb_per_s", "wire_fraction", "wire_fraction_model")
         }  # fmt: skip
         return value | derived | {"copies_per_update": copies_per_update(self.codec)}
 
@@ -106,6 +121,8 @@ class Figures:
         """Name and value of what is not about a single process, for people."""
         yield "model", f"{self.size_mb} MiB, float32; updates as {self.codec}"
         yield "tensors server", f"{self.server} {self.server_version}"
+        yield "store nodes", f"{self.store_nodes}"
+        yield "workers' connections", self.worker_socket
         yield (
             "measured",
             f"{self.updates} updates, {self.workers} workers, {self.seconds:.1f} s",
@@ -115,9 +132,12 @@ class Figures:
         yield "fetches", f"{self.fetches_per_s:.2f} /s"
         yield "pushed", f"{self.update_gb_per_s:.3f} GB/s"
         yield "pushed and fetched", f"{self.exchanged_gb_per_s:.3f} GB/s"
-        each = ", ".join(f"{one / 1e9:.2f}" for one in self.loopback)
-        yield "loopback", f"{self.loopback_gb_per_s:.2f} GB/s (before and after: {each})"
-        yield "part of the loopback", f"{self.wire_fraction:.3f}"
+        yield "loopback, from the cache", _loopback([one.piece for one in self.loopback])
+        yield "part of that", f"{self.wire_fraction:.3f}"
+        yield "loopback, memory of a model", _loopback([one.model for one in self.loopback])
+        yield "part of that", f"{self.wire_fraction_model:.3f}"
+        models = self.loopback_bytes_per_update / self.model_bytes
+        yield "crossed the loopback", f"{models:.2f} models for each update"
         yield "push to applied, median", _milliseconds(self.p50_push_to_applied_ms)
         yield "push to applied, 99 %", _milliseconds(self.p99_push_to_applied_ms)
         yield "copies of an update", _copies(self.codec)
@@ -127,6 +147,11 @@ class Figures:
 
 def _milliseconds(value: float | None) -> str:
     return "none seen" if value is None else f"{value:.1f} ms"
+
+
+def _loopback(each: list[float]) -> str:
+    shown = " and ".join(f"{one / 1e9:.2f}" for one in each)
+    return f"{max(each) / 1e9:.2f} GB/s (before and after: {shown})"
 
 
 def _copies(codec: str) -> str:

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from vcasgd.bench.figures import Figures, ProcessFigures
 from vcasgd.bench.gauges import Gauges
-from vcasgd.bench.loopback import loopback_bytes_per_second
+from vcasgd.bench.loopback import carried_bytes, measure_loopback
 from vcasgd.bench.rig import Rig, Workload
 from vcasgd.errors import StackError
 from vcasgd.learning.codecs import make_codec
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.snapshots import Snapshot
 
-#: of the raw stream, before and after everything else
-LOOPBACK_SECONDS = 1.5
 #: not counted: caches, connections, the servers' buffers; and each worker has been through
 WARM_UP_SECONDS = 1.0
 WARM_UP_UPDATES_PER_WORKER = 3
@@ -36,41 +34,53 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure. ``memory_mb``: limit of the tensors server."""
+    """What to measure. ``worker_socket``: ``tcp`` or ``unix``; ``memory_mb``: limit of the
+    tensors server."""
 
     size_mb: int = 64
     workers: int = 2
     seconds: float = 6.0
     codec: str = "float32"
+    store_nodes: int = 1
+    worker_socket: str = "tcp"
     memory_mb: int | None = None
     soak: bool = False
 
     @property
     def workload(self) -> Workload:
-        return Workload(self.size_mb * (1 << 20) // 4, self.workers, self.codec)
+        return Workload(
+            floats=self.size_mb * (1 << 20) // 4,
+            workers=self.workers,
+            codec=self.codec,
+            nodes=self.store_nodes,
+            near=self.worker_socket == "unix",
+        )
 
 
 @dataclass(frozen=True)
 class Moment:
-    """All counters at one time."""
+    """All counters at one time. ``snapshots``: of each shard; ``versions`` and
+    ``publications`` are sums over the shards."""
 
     at: float
-    snapshot: Snapshot
-    version: int
+    snapshots: list[Snapshot]
+    versions: int
     publications: int
-    fetched: int
+    fetched: float
     applied: dict[str, int]
+    carried: int
 
     @classmethod
     def now(cls, rig: Rig) -> Moment:
-        version, publications = rig.beat()
+        versions, publications = rig.beats()
         return cls(
             at=time.monotonic(),
-            snapshot=rig.snapshot(),
-            version=version,
+            snapshots=rig.snapshots(),
+            versions=versions,
             publications=publications,
             fetched=sum(tally.fetched for tally in rig.tallies.values()),
             applied={name: tally.applied for name, tally in rig.tallies.items()},
+            carried=carried_bytes(),
         )
 
 
@@ -80,11 +90,11 @@ def measure(options: Options, say: Say) -> Figures:
     Raises :class:`~vcasgd.errors.StackError` where something does not start or does not move.
     """
     say("measuring the loopback")
-    loopback = [loopback_bytes_per_second(LOOPBACK_SECONDS)]
+    loopback = [measure_loopback(options.workload.model_bytes)]
     with Rig(options.workload, _settings()) as rig:
         figures = _run(options, rig, say)
     say("measuring the loopback again")
-    loopback.append(loopback_bytes_per_second(LOOPBACK_SECONDS))
+    loopback.append(measure_loopback(options.workload.model_bytes))
     return figures.against(loopback)
 
 
@@ -128,17 +138,16 @@ def _sample(rig: Rig, gauges: Gauges, until: float, soak: bool) -> None:
 
 
 def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: Moment) -> Figures:
-    first, last = before.snapshot.meta, after.snapshot.meta
-    updates = last.totals.updates - first.totals.updates
-    # from publication to publication: a window that cuts one in two would count it wrong
-    seconds = last.created_at - first.created_at
+    shards = list(zip(before.snapshots, after.snapshots, strict=True))
+    updates = min(last.meta.totals.updates - first.meta.totals.updates for first, last in shards)
     if not updates:
         raise StackError(
             f"no update was applied within {options.seconds:.0f} s",
             remedy="measure for longer, or with a smaller model",
         )
-    beats = after.version - before.version
-    publications = (after.publications - before.publications) / beats if beats else 1.0
+    updates_per_s = _updates_per_second(shards)
+    versions = after.versions - before.versions
+    publications = (after.publications - before.publications) / versions if versions else 1.0
     delays = np.concatenate(
         [tally.delays(before.applied[name]) for name, tally in rig.tallies.items()]
     )
@@ -147,22 +156,37 @@ def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: 
         size_mb=options.size_mb,
         workers=options.workers,
         codec=options.codec,
+        worker_socket=options.worker_socket,
         seconds=round(after.at - before.at, 2),
         updates=updates,
-        updates_per_s=updates / seconds,
-        publishes_per_s=publications * updates / seconds,
+        updates_per_s=updates_per_s,
+        publishes_per_s=publications * updates_per_s,
         fetches_per_s=(after.fetched - before.fetched) / (after.at - before.at),
         payload_bytes=make_codec(options.codec).encoded_size(workload.floats),
         model_bytes=workload.model_bytes,
         p50_push_to_applied_ms=_percentile(delays, 50),
         p99_push_to_applied_ms=_percentile(delays, 99),
-        rejected=sum(last.totals.rejected.values()),
+        loopback_bytes_per_update=(after.carried - before.carried) / updates,
+        rejected=sum(sum(each.meta.totals.rejected.values()) for each in after.snapshots),
         processes={
             name: ProcessFigures.of(gauge, workload.model_bytes, soak=options.soak)
             for name, gauge in gauges.all.items()
         },
         **rig.server_facts(),
     )
+
+
+def _updates_per_second(shards: list[tuple[Snapshot, Snapshot]]) -> float:
+    """Mean of the shards, for each update has a part in each of them.
+
+    From publication to publication: a window that cuts one in two would count it wrong.
+    """
+    rates = [
+        (last.meta.totals.updates - first.meta.totals.updates)
+        / (last.meta.created_at - first.meta.created_at)
+        for first, last in shards
+    ]
+    return sum(rates) / len(rates)
 
 
 def _percentile(seconds: NDArray[np.float64], percent: float) -> float | None:

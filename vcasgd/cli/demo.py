@@ -23,7 +23,7 @@ from vcasgd.cli.interrupts import Interrupted, Interrupts
 from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.output import Json, err, out, percent, show_json
 from vcasgd.cli.progress import follow, summary_line
-from vcasgd.cli.stack import Narrator
+from vcasgd.cli.stack import Narrator, StoreNodes
 from vcasgd.cli.watch import Look, Watch, accuracy
 from vcasgd.client import Client, JobView
 from vcasgd.errors import StackError
@@ -104,6 +104,7 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the stack up at the end, until Ctrl-C.")
     ] = False,
+    store_nodes: StoreNodes = None,
     as_json: Json = False,
 ) -> None:
     """Train on three machines of this computer, two of which are taken away on the way.
@@ -112,7 +113,7 @@ def demo(
     left behind but the model.
     """
     interrupts = Interrupts()
-    run = _Demo(err if as_json else out, interrupts)
+    run = _Demo(err if as_json else out, interrupts, store_nodes or 1)
     try:
         with interrupts.installed():
             run.run(model.absolute(), keep=keep, as_json=as_json)
@@ -122,8 +123,9 @@ def demo(
 
 
 class _Demo:
-    def __init__(self, console: Console, interrupts: Interrupts) -> None:
+    def __init__(self, console: Console, interrupts: Interrupts, store_nodes: int) -> None:
         self._console = console
+        self._store_nodes = store_nodes
         self._interrupts = interrupts
         self._started = time.monotonic()
 
@@ -131,7 +133,7 @@ class _Demo:
         with ExitStack() as resources:
             home = Path(tempfile.mkdtemp(prefix="vcasgd-demo-"))
             resources.callback(shutil.rmtree, home, ignore_errors=True)
-            stack = Tied(_settings(home))
+            stack = Tied(_settings(home, self._store_nodes))
             resources.callback(stack.stop)
             with self._interrupts.allowed():
                 url, summary = self._work(home, stack, model)
@@ -198,7 +200,7 @@ def _judge(summary: Summary) -> None:
         raise typer.Exit(1)
 
 
-def _settings(home: Path) -> Settings:
+def _settings(home: Path, store_nodes: int) -> Settings:
     """Of a stack that has nothing in common with the user's own."""
     settings = load_settings()
     defaults = {
@@ -206,7 +208,12 @@ def _settings(home: Path) -> Settings:
         for name, field in Settings.model_fields.items()
         if name not in KEPT
     }
-    own = {"home": home, "api_port": 0, "local_capacity": WORKERS}
+    own = {
+        "home": home,
+        "api_port": 0,
+        "local_capacity": WORKERS,
+        "store_nodes": store_nodes,
+    }
     return settings.model_copy(update=defaults | own)
 
 

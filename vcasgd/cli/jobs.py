@@ -254,6 +254,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("rejected", totals.rejected or None),
         ("samples", f"{progress.samples_applied} applied, {progress.samples_repeated} repeated"),
         ("machines", f"{view.evictions} evicted, {view.kills} killed"),
+        ("store nodes", view.store_nodes),
         ("model", view.model),
         ("rule", view.spec["update"]["rule"]),
         ("working dir", view.spec["working_dir"]),

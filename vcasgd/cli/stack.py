@@ -25,6 +25,19 @@ _PARTS: Columns = {
     "LOG": lambda row: row["log"],
 }
 
+StoreNodes = Annotated[
+    int | None,
+    typer.Option(
+        "--store-nodes",
+        min=1,
+        max=64,
+        help="Tensors servers, each with a parameter server, over which a model is cut.",
+    ),
+]
+Replicas = Annotated[
+    int | None,
+    typer.Option(min=0, max=1, help="Of ledger and tensors servers, watched over by Sentinels."),
+]
 Home = Annotated[
     Path | None, typer.Option("--home", help="State of the stack; else VCASGD_HOME, ~/.vcasgd.")
 ]
@@ -42,10 +55,12 @@ def up(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay, and stop the stack on Ctrl-C.")
     ] = False,
+    store_nodes: StoreNodes = None,
+    replicas: Replicas = None,
     home: Home = None,
 ) -> None:
     """Start everything on this machine; returns when it is ready."""
-    settings = _settings(home, port)
+    settings = _settings(home, port, store_nodes, replicas)
     if foreground:
         _become(settings)
     state = stack.up(settings, progress=Narrator(err))
@@ -56,7 +71,7 @@ def up(
 
 def down(home: Home = None) -> None:
     """Stop everything; jobs go on where they were at the next up."""
-    settings = _settings(home, None)
+    settings = _settings(home)
     if stack.down(settings):
         out.print("the stack is down", markup=False)
     else:
@@ -65,7 +80,7 @@ def down(home: Home = None) -> None:
 
 def status(as_json: Json = False, home: Home = None, url: Url = None, token: Token = None) -> None:
     """What is running: the parts of the stack, machines, jobs. Exit status 1 if it is not ready."""
-    settings = _settings(home, None)
+    settings = _settings(home)
     remote = url is not None or "api_url" in settings.model_fields_set
     value: dict[str, Any] = {} if remote else _local_status(settings)
     if remote or value["phase"] == Phase.READY:
@@ -79,8 +94,13 @@ def status(as_json: Json = False, home: Home = None, url: Url = None, token: Tok
         raise typer.Exit(1)
 
 
-def _settings(home: Path | None, port: int | None) -> Settings:
-    given = {"home": home, "api_port": port}
+def _settings(
+    home: Path | None,
+    port: int | None = None,
+    store_nodes: int | None = None,
+    replicas: int | None = None,
+) -> Settings:
+    given = {"home": home, "api_port": port, "store_nodes": store_nodes, "replicas": replicas}
     update = {name: value for name, value in given.items() if value is not None}
     return load_settings().model_copy(update=update)
 

@@ -103,6 +103,8 @@ class JobView:
     package: str
     evictions: int
     kills: int
+    #: over which the model is cut; None before the first snapshot
+    store_nodes: int | None
 
     @property
     def over(self) -> bool:

@@ -100,6 +100,8 @@ class Observed:
     pools: tuple[PoolView, ...]
     history: History
     limits: Limits = Limits()
+    quarantined: frozenset[str] = frozenset()
+    """Instances whose worker sent what could not be used, again and again."""
 
     def staying(self) -> tuple[Instance, ...]:
         """Instances without a notice: those that can still be counted on."""

@@ -105,11 +105,18 @@ def backoff(failures: int, base: float, limit: float) -> float:
 
 def _failed(state: Observed, now: float) -> dict[str, str]:
     """Machines that came to nothing, and why."""
+    # started again on the same machine, a worker would be sent away again
+    failed = {
+        one.id: "its worker is in quarantine"
+        for one in state.staying()
+        if one.id in state.quarantined
+    }
     if state.nodes is None:
-        return {}
+        return failed
     history, limits = state.history, state.limits
-    failed = {}
     for one in state.staying():
+        if one.id in failed:
+            continue
         if one.id in history.joined:
             if now - history.joined[one.id] > limits.lost_seconds:
                 failed[one.id] = "its Ray node is gone"

@@ -27,6 +27,10 @@ class Codec(Protocol):
     def itemsize(self) -> int:
         """Bytes per element."""
 
+    @property
+    def halves(self) -> bool:
+        """Whether workers that push in it make do with bfloat16 when they fetch."""
+
     def encode(self, vector: Tensor) -> memoryview:
         """The contiguous bytes of a vector; may share its memory, so send before you change."""
 
@@ -50,6 +54,7 @@ class Float32:
 
     name = "float32"
     itemsize = 4
+    halves = False
 
     def encode(self, vector: Tensor) -> memoryview:
         """Shares the memory of a contiguous float32 vector on the CPU."""
@@ -76,6 +81,7 @@ class BFloat16:
 
     name = "bfloat16"
     itemsize = 2
+    halves = True
 
     def encode(self, vector: Tensor) -> memoryview:
         """Always a copy."""

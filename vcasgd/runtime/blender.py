@@ -18,7 +18,7 @@ from vcasgd.learning.vector import Layout
 from vcasgd.spec import JobSpec
 from vcasgd.store.jobs import Facts
 from vcasgd.store.snapshots import Meta, Record, Snapshot, Totals, new_meta
-from vcasgd.store.updates import Header
+from vcasgd.store.updates import UNSIGNED, Header
 
 #: updates that one publication takes at most: bounds how long a reader waits for a version
 MOST_UPDATES = 32
@@ -132,8 +132,9 @@ class Blender:
         self.batch.entries.append(entry)
         self.batch.payloads += keys
         if header is not None:
-            self.batch.dealt.append(header.update)
-            self.batch.refused[header.update] = reason
+            if reason != UNSIGNED:  # whom it names did not send it: its own update is elsewhere
+                self.batch.dealt.append(header.update)
+                self.batch.refused[header.update] = reason
             if header.subtask < self._recipe.plan.total_subtasks:
                 self.batch.reset.add(header.subtask)
 

@@ -17,7 +17,14 @@ import time
 from dataclasses import replace
 from typing import NoReturn
 
-from vcasgd.errors import ClusterError, FleetError, NoCapacity, StoreUnavailable, VcasgdError
+from vcasgd.errors import (
+    ClusterError,
+    FleetError,
+    JobUnreadable,
+    NoCapacity,
+    StoreUnavailable,
+    VcasgdError,
+)
 from vcasgd.fleet.observed import (
     History,
     JobDemand,
@@ -31,6 +38,7 @@ from vcasgd.fleet.plan import Action, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.providers.base import INSTANCE_ID, Boot, Instance, InstanceState, Provider
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
 from vcasgd.runtime import agent
+from vcasgd.runtime.admission import worker_environment
 from vcasgd.runtime.chronicle import Chronicle, Row
 from vcasgd.runtime.cluster import Cluster, node_command
 from vcasgd.runtime.cluster import State as WorkerLife
@@ -95,18 +103,12 @@ class FleetLoop:
     # -- observe ----------------------------------------------------------------------------------
 
     def _observe(self, now: float) -> Observed:
-        jobs = [self._jobs.get(job) for job in self._jobs.active()]
+        jobs = self._active()
         for job in jobs:
             self._refuse_unknown_pools(job)
-        beats = {job.id: self._jobs.workers(job.id) for job in jobs}
-        noticed = {
-            beat["instance"]: beat["notice_at"]
-            for workers in beats.values()
-            for beat in workers.values()
-            if beat.get("notice") == "terminate" and beat.get("instance")
-        }
-        instances = tuple(self._with_notice(one, noticed) for one in self._instances())
         nodes = self._look_at_ray()
+        noticed = self._noticed([job.id for job in jobs])
+        instances = tuple(self._with_notice(one, noticed) for one in self._instances())
         return Observed(
             cluster=self._settings.cluster,
             instances=instances,
@@ -116,7 +118,30 @@ class FleetLoop:
             pools=tuple(self._pool(name, instances, now) for name in self._providers),
             history=self._history,
             limits=Limits(idle_seconds=self._settings.idle_seconds),
+            quarantined=frozenset(
+                _instance_of(worker) for job in jobs for worker in self._jobs.quarantined(job.id)
+            ),
         )
+
+    def _active(self) -> list[Job]:
+        jobs = []
+        for name in self._jobs.active():
+            try:
+                jobs.append(self._jobs.get(name))
+            except JobUnreadable as error:
+                log.warning("%s", error)
+        return jobs
+
+    def _noticed(self, jobs: list[str]) -> dict[str, float | None]:
+        """Machines that will be taken away, as their workers say; a worker speaks for its own
+        machine only, whatever it writes."""
+        instance_of = {worker.name: worker.instance_id for worker in self._workers}
+        return {
+            instance_of[name]: _time(beat.get("notice_at"))
+            for job in jobs
+            for name, beat in self._jobs.workers(job).items()
+            if beat.get("notice") == "terminate" and name in instance_of and _job_of(name) == job
+        }
 
     def _refuse_unknown_pools(self, job: Job) -> None:
         """A job that no pool could ever serve would wait for ever."""
@@ -239,7 +264,10 @@ class FleetLoop:
         self._control.set_pool(action.pool, Pool(stored.launches + 1))
 
     def _boot(self) -> Boot:
-        """What a machine runs: a node of the cluster, with what its worker has to know."""
+        """What a machine runs: a node of the cluster, with what any worker on it has to know.
+
+        Nothing that opens a server: that is told to each worker when it is started.
+        """
         settings = self._settings
         temp_dir = settings.ray_dir / INSTANCE_ID if settings.ray_dir else None
         command = node_command(
@@ -252,8 +280,6 @@ class FleetLoop:
             token=self._ray_token,
         )
         env = {
-            "VCASGD_LEDGER_URL": settings.secret("ledger_url"),
-            "VCASGD_TENSORS_URL": settings.secret("tensors_url"),
             "VCASGD_STORAGE_URL": settings.required("storage_url"),
             "VCASGD_HEARTBEAT": str(settings.heartbeat),
             "VCASGD_CACHE_DIR": str(settings.home_path / "cache"),
@@ -268,7 +294,8 @@ class FleetLoop:
         log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
         self._jobs.forget_worker(action.job, name)
-        self._cluster.start_worker(action.instance_id, name, agent.ENTRY, arguments, {})
+        env = worker_environment(self._settings, action.job, name)
+        self._cluster.start_worker(action.instance_id, name, agent.ENTRY, arguments, env)
 
     def _stop_worker(self, action: StopWorker) -> None:
         if action.name not in self._draining:
@@ -347,13 +374,21 @@ def _job_of(worker: str) -> str:
     return worker.partition(".")[0]
 
 
+def _time(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _instance_of(worker: str) -> str:
+    return worker.partition(".")[2]
+
+
 class Controller:
     """Both loops, under the controller's lease."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._ledger = connect(settings.secret("ledger_url"))
-        self._nodes = [connect(url) for url in settings.tensors_urls()]
+        self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self._leadership = Leadership(Control(self._ledger), settings)
         self._stop = threading.Event()
 

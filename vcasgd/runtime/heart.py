@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TextIO
 
-from vcasgd.errors import StoreError, StoreUnavailable
+from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 from vcasgd.store.jobs import Jobs
 from vcasgd.store.leases import Lease, Leases, Renewal
 
@@ -101,7 +101,7 @@ class Heart(threading.Thread):
                 self._held.drop(piece)
             self._heard(renewal)
             self._flush_logs()
-        except StoreUnavailable as error:
+        except (StoreUnavailable, StoreDenied) as error:
             log.debug("heartbeat: %s", error)
         except StoreError:
             log.exception("heartbeat")

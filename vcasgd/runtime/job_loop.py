@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from vcasgd.errors import StoreUnavailable, VcasgdError
+from vcasgd.runtime.admission import LedgerAdmission
 from vcasgd.runtime.keeper import JobKeeper
 from vcasgd.runtime.leadership import Leadership
 from vcasgd.runtime.storage import Storage
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 STEP_SECONDS = 10.0
 #: for the checkpoints that are written when the controller is stopped
 LAST_CHECKPOINT_SECONDS = 15.0
+#: after the end of a job its workers may still ask the ledger what became of it
+LINGER_LEASES = 3.0
 
 
 class JobLoop(threading.Thread):
@@ -41,6 +44,15 @@ class JobLoop(threading.Thread):
         self._jobs = Jobs(ledger)
         self._storage = Storage(settings.required("storage_url"))
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._admission = (
+            LedgerAdmission(
+                ledger,
+                settings.job_secret.get_secret_value(),
+                LINGER_LEASES * settings.lease_seconds,
+            )
+            if settings.job_secret
+            else None
+        )
         self._keepers: dict[str, JobKeeper] = {}
         self._stopped = threading.Event()
 
@@ -65,6 +77,8 @@ class JobLoop(threading.Thread):
     def _turn(self) -> None:
         try:
             active = self._jobs.active()
+            if self._admission:
+                self._admission.admit(active)
         except StoreUnavailable as error:
             log.warning("ledger: %s", error)
             return

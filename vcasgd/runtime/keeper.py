@@ -55,6 +55,7 @@ class JobKeeper:
         self._jobs = Jobs(ledger)
         self._nodes = nodes
         self._model: ShardedSnapshots | None = None
+        self._stranded = False
         self._checkpoints = Checkpoints(storage, job)
         self._writer = writer
         self._clock = clock
@@ -90,8 +91,17 @@ class JobKeeper:
             assert job.facts is not None
             layout = Layout.from_json(job.facts.layout)
             cut = Cut(layout.floats, layout.parameters, job.facts.shards)
-            self._model = ShardedSnapshots(self._nodes, job.id, cut)
+            try:
+                self._model = ShardedSnapshots(self._nodes, job.id, cut)
+            except StoreUnavailable as error:
+                self._say_stranded(error)
+                raise
         return self._model
+
+    def _say_stranded(self, error: StoreUnavailable) -> None:
+        if not self._stranded:
+            self._jobs.event(self._job, "store-nodes-missing", f"{error.message}; {error.remedy}")
+            self._stranded = True
 
     # -- states -------------------------------------------------------------------------------
 

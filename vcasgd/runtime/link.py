@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vcasgd.errors import SnapshotMissing, StoreError, StoreFull, StoreUnavailable
+from vcasgd.errors import SnapshotMissing, StoreDenied, StoreError, StoreFull, StoreUnavailable
 from vcasgd.learning.shards import Part
 from vcasgd.runtime.lane import Lane
 from vcasgd.runtime.outbox import Outbox
@@ -24,7 +24,7 @@ from vcasgd.store.snapshots import Snapshot, Snapshots
 from vcasgd.store.updates import UpdateSender
 
 #: what passes by itself, or is mended by others
-PASSING = (StoreUnavailable, StoreFull, SnapshotMissing)
+PASSING = (StoreUnavailable, StoreDenied, StoreFull, SnapshotMissing)
 #: while waiting for a commit, somebody may have other reasons to go on; well below the time
 #: after which a node counts as late
 NEWS_SECONDS = 0.2
@@ -39,11 +39,12 @@ class Link:
     :attr:`trouble` says why. It raises only what does not pass by itself.
     """
 
-    def __init__(self, node: Client, job: str, part: Part) -> None:
+    def __init__(self, node: Client, job: str, part: Part, key: str | None = None) -> None:
+        """``key``: signs the headers of updates."""
         keys = TensorKeys(job, part.shard)
         self.part = part
         self._snapshots = Snapshots(node, keys)
-        self._sender = UpdateSender(node, keys)
+        self._sender = UpdateSender(node, keys, key)
         self.outbox = Outbox(self._sender)
         self._lane = Lane(f"shard-{part.shard}")
         #: version and writer of what the learner's base holds of this shard
@@ -143,7 +144,7 @@ class Link:
         # while it is overwritten there is nothing to take
         self._fetched = None
         started = time.monotonic()
-        self._fetched = self._snapshots.fetch(out)
+        self._fetched = self._snapshots.fetch(out, rounded=True)
         self._fetch_seconds = time.monotonic() - started
 
     @property

@@ -8,7 +8,7 @@ vector, from all nodes at the same time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -24,21 +24,30 @@ from vcasgd.store.sharded import check_nodes
 
 #: a node is not waited for any longer than twice the time of the fastest one, and this
 LATE_SECONDS = 0.5
+#: pause while a server that is waited for is away
+SILENT_SECONDS = 0.05
 
 
 class Links:
     """Owned by the training thread; :meth:`close` must be called. ``patience`` bounds each wait
-    for room, in seconds.
+    for room, in seconds; ``key`` signs the headers of updates.
 
     Methods that ask raise :class:`StoreUnavailable` or :class:`SnapshotMissing` where no shard
     answers, and go on with those that do otherwise.
     """
 
-    def __init__(self, nodes: Sequence[Client], job: str, cut: Cut, patience: float) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Client],
+        job: str,
+        cut: Cut,
+        patience: float,
+        key: str | None = None,
+    ) -> None:
         """Raises as :func:`~vcasgd.store.sharded.check_nodes`. No shards: none are known yet."""
         check_nodes(nodes, cut.shards, job)
         self._patience = patience
-        self._all = [Link(nodes[part.shard], job, part) for part in cut.parts]
+        self._all = [Link(nodes[part.shard], job, part, key) for part in cut.parts]
         self._next = torch.empty(cut.floats)
         #: float32 [floats], what the next interval starts from
         self.base = torch.empty(cut.floats)
@@ -52,6 +61,9 @@ class Links:
 
     def __getitem__(self, shard: int) -> Link:
         return self._all[shard]
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._all)
 
     # -- where a subtask stands ------------------------------------------------------------------
 
@@ -103,7 +115,8 @@ class Links:
         :class:`SnapshotMissing` where one has no model any more.
         """
         deadline = time.monotonic() + self._patience
-        boxes, waited = [self._all[shard].outbox for shard in shards], False
+        links, waited = [self._all[shard] for shard in shards], False
+        boxes = [link.outbox for link in links]
         before = sum(box.unapplied for box in boxes)
         while any(box.full for box in boxes) and not give_up():
             settle()
@@ -111,6 +124,9 @@ class Links:
             if now < before:
                 before, deadline = now, time.monotonic() + self._patience
             self._check_models(shards)
+            if any(link.late or link.trouble for link in links):
+                # one that does not answer does not wait either
+                time.sleep(SILENT_SECONDS)
             if time.monotonic() > deadline:
                 raise StoreUnavailable("the parameter server applies nothing")
         return waited

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +13,7 @@ from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Jobs
 from vcasgd.store.leases import Accounts
 from vcasgd.store.snapshots import Totals
-from vcasgd.store.updates import Header
+from vcasgd.store.updates import UNSIGNED, Header
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +23,9 @@ REJECTIONS_BEFORE_QUARANTINE = 5
 METRICS_SECONDS = 1.0
 #: events kept while the ledger is away
 EVENTS_KEPT = 1000
-#: rejections that say nothing bad of a worker: another one was faster, or an earlier update
-#: of the same subtask was lost
-INNOCENT = frozenset({"duplicate", "out-of-place"})
+#: rejections that say nothing bad of a worker: another one was faster, an earlier update of the
+#: same subtask was lost, or the server that held the payload
+INNOCENT = frozenset({"duplicate", "out-of-place", "missing"})
 
 
 class Reports:
@@ -55,7 +55,9 @@ class Reports:
         self._unsaid: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
         self._unaccounted: list[int] = []
         self._behind = False
-        self._rejections: Counter[str] = Counter()
+        #: names of rejected updates since the last good one, by worker
+        self._rejections: defaultdict[str, set[str]] = defaultdict(set)
+        self._unattributed = 0
         self._reported: tuple[float, Totals] = (clock(), Totals())
 
     def say(self, kind: str, text: str, **details: Any) -> None:
@@ -72,15 +74,28 @@ class Reports:
         """Says so, and after too many in a row the worker gets no more work."""
         if error.reason in INNOCENT:
             return
-        worker = header.worker if header else "unknown"
-        self._rejections[worker] += 1
+        if header is None or error.reason == UNSIGNED:
+            self._say_unattributed(error)
+            return
+        worker, names = header.worker, self._rejections[header.worker]
         log.warning("%s: update of %s rejected: %s", self._job, worker, error)
-        text = f"an update of {worker} was rejected: {error.message}"
-        self.say("update-rejected", text, worker=worker, reason=error.reason)
-        if header and self._rejections[worker] >= REJECTIONS_BEFORE_QUARANTINE:
-            why = f"{self._rejections[worker]} updates in a row were rejected, last: {error.reason}"
+        # one that is put into the stream again, by whomever, is no second fault of the worker's
+        if header.update not in names and len(names) < REJECTIONS_BEFORE_QUARANTINE:
+            names.add(header.update)
+            text = f"an update of {worker} was rejected: {error.message}"
+            self.say("update-rejected", text, worker=worker, reason=error.reason)
+        if len(names) == REJECTIONS_BEFORE_QUARANTINE:
+            why = f"{len(names)} updates in a row were rejected, last: {error.reason}"
             if self._jobs.quarantine(self._job, worker, why):
                 self.say("worker-quarantined", f"{worker}: {why}", worker=worker)
+
+    def _say_unattributed(self, error: InvalidUpdate) -> None:
+        """Nobody knows who sent it. A flood of such must not wash the history away."""
+        self._unattributed += 1
+        if self._unattributed.bit_count() == 1:  # 1, 2, 4, 8, …
+            log.warning("%s: %d updates of nobody: %s", self._job, self._unattributed, error)
+            text = f"{self._unattributed} updates without a known author so far: {error.message}"
+            self.say("update-rejected", text, worker="unknown", reason=error.reason)
 
     # -- progress ------------------------------------------------------------------------------
 

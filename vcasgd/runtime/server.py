@@ -25,6 +25,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
+from vcasgd.runtime.admission import TensorsAdmission
 from vcasgd.runtime.checkpoints import Checkpoints
 from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.shard import Shard
@@ -55,7 +56,15 @@ class ParameterServer:
         self._jobs = Jobs(ledger)
         self._servers = Servers(ledger)
         self._storage = Storage(settings.required("storage_url"))
+        self._secret = settings.job_secret.get_secret_value() if settings.job_secret else None
+        self._admission = (
+            TensorsAdmission(tensors, ledger, self._secret, settings.lease_seconds)
+            if self._secret
+            else None
+        )
         self._shards: dict[str, Shard] = {}
+        #: jobs that have no model yet
+        self._starting: set[str] = set()
         self._stop = threading.Event()
         self._beat_at = 0.0
         self._token = 0
@@ -79,11 +88,18 @@ class ParameterServer:
     def _turn(self, shard: Shard) -> int:
         try:
             return shard.turn()
+        except Fenced:
+            raise
         # SnapshotMissing: it came back empty in the middle of the turn, and the next one sees it
         except (StoreUnavailable, SnapshotMissing, StoreFull, StorageUnavailable) as error:
             log.warning("%s: %s", shard.job, error)
-            self._stop.wait(PAUSE_SECONDS)
-            return 0
+            # a server comes back without its users, and workers wait for them
+            self._beat_at = 0.0
+        except Exception:
+            # whatever workers wrote under the keys of one job must not stop the others
+            log.exception("%s", shard.job)
+        self._stop.wait(PAUSE_SECONDS)
+        return 0
 
     def _wait(self) -> None:
         try:
@@ -91,6 +107,7 @@ class ParameterServer:
             wait_for_entries(self._tensors, streams, IDLE_SECONDS)
         except StoreUnavailable:
             self._stop.wait(PAUSE_SECONDS)
+            self._beat_at = 0.0
 
     def _beat(self) -> None:
         """Tells that it is alive, and looks which jobs there are."""
@@ -103,14 +120,35 @@ class ParameterServer:
         except StoreUnavailable as error:
             # the ledger's absence stops no training
             log.warning("ledger: %s", error)
+        self._admit()
+
+    def _admit(self) -> None:
+        if self._admission is None:
+            return
+        anew = {job for job, shard in self._shards.items() if shard.awaits_first_snapshot}
+        try:
+            self._admission.admit(self._starting | anew)
+        except StoreUnavailable as error:
+            log.warning("tensors: %s", error)
+            self._beat_at = 0.0
 
     def _description(self) -> dict[str, object]:
         return {
             "at": time.time(),
             "pid": os.getpid(),
             "token": self._token,
+            "unreplicated": self._unreplicated(),
             "versions": {shard.job: shard.version for shard in self._shards.values()},
             "publications": {shard.job: shard.publications for shard in self._shards.values()},
+        }
+
+    def _unreplicated(self) -> dict[str, float]:
+        """Since when a server with replicas is without them, in Unix seconds."""
+        servers = {"ledger": self._ledger.replication, "tensors": self._tensors.replication}
+        return {
+            name: each.unreplicated_since
+            for name, each in servers.items()
+            if each and each.unreplicated_since is not None
         }
 
     def _find_jobs(self) -> None:
@@ -119,15 +157,26 @@ class ParameterServer:
             self._shards.pop(over).close()
         for job in active:
             if job not in self._shards:
-                self._add(job)
+                self._try_to_add(job)
+        self._starting = set(active) - self._shards.keys()
         for shard in self._shards.values():
             shard.memory_share = 1 / len(self._shards)
+        if self._admission is not None:
+            self._admission.look(active)
+
+    def _try_to_add(self, job: str) -> None:
+        try:
+            self._add(job)
+        except StoreUnavailable:
+            raise
+        except NotFound:
+            pass
+        except Exception:
+            # the facts are a worker's words
+            log.exception("%s", job)
 
     def _add(self, name: str) -> None:
-        try:
-            job = self._jobs.get(name)
-        except NotFound:
-            return
+        job = self._jobs.get(name)
         if job.facts is None or self._number >= job.facts.shards:
             return
         self._shards[name] = Shard(
@@ -136,6 +185,7 @@ class ParameterServer:
             tensors=self._tensors,
             ledger=self._ledger,
             checkpoints=Checkpoints(self._storage, name),
+            job_secret=self._secret,
             number=self._number,
         )
 
@@ -147,7 +197,7 @@ def main() -> int:
     try:
         settings = load_settings()
         ledger = connect(settings.secret("ledger_url"))
-        tensors = connect(settings.own_tensors_url())
+        tensors = connect(settings.own_tensors_url(), waits=False)
         log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
         patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
         server = ParameterServer(settings, ledger, tensors)

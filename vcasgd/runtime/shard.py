@@ -27,6 +27,7 @@ from vcasgd.runtime.checkpoints import Checkpoints
 from vcasgd.runtime.names import epoch_pin
 from vcasgd.runtime.pins import Pins
 from vcasgd.runtime.reports import Reports
+from vcasgd.store.access import worker_key
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Job, Jobs
 from vcasgd.store.keys import TensorKeys
@@ -59,6 +60,7 @@ class Shard:
         tensors: Client,
         ledger: Client,
         checkpoints: Checkpoints,
+        job_secret: str | None = None,
         number: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -66,18 +68,19 @@ class Shard:
             raise ValueError(f"{job.id} has no facts yet")
         self.job = job.id
         self._token = token
+        self._secret = job_secret
         self._recipe = Recipe(job.spec, job.facts, number)
         self._jobs = Jobs(ledger)
         self._checkpoints = checkpoints
+        self._tensors = tensors
+        self._unreplicated = False
         self._shards = job.facts.shards
-        keys = TensorKeys(job.id, number)
+        self._keys = keys = TensorKeys(job.id, number)
         self._snapshots = Snapshots(tensors, keys)
         self._reader = UpdateReader(tensors, keys)
         self._places = Places(tensors, keys)
         self._pins = Pins(self._snapshots, token)
-        self._reports = Reports(
-            ledger, job.id, token, clock, shard=number, shards=job.facts.shards
-        )
+        self._reports = Reports(ledger, job.id, token, clock, shard=number, shards=job.facts.shards)
         self._model: Blender | None = None
         #: the part of the tensors server's memory that is this job's
         self.memory_share = 1.0
@@ -92,6 +95,11 @@ class Shard:
         return self._reader.stream
 
     @property
+    def awaits_first_snapshot(self) -> bool:
+        """Nobody has the model any more, and a worker was asked to make the first one again."""
+        return self._model is None and self._asked_for_initial
+
+    @property
     def version(self) -> int:
         return self._model.meta.version if self._model else 0
 
@@ -103,10 +111,16 @@ class Shard:
         if model is None:
             return 0
         look = self._snapshots.look()
-        if look.version is None:
-            self._republish(model)
+        if look.version is None or look.version < model.meta.version:
+            self._republish(model, look.version)
             return 0
         self._check_version(model, look.version)
+        if look.token != self._token:
+            # taken over by another one, or a failover brought back what was before this one
+            self._snapshots.takeover(self._token)
+        if look.safe < look.version:
+            # it was cut off between a publication and the replicas' answer
+            self._snapshots.confirm(self._token, look.version)
         if model.batch.entries:
             self._publish(model, committed=look.version != model.meta.version)
         self._pins.serve(look, Snapshot(model.meta, model.stored_record()))
@@ -114,6 +128,7 @@ class Shard:
         dealt = self._collect(model)
         if model.batch.entries:
             self._publish(model)
+        self._watch_replicas()
         self._tell_ledger(model)
         return dealt
 
@@ -122,6 +137,18 @@ class Shard:
         # it may have been published again after the controller had removed it
         if self._is_over():
             self._snapshots.forget()
+
+    def _watch_replicas(self) -> None:
+        """Says when updates are no longer, or again, on more than one server."""
+        replication = self._tensors.replication
+        if replication is None or replication.holds is not self._unreplicated:
+            return
+        self._unreplicated = not replication.holds
+        if self._unreplicated:
+            text = "no replica of the tensors server answers; updates go on without"
+            self._reports.say("unreplicated", text)
+        else:
+            self._reports.say("replicated", "the tensors server has its replica again")
 
     def _tend_places(self) -> None:
         if time.monotonic() - self._tended_at < TEND_SECONDS:
@@ -157,7 +184,7 @@ class Shard:
         if self._model is None:
             self._ask_for_initial()
             return None
-        self._snapshots.forget_orphans([self._model.meta, *self._pins.load()])
+        self._snapshots.forget_orphans(self._token, [self._model.meta, *self._pins.load()])
         self._reports.begin(self._model)
         self._reports.reconcile(self._model)
         self._reconciled = True
@@ -196,19 +223,28 @@ class Shard:
         log.warning("%s", error)
         self._reports.say("checkpoint-damaged", f"{error.message}; the one before is used")
 
-    def _republish(self, model: Blender) -> None:
-        """The tensors server came back empty, but the model is still in this memory."""
+    def _republish(self, model: Blender, stored: int | None) -> None:
+        """The tensors server came back empty, or older after a failover, but the model is still
+        in this memory."""
         if self._is_over():
             return
         self._check_newest()
-        meta = model.next_meta(self._token)
-        self._snapshots.install(self._token, meta, model.stored_record(), model.weights)
+        meta, record = model.next_meta(self._token), model.stored_record()
+        if stored is None:
+            self._snapshots.install(self._token, meta, record, model.weights, stored=False)
+            self._pins.forget()
+        else:
+            first_open = record.finished * self._recipe.plan.subtasks_per_epoch
+            if self._snapshots.replace(
+                self._token, meta, record, model.weights, first_open=first_open
+            ):
+                self._snapshots.forget_orphans(self._token, [meta, *self._pins.load()])
         self._reports.published(model.newly_done())
-        self._pins.forget()
         model.published(meta)
+        came_back = "empty" if stored is None else f"with version {stored}"
         self._reports.say(
             "republished",
-            f"the tensors server came back empty; version {meta.version} was published again",
+            f"the tensors server came back {came_back}; version {meta.version} was published again",
             version=meta.version,
         )
 
@@ -238,6 +274,7 @@ class Shard:
         size = self._recipe.payload_size
         try:
             header = Header.parse(entry.header)
+            self._check_author(header)
             keys = self._reader.payload_keys(header, size)
             model.check(header)
             for chunk in self._reader.receive(header, model.payload):
@@ -251,6 +288,12 @@ class Shard:
             self._reports.rejected(header, error)
         else:
             self._reports.applied(header.worker)
+
+    def _check_author(self, header: Header) -> None:
+        """Raises :class:`InvalidUpdate`. Without a secret a name is what it says it is."""
+        if self._secret is not None:
+            key = worker_key(self._secret, self.job, header.worker)
+            header.check_signature(key, self._keys)
 
     # -- publish -------------------------------------------------------------------------------
 
@@ -274,6 +317,7 @@ class Shard:
             self._snapshots.write(meta, model.weights)
             spare = self._pins.spare(model.meta)
         change = Change(
+            base=model.meta.version,
             fields=model.changed_fields(meta),
             forget=tuple(batch.folded),
             entries=tuple(batch.entries),

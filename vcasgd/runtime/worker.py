@@ -23,6 +23,7 @@ from vcasgd.errors import (
     SnapshotMissing,
     SpecError,
     StorageUnavailable,
+    StoreDenied,
     StoreUnavailable,
     UserCodeError,
     VcasgdError,
@@ -30,7 +31,7 @@ from vcasgd.errors import (
 from vcasgd.runtime.chores import Chores
 from vcasgd.runtime.desk import Desk, Interrupted
 from vcasgd.runtime.heart import Heart, LineCapture, NoticeLike, NoticeSource, NoticeWatch
-from vcasgd.runtime.processes import configure_logging, exit_status
+from vcasgd.runtime.processes import configure_logging, exit_status, keep_freed_memory
 from vcasgd.runtime.trainer import Trainer
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import patiently
@@ -69,6 +70,8 @@ class Worker:
         self._why = ""
         self._state = State.STARTING.value
         self._notice: NoticeLike | None = None
+        #: since when a server refuses this worker, and nothing else
+        self._denied_at: float | None = None
         self._capture = LineCapture(self._desk.jobs, job, name)
         self._heart = Heart(
             self._desk.leases,
@@ -86,6 +89,7 @@ class Worker:
 
     def run(self) -> str:
         """Until the job is over or the worker has to go; returns why it went."""
+        keep_freed_memory()
         with self._capture.installed():
             self._heart.start()
             if self._watch:
@@ -111,7 +115,7 @@ class Worker:
         try:
             if not State(self._state).over and self._state != "gone":
                 self._hand_over()
-        except (StoreUnavailable, ValueError):
+        except (StoreUnavailable, StoreDenied, ValueError):
             log.warning("could not hand over; the leases will expire")
         self._desk.links.close()
         self._desk.doing = f"left: {self._why}"
@@ -133,11 +137,12 @@ class Worker:
     def _round(self) -> None:
         try:
             self._work_once()
+            self._denied_at = None
         except Interrupted:
             pass
         except (UserCodeError, SpecError, PackageError) as error:
             self._report_failure(error)
-        except (StoreUnavailable, SnapshotMissing, StorageUnavailable) as error:
+        except (StoreUnavailable, StoreDenied, SnapshotMissing, StorageUnavailable) as error:
             self._bear(error)
         except Fenced as error:
             log.info("%s", error)
@@ -166,17 +171,23 @@ class Worker:
         except SnapshotMissing:
             # the parameter server brings it back, unless it was lost for good: then somebody
             # has to make the first one again, before any other work can go on
-            return self._acquire(Kind.INITIALISE)
+            return self._take_up_again(Kind.INITIALISE) or self._acquire(Kind.INITIALISE)
         if self._desk.links.missing and (lease := self._initialisation()):
             return lease
-        again = self._desk.again
-        while again:
-            _, lease = again.popitem()
-            if self._desk.held.has(lease):
-                return lease
+        if lease := self._take_up_again():
+            return lease
         if len(self._desk.links.subtasks()) >= MOST_AWAITED:
             return self._idle("waiting for the parameter server")
         return self._acquire()
+
+    def _take_up_again(self, only: Kind | None = None) -> Lease | None:
+        again = self._desk.again
+        for piece, lease in list(again.items()):
+            if not self._desk.held.has(lease):
+                del again[piece]
+            elif only in (None, lease.kind):
+                return again.pop(piece)
+        return None
 
     def _acquire(self, only: Kind | None = None) -> Lease | None:
         answer = self._desk.leases.acquire(only)
@@ -207,9 +218,21 @@ class Worker:
         log.debug("%s", error)
         silent = time.monotonic() - self._heart.last_answer
         if silent > self._settings.patience_seconds:
-            self.leave(f"the ledger did not answer for {silent:.0f} s")
+            self.leave(f"the ledger did not answer for {silent:.0f} s: {error}")
+        self._bear_denial(error)
         self._desk.postpone_current()
         self._desk.pause()
+
+    def _bear_denial(self, error: VcasgdError) -> None:
+        """A server that was restarted knows this worker again within moments, or something is
+        wrong for good."""
+        if not isinstance(error, StoreDenied):
+            self._denied_at = None
+        elif self._denied_at is None:
+            self._denied_at = time.monotonic()
+        elif time.monotonic() - self._denied_at > self._settings.patience_seconds:
+            log.error("%s", error)
+            self.leave(str(error))
 
     def _report_failure(self, error: VcasgdError) -> None:
         """Tells the controller, which decides what an error of the user's code means."""
@@ -231,7 +254,7 @@ class Worker:
             )
             if desk.current is not None:
                 desk.leases.release(desk.current)
-        except StoreUnavailable as unheard:
+        except (StoreUnavailable, StoreDenied) as unheard:
             log.warning("the ledger did not hear of it: %s", unheard)
         desk.drop_current()
         first, most = FAILURE_SECONDS

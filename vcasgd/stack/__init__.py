@@ -18,6 +18,7 @@ while, so that they survive a quick restart.
 
 ``home``     the files of a stack
 ``state``    ``stack.json``, what others see of it
+``names``    of parts, several of a kind where there are several store nodes
 ``layout``   ports, URLs and secrets
 ``parts``    what the parts are
 ``child``    the process of a part

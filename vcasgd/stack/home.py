@@ -5,9 +5,9 @@ All are under one folder::
     stack.lock      held by the supervisor and its guardian as long as they live
     stack.json      see :mod:`vcasgd.stack.state`
     token           the API's bearer token, generated once
-    secrets.json    passwords of the Redis servers and of Ray, generated once
+    secrets.json    passwords of the Redis servers, of Ray and for workers, generated once
     ledger/         the ledger's append-only file
-    tensors/        configuration of the tensors server
+    tensors/        configuration of the tensors server; tensors-0/, … on several store nodes
     storage/        packages, checkpoints, models
     instances/      machines of the local provider
     logs/           one file for each part, and ``stack.log``

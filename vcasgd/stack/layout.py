@@ -13,9 +13,12 @@ from pathlib import Path
 from vcasgd.errors import PortInUse, StackError
 from vcasgd.runtime.cluster import TEMP_DIR_BYTES
 from vcasgd.settings import Settings
+from vcasgd.stack.comeback import last_primary
 from vcasgd.stack.home import StackHome
+from vcasgd.stack.names import kind_of, part_names, replica_of, service_of
 from vcasgd.stack.state import StackState
 from vcasgd.store.embedded import ServerFiles
+from vcasgd.store.embedded_replicas import SENTINELS, Service
 
 HOST = "127.0.0.1"
 API_PORT = 8700
@@ -32,45 +35,78 @@ class Layout:
 
     home: StackHome
     settings: Settings
+    #: how many store nodes there are
+    nodes: int
+    #: how many each of our own servers has
+    replicas: int
     ports: Mapping[str, int]
     #: Ray's sockets and all temporary files; a short path, because that of a socket must be
     scratch: Path
-    #: our own servers; one that the user brings is not among them
+    #: our own servers by the names of their parts; those that the user brings are not among them
     servers: Mapping[str, ServerFiles]
+    #: who watches over them, where they have replicas
+    sentinels: Mapping[str, ServerFiles]
+    #: by name, where they have replicas: what the Sentinels watch
+    services: Mapping[str, Service]
+    #: of the ledger and of each tensors server, whoever brings them
     urls: Mapping[str, str] = field(repr=False)
     token: str = field(repr=False)
     #: without it, whoever reaches Ray's ports could run code here
     ray_token: str = field(repr=False)
+    #: from which the workers' passwords are derived; None where they have none of their own
+    job_secret: str | None = field(repr=False)
 
     @classmethod
     def plan(cls, home: StackHome, settings: Settings, before: StackState) -> Layout:
         """From the settings and from what was used before.
 
-        Raises :class:`PortInUse` when the API's port is taken.
+        Raises :class:`PortInUse` when the API's port is taken, and :class:`StackError` where the
+        settings disagree about the store nodes.
         """
-        ports = _ports(settings, before.ports)
-        given = {name: getattr(settings, f"{name}_url") for name in ("ledger", "tensors")}
+        nodes = _nodes(settings, before)
+        tensors = part_names("tensors", nodes)
+        given = _given(settings, tensors)
+        own = [name for name in ("ledger", *tensors) if name not in given]
+        replicas = _replicas(settings, before) if own else 0
+        members = [*own, *(replica_of(name) for name in own[: len(own) * replicas])]
+        watchers = [f"sentinel-{index}" for index in range(SENTINELS * replicas)]
+        ports = _ports(settings, before.ports, ["ledger", *tensors, *members, *watchers])
         servers = {
-            name: ServerFiles(home.path / name, ports[name], home.ensure_password(name))
-            for name, url in given.items()
-            if url is None
+            name: ServerFiles(home.path / name, ports[name], home.ensure_password(service_of(name)))
+            for name in members
         }
-        urls = {name: url.get_secret_value() for name, url in given.items() if url is not None}
+        sentinels = {
+            name: ServerFiles(home.path / name, ports[name], home.ensure_password("sentinel"))
+            for name in watchers
+        }
+        services = _services(home, own, servers, sentinels)
         token = settings.token.get_secret_value() if settings.token else home.ensure_token()
         return cls(
             home=home,
             settings=settings,
+            nodes=nodes,
+            replicas=replicas,
             ports=ports,
             scratch=_scratch(home, before),
             servers=servers,
-            urls=urls | {name: files.url for name, files in servers.items()},
+            sentinels=sentinels,
+            services=services,
+            urls=given
+            | {name: servers[name].url for name in own}
+            | {name: each.url(list(sentinels.values())) for name, each in services.items()},
             token=token,
             ray_token=home.ensure_password("ray"),
+            job_secret=_job_secret(home, settings),
         )
 
     @property
     def api_url(self) -> str:
         return f"http://{HOST}:{self.ports['api']}"
+
+    @property
+    def tensors_url(self) -> str:
+        """As in ``VCASGD_TENSORS_URL``: of all store nodes, in order."""
+        return " ".join(self.urls[name] for name in part_names("tensors", self.nodes))
 
     @property
     def ray_address(self) -> str:
@@ -86,11 +122,88 @@ class Layout:
         return self.scratch / "tmp"
 
 
+def _job_secret(home: StackHome, settings: Settings) -> str | None:
+    if not settings.job_users:
+        return None
+    given = settings.job_secret
+    return given.get_secret_value() if given else home.ensure_password("jobs")
 
-def _ports(settings: Settings, before: Mapping[str, int]) -> dict[str, int]:
+
+def service_urls(home: StackHome, state: StackState) -> dict[str, str]:
+    """Of a stack that runs: the URLs of its own servers that have a replica, by name."""
+    watchers = [
+        ServerFiles(home.path / name, state.ports[name], home.ensure_password("sentinel"))
+        for name in sorted(state.parts)
+        if kind_of(name) == "sentinel"
+    ]
+    names = {service_of(name) for name in state.parts if name != service_of(name)}
+    return {
+        name: Service(name, state.ports[name], home.ensure_password(name)).url(watchers)
+        for name in sorted(names)
+    }
+
+
+def _nodes(settings: Settings, before: StackState) -> int:
+    """As asked for, else as many as the last time."""
+    if settings.tensors_url is None:
+        return settings.store_nodes or before.store_nodes
+    named = len(settings.tensors_urls())
+    if settings.store_nodes not in (None, named):
+        raise StackError(
+            f"{settings.store_nodes} store nodes were asked for, and VCASGD_TENSORS_URL names "
+            f"{named}",
+            remedy="leave out one of the two",
+        )
+    return named
+
+
+def _replicas(settings: Settings, before: StackState) -> int:
+    """As asked for, else as the last time."""
+    return before.replicas if settings.replicas is None else settings.replicas
+
+
+def _services(
+    home: StackHome,
+    own: list[str],
+    servers: Mapping[str, ServerFiles],
+    sentinels: Mapping[str, ServerFiles],
+) -> dict[str, Service]:
+    """Each with the primary that it had last; none without replicas.
+
+    Raises :class:`StackError` where a replica has the newest data, and is to be left out.
+    """
+    found = {}
+    # also those of an earlier life that are not wanted any more
+    watchers = [ServerFiles(home.path / f"sentinel-{each}", 0, "") for each in range(SENTINELS)]
+    for name in own:
+        files = servers[name]
+        port = last_primary(watchers, name)
+        if sentinels:
+            members = {servers[each].port for each in (name, replica_of(name))}
+            port = port if port in members else files.port
+            found[name] = Service(name, port or files.port, files.password)
+        elif port not in (None, files.port) and name == "ledger":
+            raise StackError(
+                "the ledger's newest data are with its replica",
+                remedy="start the stack with --replicas 1",
+            )
+    return found
+
+
+def _given(settings: Settings, tensors: list[str]) -> dict[str, str]:
+    """The URLs of servers that the user brings."""
+    given = {}
+    if settings.ledger_url is not None:
+        given["ledger"] = settings.secret("ledger_url")
+    if settings.tensors_url is not None:
+        given |= dict(zip(tensors, settings.tensors_urls(), strict=True))
+    return given
+
+
+def _ports(settings: Settings, before: Mapping[str, int], servers: list[str]) -> dict[str, int]:
     taken: set[int] = set()
     ports = {"api": _api_port(settings.api_port, before.get("api"))}
-    for name in ("ledger", "tensors", "head"):
+    for name in (*dict.fromkeys(servers), "head"):
         taken.update(ports.values())
         known = before.get(name)
         ports[name] = known if known and _is_free(known, "") else _free_port(taken)

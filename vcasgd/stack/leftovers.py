@@ -25,7 +25,7 @@ POOL = "local"
 
 def sweep(home: StackHome, state: StackState) -> None:
     """Kills what is left of the parts. Raises :class:`StackError` if that is not possible."""
-    for name in PARTS:
+    for name in dict.fromkeys((*PARTS, *state.parts)):
         part = state.parts.get(name, PartState())
         if not kill_all(mark(home, name), part.process):
             raise StackError(f"processes of {name} of an earlier life can't be killed")

@@ -15,6 +15,7 @@ from vcasgd.fleet.providers.local_processes import Process
 from vcasgd.stack.child import Child
 from vcasgd.stack.layout import Layout
 from vcasgd.stack.leftovers import destroy_instances, forget_instances, remove_scratch
+from vcasgd.stack.names import kind_of
 from vcasgd.stack.parts import PARTS, make_parts
 from vcasgd.stack.probes import redis_server
 from vcasgd.stack.state import PartState, Phase, StackState
@@ -28,8 +29,11 @@ TICK_SECONDS = 0.05
 START_SECONDS = 150.0
 #: the stack has failed if a part dies so often before all are ready
 START_DEATHS = 3
-#: the order of the end; machines go after those that would replace them
-STOP_ORDER = ("controller", "api", "instances", "head", "server", "tensors", "ledger")
+#: the order of the end; machines go after those that would replace them, and nobody is to be
+#: promoted at the end
+STOP_ORDER = (
+    "controller", "api", "instances", "head", "server", "sentinel", "tensors", "ledger",
+)  # fmt: skip
 
 
 class Supervisor:
@@ -48,6 +52,8 @@ class Supervisor:
             api_url=layout.api_url,
             ports=dict(layout.ports),
             scratch=str(layout.scratch),
+            store_nodes=layout.nodes,
+            replicas=layout.replicas,
         )
 
     def run(self) -> int:
@@ -74,11 +80,13 @@ class Supervisor:
 
     def _check_external(self) -> None:
         """Servers that the user brings must be there, and such that we can use them."""
-        for name in {"ledger", "tensors"} - self._layout.servers.keys():
+        for name in self._layout.urls.keys() - self._layout.servers.keys():
             if not redis_server(name, self._layout.urls[name])(time.time()):
+                setting = f"VCASGD_{kind_of(name).upper()}_URL"
                 raise StackError(
                     f"the {name} server does not answer",
-                    remedy=f"check VCASGD_{name.upper()}_URL and that the server is up",
+                    remedy=f"check that it is up, and {setting}: a port that speaks TLS wants "
+                    "rediss://",
                 )
 
     def _bring_up(self) -> None:
@@ -141,11 +149,12 @@ class Supervisor:
         started = last is not Phase.FAILED
         if started:
             self._change(phase=Phase.STOPPING)
-        for name in STOP_ORDER:
-            if name == "instances":
+        for kind in STOP_ORDER:
+            if kind == "instances":
                 self._end_instances(known=started)
-            elif name in self._children:
-                self._stop(name)
+            for name in self._children:
+                if kind_of(name) == kind:
+                    self._stop(name)
         remove_scratch(self._state)
         self._change(phase=last, supervisor=PartState())
         log.info("stopped")

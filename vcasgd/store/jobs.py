@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
-from vcasgd.errors import Conflict, NotFound
+from pydantic import Field, TypeAdapter
+
+from vcasgd.errors import Conflict, JobUnreadable, NotFound
 from vcasgd.spec import JobSpec
 from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.progress import Progress
+from vcasgd.store.untrusted import as_count, as_name, as_object
+
+log = logging.getLogger(__name__)
 
 #: how long a repeated submission with the same Idempotency-Key is recognised
 IDEMPOTENCY_SECONDS = 7 * 24 * 3600
@@ -26,6 +32,10 @@ EVENTS_KEPT = 20_000
 METRICS_KEPT = 20_000
 LOG_LINES_KEPT = 10_000
 FAILURES_KEPT = 200
+#: of a job; a script on the ledger goes through them
+MOST_SHARDS = 1024
+#: of the lease table, as workers write them
+COUNTERS = ("next", "tokens", "expired")
 #: letters without those that are easily taken for one another
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 
@@ -56,11 +66,12 @@ class Facts:
     layout: str
     order_digest: str
     #: into how many the vector is cut, shard k on store node k; the same for the job's life
-    shards: int = 1
+    shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] = 1
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Facts:
-        return cls(**json.loads(text))
+        """Raises :class:`ValueError`."""
+        return _FACTS.validate_json(text)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -131,6 +142,10 @@ class Failure:
     fatal: bool
 
 
+_FACTS, _FAILURE = TypeAdapter(Facts), TypeAdapter(Failure)
+_EVALUATION = TypeAdapter(Evaluation)
+
+
 class Jobs:
     """All jobs of the fleet."""
 
@@ -158,7 +173,7 @@ class Jobs:
         digest = hashlib.sha256(f"{body}|{package}".encode()).hexdigest()
         keys = LedgerKeys(job)
         work = {
-            "next": 0, "finished": 0, "total": spec.total_subtasks,
+            "finished": 0, "total": spec.total_subtasks,
             "per_epoch": spec.subtasks_per_epoch, "lead": spec.max_epoch_lead,
         }  # fmt: skip
         record = {
@@ -181,24 +196,35 @@ class Jobs:
         return self.get(created.decode()), created.decode() == job
 
     def get(self, job: str) -> Job:
-        """Raises :class:`NotFound`."""
+        """Raises :class:`NotFound`, :class:`~vcasgd.errors.JobUnreadable`."""
         keys = LedgerKeys(job)
         with self._ledger.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.record)
+            pipe.hget(keys.facts, "facts")
             pipe.hget(keys.work, "finished")
             pipe.hgetall(keys.shards)
             pipe.hgetall(keys.evaluations)
             pipe.hvals(keys.vanished)
-            record, finished, told, evaluations, vanished = pipe.execute()
+            record, facts, finished, told, evaluations, vanished = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
         lost = [each.decode() for each in vanished]
-        return _job(job, record, int(finished or 0), told, evaluations, lost)
+        try:
+            return _job(job, record, facts, int(finished or 0), told, evaluations, lost)
+        except (ValueError, TypeError, KeyError) as error:
+            raise JobUnreadable(f"what is stored of job {job} makes no sense: {error}") from error
 
     def all(self, states: Collection[State] = tuple(State), limit: int | None = None) -> list[Job]:
         """Those in one of the states, newest first."""
-        found = (self.get(job.decode()) for job in self._ledger.zrevrange(names.JOBS, 0, -1))
+        found = self._readable(job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, -1))
         return list(islice((job for job in found if job.state in states), limit))
+
+    def _readable(self, jobs: Iterable[str]) -> Iterator[Job]:
+        for job in jobs:
+            try:
+                yield self.get(job)
+            except JobUnreadable as error:
+                log.warning("%s", error)
 
     def active(self) -> list[str]:
         """Jobs that are not over, in order of submission."""
@@ -306,7 +332,8 @@ class Jobs:
     def workers(self, job: str) -> dict[str, dict[str, Any]]:
         """The last heartbeat of each worker of a job."""
         found = self._ledger.hgetall(LedgerKeys(job).workers)
-        return {worker.decode(): json.loads(beat) for worker, beat in found.items()}
+        read = ((as_name(worker), as_object(beat)) for worker, beat in found.items())
+        return {name: beat for name, beat in read if name is not None and beat is not None}
 
     def forget_worker(self, job: str, worker: str) -> None:
         keys = LedgerKeys(job)
@@ -338,7 +365,7 @@ class Jobs:
     def failures(self, job: str) -> list[Failure]:
         """Errors of the user's code, oldest first."""
         found = self._ledger.lrange(LedgerKeys(job).failures, 0, -1)
-        return [Failure(**json.loads(each)) for each in found]
+        return [failure for each in found if (failure := _failure(each)) is not None]
 
     def vanished(self, job: str, instance: str, how: str) -> bool:
         """A machine of the job is gone: ``evicted`` (with a notice) or ``killed``.
@@ -358,8 +385,14 @@ class Jobs:
 
     def work(self, job: str) -> dict[str, int]:
         """Counters of the lease table: next, finished, total, expired, …"""
-        return {name.decode(): int(value)
-                for name, value in self._ledger.hgetall(LedgerKeys(job).work).items()}  # fmt: skip
+        keys = LedgerKeys(job)
+        with self._ledger.pipeline() as pipe:
+            pipe.hgetall(keys.work)
+            pipe.hmget(keys.counters, *COUNTERS)
+            work, counters = pipe.execute()
+        known = {name.decode(): int(value) for name, value in work.items()}
+        found = zip(COUNTERS, counters, strict=True)
+        return known | {"next": 0} | {name: as_count(at) for name, at in found if at is not None}
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -383,6 +416,13 @@ def _event(kind: str, text: str, details: Mapping[str, Any]) -> str:
     return json.dumps({"at": time.time(), "kind": kind, "text": text, "details": details})
 
 
+def _failure(text: bytes) -> Failure | None:
+    try:
+        return _FAILURE.validate_json(text)
+    except ValueError:
+        return None
+
+
 def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, "" if value is None else value) for name, value in fields.items()]
 
@@ -394,6 +434,7 @@ def _flat(fields: Mapping[str, Any]) -> list[Any]:
 def _job(
     job: str,
     record: dict[bytes, bytes],
+    facts_text: bytes | None,
     finished: int,
     told: dict[bytes, bytes],
     evaluations: dict[bytes, bytes],
@@ -404,7 +445,7 @@ def _job(
         (_evaluation(int(epoch), json.loads(each)) for epoch, each in evaluations.items()),
         key=lambda each: each.epoch,
     )
-    facts = Facts.from_json(text["facts"]) if "facts" in text else None
+    facts = Facts.from_json(facts_text) if facts_text is not None else None
     progress = Progress.of(told, facts.shards if facts else 1)
     return Job(
         id=job,
@@ -430,7 +471,7 @@ def _job(
 
 def _evaluation(epoch: int, fields: dict[str, Any]) -> Evaluation:
     versions = tuple(fields.pop("versions", ())) or (fields["version"],)
-    return Evaluation(epoch=epoch, versions=versions, **fields)
+    return _EVALUATION.validate_python({**fields, "epoch": epoch, "versions": versions})
 
 
 def _number(text: str | None) -> float | None:

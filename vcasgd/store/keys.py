@@ -43,13 +43,23 @@ class LedgerKeys:
 
     @property
     def record(self) -> str:
-        """hash: spec, state, facts"""
+        """hash: spec, state"""
         return self._key("record")
 
     @property
+    def facts(self) -> str:
+        """hash: ``facts``, what only the user's code knows; workers write it, and not the record"""
+        return self._key("facts")
+
+    @property
     def work(self) -> str:
-        """hash: next, finished, total, per_epoch, lead, tokens, expired"""
+        """hash: finished, total, per_epoch, lead; workers only read it"""
         return self._key("work")
+
+    @property
+    def counters(self) -> str:
+        """hash: next, tokens, expired; what leasing writes, and so workers"""
+        return self._key("counters")
 
     @property
     def shards(self) -> str:
@@ -210,8 +220,8 @@ class TensorKeys:
         """set: names under which the present snapshot is to be pinned"""
         return self._key("wanted")
 
-    def snapshot_chunk(self, version: int, token: int, index: int) -> str:
-        return self._key(f"s:{version}.{token}:{index}")
+    def snapshot_chunk(self, version: int, token: int, name: str) -> str:
+        return self._key(f"s:{version}.{token}:{name}")
 
     def payload_chunk(self, update: str, index: int) -> str:
         return self._key(f"u:{update}:{index}")

@@ -75,7 +75,7 @@ class Leases:
         keys = self._keys
         answer = self._acquire(
             keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine,
-                  keys.done],
+                  keys.done, keys.counters],
             args=[self._worker, self._lease_ms, only or ""],
         )  # fmt: skip
         if answer[0] == b"wait":
@@ -109,7 +109,7 @@ class Leases:
 
     def report_facts(self, lease: Lease, facts: Mapping[str, Any]) -> bool:
         """Hands in what the first snapshot was made from. False where the lease was lost."""
-        return self._hand_in(lease, self._keys.record, "facts", facts)
+        return self._hand_in(lease, self._keys.facts, "facts", facts)
 
     def _hand_in(self, lease: Lease, key: str, field: str, result: Mapping[str, Any]) -> bool:
         keys = self._keys
@@ -131,7 +131,7 @@ class Accounts:
         self._ledger = ledger
         self._shard, self._shards = shard, shards
         keys = LedgerKeys(job)
-        self._told = keys.shards
+        self._told, self._counters = keys.shards, keys.counters
         self._keys = [keys.work, keys.leases, keys.holders, keys.open, keys.done,
                       keys.evaluations, keys.shards, keys.applied]  # fmt: skip
         self._account = ledger.script("account")
@@ -163,4 +163,4 @@ class Accounts:
     ) -> int:
         """The whole applied record; returns how many subtasks were opened again."""
         head = [self._shard, self._shards, token, version, finished, totals, int(initialise)]
-        return int(self._reconcile(keys=self._keys, args=[*head, *done]))
+        return int(self._reconcile(keys=[*self._keys, self._counters], args=[*head, *done]))

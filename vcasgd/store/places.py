@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.snapshots import CHUNK_BYTES, MOST_PINS, chunk_count
+from vcasgd.store.planes import CHUNK_BYTES, chunk_count
+from vcasgd.store.snapshots import MOST_PINS
 from vcasgd.store.wire import DEPTH
 
 #: a silent worker's place is taken back after so long

@@ -7,6 +7,8 @@ trusted: a header is parsed strictly, and the names of chunks are derived, never
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,7 @@ from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.places import RENEW_SECONDS, Places
-from vcasgd.store.snapshots import chunk_count, chunks_of
+from vcasgd.store.planes import chunk_count, chunks_of
 from vcasgd.store.wire import Missing, Wire, WrongLength
 
 #: payload chunks whose update never came into the stream vanish by themselves
@@ -29,6 +31,8 @@ PAYLOAD_SECONDS = 3600
 LONGEST_HEADER = 1 << 20
 #: of a field's name in a message
 LONGEST_NAME = 64
+#: the reason for which a header is refused that somebody else wrote
+UNSIGNED = "signature"
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -39,13 +43,14 @@ class Header(BaseModel):
     ``start`` and ``stop`` are samples of the subtask, ``base`` is the version of this shard that
     it was trained from, ``size`` and ``checksum`` (:func:`checksum`) are of the encoded part of
     the vector that belongs to the shard, ``integers`` is base64 of int64, or nothing where they
-    are as in the base; they travel with shard 0 only.
+    are as in the base; they travel with shard 0 only. ``signature`` is the HMAC-SHA256 of the
+    rest under its worker's key, or nothing where workers have none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal[1] = 1
-    update: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")
+    update: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,150}$")
     worker: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")
     shard: _Count = 0
     subtask: _Count
@@ -60,6 +65,26 @@ class Header(BaseModel):
     integers: str = Field(default="", max_length=LONGEST_HEADER // 2)
     # far beyond any real loss, and so that sums of these stay finite
     loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
+    signature: str = Field(default="", max_length=64)
+
+    def signed(self, key: str, keys: TensorKeys) -> Header:
+        """The same header under its worker's key, for the one shard that ``keys`` are of."""
+        return self.model_copy(update={"signature": self._signature(key, keys)})
+
+    def check_signature(self, key: str, keys: TensorKeys) -> None:
+        """That it was written by whom it names, for this shard. Raises :class:`InvalidUpdate`
+        (:data:`UNSIGNED`)."""
+        expected = self._signature(key, keys).encode()
+        # payloads whose names begin with the worker's can't be written by any other
+        if not (
+            hmac.compare_digest(self.signature.encode(), expected)
+            and self.update.startswith(f"{self.worker}.")
+        ):
+            raise InvalidUpdate(f"not signed by {self.worker}, whom it names", reason=UNSIGNED)
+
+    def _signature(self, key: str, keys: TensorKeys) -> str:
+        text = keys.prefix + self.model_dump_json(exclude={"signature"})
+        return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
     @classmethod
     def parse(cls, text: bytes) -> Header:
@@ -98,9 +123,11 @@ class Pushed:
 @dataclass(frozen=True)
 class Status:
     """``version`` of the present snapshot with the token of its writer; each fate is
-    ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``."""
+    ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``. Up to the version ``safe``
+    everything is on the replicas, if there are any."""
 
     version: tuple[int, int]
+    safe: int
     fates: list[str]
 
 
@@ -111,11 +138,12 @@ def checksum(payload: memoryview | bytes | bytearray) -> int:
 
 
 class UpdateSender:
-    """The worker's side of one shard."""
+    """The worker's side of one shard. ``key``: signs the headers, where workers have one."""
 
-    def __init__(self, tensors: Client, keys: TensorKeys) -> None:
+    def __init__(self, tensors: Client, keys: TensorKeys, key: str | None = None) -> None:
         self._tensors = tensors
         self._keys = keys
+        self._key = key
         self._wire = Wire(tensors)
         self._places = Places(tensors, keys)
         self._begin = tensors.script("begin")
@@ -143,6 +171,8 @@ class UpdateSender:
         Raises :class:`~vcasgd.errors.Fenced`, :class:`~vcasgd.errors.SnapshotMissing`,
         :class:`~vcasgd.errors.StoreUnavailable`, :class:`~vcasgd.errors.StoreFull`.
         """
+        if self._key is not None:
+            header = header.signed(self._key, self._keys)
         chunks = chunks_of(payload)
         names = [self._keys.payload_chunk(header.update, index) for index in range(len(chunks))]
         self._take_place(header.update)
@@ -180,11 +210,11 @@ class UpdateSender:
         name. Raises :class:`~vcasgd.errors.SnapshotMissing`.
         """
         keys = self._keys
-        version, token, *fates = self._status(
+        version, token, safe, *fates = self._status(
             keys=[keys.meta, keys.applied, keys.pushed, keys.rejected],
             args=[part for each in pushed for part in each],
         )
-        return Status((int(version), int(token)), [fate.decode() for fate in fates])
+        return Status((int(version), int(token)), int(safe), [fate.decode() for fate in fates])
 
     def await_news(self, seconds: float) -> None:
         """Returns when something was committed since the last call did, or after ``seconds``."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, status
+from pydantic import ValidationError
 
 import vcasgd
 from vcasgd.api.problems import documented
@@ -107,10 +108,15 @@ def _evict(here: Services, instance: str, how: Eviction) -> EvictionRequested:
 
 
 def _workers(here: Services, job: str) -> Iterator[WorkerRow]:
-    quarantined = here.jobs.quarantined(job)
-    for name, beat in sorted(here.jobs.workers(job).items()):
-        row = {**beat, "name": name, "job": job, "quarantined": quarantined.get(name)}
-        yield WorkerRow.model_validate(row)
+    """Also those in quarantine whose machine is gone, so that one can see why it is."""
+    quarantined, beats = here.jobs.quarantined(job), here.jobs.workers(job)
+    for name in sorted(beats.keys() | quarantined.keys()):
+        known = {"name": name, "job": job, "quarantined": quarantined.get(name)}
+        try:
+            yield WorkerRow.model_validate({**beats.get(name, {}), **known})
+        except ValidationError:
+            # a heartbeat is what a worker wrote; others are to be seen all the same
+            yield WorkerRow.model_validate(known)
 
 
 def _named(rows: dict[str, dict[str, Any]], field: str) -> list[dict[str, Any]]:

@@ -23,10 +23,11 @@ import vcasgd
 class Counts(nn.Module):
     def __init__(self, samples: int, copies: int) -> None:
         super().__init__()
-        self.count = nn.Parameter(torch.zeros(copies, samples))
+        self.copies = copies
+        self.count = nn.Parameter(torch.zeros(copies * samples))
 
     def forward(self, indices: Tensor) -> Tensor:
-        return torch.index_select(self.count, 1, indices)
+        return torch.index_select(self.count.view(self.copies, -1), 1, indices)
 
 
 class Indices(Dataset[int]):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from vcasgd.errors import ClusterError
 
@@ -26,6 +27,13 @@ TEMP_DIR_BYTES = 37
 
 #: how the head learns the ledger's password; :func:`~.hook.start_hook` takes it from there
 PASSWORD_VARIABLE = "RAY_REDIS_PASSWORD"
+
+#: how Ray calls what redis-py has in a URL
+_TLS_FILES = {
+    "ssl_ca_certs": "RAY_REDIS_CA_CERT",
+    "ssl_certfile": "RAY_REDIS_CLIENT_CERT",
+    "ssl_keyfile": "RAY_REDIS_CLIENT_KEY",
+}
 
 _SECRETS = ("PASSWORD", "TOKEN", "URL")
 _LEAN = {
@@ -66,6 +74,7 @@ def head_command(
     port: int,
     ledger_address: str,
     ledger_password: str | None,
+    ledger_files: Mapping[str, str] = MappingProxyType({}),
     namespace: str,
     temp_dir: Path,
     heartbeat: float,
@@ -74,8 +83,10 @@ def head_command(
     """The head: Ray's control service, its state in the ledger, and no room for workers.
 
     Blocks until it is killed; exits by itself when one of its parts or the ledger dies, or
-    when the ledger can't be reached for a minute. The same command starts it again where
-    it was. ``namespace`` separates clusters that share a ledger. Up after four seconds.
+    when the ledger can't be reached for a minute. The same command starts it again where it
+    was. ``ledger_address`` is ``host:port``, behind ``rediss://`` where the ledger speaks TLS;
+    ``ledger_files`` are then the options of its URL that name files. ``namespace`` separates
+    clusters that share a ledger. Up after four seconds.
     Raises :class:`ClusterError` if ``temp_dir`` is too long.
     """
     flags = ["--head", "--port", str(port), "--node-ip-address", stable(host)]
@@ -86,6 +97,9 @@ def head_command(
         "RAY_external_storage_namespace": namespace,
         "RAY_START_HOOK": "vcasgd.runtime.cluster.hook.start_hook",
     }
+    for option, variable in _TLS_FILES.items():
+        if option in ledger_files:
+            env[variable] = ledger_files[option]
     if ledger_password is not None:
         env[PASSWORD_VARIABLE] = ledger_password
     return _start(flags, env, temp_dir, token)

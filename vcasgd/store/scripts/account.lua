@@ -4,6 +4,8 @@
 --       6 totals, as JSON  7… done subtasks
 -- Returns 1, or 0 where something newer is already known.
 -- For the job a subtask is done, and an epoch is finished, once it is so in every shard.
+-- no worker may run SREM, so none gets to the loops, which would be as long as it says
+redis.call('SREM', KEYS[5], '')
 local shard, version, finished = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
 local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'finished')
 local per_epoch = tonumber(work[1])
@@ -12,7 +14,7 @@ local function of(name) return shard .. ':' .. name end
 local known = redis.call('HMGET', KEYS[7], of('token'), of('version'), of('finished'))
 local token = tonumber(known[1] or 0)
 if token > tonumber(ARGV[3]) then
-  return redis.error_reply('FENCED a parameter server with token ' .. token .. ' has taken over')
+  return redis.error_reply('FENCED a parameter server with token ' .. known[1] .. ' has taken over')
 end
 if token == tonumber(ARGV[3]) and tonumber(known[2] or -1) > version then return 0 end
 redis.call('HSET', KEYS[7], of('token'), ARGV[3], of('version'), version,

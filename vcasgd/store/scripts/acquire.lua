@@ -1,5 +1,5 @@
 -- Leases one piece of work to a worker.
--- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 done
+-- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 done  8 counters
 -- ARGV  1 worker  2 lease in ms  3 kind of the piece, '' for any
 -- Returns {kind, number, token, deadline} or {'wait', reason}.
 -- Pieces of work are named kind:number. Given out first: what has lost its holder, chores
@@ -15,13 +15,13 @@ for _, piece in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT'
   local kind, number = string.match(piece, '^(%a+):(%d+)$')
   redis.call('ZREM', KEYS[3], piece)
   redis.call('HDEL', KEYS[4], piece)
-  redis.call('HINCRBY', KEYS[2], 'expired', 1)
+  redis.call('HINCRBY', KEYS[8], 'expired', 1)
   redis.call('ZADD', KEYS[5], kind == 'train' and number or -1, piece)
 end
 
 local function grant(piece)
   local kind, number = string.match(piece, '^(%a+):(%d+)$')
-  local token = redis.call('HINCRBY', KEYS[2], 'tokens', 1)
+  local token = redis.call('HINCRBY', KEYS[8], 'tokens', 1)
   local deadline = now + tonumber(ARGV[2])
   redis.call('ZADD', KEYS[3], deadline, piece)
   redis.call('HSET', KEYS[4], piece, ARGV[1] .. '|' .. token)
@@ -42,14 +42,15 @@ end
 if ARGV[3] ~= '' then return {'wait', 'no ' .. ARGV[3]} end
 if not may_train then return {'wait', state} end
 
-local work = redis.call('HMGET', KEYS[2], 'next', 'total', 'per_epoch', 'finished', 'lead')
-local next, total = tonumber(work[1]), tonumber(work[2])
+local work = redis.call('HMGET', KEYS[2], 'total', 'per_epoch', 'finished', 'lead')
+local total, per_epoch, finished = tonumber(work[1]), tonumber(work[2]), tonumber(work[3])
+local next = tonumber(redis.call('HGET', KEYS[8], 'next') or 0)
 -- somebody may have trained without a lease: what is applied is done all the same
-next = math.max(next, tonumber(work[4]) * tonumber(work[3]))
+next = math.max(next, finished * per_epoch)
 while redis.call('SISMEMBER', KEYS[7], next) == 1 do next = next + 1 end
 if next >= total then return {'wait', 'nothing left to lease'} end
-if math.floor(next / tonumber(work[3])) > tonumber(work[4]) + tonumber(work[5]) then
+if math.floor(next / per_epoch) > finished + tonumber(work[4]) then
   return {'wait', 'epoch lead'}
 end
-redis.call('HSET', KEYS[2], 'next', next + 1)
+redis.call('HSET', KEYS[8], 'next', next + 1)
 return grant('train:' .. next)

@@ -1,17 +1,22 @@
 -- Makes the ledger agree with the applied record of a shard's snapshot: after a parameter
 -- server took over, or went back to an older snapshot.
 -- KEYS  1 work  2 leases  3 holders  4 open  5 done  6 evaluations  7 shards  8 applied
+--       9 counters
 -- ARGV  1 shard  2 how many shards there are  3 server token  4 version  5 finished epochs
 --       6 totals, as JSON  7 '1' where the first snapshot has to be made again
 --       8… done subtasks
 -- Returns how many subtasks were opened again.
 -- For the job a subtask is done, and an epoch is finished, once it is so in every shard.
+-- no worker may run SREM, so none gets to the loops, which would be as long as it says
+redis.call('SREM', KEYS[5], '')
 local shard, finished = ARGV[1], tonumber(ARGV[5])
-local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'next')
-local per_epoch, next = tonumber(work[1]), tonumber(work[2])
+local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'total')
+local per_epoch, total = tonumber(work[1]), tonumber(work[2])
 if not per_epoch then return 0 end
-local token = tonumber(redis.call('HGET', KEYS[7], shard .. ':token') or 0)
-if token > tonumber(ARGV[3]) then
+-- a worker wrote it, and nobody else could use the ledger during a loop to what it may say
+local next = math.min(tonumber(redis.call('HGET', KEYS[9], 'next')) or 0, total)
+local token = redis.call('HGET', KEYS[7], shard .. ':token') or '0'
+if tonumber(token) > tonumber(ARGV[3]) then
   return redis.error_reply('FENCED a parameter server with token ' .. token .. ' has taken over')
 end
 redis.call('HSET', KEYS[7], shard .. ':token', ARGV[3], shard .. ':version', ARGV[4],
@@ -33,7 +38,8 @@ for each = 0, tonumber(ARGV[2]) - 1 do
   everywhere = math.min(everywhere, finished_in[each])
   next = math.max(next, finished_in[each] * per_epoch)
 end
-redis.call('HSET', KEYS[1], 'finished', everywhere, 'next', next)
+redis.call('HSET', KEYS[1], 'finished', everywhere)
+redis.call('HSET', KEYS[9], 'next', next)
 local function is_done(subtask)
   for each, epochs in pairs(finished_in) do
     if subtask >= epochs * per_epoch

@@ -1,0 +1,251 @@
+"""A model over three store nodes: each recovers alone, and each shard gets each sample once.
+
+The task that counts holds a whole copy of its counters in every shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from harness import Plain
+from training import Training
+
+from vcasgd.errors import SnapshotMissing
+
+Eventually = Callable[..., Any]
+SHARDS = range(3)
+
+
+def events(training: Training, kind: str) -> list[int]:
+    """The shards of which something is said."""
+    return [each["details"]["shard"] for each in training.plain.events(training.job, kind)]
+
+
+def advance_without(training: Training, node: int) -> None:
+    """The other shards advance while a node that was just struck is away."""
+    others = [shard for shard in SHARDS if shard != node]
+    before = {shard: training.plain.applied(training.job, shard) for shard in others}
+    for shard in others:
+        training.reach(before[shard] + training.interval, shard=shard)
+
+
+def kill_in_the_middle_of_a_push(training: Training, node: int, eventually: Eventually) -> None:
+    """Kills a tensors server that has begun to take a push and is not done with it."""
+    process = training.plain.nodes[node].process
+    process.freeze()
+    advance_without(training, node)
+    workers = training.plain.workers
+    eventually(lambda: any(training.beat(name).get("unapplied", 0) >= 1 for name in workers))
+    process.kill()
+
+
+def test_a_model_on_three_nodes(sharded: Plain) -> None:
+    training = Training(sharded)
+    sharded.start_keeper()
+    training.start(workers=2)
+
+    job = training.succeed()
+
+    assert job.facts is not None
+    assert job.facts.shards == 3
+    assert len(job.evaluations) == training.plan.epochs
+    assert all(len(each.versions) == 3 for each in job.evaluations)
+    assert job.evaluations[-1].metrics["applied"] == training.plan.epochs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_tensors_server_killed_in_the_middle_of_a_push(
+    sharded: Plain, eventually: Eventually, node: int
+) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+
+    # When the others have gone on without it
+    kill_in_the_middle_of_a_push(training, node, eventually)
+
+    # Then, back and empty, it is filled again by its own parameter server
+    sharded.nodes[node].start()
+    training.finish()
+    assert events(training, "republished") == [node]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", [0, 2])
+def test_a_parameter_server_killed(sharded: Plain, node: int) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+
+    sharded.servers[node].kill()
+
+    advance_without(training, node)
+    sharded.start_server(node)
+    training.finish()
+
+
+@pytest.mark.slow
+def test_one_shard_goes_back_to_a_checkpoint_and_the_others_stay_ahead(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    # Given a checkpoint, and more after it
+    training = Training(sharded, samples=800)
+    training.start(workers=2)
+    training.reach(60)
+    sharded.checkpoint(training.job)
+    training.go_on(100)
+
+    # When both servers of a node die
+    kill_in_the_middle_of_a_push(training, 1, eventually)
+    sharded.servers[1].kill()
+
+    # Then that shard alone is restored, and gets what it lacks
+    ahead = sharded.applied(training.job, 0)
+    sharded.nodes[1].start()
+    sharded.start_server(1)
+    eventually(lambda: events(training, "restored") == [1])
+    restored = sharded.events(training.job, "restored")[0]["details"]["version"]
+    assert restored < sharded.snapshots(training.job, 0).version()
+    assert sharded.applied(training.job, 0) >= ahead
+    training.finish()
+    assert training.trained_again() > 0
+
+
+@pytest.mark.slow
+def test_one_shard_starts_anew_where_there_is_no_checkpoint(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+
+    sharded.nodes[2].kill()
+    sharded.servers[2].kill()
+    advance_without(training, 2)
+    sharded.nodes[2].start()
+    sharded.start_server(2)
+
+    eventually(lambda: events(training, "restarted") == [2])
+    training.finish()
+    assert sharded.jobs.get(training.job).facts is not None
+
+
+@pytest.mark.slow
+def test_all_servers_of_all_nodes_killed_at_once(sharded: Plain, eventually: Eventually) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+    sharded.checkpoint(training.job)
+    training.go_on(40)
+
+    for node in SHARDS:
+        sharded.nodes[node].kill()
+        sharded.servers[node].kill()
+    for node in SHARDS:
+        sharded.nodes[node].start()
+    sharded.start_servers()
+
+    eventually(lambda: sorted(events(training, "restored")) == [0, 1, 2])
+    training.finish()
+
+
+@pytest.mark.slow
+def test_a_worker_killed_between_the_pushes_to_two_shards(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    # Given a worker whose push arrived in two shards, and not in the third
+    training = Training(sharded, subtasks=2, step_seconds=0.02)
+    (first,) = training.start(workers=1)
+    training.reach(40)
+    before = sharded.applied(training.job, 1)
+    sharded.nodes[1].process.freeze()
+    advance_without(training, 1)
+
+    # When it dies
+    training.worker(first).kill()
+    sharded.nodes[1].process.thaw()
+    eventually(lambda: sharded.applied(training.job, 1) >= before)
+    positions = [sharded.snapshots(training.job, shard).read().record for shard in SHARDS]
+    assert positions[1] != positions[0], "the fault did not fire: it was pushed everywhere"
+
+    # Then another one trains again for that shard alone
+    training.add_workers(1)
+    training.finish()
+    assert training.trained_again() > 0
+
+
+@pytest.mark.slow
+def test_a_node_that_is_slow_delays_only_its_shard(sharded: Plain) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+
+    sharded.nodes[1].process.freeze()
+    advance_without(training, 1)
+    sharded.nodes[1].process.thaw()
+
+    training.finish()
+    assert training.trained_again() == 0
+
+
+@pytest.mark.slow
+def test_starting_one_shard_anew_takes_nothing_from_another_that_is_just_empty(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    """The other shard's parameter server still has a model, and would find a first one there."""
+    training = Training(sharded, samples=800)
+    training.start(workers=2)
+    training.reach(60)
+
+    # Given a shard that is lost for good, and one whose parameter server is slow to fill it again
+    sharded.servers[0].freeze()
+    for node in (0, 2):
+        sharded.nodes[node].kill()
+        sharded.nodes[node].start()
+    sharded.servers[2].kill()
+    sharded.start_server(2)
+
+    # When the first snapshot is made again
+    eventually(lambda: events(training, "restarted") == [2])
+    eventually(lambda: sharded.snapshots(training.job, 2).taken_over())
+    eventually(lambda: sharded.applied(training.job, 2) > 0, 20)
+    with pytest.raises(SnapshotMissing):
+        sharded.snapshots(training.job, 0).version()
+
+    # Then the other one goes on where it was
+    sharded.servers[0].thaw()
+    training.finish()
+    assert events(training, "restarted") == [2]
+    assert events(training, "republished") == [0]
+
+
+@pytest.mark.slow
+def test_a_job_that_lacks_store_nodes_waits_for_them_and_says_so(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    training = Training(sharded)
+    training.start(workers=1)
+    training.reach(60)
+    before = sharded.applied(training.job)
+    training.worker("worker-1").terminate()
+
+    # When somebody starts with fewer nodes than the model is on
+    whole = sharded.env["VCASGD_TENSORS_URL"]
+    sharded.env["VCASGD_TENSORS_URL"] = whole.split()[0]
+    sharded.start_keeper()
+    lost = training.add_workers(1)[0]
+    eventually(lambda: sharded.events(training.job, "store-nodes-missing"))
+    eventually(lambda: "preparing" in training.beat(lost).get("doing", ""))
+    told = sharded.events(training.job, "store-nodes-missing")
+    assert "VCASGD_TENSORS_URL names 1" in told[0]["text"]
+    assert training.worker(lost).alive
+    training.worker(lost).kill()
+    assert sharded.applied(training.job) >= before
+
+    # Then with all of them it goes on
+    sharded.env["VCASGD_TENSORS_URL"] = whole
+    training.add_workers(1)
+    training.finish()

@@ -1,0 +1,198 @@
+"""Who sent an update, and who is blamed for it, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from world import World
+
+from vcasgd.errors import InvalidUpdate, JobUnreadable
+from vcasgd.runtime.reports import REJECTIONS_BEFORE_QUARANTINE
+from vcasgd.runtime.shard import Shard
+from vcasgd.store.access import worker_key
+from vcasgd.store.jobs import State
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.updates import UNSIGNED, Header, UpdateSender
+
+SECRET = "only the platform knows"
+
+
+@pytest.fixture
+def shard(world: World) -> Shard:
+    shard = world.shard(token=2, job_secret=SECRET)
+    shard.turn()
+    return shard
+
+
+def signed(world: World, worker: str, number: int, **changes: Any) -> tuple[Header, memoryview]:
+    """An update of the second subtask, as ``worker`` would send it."""
+    header, payload = world.update(
+        1, 0, 2, 1, worker=worker, update=f"{worker}.1.{number}", **changes
+    )
+    return header.signed(worker_key(SECRET, world.job, worker), world.keys), payload
+
+
+class TestSignature:
+    def test_it_holds_for_its_worker_job_and_shard_only(self, world: World) -> None:
+        header, _ = signed(world, "w", 1)
+        key = worker_key(SECRET, world.job, "w")
+
+        header.check_signature(key, world.keys)
+
+        for wrong_key, keys in (
+            (worker_key(SECRET, world.job, "v"), world.keys),
+            (worker_key(SECRET, "other", "w"), world.keys),
+            (worker_key("another", world.job, "w"), world.keys),
+            (key, TensorKeys(world.job, 1)),
+            (key, TensorKeys("other")),
+        ):
+            with pytest.raises(InvalidUpdate) as caught:
+                header.check_signature(wrong_key, keys)
+            assert caught.value.reason == UNSIGNED
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"worker": "v"}, {"update": "w.1.2"}, {"start": 1}, {"stop": 1}, {"checksum": 3},
+         {"size": 0}, {"base": 1}, {"loss_sum": 1.5}, {"signature": ""}, {"signature": "ü" * 64}],
+    )  # fmt: skip
+    def test_a_changed_header_is_not_signed(self, world: World, change: dict[str, Any]) -> None:
+        header, _ = signed(world, "w", 1)
+
+        with pytest.raises(InvalidUpdate):
+            header.model_copy(update=change).check_signature(
+                worker_key(SECRET, world.job, "w"), world.keys
+            )
+
+    def test_an_update_whose_payload_could_be_anothers_is_not_accepted(self, world: World) -> None:
+        key = worker_key(SECRET, world.job, "w")
+        header, _ = world.update(1, 0, 2, 1, worker="w", update="v.1.1")
+
+        with pytest.raises(InvalidUpdate):
+            header.signed(key, world.keys).check_signature(key, world.keys)
+
+    def test_it_survives_the_stream(self, world: World) -> None:
+        header, _ = signed(world, "w", 1, loss_sum=0.1 + 0.2)
+
+        again = Header.parse(header.model_dump_json().encode())
+
+        again.check_signature(worker_key(SECRET, world.job, "w"), world.keys)
+
+
+class TestBlame:
+    def test_what_its_worker_signed_is_applied(self, world: World, shard: Shard) -> None:
+        sender = UpdateSender(world.tensors, world.keys, worker_key(SECRET, world.job, "w"))
+        header, payload = world.update(1, 0, 2, 1, worker="w", update="w.1.1")
+
+        assert sender.push(header, 0, payload).accepted
+        shard.turn()
+
+        assert world.rejected() == {}
+        world.assert_exact()
+
+    def test_what_nobody_signed_is_refused_and_blamed_on_nobody(
+        self, world: World, shard: Shard
+    ) -> None:
+        for number in range(3 * REJECTIONS_BEFORE_QUARANTINE):
+            header, payload = world.update(1, 0, 2, 1, worker="w", update=f"w.1.{number}")
+            world.smuggle(header, bytes(payload))
+        shard.turn()
+
+        assert world.rejected() == {UNSIGNED: 3 * REJECTIONS_BEFORE_QUARANTINE}
+        assert world.jobs.quarantined(world.job) == {}
+        assert {each["details"]["worker"] for each in world.events("update-rejected")} == {
+            "unknown"
+        }
+
+    def test_a_forged_header_takes_nothing_from_the_update_that_it_names(
+        self, world: World, shard: Shard
+    ) -> None:
+        sender = UpdateSender(world.tensors, world.keys, worker_key(SECRET, world.job, "w"))
+        header, payload = world.update(1, 0, 2, 1, worker="w", update="w.1.1")
+        forged = header.model_copy(update={"signature": "0" * 64})
+        world.tensors.xadd(world.keys.stream, {"h": forged.model_dump_json()})
+        assert sender.push(header, 0, payload).accepted
+
+        shard.turn()
+
+        assert world.rejected() == {UNSIGNED: 1}
+        assert world.fate(header) == "applied"
+
+    def test_one_bad_update_that_somebody_repeats_is_one_fault(
+        self, world: World, shard: Shard
+    ) -> None:
+        header, payload = signed(world, "w", 1, checksum=1)
+        for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):
+            world.smuggle(header, bytes(payload))
+            shard.turn()
+
+        assert world.jobs.quarantined(world.job) == {}
+
+    def test_a_payload_that_is_gone_is_nobodys_fault(self, world: World, shard: Shard) -> None:
+        for number in range(2 * REJECTIONS_BEFORE_QUARANTINE):
+            header, _ = signed(world, "w", number)
+            world.smuggle(header, b"")
+            shard.turn()
+
+        assert world.rejected() == {"missing": 2 * REJECTIONS_BEFORE_QUARANTINE}
+        assert world.jobs.quarantined(world.job) == {}
+
+    def test_several_bad_ones_that_it_signed_are_too_many(self, world: World, shard: Shard) -> None:
+        for number in range(2 * REJECTIONS_BEFORE_QUARANTINE):
+            header, payload = signed(world, "w", number, checksum=1)
+            world.smuggle(header, bytes(payload))
+            shard.turn()
+
+        assert world.jobs.quarantined(world.job).keys() == {"w"}
+        assert len(world.events("worker-quarantined")) == 1
+        assert len(world.events("update-rejected")) == REJECTIONS_BEFORE_QUARANTINE
+
+
+class TestWhatWorkersWriteOfTheirJob:
+    @pytest.mark.parametrize(
+        "facts",
+        [b"", b"{", b"[]", b"null", b"{}", b"\xff", b'{"samples": "many"}',
+         b'{"samples":1,"validation_samples":1,"layout":"","order_digest":"","shards":0}',
+         b'{"samples":1,"validation_samples":1,"layout":"","order_digest":"","shards":9999999}'],
+    )  # fmt: skip
+    def test_facts_that_make_no_sense_are_said_to(self, world: World, facts: bytes) -> None:
+        world.ledger.hset(world.ledger_keys.facts, "facts", facts)
+
+        with pytest.raises(JobUnreadable, match=world.job):
+            world.jobs.get(world.job)
+        assert world.jobs.all() == []
+
+    @pytest.mark.parametrize(
+        ("epoch", "result"),
+        [("one", b"{}"), ("1", b"[]"), ("1", b"{}"), ("1", b'{"version": 1, "metrics": []}')],
+    )
+    def test_results_that_make_no_sense_are_said_to(
+        self, world: World, epoch: str, result: bytes
+    ) -> None:
+        world.ledger.hset(world.ledger_keys.evaluations, epoch, result)
+
+        with pytest.raises(JobUnreadable):
+            world.jobs.get(world.job)
+
+    def test_a_job_that_makes_no_sense_can_be_cancelled(self, world: World) -> None:
+        world.ledger.hset(world.ledger_keys.facts, "facts", b"{")
+
+        assert world.jobs.transition(
+            world.job, State.CANCELLED, [State.RUNNING, State.STARTING], why="by request"
+        )
+
+    def test_heartbeats_failures_and_counters(
+        self, make_world: Callable[..., World], world: World
+    ) -> None:
+        keys, ledger = world.ledger_keys, world.ledger
+        world.leases("w").renew({"at": 1.0}, [])
+        ledger.hset(
+            keys.workers, mapping={"v": b"[]", "a b": b"{}", "*" * 200: b"{}", b"\xff": b""}
+        )
+        ledger.rpush(keys.failures, b"{", b"null", b"\xff", b'{"worker": 1}')
+        ledger.hset(keys.counters, "next", "many")
+
+        assert world.jobs.workers(world.job) == {"w": {"at": 1.0}}
+        assert world.jobs.failures(world.job) == []
+        assert world.jobs.work(world.job)["next"] == 0

@@ -1,0 +1,200 @@
+"""The ledger's view of a job whose shards are told of one by one: done is what all of them have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from world import World
+
+from vcasgd.errors import Fenced
+from vcasgd.learning.subtasks import AppliedRecord
+from vcasgd.store.connection import Client
+from vcasgd.store.leases import Accounts, Lease
+from vcasgd.store.progress import Progress
+
+SHARDS = 3
+EPOCHS, WIDTH = 3, 3
+
+
+def accounts_of(world: World) -> list[Accounts]:
+    return [Accounts(world.ledger, world.job, shard, SHARDS) for shard in range(SHARDS)]
+
+
+def pieces(world: World) -> list[str]:
+    """All that can be leased now."""
+    leases, found = world.leases("looks"), []
+    while isinstance(lease := leases.acquire(), Lease):
+        found.append(lease.piece)
+    return found
+
+
+def test_done_and_finished_once_all_shards_are(world: World) -> None:
+    first, *others = accounts_of(world)
+
+    first.account(1, 3, 1, "{}", [0, 1, 2])
+    assert world.jobs.get(world.job).finished_epochs == 0
+    assert not world.partition().done
+    for each in others:
+        each.account(1, 2, 0, "{}", [0, 2])
+    assert sorted(world.partition().done) == [0, 2]
+    for each in others:
+        each.account(1, 3, 1, "{}", [1])
+
+    assert world.jobs.get(world.job).finished_epochs == 1
+    assert not world.partition().done
+    assert "evaluate:1" in pieces(world)
+
+
+def test_an_epoch_is_evaluated_when_the_last_shard_has_it(world: World) -> None:
+    accounts = accounts_of(world)
+    for each in accounts[:2]:
+        each.account(1, 3, 1, "{}", [0, 1, 2])
+    assert "evaluate:1" not in pieces(world)
+
+    accounts[2].account(1, 3, 1, "{}", [0, 1, 2])
+
+    assert "evaluate:1" in pieces(world)
+
+
+def test_a_shard_that_goes_back_opens_what_it_lacks(world: World) -> None:
+    accounts = accounts_of(world)
+    for each in accounts:
+        each.account(1, 3, 1, "{}", [0, 1, 2])
+
+    assert accounts[1].reconcile(2, 1, 0, "{}", [2]) == 2
+
+    partition = world.partition()
+    partition.assert_whole()
+    assert sorted(partition.open) == [0, 1]
+    assert sorted(partition.done) == [2]
+    assert world.jobs.get(world.job).finished_epochs == 0
+
+
+def test_each_shard_has_a_fence_of_its_own(world: World) -> None:
+    accounts = accounts_of(world)
+    accounts[0].account(5, 1, 0, "{}", [0])
+
+    assert accounts[1].account(1, 1, 0, "{}", [0])
+    with pytest.raises(Fenced, match="token 5"):
+        accounts[0].account(4, 2, 0, "{}", [1])
+    assert [each.newest_token() for each in accounts] == [5, 1, 0]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, int, int]]:
+    """What happens to which shard, and with which subtasks (as bits)."""
+    kinds = st.sampled_from(["apply", "apply", "apply", "back", "lease", "again"])
+    bits = st.integers(0, 2 ** (EPOCHS * WIDTH) - 1)
+    return draw(st.lists(st.tuples(kinds, st.integers(0, SHARDS - 1), bits), max_size=15))
+
+
+class Told:
+    """Shards with their true records, the ledger that is told of them, and what must hold."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.accounts = accounts_of(world)
+        self.done: list[set[int]] = [set() for _ in range(SHARDS)]
+        self.tokens = [1] * SHARDS
+        self.versions = [0] * SHARDS
+        self.last: list[list[int]] = [[] for _ in range(SHARDS)]
+
+    def record(self, shard: int) -> AppliedRecord:
+        plan = self.world.plan
+        return AppliedRecord(plan, 0, {each: plan.size(each) for each in self.done[shard]})
+
+    def happen(self, kind: str, shard: int, subtasks: set[int]) -> None:
+        if kind == "apply":
+            self.last[shard] = sorted(subtasks - self.done[shard])
+            self.done[shard] |= subtasks
+            self.versions[shard] += len(self.last[shard])
+            self._account(shard)
+        elif kind == "again":
+            self._account(shard)
+        elif kind == "back":
+            self.done[shard] &= subtasks
+            self.last[shard] = []
+            self.tokens[shard] += 1
+            self.versions[shard] = len(self.done[shard])
+            self._reconcile(shard)
+        else:
+            self.world.leases("a").acquire()
+
+    def _account(self, shard: int) -> None:
+        record = self.record(shard)
+        head = self.tokens[shard], self.versions[shard], record.finished_epochs
+        self.accounts[shard].account(*head, "{}", self.last[shard])
+
+    def _reconcile(self, shard: int) -> None:
+        record = self.record(shard)
+        head = self.tokens[shard], self.versions[shard], record.finished_epochs
+        self.accounts[shard].reconcile(*head, "{}", record.done_subtasks())
+
+    def check(self) -> None:
+        partition, job = self.world.partition(), self.world.jobs.get(self.world.job)
+        finished = min(self.record(shard).finished_epochs for shard in range(SHARDS))
+        everywhere = set.intersection(*self.done)
+        assert job.finished_epochs == finished
+        assert set(partition.done) == {each for each in everywhere if each >= finished * WIDTH}
+        partition.assert_whole()
+        keys, ledger = self.world.ledger_keys, self.world.ledger
+        known = [*ledger.zrange(keys.open, 0, -1), *ledger.zrange(keys.leases, 0, -1)]
+        evaluations = sorted(each.decode() for each in known if each.startswith(b"evaluate"))
+        assert evaluations == [f"evaluate:{epoch + 1}" for epoch in range(finished)]
+
+
+@pytest.fixture
+def told(ledger: Client, tensors: Client, tmp_path: Path) -> Callable[[], Told]:
+    options = {"epochs": EPOCHS, "subtasks_per_epoch": WIDTH, "max_epoch_lead": 2}
+    return lambda: Told(World(ledger, tensors, tmp_path, **options))
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(history=histories())
+def test_any_history(told: Callable[[], Told], history: list[tuple[str, int, int]]) -> None:
+    """Whatever shards apply, lose and say twice: the job has done what all of them have."""
+    state = told()
+    for kind, shard, bits in history:
+        state.happen(kind, shard, {each for each in range(EPOCHS * WIDTH) if bits >> each & 1})
+        state.world.partition().assert_whole()
+    state.check()
+
+
+class TestProgress:
+    def told(self, *totals: dict[str, object]) -> dict[bytes, bytes]:
+        found = {b"0:version": b"7"}
+        return found | {
+            b"%d:totals" % at: json.dumps(each).encode() for at, each in enumerate(totals)
+        }
+
+    def test_of_one_shard_it_is_what_was_told(self) -> None:
+        progress = Progress.of(self.told({"updates": 3, "applied": 5}), 1)
+
+        assert (progress.version, progress.totals) == (7, {"updates": 3, "applied": 5})
+
+    def test_of_several_the_worst_counts(self) -> None:
+        told = self.told(
+            {"updates": 3, "applied": 30, "repeated": 0, "rejected": {"checksum": 1}},
+            {"updates": 2, "applied": 20, "repeated": -2, "rejected": {}},
+            {"updates": 4, "applied": 40, "repeated": 1, "rejected": {"checksum": 2, "length": 1}},
+        )
+
+        assert Progress.of(told, 3).totals == {
+            "updates": 3,
+            "applied": 20,
+            "repeated": -2,
+            "rejected": {"checksum": 3, "length": 1},
+        }
+
+    def test_a_shard_that_has_not_spoken_has_applied_nothing(self) -> None:
+        told = self.told({"updates": 3, "applied": 30, "repeated": 0})
+
+        assert Progress.of(told, 2).totals["applied"] == 0
+        assert Progress.of({}, 2) == Progress()

@@ -1,0 +1,63 @@
+"""Store nodes in the settings: several URLs, and which of them is a parameter server's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from vcasgd.errors import SpecError
+from vcasgd.settings import load_settings
+
+TWO = "redis://:first-secret@a:1/0 redis://:other-secret@b:2/0"
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TENSORS_URL", "NODE", "NODE_URL", "STORE_NODES"):
+        monkeypatch.delenv(f"VCASGD_{name}", raising=False)
+
+
+def test_several_urls_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCASGD_TENSORS_URL", TWO)
+
+    assert load_settings().tensors_urls() == TWO.split()
+    assert "secret" not in repr(load_settings()).replace("SecretStr", "")
+
+
+@pytest.mark.parametrize("wrong", ["http://b:2", "redis://:other-secret@b:port/0", "b"])
+def test_each_is_checked_and_none_is_shown(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("VCASGD_TENSORS_URL", f"redis://:first-secret@a:1/0 {wrong}")
+
+    with pytest.raises(SpecError, match="VCASGD_TENSORS_URL") as caught:
+        load_settings()
+    assert "secret" not in str(caught.value)
+
+
+def test_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match="VCASGD_TENSORS_URL is not set"):
+        load_settings().tensors_urls()
+
+
+@pytest.mark.parametrize(("node", "expected"), [("0", 0), ("1", 1), (None, 0)])
+def test_the_one_beside_a_parameter_server(
+    monkeypatch: pytest.MonkeyPatch, node: str | None, expected: int
+) -> None:
+    monkeypatch.setenv("VCASGD_TENSORS_URL", TWO)
+    if node is not None:
+        monkeypatch.setenv("VCASGD_NODE", node)
+
+    assert load_settings().own_tensors_url() == TWO.split()[expected]
+
+
+def test_may_be_reached_in_another_way_from_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCASGD_TENSORS_URL", TWO)
+    monkeypatch.setenv("VCASGD_NODE_URL", "unix://:secret@/tmp/server.sock?db=0")
+
+    assert load_settings().own_tensors_url().startswith("unix://")
+
+
+def test_a_node_that_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCASGD_TENSORS_URL", TWO)
+    monkeypatch.setenv("VCASGD_NODE", "2")
+
+    with pytest.raises(SpecError, match="there is no store node 2; VCASGD_TENSORS_URL names 2"):
+        load_settings().own_tensors_url()

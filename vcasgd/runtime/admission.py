@@ -1,0 +1,92 @@
+"""Who is let into the servers: the workers of active jobs that are not in quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vcasgd.settings import Settings
+from vcasgd.store.access import (
+    LEDGER_SCRIPTS,
+    TENSORS_SCRIPTS,
+    Access,
+    User,
+    ledger_user,
+    tensors_user,
+    worker_key,
+)
+from vcasgd.store.connection import Client
+from vcasgd.store.jobs import Jobs
+
+#: of one job that are let in
+MOST_WORKERS = 1000
+
+
+def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, str]:
+    """How a worker reaches the servers, and its key. Raises :class:`~vcasgd.errors.SpecError`.
+
+    Without a secret to derive its own from, it gets our credentials.
+    """
+    ledger, tensors = settings.secret("ledger_url"), settings.secret("tensors_url")
+    if settings.job_secret is None:
+        return {"VCASGD_LEDGER_URL": ledger, "VCASGD_TENSORS_URL": tensors}
+    secret = settings.job_secret.get_secret_value()
+    on_tensors = tensors_user(secret, job, worker)
+    return {
+        "VCASGD_LEDGER_URL": ledger_user(secret, job).url(ledger),
+        "VCASGD_TENSORS_URL": " ".join(on_tensors.url(url) for url in tensors.split()),
+        "VCASGD_WORKER_KEY": worker_key(secret, job, worker),
+    }
+
+
+class LedgerAdmission:
+    """The controller's hand on the ledger: one user for the workers of each active job."""
+
+    def __init__(self, ledger: Client, secret: str, linger_seconds: float) -> None:
+        self._access = Access(ledger, LEDGER_SCRIPTS, linger_seconds)
+        self._secret = secret
+
+    def admit(self, jobs: Iterable[str]) -> None:
+        """Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+        self._access.keep(ledger_user(self._secret, job) for job in jobs)
+
+
+class TensorsAdmission:
+    """The parameter server's hand on its tensors server, which forgets its users at a restart.
+
+    ``linger_seconds``: for how long a worker that is gone stays admitted.
+    """
+
+    def __init__(self, tensors: Client, ledger: Client, secret: str, linger_seconds: float) -> None:
+        self._access = Access(tensors, TENSORS_SCRIPTS, linger_seconds)
+        self._jobs = Jobs(ledger)
+        self._secret = secret
+        self._workers: dict[str, list[str]] = {}
+        self._banned: set[str] = set()
+
+    def look(self, jobs: Iterable[str]) -> None:
+        """Asks the ledger who works. Raises :class:`~vcasgd.errors.StoreUnavailable`; then who
+        worked before is still admitted."""
+        workers, banned = {}, set()
+        for job in jobs:
+            quarantined = self._jobs.quarantined(job)
+            there = self._jobs.workers(job).keys() - quarantined.keys()
+            # whoever writes heartbeats under many names crowds out its own job's workers
+            workers[job] = sorted(there)[:MOST_WORKERS]
+            banned |= {self._user(job, name, first_snapshot=False).name for name in quarantined}
+        self._workers, self._banned = workers, banned
+
+    def admit(self, first_snapshot: Iterable[str]) -> None:
+        """Lets them in; those of the jobs in ``first_snapshot`` may make a first snapshot.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`.
+        """
+        without_model = set(first_snapshot)
+        users = [
+            self._user(job, name, first_snapshot=job in without_model)
+            for job, names in self._workers.items()
+            for name in names
+        ]
+        self._access.keep(users, self._banned)
+
+    def _user(self, job: str, worker: str, *, first_snapshot: bool) -> User:
+        return tensors_user(self._secret, job, worker, first_snapshot=first_snapshot)
