@@ -53,6 +53,7 @@ class Figures:
     size_mb: int
     workers: int
     codec: str
+    store_nodes: int
     worker_socket: str
     seconds: float
     updates: int
@@ -120,6 +121,7 @@ class Figures:
         """Name and value of what is not about a single process, for people."""
         yield "model", f"{self.size_mb} MiB, float32; updates as {self.codec}"
         yield "tensors server", f"{self.server} {self.server_version}"
+        yield "store nodes", f"{self.store_nodes}"
         yield "workers' connections", self.worker_socket
         yield (
             "measured",

@@ -82,6 +82,8 @@ def write_configuration(
         # the tail of a file cut off by a crash was never acknowledged
         "aof-load-truncated yes",
         "maxmemory-policy noeviction",
+        # the largest string that anybody has reason to send is a chunk of 1 MiB
+        "proto-max-bulk-len 4mb",
         "tcp-keepalive 30",
         "daemonize no",
         "loglevel notice",
