@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import pytest
@@ -140,3 +141,32 @@ def test_codecs_are_found_by_name() -> None:
     with pytest.raises(SpecError, match="choose one of float32, bfloat16") as caught:
         make_codec("pickle")
     assert caught.value.field == "update.codec"
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("length", [1, 7, 1000])
+def test_a_chunk_is_decoded_as_the_whole_is(name: str, length: int) -> None:
+    codec, vector = make_codec(name), torch.randn(length)
+    payload = memoryview(bytearray(codec.encode(vector)))
+    out = torch.empty(length)
+    codec.decode(payload, out)
+
+    assert torch.equal(codec.decoded(payload, torch.empty(length + 3)), out)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("values", [[], [0.0, -0.0], [1.5, -2.5, 0.5], [3.0e38], [-1e-30]])
+def test_the_largest_magnitude(name: str, values: list[float]) -> None:
+    codec, vector = make_codec(name), torch.tensor(values)
+    rounded = vector.to(torch.bfloat16).float() if name == "bfloat16" else vector
+
+    expected = max((abs(value) for value in rounded.tolist()), default=0.0)
+    assert codec.largest(codec.encode(vector)) == expected
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_largest_magnitude_is_no_bound_where_a_number_is_none(name: str, bad: float) -> None:
+    payload = make_codec(name).encode(torch.tensor([1.0, bad, 2.0]))
+
+    assert not make_codec(name).largest(payload) <= 1e30

@@ -6,6 +6,7 @@ is read-only.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +43,10 @@ class Codec(Protocol):
         ``length``, and nothing written, if the payload is not whole or does not fit.
         """
 
+    def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        """The numbers of a whole chunk, float32; in ``scratch``, which must be long enough, or,
+        where nothing has to be decoded, in the payload's own memory, which must be writable."""
+
     def largest(self, payload: bytes | memoryview) -> float:
         """The largest magnitude among the encoded numbers; NaN or infinity if one is."""
 
@@ -63,6 +68,12 @@ class Float32:
     def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
         target = _target(self, payload, out, offset)
         target[:] = np.frombuffer(payload, "<f4")
+
+    def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        if sys.byteorder == "little":
+            return torch.frombuffer(payload, dtype=torch.float32)
+        self.decode(payload, scratch)
+        return scratch[: payload.nbytes // self.itemsize]
 
     def largest(self, payload: bytes | memoryview) -> float:
         numbers = np.frombuffer(payload, "<f4")
@@ -92,6 +103,14 @@ class BFloat16:
     def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
         target = _target(self, payload, out, offset).view(np.uint32)
         np.left_shift(np.frombuffer(payload, "<u2"), 16, out=target, dtype=np.uint32)
+
+    def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        out = scratch[: payload.nbytes // self.itemsize]
+        if sys.byteorder == "little":
+            # twice as fast as NumPy's shift
+            return out.copy_(torch.frombuffer(payload, dtype=torch.bfloat16))
+        self.decode(payload, out)
+        return out
 
     def largest(self, payload: bytes | memoryview) -> float:
         # without its sign bit, a larger number has larger bits, and NaN the largest

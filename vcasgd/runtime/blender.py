@@ -53,6 +53,8 @@ class Batch:
     touched: set[int] = field(default_factory=set)
     reset: set[int] = field(default_factory=set)
     folded: list[int] = field(default_factory=list)
+    #: whether its publication is to be exact where workers make do with less
+    exact: bool = True
     #: keys of payloads that nobody needs any more
     payloads: list[str] = field(default_factory=list)
 
@@ -117,11 +119,11 @@ class Blender:
     def _blend_floats(self, staleness: int, epoch: int) -> None:
         """Piece by piece, so that what is decoded is still in the cache when it is blended."""
         recipe, floats = self._recipe, self.weights.numel()
+        itemsize = recipe.codec.itemsize
         for start in range(0, floats, PIECE_FLOATS):
             stop = min(start + PIECE_FLOATS, floats)
-            piece = self._scratch[: stop - start]
-            itemsize = recipe.codec.itemsize
-            recipe.codec.decode(self.payload[start * itemsize : stop * itemsize], piece)
+            encoded = self.payload[start * itemsize : stop * itemsize]
+            piece = recipe.codec.decoded(encoded, self._scratch)
             context = Context(staleness, epoch, recipe.part.parameters - start)
             recipe.rule.blend(self.weights[start:stop], piece, context)
 
@@ -165,7 +167,9 @@ class Blender:
         if not self.batch.applied:
             return self.meta
         version = self.meta.version + self.batch.applied
-        return new_meta(self.meta, token, version=version, integers=self.integers)
+        return new_meta(
+            self.meta, token, version=version, integers=self.integers, exact=self.batch.exact
+        )
 
     def changed_fields(self, meta: Meta) -> dict[str, int]:
         """What is new in the stored applied record, and the version that it belongs to."""

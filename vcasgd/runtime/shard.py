@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: between two looks at how much room the tensors server has
 TEND_SECONDS = 1.0
+#: between two publications with all bits, where workers make do with bfloat16
+EXACT_SECONDS = 1.0
 
 
 class Shard:
@@ -84,7 +86,7 @@ class Shard:
         self._model: Blender | None = None
         #: the part of the tensors server's memory that is this job's
         self.memory_share = 1.0
-        self._tended_at = float("-inf")
+        self._tended_at = self._exact_at = float("-inf")
         self._reconciled = False
         self._asked_for_initial = False
         #: versions that this process has published
@@ -123,10 +125,14 @@ class Shard:
             self._snapshots.confirm(self._token, look.version)
         if model.batch.entries:
             self._publish(model, committed=look.version != model.meta.version)
+        if look.wanted:
+            model.meta = self._snapshots.complete(model.meta, model.weights)
         self._pins.serve(look, Snapshot(model.meta, model.stored_record()))
         self._tend_places()
         dealt = self._collect(model)
         if model.batch.entries:
+            # decided once: a publication that has to be repeated stays what it is
+            model.batch.exact = self._exact_is_due(model)
             self._publish(model)
         self._watch_replicas()
         self._tell_ledger(model)
@@ -185,6 +191,9 @@ class Shard:
             self._ask_for_initial()
             return None
         self._snapshots.forget_orphans(self._token, [self._model.meta, *self._pins.load()])
+        if not self._model.meta.exact:
+            text = "the parameter server before this one left its last second rounded to bfloat16"
+            self._reports.say("rounded", text, version=self._model.meta.version)
         self._reports.begin(self._model)
         self._reports.reconcile(self._model)
         self._reconciled = True
@@ -229,7 +238,7 @@ class Shard:
         if self._is_over():
             return
         self._check_newest()
-        meta, record = model.next_meta(self._token), model.stored_record()
+        meta, record = replace(model.next_meta(self._token), exact=True), model.stored_record()
         if stored is None:
             self._snapshots.install(self._token, meta, record, model.weights, stored=False)
             self._pins.forget()
@@ -309,6 +318,13 @@ class Shard:
         self._reports.published(model.newly_done())
         self.publications += changed
         model.published(meta)
+
+    def _exact_is_due(self, model: Blender) -> bool:
+        now = time.monotonic()
+        if not model.batch.folded and now - self._exact_at < EXACT_SECONDS:
+            return False
+        self._exact_at = now
+        return True
 
     def _commit(self, model: Blender, meta: Meta, pin: str | None) -> None:
         batch = model.batch

@@ -2,7 +2,8 @@
 
 Either as float32, or, where workers push bfloat16, as two planes: chunks ``h…`` hold the high
 half of each number and chunks ``l…`` the low one (:mod:`vcasgd.learning.halves`). Workers fetch
-the high plane, at half the bytes; the parameter server and checkpoints lose nothing.
+the high plane, at half the bytes. The low plane is written for what has to be exact: for
+checkpoints and evaluations, and from time to time for the parameter server's successor.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def chunks_of(payload: memoryview) -> list[memoryview]:
     return [payload[at : at + CHUNK_BYTES] for at in range(0, len(payload), CHUNK_BYTES)]
 
 
-def chunk_names(floats: int, *, halves: bool) -> list[str]:
-    """Of a whole vector, in the order in which they are written."""
+def chunk_names(floats: int, *, halves: bool, planes: str = "hl") -> list[str]:
+    """Of a whole vector, in the order in which they are written; ``planes``: which of the two."""
     if not halves:
         return [str(index) for index in range(chunk_count(floats * 4))]
-    return [f"{half}{index}" for index in range(chunk_count(floats * 2)) for half in "hl"]
+    return [f"{plane}{index}" for index in range(chunk_count(floats * 2)) for plane in planes]
 
 
-def outgoing(vector: Tensor, *, halves: bool) -> Iterator[memoryview]:
+def outgoing(vector: Tensor, *, halves: bool, planes: str = "hl") -> Iterator[memoryview]:
     """The chunks of a vector (float32 ``[n]``); each is valid until the next one is asked for."""
     if not halves:
         yield from chunks_of(bytes_of(vector))
@@ -49,8 +50,8 @@ def outgoing(vector: Tensor, *, halves: bool) -> Iterator[memoryview]:
     for piece in _pieces(vector):
         high, low, scratch = room.of(len(piece))
         split(piece, high, low, scratch)
-        yield bytes_of(high)
-        yield bytes_of(low)
+        for plane in planes:
+            yield bytes_of(high if plane == "h" else low)
 
 
 def receive(wire: Wire, keys: list[str], out: Tensor, *, halves: bool, rounded: bool) -> None:

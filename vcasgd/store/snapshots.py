@@ -55,7 +55,8 @@ class Totals:
 class Meta:
     """What a snapshot says of itself.
 
-    ``halves``: whether its chunks are planes of 16 bits (:mod:`vcasgd.store.planes`).
+    ``halves``: whether its chunks are planes of 16 bits (:mod:`vcasgd.store.planes`), and
+    ``exact``: whether the low plane is among them.
     ``floats``: length of its float32 vector, of which the first ``parameters`` are parameters
     and the others running statistics. ``layout``: digest of the layout. ``integers``: base64.
     """
@@ -70,6 +71,11 @@ class Meta:
     totals: Totals = Totals()
     created_at: float = 0.0
     halves: bool = False
+    exact: bool = True
+
+    @property
+    def planes(self) -> str:
+        return "hl" if self.exact else "h"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -215,9 +221,8 @@ class Snapshots:
     def _receive(self, meta: Meta, out: Tensor, *, rounded: bool = False) -> bool:
         if out.numel() != meta.floats:
             raise StoreError(f"a vector of {out.numel()} can't take a snapshot of {meta.floats}")
-        keys = self.chunk_keys(meta)
-        if rounded and meta.halves:
-            keys = keys[::2]
+        rounded = rounded or not meta.exact
+        keys = self.chunk_keys(replace(meta, exact=False) if rounded else meta)
         try:
             receive(self._wire, keys, out, halves=meta.halves, rounded=rounded)
         except Missing:
@@ -230,9 +235,18 @@ class Snapshots:
 
     def write(self, meta: Meta, vector: Tensor) -> None:
         """Writes the chunks of a version that nobody sees yet."""
-        self._wire.store(
-            zip(self.chunk_keys(meta), outgoing(vector, halves=meta.halves), strict=True)
-        )
+        self._write(meta, vector, meta.planes)
+
+    def complete(self, meta: Meta, vector: Tensor) -> Meta:
+        """Adds the low plane to a version that was written without, and returns what it is then."""
+        if not meta.halves or meta.exact:
+            return meta
+        self._write(meta, vector, "l")
+        return replace(meta, exact=True)
+
+    def _write(self, meta: Meta, vector: Tensor, planes: str) -> None:
+        chunks = outgoing(vector, halves=meta.halves, planes=planes)
+        self._wire.store(zip(self._chunk_keys(meta, planes), chunks, strict=True))
 
     def takeover(self, token: int) -> None:
         """From now on only this token may write. Raises :class:`Fenced`."""
@@ -328,9 +342,12 @@ class Snapshots:
             self.advance(token, meta.version)
 
     def chunk_keys(self, meta: Meta) -> list[str]:
+        return self._chunk_keys(meta, meta.planes)
+
+    def _chunk_keys(self, meta: Meta, planes: str) -> list[str]:
         return [
             self._keys.snapshot_chunk(meta.version, meta.token, name)
-            for name in chunk_names(meta.floats, halves=meta.halves)
+            for name in chunk_names(meta.floats, halves=meta.halves, planes=planes)
         ]
 
     def remove(self, metas: Sequence[Meta]) -> None:
@@ -411,7 +428,7 @@ def pin_text(snapshot: Snapshot) -> str:
     return json.dumps({"meta": asdict(snapshot.meta), "record": snapshot.record.to_dict()})
 
 
-def new_meta(old: Meta, token: int, *, version: int, integers: Tensor) -> Meta:
+def new_meta(old: Meta, token: int, *, version: int, integers: Tensor, exact: bool) -> Meta:
     """The next version's description. ``integers``: int64 [k]."""
     return replace(
         old,
@@ -419,6 +436,7 @@ def new_meta(old: Meta, token: int, *, version: int, integers: Tensor) -> Meta:
         token=token,
         integers=encode_integers(integers),
         created_at=time.time(),
+        exact=exact or not old.halves,
     )
 
 
