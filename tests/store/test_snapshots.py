@@ -519,3 +519,33 @@ class TestForget:
 
         assert {"s:0.1:0", "s:1.1:0", "u:u:0"} <= names(tensors)
         assert values(fetched(snapshots)[1]) == [1.0]
+
+
+class TestRounded:
+    """Versions that were published without their low plane."""
+
+    def test_it_reads_as_bfloat16_for_everybody(self, snapshots: Snapshots) -> None:
+        vector = torch.randn(1000)
+        meta = replace(meta_of(vector, 0, 1), halves=True, exact=False)
+        assert snapshots.install(1, meta, Record(), vector)
+
+        snapshot, out = fetched(snapshots)
+
+        assert not snapshot.meta.exact
+        assert torch.equal(out, vector.to(torch.bfloat16).float())
+        assert len(snapshots.chunk_keys(meta)) == 1
+
+    def test_it_can_be_completed(self, snapshots: Snapshots) -> None:
+        vector = torch.randn(1000)
+        rounded = replace(meta_of(vector, 0, 1), halves=True, exact=False)
+        assert snapshots.install(1, rounded, Record(), vector)
+
+        meta = snapshots.complete(rounded, vector)
+        snapshots.pin(1, ["kept"], Snapshot(meta, Record()))
+
+        assert torch.equal(snapshots.fetch_pinned("kept")[1], vector)
+        assert snapshots.complete(meta, vector) is meta
+
+    def test_a_whole_one_is_complete(self, snapshots: Snapshots) -> None:
+        meta = installed(snapshots)
+        assert snapshots.complete(meta, constant(0)) is meta

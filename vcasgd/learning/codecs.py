@@ -113,10 +113,12 @@ class BFloat16:
         return out
 
     def largest(self, payload: bytes | memoryview) -> float:
-        # without its sign bit, a larger number has larger bits, and NaN the largest
-        bits = np.bitwise_and(np.frombuffer(payload, "<u2"), 0x7FFF)
-        most = np.max(bits, initial=0).astype(np.uint32) << 16
-        return float(most.view(np.float32))
+        bits = np.frombuffer(payload, "<u2")
+        # among numbers of one sign a larger magnitude has larger bits, and NaN the largest;
+        # as unsigned numbers the negative ones come last, as signed ones the positive
+        negative = int(np.max(bits, initial=0x8000)) & 0x7FFF
+        positive = int(np.max(bits.view("<i2"), initial=0))
+        return float(np.uint32(max(negative, positive) << 16).view(np.float32))
 
     def encoded_size(self, elements: int) -> int:
         return elements * self.itemsize

@@ -235,18 +235,18 @@ class Snapshots:
 
     def write(self, meta: Meta, vector: Tensor) -> None:
         """Writes the chunks of a version that nobody sees yet."""
-        self._write(meta, vector, meta.planes)
+        chunks = outgoing(vector, halves=meta.halves, planes=meta.planes)
+        self._wire.store(zip(self.chunk_keys(meta), chunks, strict=True))
 
     def complete(self, meta: Meta, vector: Tensor) -> Meta:
-        """Adds the low plane to a version that was written without, and returns what it is then."""
-        if not meta.halves or meta.exact:
-            return meta
-        self._write(meta, vector, "l")
-        return replace(meta, exact=True)
+        """Adds the low plane to a version that was written without, and returns what it is then.
 
-    def _write(self, meta: Meta, vector: Tensor, planes: str) -> None:
-        chunks = outgoing(vector, halves=meta.halves, planes=planes)
-        self._wire.store(zip(self._chunk_keys(meta, planes), chunks, strict=True))
+        The high plane is written again: its numbers may have been rounded another way.
+        """
+        if not meta.exact:
+            meta = replace(meta, exact=True)
+            self.write(meta, vector)
+        return meta
 
     def takeover(self, token: int) -> None:
         """From now on only this token may write. Raises :class:`Fenced`."""
@@ -342,12 +342,9 @@ class Snapshots:
             self.advance(token, meta.version)
 
     def chunk_keys(self, meta: Meta) -> list[str]:
-        return self._chunk_keys(meta, meta.planes)
-
-    def _chunk_keys(self, meta: Meta, planes: str) -> list[str]:
         return [
             self._keys.snapshot_chunk(meta.version, meta.token, name)
-            for name in chunk_names(meta.floats, halves=meta.halves, planes=planes)
+            for name in chunk_names(meta.floats, halves=meta.halves, planes=meta.planes)
         ]
 
     def remove(self, metas: Sequence[Meta]) -> None:
