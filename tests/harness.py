@@ -12,9 +12,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pydantic import SecretStr
@@ -192,14 +192,26 @@ def run_agent() -> None:
 class RedisServer:
     """A real server that can be killed and started again on the same port."""
 
-    def __init__(self, directory: Path, *, durable: bool, binary: str | None = None) -> None:
-        self.files = ServerFiles(directory, free_port(), secrets.token_hex(8))
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        durable: bool,
+        binary: str | None = None,
+        more: Sequence[str] = (),
+        password: str | None = None,
+    ) -> None:
+        self.files = ServerFiles(directory, free_port(), password or secrets.token_hex(8))
         self.durable = durable
         self.binary = binary or os.environ.get("VCASGD_REDIS_SERVER")
-        write_configuration(self.files, durable=durable)
+        self.configure(more)
         #: finds the server again after a restart
         self.connection = self.client()
         self.start()
+
+    def configure(self, more: Sequence[str]) -> None:
+        """Further lines of its configuration, from its next start on."""
+        write_configuration(self.files, durable=self.durable, more=more)
 
     def start(self) -> None:
         log = self.files.directory / "server.log"
@@ -213,8 +225,12 @@ class RedisServer:
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.02)
 
+    @property
+    def url(self) -> str:
+        return self.files.url
+
     def client(self) -> Client:
-        return connect(self.files.url)
+        return connect(self.url)
 
     def kill(self) -> None:
         self.process.kill()
@@ -224,26 +240,49 @@ class RedisServer:
         self.process.end()
 
 
+class Store(Protocol):
+    """A server, or several that stand in for one another."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def connection(self) -> Client: ...
+
+    def end(self) -> None: ...
+
+
 class Plain:
     """Ledger, store nodes (mostly one), any number of workers, and who keeps the jobs."""
 
     def __init__(
-        self, home: Path, *, heartbeat: float = 0.25, binary: str | None = None, nodes: int = 1
+        self,
+        home: Path,
+        *,
+        heartbeat: float = 0.25,
+        binary: str | None = None,
+        nodes: int = 1,
+        ledger: Store | None = None,
+        tensors: Store | None = None,
     ) -> None:
         self.home = home
-        self.ledger = RedisServer(home / "ledger", durable=True, binary=binary)
+        self.ledger = ledger or RedisServer(home / "ledger", durable=True, binary=binary)
         #: the tensors server of each store node
-        self.nodes = [
-            RedisServer(home / f"tensors-{node}", durable=False, binary=binary)
-            for node in range(nodes)
-        ]
+        self.nodes = (
+            [tensors]
+            if tensors
+            else [
+                RedisServer(home / f"tensors-{node}", durable=False, binary=binary)
+                for node in range(nodes)
+            ]
+        )
         self.tensors = self.nodes[0]
         #: the parameter server that was started last on each store node
         self.servers: dict[int, Loop] = {}
         self.storage = Storage(f"file://{home}/storage")
         self.env = {
-            "VCASGD_LEDGER_URL": self.ledger.files.url,
-            "VCASGD_TENSORS_URL": " ".join(node.files.url for node in self.nodes),
+            "VCASGD_LEDGER_URL": self.ledger.url,
+            "VCASGD_TENSORS_URL": " ".join(node.url for node in self.nodes),
             "VCASGD_STORAGE_URL": self.storage.url,
             "VCASGD_CACHE_DIR": str(home / "cache"),
             "VCASGD_HEARTBEAT": str(heartbeat),

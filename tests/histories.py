@@ -42,7 +42,7 @@ MOST_CALLS = 10
 REPLACED = "a server that was replaced changes nothing"
 
 #: a turn that publishes has about so many
-commands = st.integers(1, 18)
+commands = st.integers(1, 24)
 moments = st.sampled_from(["before", "after"])
 
 

@@ -25,14 +25,20 @@ STALL_LEASES = 15
 PATIENCE_LEASES = 30
 
 
-_STORE_SCHEMES = ("redis", "rediss", "unix")
+_STORE_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _STORAGE_SCHEMES = ("file", "s3", "gs")
 
 
 def _has_form(url: str, schemes: tuple[str, ...]) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in schemes and (parts.port is None or parts.port > 0)
+        if parts.scheme not in schemes:
+            return False
+        # of Sentinel there may be several
+        hosts = [urlsplit(f"//{host}") for host in parts.netloc.rpartition("@")[2].split(",")]
+        if parts.scheme.endswith("+sentinel") and not (parts.path.strip("/") and parts.netloc):
+            return False
+        return all(host.port is None or host.port > 0 for host in hosts)
     except ValueError:
         return False
 
@@ -40,7 +46,10 @@ def _has_form(url: str, schemes: tuple[str, ...]) -> bool:
 def _check_redis_url(url: str) -> None:
     # it is never shown: it holds a password
     if not _has_form(url, _STORE_SCHEMES):
-        raise ValueError("is not of the form redis://[[user]:password@]host:port[/db]")
+        raise ValueError(
+            "is not of the form redis://[[user]:password@]host:port[/db] or "
+            "redis+sentinel://[user:password@]host:port[,host:port…]/service[/db]"
+        )
 
 
 class Settings(BaseSettings):
@@ -78,6 +87,9 @@ class Settings(BaseSettings):
     )
     store_nodes: int | None = Field(
         default=None, ge=1, le=64, description="store nodes of the embedded stack"
+    )
+    replicas: int | None = Field(
+        default=None, ge=0, le=1, description="of each server of the embedded stack"
     )
     redis_server: str | None = Field(default=None, description="path of a redis-server ≥ 7")
     heartbeat: float = Field(default=1.0, gt=0, le=60, description="seconds")

@@ -36,6 +36,24 @@ def test_nothing_is_lost_or_repeated_whatever_dies(kills: int, store_nodes: int)
     assert report["samples_lost"] == report["samples_repeated"] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_when_primaries_die_for_good() -> None:
+    # When servers with a replica die, among all the rest, and are not started again before
+    # the replica was promoted
+    argv = [sys.executable, "-m", "vcasgd.cli", "chaos", "audit", "--replicas", "1"]
+    argv += ["--kills", "10", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=840, check=False)
+
+    # Then each sample of each epoch was applied exactly once
+    assert done.stdout, done.stderr[-4000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, json.dumps(report, indent=1) + done.stderr[-4000:]
+    assert report["kills"]["failover"] >= 1
+    assert report["samples_applied"] == report["samples_expected"] > 0
+    assert report["samples_lost"] == report["samples_repeated"] == 0
+
+
 @pytest.mark.parametrize(
     ("counts", "lost", "repeated"),
     [([3, 3, 3], 0, 0), ([3, 2, 3], 1, 0), ([3, 4, 3], 0, 1), ([0, 3, 5], 3, 2)],

@@ -47,11 +47,11 @@ def folder() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "codec", "workers", "socket"),
-    [("valkey", "float32", 2, "tcp"), ("redis", "bfloat16", 3, "unix")],
+    ("kind", "codec", "workers", "socket", "nodes"),
+    [("valkey", "float32", 2, "tcp", 1), ("redis", "bfloat16", 3, "unix", 2)],
 )
 def test_a_measurement_on_either_server_tells_everything_and_leaves_nothing(
-    kind: str, codec: str, workers: int, socket: str, folder: Path
+    kind: str, codec: str, workers: int, socket: str, nodes: int, folder: Path
 ) -> None:
     assert kind in KINDS
     # When the store is measured for a second
@@ -68,6 +68,8 @@ def test_a_measurement_on_either_server_tells_everything_and_leaves_nothing(
             socket,
             "--memory-mb",
             "64",
+            "--store-nodes",
+            str(nodes),
         ],
         env=temporary(folder, VCASGD_REDIS_SERVER=require_binary(kind)),
         capture_output=True,
@@ -82,13 +84,14 @@ def test_a_measurement_on_either_server_tells_everything_and_leaves_nothing(
     assert figures["server"] == kind
     assert figures["updates"] >= 1
     assert figures["rejected"] == 0
-    assert figures["payload_bytes"] == (1 << 20) // (2 if codec == "bfloat16" else 1)
+    size = (1 << 20) // (2 if codec == "bfloat16" else 1)
+    assert (figures["payload_bytes"], figures["fetch_bytes"]) == (size, size)
     assert 0 < figures["publishes_per_s"] <= figures["updates_per_s"] * 1.001
     assert figures["update_gb_per_s"] == pytest.approx(
         figures["updates_per_s"] * figures["payload_bytes"] / 1e9
     )
     assert figures["exchanged_gb_per_s"] == pytest.approx(
-        figures["update_gb_per_s"] + figures["fetches_per_s"] * (1 << 20) / 1e9
+        figures["update_gb_per_s"] + figures["fetches_per_s"] * figures["fetch_bytes"] / 1e9
     )
     assert figures["wire_fraction"] == pytest.approx(
         figures["exchanged_gb_per_s"] / max(figures["loopback_gb_per_s_each"])
@@ -99,8 +102,12 @@ def test_a_measurement_on_either_server_tells_everything_and_leaves_nothing(
     assert figures["loopback_bytes_per_update"] > 0
     assert 0 < figures["p50_push_to_applied_ms"] <= figures["p99_push_to_applied_ms"]
     assert figures["copies_per_update"] > 0
-    names = {"ledger", "tensors", "server", *(f"worker-{n + 1}" for n in range(workers))}
+    servers = {"tensors", "server"}
+    if nodes > 1:
+        servers = {f"{kind}-{node}" for kind in servers for node in range(nodes)}
+    names = {"ledger", *servers, *(f"worker-{number + 1}" for number in range(workers))}
     assert set(figures["processes"]) == names
+    assert figures["store_nodes"] == nodes
     for each in figures["processes"].values():
         assert each["baseline_mb"] > 0
         assert 0 < each["resident_min_mb"] <= each["resident_max_mb"]

@@ -10,19 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcasgd.chaos.killers import Target
-from vcasgd.chaos.plan import plan_strikes
+from vcasgd.chaos.plan import UNREPLICATED, plan_strikes
 from vcasgd.errors import SpecError
 
 WORKERS = {Target.WORKER, Target.WORKER_NOTICE}
 
 
+@pytest.mark.parametrize("among", [UNREPLICATED, tuple(Target)])
 @given(kills=st.integers(len(Target), 60), seed=st.integers(0, 2**32))
-def test_every_target_is_hit_and_no_kill_is_missing(kills: int, seed: int) -> None:
-    strikes = plan_strikes(kills, random.Random(seed))
+def test_every_target_is_hit_and_no_kill_is_missing(
+    among: tuple[Target, ...], kills: int, seed: int
+) -> None:
+    strikes = plan_strikes(kills, random.Random(seed), among)
 
     hits = Counter(target for strike in strikes for target in strike.targets)
     assert hits.total() == kills
-    assert set(hits) == set(Target)
+    assert set(hits) == set(among)
     assert any(len(strike.targets) > 1 for strike in strikes), "several at once"
 
 
@@ -31,6 +34,13 @@ def test_a_part_of_the_stack_dies_only_once_in_a_strike(seed: int) -> None:
     for strike in plan_strikes(40, random.Random(seed)):
         parts = [target for target in strike.targets if target not in WORKERS]
         assert len(parts) == len(set(parts))
+
+
+@given(seed=st.integers(0, 2**32))
+def test_of_a_server_and_its_replica_only_one_dies_in_a_strike(seed: int) -> None:
+    for strike in plan_strikes(40, random.Random(seed), tuple(Target)):
+        if Target.FAILOVER in strike.targets:
+            assert not {Target.LEDGER, Target.TENSORS} & set(strike.targets)
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:

@@ -348,7 +348,8 @@ class Restarts:
 
     def __init__(self, home: StackHome) -> None:
         self.now = 0.0
-        part = Part("part", Command(("sleep", "300"), {}), ready=lambda _started: True)
+        command = Command(("sleep", "300"), {})
+        part = Part("part", lambda: command, ready=lambda _started: True)
         self.child = Child(part, home, clock=lambda: self.now)
 
     def bring_up(self) -> None:

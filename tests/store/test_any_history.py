@@ -12,12 +12,19 @@ from hypothesis.stateful import run_state_machine_as_test
 from servers import KINDS
 from stage import staged
 
+from vcasgd.runtime import shard
 from vcasgd.store import connection
 from vcasgd.store.connection import script_source
 
 COMMIT_FENCE = "tonumber(held) ~= tonumber(ARGV[1])"
 PUSH_TOKEN = "seen > tonumber(ARGV[5])"
 PUSH_POSITION = "position ~= tonumber(ARGV[3])"
+
+
+@pytest.fixture(autouse=True)
+def _regular_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which command of a turn is the n-th must not depend on the time of day."""
+    monkeypatch.setattr(shard, "TEND_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

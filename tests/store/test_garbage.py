@@ -72,6 +72,8 @@ raw_texts = st.one_of(
     ),
 )  # fmt: skip
 
+#: fields that an honest header may do without: one more of them is no second one
+OPTIONAL = {"integers", "loss_sum", "signature"}
 #: overrides of a header that is honest otherwise: [0, 2) of subtask 1
 wrong_places = st.one_of(
     st.fixed_dictionaries({"layout": st.text(max_size=64)}),
@@ -138,7 +140,7 @@ spoilt_headers = st.one_of(
     st.builds(lambda key, value: Garbage({}, lambda text: insert(text, key, value)),
               st.text(max_size=10) | st.just("x" * 10_000), anything),
     st.builds(lambda key: Garbage({}, lambda text: insert(text, key, "twice")),
-              st.sampled_from(sorted(Header.model_fields.keys() - {"integers", "loss_sum"}))),
+              st.sampled_from(sorted(Header.model_fields.keys() - OPTIONAL))),
     # the layout is wrong as well: what the junk leaves may be valid
     st.builds(lambda at, junk: Garbage({"layout": "x"}, lambda text: mutate(text, at, junk)),
               parts, st.binary(min_size=1, max_size=4)),

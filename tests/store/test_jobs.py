@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from waiting import await_truth
 from world import World, spec_of
 
 from vcasgd.errors import Conflict, NotFound, StoreError
@@ -16,7 +17,7 @@ from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import FAILURES_KEPT, Failure, Job, Jobs, State
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.servers import Control, Pool, Servers
+from vcasgd.store.servers import NONCE_BITS, Control, Pool, Servers
 
 PACKAGE = "a" * 64
 OVER = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
@@ -369,7 +370,34 @@ class TestServers:
     def test_each_start_gets_a_newer_token(self, ledger: Client) -> None:
         servers = Servers(ledger)
 
-        assert [servers.new_token("a"), servers.new_token("b"), servers.new_token("a")] == [1, 1, 2]
+        tokens = [servers.new_token("a") for _ in range(5)]
+
+        assert tokens == sorted(set(tokens))
+        assert tokens[-1] < 2**53, "Lua's numbers have no more digits"
+
+    def test_a_ledger_that_went_back_gives_no_token_twice(self, ledger: Client) -> None:
+        servers = Servers(ledger)
+        # a count that is ahead of the clock, so that only the nonce can tell them apart
+        before = (int(time.time()) + 1000) << NONCE_BITS
+        ledger.hset(names.SERVER_TOKENS, "a", before)
+        lost = servers.new_token("a")
+
+        ledger.hset(names.SERVER_TOKENS, "a", before)
+        again = servers.new_token("a")
+
+        assert lost != again
+        assert lost >> NONCE_BITS == again >> NONCE_BITS
+
+    def test_an_emptied_ledger_gives_newer_tokens_all_the_same(self, ledger: Client) -> None:
+        servers = Servers(ledger)
+        before = [servers.new_token("a") for _ in range(3)][-1]
+        count = before >> NONCE_BITS
+        ledger.delete(names.SERVER_TOKENS)
+
+        # at most one token a start was given out, and no two starts are in one second
+        await_truth(lambda: time.time() > count + 1)
+
+        assert servers.new_token("a") > before
 
     def test_heartbeats(self, ledger: Client) -> None:
         servers = Servers(ledger)

@@ -56,7 +56,8 @@ def publish(
     meta = meta_of(vector, version, token)
     snapshots.write(meta, vector)
     text = {str(subtask): at for subtask, at in (positions or {}).items()}
-    change = Change(fields={"version": version, "token": token, "finished": 0, **text})
+    fields = {"version": version, "token": token, "finished": 0, **text}
+    change = Change(base=version - 1, fields=fields)
     snapshots.commit(token, meta, change, snapshots.chunk_keys(previous) if previous else [])
     return meta
 
@@ -192,7 +193,7 @@ class TestCommit:
         sender = UpdateSender(tensors, KEYS)
         sender.begin(4, 0, 10, 1)
         tensors.hset(KEYS.pushed, "4", "6|u")
-        change = Change(fields={"version": 1, "token": 1, "finished": 0}, reset={"4": 0})
+        change = Change(0, fields={"version": 1, "token": 1, "finished": 0}, reset={"4": 0})
         new = replace(meta, version=1)
         snapshots.write(new, constant(1))
         snapshots.commit(1, new, change)
@@ -212,7 +213,7 @@ class TestCommit:
         snapshots.write(new, constant(1))
 
         snapshots.commit(
-            1, new, Change(fields={"version": 1, "token": 1, "finished": 1}, forget=(0, 1))
+            1, new, Change(0, fields={"version": 1, "token": 1, "finished": 1}, forget=(0, 1))
         )
 
         assert snapshots.read().record == Record(1, {2: 3})
@@ -224,7 +225,7 @@ class TestCommit:
         meta = installed(snapshots)
         entry = tensors.xadd(KEYS.stream, {"h": "garbage"}).decode()
 
-        snapshots.commit(1, meta, Change(entries=(entry,), refused={"u": "checksum"}))
+        snapshots.commit(1, meta, Change(0, entries=(entry,), refused={"u": "checksum"}))
 
         assert snapshots.version() == 0
         assert tensors.xlen(KEYS.stream) == 0
@@ -245,7 +246,7 @@ class TestFencing:
         snapshot, out = fetched(snapshots)
         assert snapshot == before
         assert values(out) == [1.0], "its chunks have names that nobody knows"
-        assert snapshots.forget_orphans([snapshot.meta]) == 2, "those, and of version 0"
+        assert snapshots.forget_orphans(2, [snapshot.meta]) == 2, "those, and of version 0"
         assert "s:1.2:0" in names(tensors)
         assert "s:1.1:0" not in names(tensors)
 
@@ -330,7 +331,7 @@ class TestNoSnapshot:
             snapshots.read,
             lambda: snapshots.fetch(torch.empty(1000)),
             lambda: snapshots.fetch_pinned("a"),
-            lambda: snapshots.commit(1, meta, Change(fields={"version": 1})),
+            lambda: snapshots.commit(1, meta, Change(0, fields={"version": 1})),
             lambda: snapshots.pin(1, ["a"], Snapshot(meta, Record())),
             lambda: sender.begin(0, 0, 10, 1),
             lambda: sender.status([(0, 0, 10, "u")]),
@@ -436,7 +437,7 @@ class TestPins:
         pinned = pin_text(Snapshot(meta, Record(1, {})))
 
         change = Change(
-            fields={"version": 1, "token": 1, "finished": 1}, pin="epoch-1", pinned=pinned
+            base=0, fields={"version": 1, "token": 1, "finished": 1}, pin="epoch-1", pinned=pinned
         )
         snapshots.commit(1, meta, change)
 
@@ -514,7 +515,7 @@ class TestForget:
         tensors.set(KEYS.payload_chunk("u", 0), b"waits to be applied")
         pinned = [pin.meta for pin in snapshots.pins().values()]
 
-        assert snapshots.forget_orphans([present, *pinned]) == 1
+        assert snapshots.forget_orphans(1, [present, *pinned]) == 1
 
         assert {"s:0.1:0", "s:1.1:0", "u:u:0"} <= names(tensors)
         assert values(fetched(snapshots)[1]) == [1.0]

@@ -20,12 +20,12 @@ def test_a_tally_is_seen_from_another_mapping(tmp_path: Path) -> None:
 
     # When it counts
     written.note_baseline(5)
-    written.note_fetched()
+    written.note_fetched(0.25)
     for seconds in (0.5, 0.25, 0.125):
         written.note_applied(seconds)
 
     # Then the other one sees it
-    assert (seen.fetched, seen.applied, seen.baseline) == (1, 3, 5)
+    assert (seen.fetched, seen.applied, seen.baseline) == (0.25, 3, 5)
     assert seen.delays(since=1).tolist() == [0.25, 0.125]
     assert seen.delays(since=3).tolist() == []
 
@@ -56,6 +56,6 @@ def test_one_sample_has_no_slope() -> None:
     assert Gauge(pid=1, baseline=0, samples=[(0.0, 5)]).slope() == 0.0
 
 
-def test_an_encoding_that_shares_memory_saves_a_copy() -> None:
-    assert copies_per_update("bfloat16") == copies_per_update("float32") + 1
+def test_an_encoding_that_shares_memory_saves_copies() -> None:
+    assert copies_per_update("float32") < copies_per_update("bfloat16")
     assert {stage for stage, _ in copies("float32")} >= {"push", "publish", "fetch"}

@@ -134,13 +134,15 @@ class PoolRow(_Row):
 
 
 class ServerRow(_Row):
-    """A parameter server's last heartbeat. `versions`: of the jobs that it serves."""
+    """A parameter server's last heartbeat. `versions`: of the jobs that it serves.
+    `unreplicated`: since when the `ledger` or its `tensors` server is without its replicas."""
 
     node: str
     at: float | None = None
     pid: int | None = None
     token: int | None = None
     versions: dict[str, int] = {}
+    unreplicated: dict[str, float] = {}
 
 
 class Status(BaseModel):

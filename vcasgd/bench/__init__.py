@@ -2,7 +2,7 @@
 
 ``command``   ``vcasgd bench``
 ``store``     one measurement of the store, from the first process to the last
-``layout``    the processes of it, and the only place that knows how they are connected
+``rig``       its processes, and the only place that knows how they are connected
 ``worker``    a worker of ours whose learner has nothing to learn
 ``tally``     what such a worker counts, in memory that it shares with whoever measures
 ``gauges``    resident memory and processor time of processes

@@ -43,6 +43,9 @@ def store_command(
     workers: Annotated[int, typer.Option(min=1, help="Processes that push and fetch.")] = 2,
     seconds: Annotated[float, typer.Option(min=0.5, help="Measured after the warm-up.")] = 6.0,
     codec: Annotated[Codec, typer.Option(help="How updates are encoded.")] = Codec.FLOAT32,
+    store_nodes: Annotated[
+        int, typer.Option(min=1, max=64, help="Over which the model is cut.")
+    ] = 1,
     worker_socket: Annotated[
         Socket, typer.Option(help="How workers reach the tensors server.")
     ] = Socket.TCP,
@@ -69,6 +72,7 @@ def store_command(
         workers=workers,
         seconds=seconds if soak_minutes is None else soak_minutes * 60,
         codec=codec.value,
+        store_nodes=store_nodes,
         worker_socket=worker_socket.value,
         memory_mb=memory_mb,
         soak=soak_minutes is not None,

@@ -52,8 +52,20 @@ PATH: tuple[tuple[str, tuple[Copy, ...]], ...] = (
     ),
     ("claim", _receive("server", "the payload's buffer")),
     ("decode", (Copy("server", "payload's buffer to the piece that is blended next"),)),
-    ("publish", _send("server", "weights")),
-    ("fetch", _receive("other worker", "the learner's vector")),
+    (
+        "publish",
+        (
+            Copy("server", "weights to planes of their halves", codecs=("bfloat16",)),
+            *_send("server", "weights"),
+        ),
+    ),
+    (
+        "fetch",
+        (
+            *_receive("other worker", "the learner's vector"),
+            Copy("other worker", "high halves to the learner's vector", codecs=("bfloat16",)),
+        ),
+    ),
 )
 
 

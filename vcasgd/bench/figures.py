@@ -53,6 +53,7 @@ class Figures:
     size_mb: int
     workers: int
     codec: str
+    store_nodes: int
     worker_socket: str
     seconds: float
     updates: int
@@ -60,6 +61,7 @@ class Figures:
     publishes_per_s: float
     fetches_per_s: float
     payload_bytes: int
+    fetch_bytes: int
     model_bytes: int
     p50_push_to_applied_ms: float | None
     p99_push_to_applied_ms: float | None
@@ -83,7 +85,7 @@ class Figures:
     @property
     def exchanged_gb_per_s(self) -> float:
         """What workers push and fetch."""
-        return self.update_gb_per_s + self.fetches_per_s * self.model_bytes / 1e9
+        return self.update_gb_per_s + self.fetches_per_s * self.fetch_bytes / 1e9
 
     @property
     def loopback_gb_per_s(self) -> float:
@@ -120,6 +122,7 @@ class Figures:
         """Name and value of what is not about a single process, for people."""
         yield "model", f"{self.size_mb} MiB, float32; updates as {self.codec}"
         yield "tensors server", f"{self.server} {self.server_version}"
+        yield "store nodes", f"{self.store_nodes}"
         yield "workers' connections", self.worker_socket
         yield (
             "measured",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import psutil
+
+from vcasgd.errors import StackError
 
 
 @dataclass
@@ -35,7 +39,10 @@ class Gauge:
 
 
 class Gauges:
-    """Some processes, looked at together."""
+    """Some processes, looked at together.
+
+    Methods raise :class:`StackError` where one of them has ended.
+    """
 
     def __init__(self) -> None:
         self.all: dict[str, Gauge] = {}
@@ -59,9 +66,19 @@ class Gauges:
 
 
 def resident_bytes(pid: int) -> int:
-    return int(psutil.Process(pid).memory_info().rss)
+    with _still_there(pid):
+        return int(psutil.Process(pid).memory_info().rss)
 
 
 def _cpu_seconds(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
+    with _still_there(pid):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+
+
+@contextmanager
+def _still_there(pid: int) -> Iterator[None]:
+    try:
+        yield
+    except psutil.Error as error:
+        raise StackError(f"process {pid} ended while it was measured") from error

@@ -20,8 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic import SecretStr
+
 from vcasgd.bench.tally import Tally
 from vcasgd.errors import StackError
+from vcasgd.runtime.admission import LedgerAdmission, worker_environment
 from vcasgd.settings import Settings
 from vcasgd.spec import JobSpec
 from vcasgd.stack import StackHome, Tied
@@ -33,7 +36,7 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.servers import Servers
 from vcasgd.store.snapshots import Snapshot, Snapshots
 
-#: the parts of a stack that the exchange of updates needs
+#: the kinds of parts of a stack that the exchange of updates needs
 PARTS = ("ledger", "tensors", "server")
 #: for the first snapshot: an interpreter, torch, and the vector itself
 READY_SECONDS = 120.0
@@ -50,12 +53,14 @@ SUBTASKS = 1 << 14
 
 @dataclass(frozen=True)
 class Workload:
-    """What is exchanged. ``floats``: length of the vector. ``near``: workers talk to the tensors
+    """What is exchanged. ``floats``: length of the vector, which is cut over so
+    many store ``nodes``. ``near``: workers talk to the tensors
     server as its neighbours do, and not as from other machines."""
 
     floats: int
     workers: int
     codec: str
+    nodes: int = 1
     near: bool = False
 
     @property
@@ -96,14 +101,16 @@ class Rig:
         with self._resources:
             folder = Path(tempfile.mkdtemp(prefix="vcasgd-bench-"))
             self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
-            settings = self._settings.model_copy(update={"home": folder / "home"})
+            settings = self._settings.model_copy(
+                update={"home": folder / "home", "store_nodes": self._workload.nodes}
+            )
             stack = Tied(settings, PARTS)
             self._resources.callback(stack.stop)
             self._resources.callback(self._stop_workers)
             self._state = stack.await_ready()
             self._folder, self._home = folder, StackHome(settings.home)
             self._ledger = connect(self._files("ledger").url)
-            self._tensors = connect(self._files("tensors").url)
+            self._tensors = [connect(files.url) for files in self._nodes()]
             self._resources = self._resources.pop_all()
         return self
 
@@ -119,6 +126,10 @@ class Rig:
         password = self._home.ensure_password(name)
         return ServerFiles(self._home.path / name, self._state.ports[name], password)
 
+    def _nodes(self) -> list[ServerFiles]:
+        """The tensors servers in the order of the store nodes."""
+        return [self._files(name) for name in self._state.parts if name.startswith("tensors")]
+
     # -- the job and its workers ---------------------------------------------------------------
 
     def start(self) -> None:
@@ -129,6 +140,8 @@ class Rig:
         jobs = Jobs(self._ledger)
         # the workers have the task in their own code
         self.job = jobs.submit(self._workload.spec(), package="none").id
+        # the controller's part; nothing of the ledger is lost here, so once is enough
+        LedgerAdmission(self._ledger, self._secret, linger_seconds=0.0).admit([self.job])
         for number in range(1, self._workload.workers + 1):
             self._start_worker(f"worker-{number}")
         seconds = READY_SECONDS + READY_SECONDS_PER_WORKER * self._workload.workers
@@ -149,7 +162,7 @@ class Rig:
         with self._home.open_log(name) as log:
             self._workers[name] = subprocess.Popen(
                 argv,
-                env={**os.environ, **self._environment()},
+                env={**os.environ, **self._environment(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -157,12 +170,23 @@ class Rig:
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
 
-    def _environment(self) -> dict[str, str]:
-        tensors = self._files("tensors")
+    @property
+    def _secret(self) -> str:
+        """From which the workers' users and keys are derived."""
+        return self._home.ensure_password("jobs")
+
+    def _environment(self, worker: str) -> dict[str, str]:
+        near = self._workload.near
+        tensors = [files.nearest_url if near else files.url for files in self._nodes()]
+        given = {
+            "ledger_url": SecretStr(self._files("ledger").url),
+            "tensors_url": SecretStr(" ".join(tensors)),
+            "job_secret": SecretStr(self._secret),
+        }
+        settings = self._settings.model_copy(update=given)
         return {
-            "VCASGD_LEDGER_URL": self._files("ledger").url,
-            "VCASGD_TENSORS_URL": tensors.nearest_url if self._workload.near else tensors.url,
-            "VCASGD_HEARTBEAT": str(self._settings.heartbeat),
+            **worker_environment(settings, self.job, worker),
+            "VCASGD_HEARTBEAT": str(settings.heartbeat),
         }
 
     def _stop_workers(self) -> None:
@@ -193,30 +217,49 @@ class Rig:
     @property
     def servers(self) -> dict[str, int]:
         """Process of each server."""
-        return {name: self._state.parts[name].pid for name in PARTS}
+        return {name: part.pid for name, part in self._state.parts.items()}
 
     @property
     def workers(self) -> dict[str, int]:
         """Process of each worker."""
         return {name: worker.pid for name, worker in self._workers.items()}
 
-    def snapshot(self) -> Snapshot:
-        """The present one. Raises :class:`~vcasgd.errors.SnapshotMissing`."""
-        return Snapshots(self._tensors, TensorKeys(self.job)).read()
+    def snapshots(self) -> list[Snapshot]:
+        """The present ones of all shards.
 
-    def beat(self) -> tuple[int, int]:
-        """Version and publications as of the last heartbeat of the parameter server."""
-        (server,) = Servers(self._ledger).all().values()
-        versions, publications = server["versions"], server["publications"]
-        return versions.get(self.job, 0), publications.get(self.job, 0)
+        Raises :class:`~vcasgd.errors.SnapshotMissing`.
+        """
+        facts = Jobs(self._ledger).get(self.job).facts
+        assert facts is not None
+        return [
+            Snapshots(self._tensors[shard], TensorKeys(self.job, shard)).read()
+            for shard in range(facts.shards)
+        ]
+
+    def beats(self) -> tuple[int, int]:
+        """Versions and publications of all shards, as of the last heartbeats of the servers."""
+        servers = Servers(self._ledger).all().values()
+        versions, publications = (
+            sum(server[field].get(self.job, 0) for server in servers)
+            for field in ("versions", "publications")
+        )
+        return versions, publications
 
     def limit_memory(self, megabytes: int) -> None:
-        """Of the tensors server."""
-        self._tensors.config_set("maxmemory", f"{megabytes}mb")
+        """Of each tensors server."""
+        for tensors in self._tensors:
+            tensors.config_set("maxmemory", f"{megabytes}mb")
 
     def server_facts(self) -> dict[str, Any]:
-        """Kind, version, peak of memory, and how often it refused for want of room."""
-        return server_facts(self._tensors)
+        """Kind and version of the tensors servers, the highest peak of memory, and how often
+        they refused for want of room."""
+        facts = [server_facts(tensors) for tensors in self._tensors]
+        return {
+            **facts[0],
+            "store_nodes": len(facts),
+            "tensors_peak_mb": max(each["tensors_peak_mb"] for each in facts),
+            "refused_for_want_of_room": sum(each["refused_for_want_of_room"] for each in facts),
+        }
 
     def await_truth(self, predicate: Callable[[], object], seconds: float, what: str) -> None:
         """Raises :class:`StackError` after ``seconds``, or where a worker died."""
@@ -237,6 +280,7 @@ class Rig:
 
 
 def server_facts(tensors: Client) -> dict[str, Any]:
+    """Of one of them."""
     info = tensors.info("everything")
     kind = str(info.get("server_name", "redis"))
     refused = info.get("errorstat_OOM", {})

@@ -41,6 +41,7 @@ class Options:
     workers: int = 2
     seconds: float = 6.0
     codec: str = "float32"
+    store_nodes: int = 1
     worker_socket: str = "tcp"
     memory_mb: int | None = None
     soak: bool = False
@@ -51,29 +52,31 @@ class Options:
             floats=self.size_mb * (1 << 20) // 4,
             workers=self.workers,
             codec=self.codec,
+            nodes=self.store_nodes,
             near=self.worker_socket == "unix",
         )
 
 
 @dataclass(frozen=True)
 class Moment:
-    """All counters at one time."""
+    """All counters at one time. ``snapshots``: of each shard; ``versions`` and
+    ``publications`` are sums over the shards."""
 
     at: float
-    snapshot: Snapshot
-    version: int
+    snapshots: list[Snapshot]
+    versions: int
     publications: int
-    fetched: int
+    fetched: float
     applied: dict[str, int]
     carried: int
 
     @classmethod
     def now(cls, rig: Rig) -> Moment:
-        version, publications = rig.beat()
+        versions, publications = rig.beats()
         return cls(
             at=time.monotonic(),
-            snapshot=rig.snapshot(),
-            version=version,
+            snapshots=rig.snapshots(),
+            versions=versions,
             publications=publications,
             fetched=sum(tally.fetched for tally in rig.tallies.values()),
             applied={name: tally.applied for name, tally in rig.tallies.items()},
@@ -135,21 +138,20 @@ def _sample(rig: Rig, gauges: Gauges, until: float, soak: bool) -> None:
 
 
 def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: Moment) -> Figures:
-    first, last = before.snapshot.meta, after.snapshot.meta
-    updates = last.totals.updates - first.totals.updates
-    # from publication to publication: a window that cuts one in two would count it wrong
-    seconds = last.created_at - first.created_at
+    shards = list(zip(before.snapshots, after.snapshots, strict=True))
+    updates = min(last.meta.totals.updates - first.meta.totals.updates for first, last in shards)
     if not updates:
         raise StackError(
             f"no update was applied within {options.seconds:.0f} s",
             remedy="measure for longer, or with a smaller model",
         )
-    beats = after.version - before.version
-    publications = (after.publications - before.publications) / beats if beats else 1.0
+    updates_per_s = _updates_per_second(shards)
+    versions = after.versions - before.versions
+    publications = (after.publications - before.publications) / versions if versions else 1.0
     delays = np.concatenate(
         [tally.delays(before.applied[name]) for name, tally in rig.tallies.items()]
     )
-    workload = options.workload
+    workload, codec = options.workload, make_codec(options.codec)
     return Figures(
         size_mb=options.size_mb,
         workers=options.workers,
@@ -157,21 +159,35 @@ def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: 
         worker_socket=options.worker_socket,
         seconds=round(after.at - before.at, 2),
         updates=updates,
-        updates_per_s=updates / seconds,
-        publishes_per_s=publications * updates / seconds,
+        updates_per_s=updates_per_s,
+        publishes_per_s=publications * updates_per_s,
         fetches_per_s=(after.fetched - before.fetched) / (after.at - before.at),
-        payload_bytes=make_codec(options.codec).encoded_size(workload.floats),
+        payload_bytes=codec.encoded_size(workload.floats),
+        fetch_bytes=workload.model_bytes // 2 if codec.halves else workload.model_bytes,
         model_bytes=workload.model_bytes,
         p50_push_to_applied_ms=_percentile(delays, 50),
         p99_push_to_applied_ms=_percentile(delays, 99),
         loopback_bytes_per_update=(after.carried - before.carried) / updates,
-        rejected=sum(last.totals.rejected.values()),
+        rejected=sum(sum(each.meta.totals.rejected.values()) for each in after.snapshots),
         processes={
             name: ProcessFigures.of(gauge, workload.model_bytes, soak=options.soak)
             for name, gauge in gauges.all.items()
         },
         **rig.server_facts(),
     )
+
+
+def _updates_per_second(shards: list[tuple[Snapshot, Snapshot]]) -> float:
+    """Mean of the shards, for each update has a part in each of them.
+
+    From publication to publication: a window that cuts one in two would count it wrong.
+    """
+    rates = [
+        (last.meta.totals.updates - first.meta.totals.updates)
+        / (last.meta.created_at - first.meta.created_at)
+        for first, last in shards
+    ]
+    return sum(rates) / len(rates)
 
 
 def _percentile(seconds: NDArray[np.float64], percent: float) -> float | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 #: delays that are remembered; the oldest give way
 DELAYS = 1 << 16
-#: cells before the ring of delays: versions fetched, updates applied, bytes at the start
+#: cells before the ring of delays: vectors fetched, updates applied, bytes at the start
 _HEAD = 3
 
 
@@ -31,13 +31,13 @@ class Tally:
             self._cells[:] = 0.0
 
     @property
-    def fetched(self) -> int:
-        """Versions that the worker fetched."""
-        return int(self._cells[0])
+    def fetched(self) -> float:
+        """Vectors that the worker fetched; a shard of one is a part of one."""
+        return float(self._cells[0])
 
     @property
     def applied(self) -> int:
-        """Updates of the worker that it knows to be applied."""
+        """Updates of the worker that it knows to be applied, each shard's for itself."""
         return int(self._cells[1])
 
     @property
@@ -48,8 +48,8 @@ class Tally:
     def note_baseline(self, resident: int) -> None:
         self._cells[2] = resident
 
-    def note_fetched(self) -> None:
-        self._cells[0] += 1
+    def note_fetched(self, vectors: float) -> None:
+        self._cells[0] += vectors
 
     def note_applied(self, seconds: float) -> None:
         """``seconds`` from the submission of an update to the news that it is applied."""

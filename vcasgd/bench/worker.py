@@ -105,18 +105,21 @@ class SyntheticChores(Chores):
     def __init__(self, desk: Desk, tally: Tally) -> None:
         super().__init__(desk)
         self._tally = tally
-        self._seen: object = None
+        #: version of each shard that was trained from last
+        self._seen: dict[int, tuple[int, int] | None] = {}
 
     def _built(self, job: Job) -> Learner:
         return SyntheticLearner(job.spec, self._look)
 
     def _look(self) -> None:
-        first = self._desk.links[0]
-        if first.base != self._seen:
-            self._seen = first.base
-            self._tally.note_fetched()
-        for seconds in first.outbox.take_delays():
-            self._tally.note_applied(seconds)
+        """What happened since the last push, shard by shard."""
+        floats = self.learner().layout.floats
+        for link in self._desk.links:
+            if link.base != self._seen.get(link.part.shard):
+                self._seen[link.part.shard] = link.base
+                self._tally.note_fetched(link.part.floats / floats)
+            for seconds in link.outbox.take_delays():
+                self._tally.note_applied(seconds)
 
 
 class SyntheticWorker(Worker):

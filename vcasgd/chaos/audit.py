@@ -19,13 +19,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vcasgd.chaos.killers import Fault, Killer, Target, audit_task
-from vcasgd.chaos.plan import Strike, plan_strikes
+from vcasgd.chaos.plan import UNREPLICATED, Strike, plan_strikes
 from vcasgd.client import Client
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.spec import JobSpec
 from vcasgd.stack import StackHome, StackState, running
+from vcasgd.stack.layout import service_urls
 from vcasgd.store.connection import connect
 from vcasgd.store.jobs import Jobs
 
@@ -79,6 +80,7 @@ class Options:
     epochs: int | None = None
     heartbeat: float = 0.5
     store_nodes: int = 1
+    replicas: int = 0
 
 
 def audit(options: Options, say: Say) -> Report:
@@ -88,7 +90,7 @@ def audit(options: Options, say: Say) -> Report:
     :class:`~vcasgd.errors.StackError` where the stack does not start.
     """
     rng = random.Random(options.seed)
-    strikes = plan_strikes(options.kills, rng)
+    strikes = plan_strikes(options.kills, rng, tuple(Target) if options.replicas else UNREPLICATED)
     say(f"seed {options.seed}: {options.kills} kills in {len(strikes)} strikes")
     report, started = Report(options.seed), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vcasgd-audit-") as folder:
@@ -115,6 +117,7 @@ def _settings(home: Path, options: Options) -> Settings:
         ledger_url=None,
         tensors_url=None,
         store_nodes=options.store_nodes,
+        replicas=options.replicas,
         storage_url=None,
         token=None,
     )
@@ -160,10 +163,14 @@ class _Run:
         self._client = Client(state.api_url, token)
         self._spec = audit_spec(options)
         self._job = self._client.submit_directory(self._spec, idempotency_key="audit").id
-        ledger_url = _ledger_url(home, state)
+        services = service_urls(home, state)
+        ledger_url = services.get("ledger") or _ledger_url(home, state)
         provider = LocalProvider(home.path, settings.cluster, LocalPool("local", WORKERS))
         self._jobs = Jobs(connect(ledger_url))
-        self._killer = Killer(home, provider, self._jobs, self._job, heartbeat=options.heartbeat)
+        self._killer = Killer(
+            home, provider, self._jobs, self._job,
+            heartbeat=options.heartbeat, services=services,
+        )  # fmt: skip
         self._recoveries: defaultdict[str, list[float]] = defaultdict(list)
         self._watchers: list[threading.Thread] = []
         self._problems: list[str] = []

@@ -22,6 +22,9 @@ def audit_command(
     store_nodes: Annotated[
         int, typer.Option("--store-nodes", min=1, max=64, help="Over which the model is cut.")
     ] = 1,
+    replicas: Annotated[
+        int, typer.Option(min=0, max=1, help="Of each server; with one, primaries die for good.")
+    ] = 0,
     as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Kill everything while a job trains that counts, and prove that nothing was lost or repeated.
@@ -33,7 +36,7 @@ def audit_command(
     from vcasgd.chaos.audit import Options, as_json, audit, describe
 
     report = audit(
-        Options(kills=kills, seed=seed, store_nodes=store_nodes),
+        Options(kills=kills, seed=seed, store_nodes=store_nodes, replicas=replicas),
         say=lambda text: typer.echo(text, err=as_json_),
     )
     if as_json_:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,21 +15,24 @@ from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.fleet.providers.local import LocalProvider
 from vcasgd.fleet.providers.local_processes import Process, kill_all, processes_of
 from vcasgd.stack import StackHome, StackState
-from vcasgd.stack.names import kind_of
+from vcasgd.stack.names import kind_of, replica_of, service_of
 from vcasgd.stack.parts import mark
+from vcasgd.store.connection import connect
 from vcasgd.store.jobs import Jobs
+from vcasgd.store.sentinel import named_primary
 
 T = TypeVar("T")
 
 #: how long a fault may wait for something to hit, and may take to show
-FIRE_SECONDS = 60.0
+FIRE_SECONDS = 120.0
 #: a worker whose last heartbeat is older is not at work
 FRESH_HEARTBEATS = 4
 POLL_SECONDS = 0.05
 
 
 class Target(StrEnum):
-    """What the audit kills. ``worker-notice`` is an eviction that is announced."""
+    """What the audit kills. ``worker-notice`` is an eviction that is announced; ``failover``
+    the primary of a server that has a replica, which must then be promoted."""
 
     WORKER = "worker"
     WORKER_NOTICE = "worker-notice"
@@ -38,6 +41,7 @@ class Target(StrEnum):
     LEDGER = "ledger"
     CONTROLLER = "controller"
     HEAD = "head"
+    FAILOVER = "failover"
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,21 @@ class Killer:
     """
 
     def __init__(
-        self, home: StackHome, provider: LocalProvider, jobs: Jobs, job: str, *, heartbeat: float
+        self,
+        home: StackHome,
+        provider: LocalProvider,
+        jobs: Jobs,
+        job: str,
+        *,
+        heartbeat: float,
+        services: Mapping[str, str],
     ) -> None:
+        """``services``: URLs of the servers that have a replica, by name."""
         self._home = home
         self._provider = provider
         self._jobs = jobs
         self._job = job
+        self._services = services
         self._fresh_seconds = FRESH_HEARTBEATS * heartbeat
 
     def fire(self, target: Target, rng: random.Random) -> Fault:
@@ -72,6 +85,8 @@ class Killer:
                 return self._take_worker(target, rng)
             case Target.WORKER_NOTICE:
                 return self._take_worker(target, rng)
+            case Target.FAILOVER:
+                return self._fail_over(target, rng)
             case _:
                 return self._kill_part(target, rng)
 
@@ -81,11 +96,45 @@ class Killer:
         """A part's own process and all of its helpers, as when its machine is switched off."""
         parts = StackState.read(self._home.path).parts
         name = rng.choice(sorted(name for name in parts if kind_of(name) == target))
+        self._await_whole(name)
+        return self._kill_named(target, name)
+
+    def _kill_named(self, target: Target, name: str) -> Fault:
         process = _await(lambda: self._part_process(name), f"{name} to kill")
         at = time.time()
         if not kill_all(mark(self._home, name), process) or process.alive():
             raise StackError(f"{name} could not be killed")
         return Fault(target, f"{name} {process.pid}", at, lambda: self._part_is_back(name, process))
+
+    def _fail_over(self, target: Target, rng: random.Random) -> Fault:
+        """The primary dies, and is not started again before its replica was promoted."""
+        service = rng.choice(sorted(self._services))
+        self._await_whole(service)
+        state, before = StackState.read(self._home.path), self._primary(service)
+        name = next(each for each in (service, replica_of(service)) if state.ports[each] == before)
+        fault = self._kill_named(target, name)
+        _await(lambda: self._primary(service) not in (None, before), f"new primary of {service}")
+        return fault
+
+    def _primary(self, service: str) -> int | None:
+        found = named_primary(self._services[service])
+        return found[1] if found else None
+
+    def _await_whole(self, name: str) -> None:
+        """Until a server has its replica, if it is to have one: of two only one may die."""
+        url = self._services.get(service_of(name))
+        if url is None:
+            return
+        client = connect(url)
+
+        def is_whole() -> bool:
+            try:
+                return "online" in client.info("replication").get("slave0", {}).get("state", "")
+            except StoreError:
+                return False
+
+        _await(is_whole, f"replica of {name}")
+        client.close()
 
     def _part_process(self, name: str) -> Process | None:
         part = StackState.read(self._home.path).parts[name]

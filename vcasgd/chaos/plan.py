@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcasgd.chaos.killers import Target
 from vcasgd.errors import SpecError
 
+#: what there is to kill in a stack without replicas
+UNREPLICATED = tuple(target for target in Target if target is not Target.FAILOVER)
+_SERVERS = frozenset({Target.LEDGER, Target.TENSORS})
 #: seconds between the recovery from one group of kills and the next group
 PAUSE_SECONDS = (0.3, 3.0)
 #: how many fall in the same moment, drawn from this
@@ -26,18 +30,20 @@ class Strike:
     overlaps: bool
 
 
-def plan_strikes(kills: int, rng: random.Random) -> list[Strike]:
+def plan_strikes(
+    kills: int, rng: random.Random, among: Sequence[Target] = UNREPLICATED
+) -> list[Strike]:
     """Exactly ``kills`` kills, each target at least once, several of them at once.
 
     Raises :class:`SpecError` where there are fewer kills than targets.
     """
-    if kills < len(Target):
+    if kills < len(among):
         raise SpecError(
-            f"kills: {kills} can't hit each of the {len(Target)} targets",
-            remedy=f"use at least {len(Target)}",
+            f"kills: {kills} can't hit each of the {len(among)} targets",
+            remedy=f"use at least {len(among)}",
             field="kills",
         )
-    targets = [*Target, *rng.choices(list(Target), k=kills - len(Target))]
+    targets = [*among, *rng.choices(list(among), k=kills - len(among))]
     rng.shuffle(targets)
     strikes: list[Strike] = []
     while targets:
@@ -47,13 +53,19 @@ def plan_strikes(kills: int, rng: random.Random) -> list[Strike]:
     return strikes
 
 
+def _excludes(group: list[Target], target: Target) -> bool:
+    """Of a server and its replica only one may die at a time."""
+    pair = {Target.FAILOVER} & {*group, target} and _SERVERS & {*group, target}
+    return target in group or bool(pair)
+
+
 def _group(targets: list[Target], size: int) -> tuple[Target, ...]:
     """Takes up to ``size`` targets from the list; a part of the stack can die only once at a
     time, machines can die in any number."""
     group: list[Target] = []
     for target in list(targets):
         repeatable = target in (Target.WORKER, Target.WORKER_NOTICE)
-        if len(group) < size and (repeatable or target not in group):
+        if len(group) < size and (repeatable or not _excludes(group, target)):
             group.append(target)
             targets.remove(target)
     return tuple(group)

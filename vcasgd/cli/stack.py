@@ -34,6 +34,10 @@ StoreNodes = Annotated[
         help="Tensors servers, each with a parameter server, over which a model is cut.",
     ),
 ]
+Replicas = Annotated[
+    int | None,
+    typer.Option(min=0, max=1, help="Of ledger and tensors servers, watched over by Sentinels."),
+]
 Home = Annotated[
     Path | None, typer.Option("--home", help="State of the stack; else VCASGD_HOME, ~/.vcasgd.")
 ]
@@ -52,10 +56,11 @@ def up(
         bool, typer.Option("--foreground", help="Stay, and stop the stack on Ctrl-C.")
     ] = False,
     store_nodes: StoreNodes = None,
+    replicas: Replicas = None,
     home: Home = None,
 ) -> None:
     """Start everything on this machine; returns when it is ready."""
-    settings = _settings(home, port, store_nodes)
+    settings = _settings(home, port, store_nodes, replicas)
     if foreground:
         _become(settings)
     state = stack.up(settings, progress=Narrator(err))
@@ -90,9 +95,12 @@ def status(as_json: Json = False, home: Home = None, url: Url = None, token: Tok
 
 
 def _settings(
-    home: Path | None, port: int | None = None, store_nodes: int | None = None
+    home: Path | None,
+    port: int | None = None,
+    store_nodes: int | None = None,
+    replicas: int | None = None,
 ) -> Settings:
-    given = {"home": home, "api_port": port, "store_nodes": store_nodes}
+    given = {"home": home, "api_port": port, "store_nodes": store_nodes, "replicas": replicas}
     update = {name: value for name, value in given.items() if value is not None}
     return load_settings().model_copy(update=update)
 

@@ -388,7 +388,7 @@ class Controller:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._ledger = connect(settings.secret("ledger_url"))
-        self._nodes = [connect(url) for url in settings.tensors_urls()]
+        self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self._leadership = Leadership(Control(self._ledger), settings)
         self._stop = threading.Event()
 

@@ -30,7 +30,7 @@ class Desk:
         self.name = name
         ledger = connect(settings.secret("ledger_url"))
         #: the tensors servers of all store nodes
-        self.nodes = [connect(url) for url in settings.tensors_urls()]
+        self.nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self.jobs = Jobs(ledger)
         self.leases = Leases(ledger, job, name, settings.lease_seconds)
         self.links = self._links_to(Cut(0, 0, 0))

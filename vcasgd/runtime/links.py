@@ -8,7 +8,7 @@ vector, from all nodes at the same time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -61,6 +61,9 @@ class Links:
 
     def __getitem__(self, shard: int) -> Link:
         return self._all[shard]
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._all)
 
     # -- where a subtask stands ------------------------------------------------------------------
 

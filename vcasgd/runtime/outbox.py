@@ -1,7 +1,8 @@
 """A worker's updates of one shard until they are applied.
 
-A worker keeps what it pushed until the snapshot says that it is in there, and pushes it again
-when the tensors server came back empty. Sending happens in a thread of its own, so that the
+A worker keeps what it pushed until the snapshot says that it is in there, and that the replicas
+have it too, if there are any. It pushes it again when the tensors server came back empty, or
+older after a failover. Sending happens in a thread of its own, so that the
 next interval trains meanwhile; at most :data:`MOST_UNAPPLIED` updates wait at a time.
 """
 
@@ -53,10 +54,23 @@ class Item:
     payload: memoryview | None
     fate: Fate
     submitted_at: float = field(default_factory=time.monotonic)
+    #: version and writer of the snapshot in which it was first seen to be applied
+    applied_in: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
         return self.header.update if self.header else "-"
+
+    @property
+    def start(self) -> int:
+        return self.header.start if self.header else 0
+
+    def is_safe(self, version: tuple[int, int], safe: int) -> bool:
+        """Whether it is applied for good: also on the replicas. It is applied in ``version``."""
+        # another writer, or an older version: a failover went back, and it was applied anew
+        if self.applied_in is None or self.applied_in[1] != version[1] or self.applied_in > version:
+            self.applied_in = version
+        return safe >= self.applied_in[0]
 
 
 @dataclass(frozen=True)
@@ -183,10 +197,13 @@ class Outbox:
         with self._changed:
             for item, fate in zip(asked, status.fates, strict=True):
                 if fate == "applied":
-                    if item.payload is not None:
-                        self._delays.append(time.monotonic() - item.submitted_at)
-                    self._drop(item)
-                elif fate == "lost":
+                    if item.is_safe(status.version, status.safe):
+                        if item.payload is not None:
+                            self._delays.append(time.monotonic() - item.submitted_at)
+                        self._drop(item)
+                    continue
+                item.applied_in = None
+                if fate == "lost":
                     self._lost(item)
                 elif fate.startswith("rejected:"):
                     self._rejected.append((item.subtask, fate.removeprefix("rejected:")))
@@ -237,10 +254,30 @@ class Outbox:
             return True
         if answer.accepted:
             self._accepted(item)
-        else:
+        elif not self._went_back(item, answer.position):
             # further than this update: somebody else did the work; before it: a part was lost
             done = answer.position < 0 or answer.position >= item.stop
             self._discard(item, rework=not done)
+        return True
+
+    def _went_back(self, item: Item, position: int) -> bool:
+        """Whether what was refused continues an update that the server has forgotten, and that
+        is here still: then that one is sent again first."""
+        with self._changed:
+            forgotten = [
+                each
+                for each in self._items
+                if each.subtask == item.subtask
+                and each.header is not None
+                and each.header.start >= position
+                and each.stop <= item.start
+            ]
+            if not forgotten or forgotten[0].start != position:
+                return False
+            for each in forgotten:
+                each.applied_in = None
+                if each.fate is Fate.SENT:
+                    self._lost(each)
         return True
 
     def _accepted(self, item: Item) -> None:

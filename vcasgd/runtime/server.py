@@ -137,8 +137,18 @@ class ParameterServer:
             "at": time.time(),
             "pid": os.getpid(),
             "token": self._token,
+            "unreplicated": self._unreplicated(),
             "versions": {shard.job: shard.version for shard in self._shards.values()},
             "publications": {shard.job: shard.publications for shard in self._shards.values()},
+        }
+
+    def _unreplicated(self) -> dict[str, float]:
+        """Since when a server with replicas is without them, in Unix seconds."""
+        servers = {"ledger": self._ledger.replication, "tensors": self._tensors.replication}
+        return {
+            name: each.unreplicated_since
+            for name, each in servers.items()
+            if each and each.unreplicated_since is not None
         }
 
     def _find_jobs(self) -> None:
@@ -187,7 +197,7 @@ def main() -> int:
     try:
         settings = load_settings()
         ledger = connect(settings.secret("ledger_url"))
-        tensors = connect(settings.own_tensors_url())
+        tensors = connect(settings.own_tensors_url(), waits=False)
         log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
         patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
         server = ParameterServer(settings, ledger, tensors)

@@ -72,6 +72,8 @@ class Shard:
         self._recipe = Recipe(job.spec, job.facts, number)
         self._jobs = Jobs(ledger)
         self._checkpoints = checkpoints
+        self._tensors = tensors
+        self._unreplicated = False
         self._shards = job.facts.shards
         self._keys = keys = TensorKeys(job.id, number)
         self._snapshots = Snapshots(tensors, keys)
@@ -109,10 +111,16 @@ class Shard:
         if model is None:
             return 0
         look = self._snapshots.look()
-        if look.version is None:
-            self._republish(model)
+        if look.version is None or look.version < model.meta.version:
+            self._republish(model, look.version)
             return 0
         self._check_version(model, look.version)
+        if look.token != self._token:
+            # taken over by another one, or a failover brought back what was before this one
+            self._snapshots.takeover(self._token)
+        if look.safe < look.version:
+            # it was cut off between a publication and the replicas' answer
+            self._snapshots.confirm(self._token, look.version)
         if model.batch.entries:
             self._publish(model, committed=look.version != model.meta.version)
         self._pins.serve(look, Snapshot(model.meta, model.stored_record()))
@@ -120,6 +128,7 @@ class Shard:
         dealt = self._collect(model)
         if model.batch.entries:
             self._publish(model)
+        self._watch_replicas()
         self._tell_ledger(model)
         return dealt
 
@@ -128,6 +137,18 @@ class Shard:
         # it may have been published again after the controller had removed it
         if self._is_over():
             self._snapshots.forget()
+
+    def _watch_replicas(self) -> None:
+        """Says when updates are no longer, or again, on more than one server."""
+        replication = self._tensors.replication
+        if replication is None or replication.holds is not self._unreplicated:
+            return
+        self._unreplicated = not replication.holds
+        if self._unreplicated:
+            text = "no replica of the tensors server answers; updates go on without"
+            self._reports.say("unreplicated", text)
+        else:
+            self._reports.say("replicated", "the tensors server has its replica again")
 
     def _tend_places(self) -> None:
         if time.monotonic() - self._tended_at < TEND_SECONDS:
@@ -163,7 +184,7 @@ class Shard:
         if self._model is None:
             self._ask_for_initial()
             return None
-        self._snapshots.forget_orphans([self._model.meta, *self._pins.load()])
+        self._snapshots.forget_orphans(self._token, [self._model.meta, *self._pins.load()])
         self._reports.begin(self._model)
         self._reports.reconcile(self._model)
         self._reconciled = True
@@ -202,19 +223,28 @@ class Shard:
         log.warning("%s", error)
         self._reports.say("checkpoint-damaged", f"{error.message}; the one before is used")
 
-    def _republish(self, model: Blender) -> None:
-        """The tensors server came back empty, but the model is still in this memory."""
+    def _republish(self, model: Blender, stored: int | None) -> None:
+        """The tensors server came back empty, or older after a failover, but the model is still
+        in this memory."""
         if self._is_over():
             return
         self._check_newest()
-        meta = model.next_meta(self._token)
-        self._snapshots.install(self._token, meta, model.stored_record(), model.weights)
+        meta, record = model.next_meta(self._token), model.stored_record()
+        if stored is None:
+            self._snapshots.install(self._token, meta, record, model.weights, stored=False)
+            self._pins.forget()
+        else:
+            first_open = record.finished * self._recipe.plan.subtasks_per_epoch
+            if self._snapshots.replace(
+                self._token, meta, record, model.weights, first_open=first_open
+            ):
+                self._snapshots.forget_orphans(self._token, [meta, *self._pins.load()])
         self._reports.published(model.newly_done())
-        self._pins.forget()
         model.published(meta)
+        came_back = "empty" if stored is None else f"with version {stored}"
         self._reports.say(
             "republished",
-            f"the tensors server came back empty; version {meta.version} was published again",
+            f"the tensors server came back {came_back}; version {meta.version} was published again",
             version=meta.version,
         )
 
@@ -287,6 +317,7 @@ class Shard:
             self._snapshots.write(meta, model.weights)
             spare = self._pins.spare(model.meta)
         change = Change(
+            base=model.meta.version,
             fields=model.changed_fields(meta),
             forget=tuple(batch.folded),
             entries=tuple(batch.entries),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local_processes import Process, kill_all
+from vcasgd.runtime.cluster import Command
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.parts import Part, mark
 from vcasgd.stack.state import PartState
@@ -25,6 +26,8 @@ HEALTHY_SECONDS = 30.0
 PROBE_PAUSE_SECONDS = 0.1
 #: the same after an answer that says that it will never be ready
 REFUSED_PAUSE_SECONDS = 5.0
+#: between two questions whether a part may be started
+WAIT_SECONDS = 0.3
 #: not inherited: each part is told those that it needs
 SECRETS = (
     "VCASGD_TOKEN",
@@ -107,10 +110,14 @@ class Child:
             self._bury()
 
     def _start(self) -> None:
+        command = self.part.command()
+        if command is None:
+            self._pause.until = self._clock() + WAIT_SECONDS
+            return
         started_at = time.time()
         try:
             with self._home.open_log(self.part.name) as log:
-                self._process = self._spawn(log.fileno())
+                self._process = self._spawn(command, log.fileno())
         except OSError as error:
             self._pause.begin(self._clock())
             raise StackError(f"{self.part.name} can't be started: {error}") from error
@@ -121,11 +128,11 @@ class Child:
             restarts=self.state.restarts + (self.state.started_at > 0),
         )
 
-    def _spawn(self, output: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, command: Command, output: int) -> subprocess.Popen[bytes]:
         inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
         return subprocess.Popen(
-            self.part.command.argv,
-            env={**inherited, **self.part.command.env},
+            command.argv,
+            env={**inherited, **command.env},
             cwd=self._home.path,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -13,10 +13,12 @@ from pathlib import Path
 from vcasgd.errors import PortInUse, StackError
 from vcasgd.runtime.cluster import TEMP_DIR_BYTES
 from vcasgd.settings import Settings
+from vcasgd.stack.comeback import last_primary
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.names import part_names
+from vcasgd.stack.names import kind_of, part_names, replica_of, service_of
 from vcasgd.stack.state import StackState
 from vcasgd.store.embedded import ServerFiles
+from vcasgd.store.embedded_replicas import SENTINELS, Service
 
 HOST = "127.0.0.1"
 API_PORT = 8700
@@ -35,11 +37,17 @@ class Layout:
     settings: Settings
     #: how many store nodes there are
     nodes: int
+    #: how many each of our own servers has
+    replicas: int
     ports: Mapping[str, int]
     #: Ray's sockets and all temporary files; a short path, because that of a socket must be
     scratch: Path
     #: our own servers by the names of their parts; those that the user brings are not among them
     servers: Mapping[str, ServerFiles]
+    #: who watches over them, where they have replicas
+    sentinels: Mapping[str, ServerFiles]
+    #: by name, where they have replicas: what the Sentinels watch
+    services: Mapping[str, Service]
     #: of the ledger and of each tensors server, whoever brings them
     urls: Mapping[str, str] = field(repr=False)
     token: str = field(repr=False)
@@ -57,22 +65,35 @@ class Layout:
         """
         nodes = _nodes(settings, before)
         tensors = part_names("tensors", nodes)
-        ports = _ports(settings, before.ports, tensors)
         given = _given(settings, tensors)
+        own = [name for name in ("ledger", *tensors) if name not in given]
+        replicas = _replicas(settings, before) if own else 0
+        members = [*own, *(replica_of(name) for name in own[: len(own) * replicas])]
+        watchers = [f"sentinel-{index}" for index in range(SENTINELS * replicas)]
+        ports = _ports(settings, before.ports, ["ledger", *tensors, *members, *watchers])
         servers = {
-            name: ServerFiles(home.path / name, ports[name], home.ensure_password(name))
-            for name in ("ledger", *tensors)
-            if name not in given
+            name: ServerFiles(home.path / name, ports[name], home.ensure_password(service_of(name)))
+            for name in members
         }
+        sentinels = {
+            name: ServerFiles(home.path / name, ports[name], home.ensure_password("sentinel"))
+            for name in watchers
+        }
+        services = _services(home, own, servers, sentinels)
         token = settings.token.get_secret_value() if settings.token else home.ensure_token()
         return cls(
             home=home,
             settings=settings,
             nodes=nodes,
+            replicas=replicas,
             ports=ports,
             scratch=_scratch(home, before),
             servers=servers,
-            urls=given | {name: files.url for name, files in servers.items()},
+            sentinels=sentinels,
+            services=services,
+            urls=given
+            | {name: servers[name].url for name in own}
+            | {name: each.url(list(sentinels.values())) for name, each in services.items()},
             token=token,
             ray_token=home.ensure_password("ray"),
             job_secret=_job_secret(home, settings),
@@ -108,6 +129,20 @@ def _job_secret(home: StackHome, settings: Settings) -> str | None:
     return given.get_secret_value() if given else home.ensure_password("jobs")
 
 
+def service_urls(home: StackHome, state: StackState) -> dict[str, str]:
+    """Of a stack that runs: the URLs of its own servers that have a replica, by name."""
+    watchers = [
+        ServerFiles(home.path / name, state.ports[name], home.ensure_password("sentinel"))
+        for name in sorted(state.parts)
+        if kind_of(name) == "sentinel"
+    ]
+    names = {service_of(name) for name in state.parts if name != service_of(name)}
+    return {
+        name: Service(name, state.ports[name], home.ensure_password(name)).url(watchers)
+        for name in sorted(names)
+    }
+
+
 def _nodes(settings: Settings, before: StackState) -> int:
     """As asked for, else as many as the last time."""
     if settings.tensors_url is None:
@@ -122,6 +157,39 @@ def _nodes(settings: Settings, before: StackState) -> int:
     return named
 
 
+def _replicas(settings: Settings, before: StackState) -> int:
+    """As asked for, else as the last time."""
+    return before.replicas if settings.replicas is None else settings.replicas
+
+
+def _services(
+    home: StackHome,
+    own: list[str],
+    servers: Mapping[str, ServerFiles],
+    sentinels: Mapping[str, ServerFiles],
+) -> dict[str, Service]:
+    """Each with the primary that it had last; none without replicas.
+
+    Raises :class:`StackError` where a replica has the newest data, and is to be left out.
+    """
+    found = {}
+    # also those of an earlier life that are not wanted any more
+    watchers = [ServerFiles(home.path / f"sentinel-{each}", 0, "") for each in range(SENTINELS)]
+    for name in own:
+        files = servers[name]
+        port = last_primary(watchers, name)
+        if sentinels:
+            members = {servers[each].port for each in (name, replica_of(name))}
+            port = port if port in members else files.port
+            found[name] = Service(name, port or files.port, files.password)
+        elif port not in (None, files.port) and name == "ledger":
+            raise StackError(
+                "the ledger's newest data are with its replica",
+                remedy="start the stack with --replicas 1",
+            )
+    return found
+
+
 def _given(settings: Settings, tensors: list[str]) -> dict[str, str]:
     """The URLs of servers that the user brings."""
     given = {}
@@ -132,10 +200,10 @@ def _given(settings: Settings, tensors: list[str]) -> dict[str, str]:
     return given
 
 
-def _ports(settings: Settings, before: Mapping[str, int], tensors: list[str]) -> dict[str, int]:
+def _ports(settings: Settings, before: Mapping[str, int], servers: list[str]) -> dict[str, int]:
     taken: set[int] = set()
     ports = {"api": _api_port(settings.api_port, before.get("api"))}
-    for name in ("ledger", *tensors, "head"):
+    for name in (*dict.fromkeys(servers), "head"):
         taken.update(ports.values())
         known = before.get(name)
         ports[name] = known if known and _is_free(known, "") else _free_port(taken)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 #: on each store node a tensors server and a parameter server
 PER_NODE = ("tensors", "server")
+#: kinds that can have a replica
+REPLICATED = ("ledger", "tensors")
+_REPLICA = "-replica"
 
 
 def part_names(kind: str, nodes: int) -> list[str]:
@@ -13,6 +16,16 @@ def part_names(kind: str, nodes: int) -> list[str]:
     return [f"{kind}-{node}" for node in range(nodes)]
 
 
+def replica_of(name: str) -> str:
+    """The second server of ``ledger``, or of ``tensors-2``; either may be the primary."""
+    return f"{name}{_REPLICA}"
+
+
+def service_of(name: str) -> str:
+    """``tensors-2`` of ``tensors-2`` and of ``tensors-2-replica``."""
+    return name.removesuffix(_REPLICA)
+
+
 def kind_of(name: str) -> str:
     """``tensors`` of ``tensors-2``."""
     return name.partition("-")[0]
@@ -20,4 +33,4 @@ def kind_of(name: str) -> str:
 
 def node_of(name: str) -> int:
     """2 of ``tensors-2``."""
-    return int(name.partition("-")[2] or 0)
+    return int(service_of(name).partition("-")[2] or 0)

@@ -10,11 +10,25 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from vcasgd.fleet.providers.local_processes import MARKER
 from vcasgd.runtime.cluster import Command, head_command
 from vcasgd.stack import probes
+from vcasgd.stack.comeback import Member
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import HOST, Layout
-from vcasgd.stack.names import PER_NODE, kind_of, node_of, part_names
+from vcasgd.stack.names import (
+    PER_NODE,
+    REPLICATED,
+    kind_of,
+    node_of,
+    part_names,
+    service_of,
+)
 from vcasgd.stack.probes import Probe
 from vcasgd.store.embedded import server_command, write_configuration
+from vcasgd.store.embedded_replicas import (
+    sentinel_command,
+    watches,
+    write_sentinel_configuration,
+)
+from vcasgd.store.sentinel import address_of
 from vcasgd.store.servers import node_name
 
 #: what each kind of part needs to be ready before it is started, at every start; in order of
@@ -22,10 +36,11 @@ from vcasgd.store.servers import node_name
 NEEDS = {
     "ledger": (),
     "tensors": (),
-    "server": ("ledger", "tensors"),
-    "head": ("ledger",),
-    "api": ("ledger", "tensors"),
-    "controller": ("ledger", "tensors", "head"),
+    "sentinel": (),
+    "server": ("ledger", "tensors", "sentinel"),
+    "head": ("ledger", "sentinel"),
+    "api": ("ledger", "tensors", "sentinel"),
+    "controller": ("ledger", "tensors", "sentinel", "head"),
 }
 PARTS = tuple(NEEDS)
 #: how long a part may take to end in an orderly way
@@ -36,10 +51,11 @@ CONTROLLER_STOP_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Part:
-    """A process of the stack."""
+    """A process of the stack. ``command`` is asked for at every start, and None while the part
+    must not be started."""
 
     name: str
-    command: Command
+    command: Callable[[], Command | None]
     ready: Probe
     needs: tuple[str, ...] = ()
     stop_seconds: float = STOP_SECONDS
@@ -56,20 +72,23 @@ def make_parts(layout: Layout, kinds: Iterable[str] = PARTS) -> list[Part]:
     Raises :class:`~vcasgd.errors.StackError` if there is no server to start.
     """
     wanted = set(kinds)
-    names = [
-        name
-        for kind in PARTS
-        if kind in wanted
-        for name in part_names(kind, layout.nodes)
-        if name not in layout.urls or name in layout.servers
-    ]
+    names = [name for kind in PARTS if kind in wanted for name in _names(layout, kind)]
     return [_part(layout, name, names) for name in names]
+
+
+def _names(layout: Layout, kind: str) -> list[str]:
+    if kind == "sentinel":
+        return list(layout.sentinels)
+    if kind in REPLICATED:
+        return [name for name in layout.servers if kind_of(name) == kind]
+    return part_names(kind, layout.nodes)
 
 
 def _part(layout: Layout, name: str, present: Sequence[str]) -> Part:
     make: Callable[[Layout, str], Part] = {
         "ledger": _ledger,
         "tensors": _tensors,
+        "sentinel": _sentinel,
         "server": _server,
         "head": _head,
         "api": _api,
@@ -79,15 +98,22 @@ def _part(layout: Layout, name: str, present: Sequence[str]) -> Part:
     common = {MARKER: mark(layout.home, name), "TMPDIR": str(layout.temporary)}
     return Part(
         name=name,
-        command=Command(part.command.argv, {**part.command.env, **common}),
+        command=lambda: _with(part.command(), common),
         ready=part.ready,
-        needs=tuple(other for other in present if _needs(name, other)),
+        needs=tuple(other for other in present if _needs(layout, name, other)),
         stop_seconds=part.stop_seconds,
     )
 
 
-def _needs(name: str, other: str) -> bool:
+def _with(command: Command | None, env: dict[str, str]) -> Command | None:
+    return command and Command(command.argv, {**command.env, **env})
+
+
+def _needs(layout: Layout, name: str, other: str) -> bool:
     if kind_of(other) not in NEEDS[kind_of(name)]:
+        return False
+    if service_of(other) in layout.services:
+        # one of the two is enough; the Sentinels are ready when they know which
         return False
     beside = {kind_of(name), kind_of(other)} == set(PER_NODE)
     return not beside or node_of(name) == node_of(other)
@@ -102,10 +128,27 @@ def _tensors(layout: Layout, name: str) -> Part:
 
 
 def _redis(layout: Layout, name: str, *, durable: bool) -> Part:
-    files = layout.servers[name]
-    write_configuration(files, durable=durable)
-    argv = server_command(files, layout.settings.redis_server)
-    return Part(name, Command(tuple(argv), {}), probes.redis_server(name, files.url))
+    files, service = layout.servers[name], layout.services.get(service_of(name))
+    command = Command(tuple(server_command(files, layout.settings.redis_server)), {})
+    if service is None:
+        write_configuration(files, durable=durable)
+        return Part(name, lambda: command, probes.redis_server(name, files.url))
+    member = Member(files, layout.urls[service.name], durable=durable)
+    member.configure(service.port)
+    first = [command]
+    # what it is started as is certain only until somebody else may have taken its place
+    return Part(
+        name,
+        lambda: first.pop() if first else command if member.may_come_back() else None,
+        probes.member(name, files.url),
+    )
+
+
+def _sentinel(layout: Layout, name: str) -> Part:
+    files, services = layout.sentinels[name], list(layout.services.values())
+    write_sentinel_configuration(files, services)
+    command = Command(tuple(sentinel_command(files, layout.settings.redis_server)), {})
+    return Part(name, lambda: command, lambda _at: watches(files, services))
 
 
 def _server(layout: Layout, name: str) -> Part:
@@ -113,26 +156,36 @@ def _server(layout: Layout, name: str) -> Part:
     tensors = part_names("tensors", layout.nodes)[node]
     ready = probes.parameter_server(layout.urls["ledger"], node_name(node))
     env = {**_common(layout), **_admits_workers(layout), "VCASGD_NODE": str(node)}
-    if tensors in layout.servers:
+    if tensors in layout.servers and tensors not in layout.services:
         # it is beside its tensors server, so the bytes need not go through TCP
         env["VCASGD_NODE_URL"] = layout.servers[tensors].nearest_url
     return Part(name, _module("vcasgd.runtime.server", env), ready)
 
 
 def _head(layout: Layout, name: str) -> Part:
-    ledger = urlsplit(layout.urls["ledger"])
-    tls = ledger.scheme == "rediss"
-    command = head_command(
-        host=HOST,
-        port=layout.ports["head"],
-        ledger_address=f"{'rediss://' if tls else ''}{ledger.hostname}:{ledger.port or 6379}",
-        ledger_files=dict(parse_qsl(ledger.query)) if tls else {},
-        ledger_password=unquote(ledger.password) if ledger.password else None,
-        namespace=layout.settings.cluster,
-        temp_dir=layout.scratch / "head",
-        heartbeat=layout.settings.heartbeat,
-        token=layout.ray_token,
-    )
+    def command() -> Command | None:
+        # Ray is told one address, and told anew after a failover
+        url = address_of(layout.urls["ledger"])
+        if url is None:
+            return None
+        ledger = urlsplit(url)
+        tls = ledger.scheme == "rediss"
+        return head_command(
+            host=HOST,
+            port=layout.ports["head"],
+            ledger_address=f"{'rediss://' if tls else ''}{ledger.hostname}:{ledger.port or 6379}",
+            ledger_files={
+                name: value
+                for name, value in parse_qsl(ledger.query)
+                if tls and name.startswith("ssl_")
+            },
+            ledger_password=unquote(ledger.password) if ledger.password else None,
+            namespace=layout.settings.cluster,
+            temp_dir=layout.scratch / "head",
+            heartbeat=layout.settings.heartbeat,
+            token=layout.ray_token,
+        )
+
     ready = probes.listening(HOST, layout.ports["head"])
     # all that it knows is in the ledger; its own farewell waits for nodes that are gone
     return Part(name, command, ready, stop_seconds=0.0)
@@ -160,8 +213,9 @@ def _controller(layout: Layout, name: str) -> Part:
     )
 
 
-def _module(name: str, env: dict[str, str]) -> Command:
-    return Command((sys.executable, "-m", name), env)
+def _module(name: str, env: dict[str, str]) -> Callable[[], Command]:
+    command = Command((sys.executable, "-m", name), env)
+    return lambda: command
 
 
 def _admits_workers(layout: Layout) -> dict[str, str]:

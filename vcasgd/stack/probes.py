@@ -34,6 +34,22 @@ def redis_server(name: str, url: str) -> Probe:
     return probe
 
 
+def member(name: str, url: str) -> Probe:
+    """As :func:`redis_server`; as a replica it must also have all that the primary has."""
+    client, answers = _connect(url), redis_server(name, url)
+
+    def probe(started_at: float) -> bool:
+        if not answers(started_at):
+            return False
+        try:
+            found = client.info("replication")
+        except StoreUnavailable:
+            return False
+        return "master" in found["role"] or "up" in found.get("master_link_status", "")
+
+    return probe
+
+
 def parameter_server(ledger_url: str, node: str) -> Probe:
     """Has reported itself to the ledger."""
     ledger = _connect(ledger_url)

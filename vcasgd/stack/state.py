@@ -56,6 +56,8 @@ class StackState:
     scratch: str = ""
     #: in how many parts each job's model lies
     store_nodes: int = 1
+    #: of each server
+    replicas: int = 0
     parts: Mapping[str, PartState] = field(default_factory=dict)
     #: why it failed: name of the class, message, remedy
     error: tuple[str, str, str | None] | None = None

@@ -29,8 +29,11 @@ TICK_SECONDS = 0.05
 START_SECONDS = 150.0
 #: the stack has failed if a part dies so often before all are ready
 START_DEATHS = 3
-#: the order of the end; machines go after those that would replace them
-STOP_ORDER = ("controller", "api", "instances", "head", "server", "tensors", "ledger")
+#: the order of the end; machines go after those that would replace them, and nobody is to be
+#: promoted at the end
+STOP_ORDER = (
+    "controller", "api", "instances", "head", "server", "sentinel", "tensors", "ledger",
+)  # fmt: skip
 
 
 class Supervisor:
@@ -50,6 +53,7 @@ class Supervisor:
             ports=dict(layout.ports),
             scratch=str(layout.scratch),
             store_nodes=layout.nodes,
+            replicas=layout.replicas,
         )
 
     def run(self) -> int:

@@ -27,7 +27,7 @@ from vcasgd.store.keys import LedgerKeys, TensorKeys
 LEDGER_SCRIPTS = ("acquire", "renew", "release", "report")
 TENSORS_SCRIPTS = ("begin", "reserve", "push", "status", "install")
 #: what needs no key
-_KEYLESS = ("ping", "select", "time", "multi", "exec", "discard", "wait")
+_KEYLESS = ("ping", "select", "time", "multi", "exec", "discard", "wait", "hello")
 _NEW_USER = ("reset", "on", "-@all")
 
 

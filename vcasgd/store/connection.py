@@ -29,6 +29,8 @@ from vcasgd.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
+from vcasgd.store import sentinel
+from vcasgd.store.replication import REPLICA_SECONDS, Replication
 from vcasgd.store.tls import tls_error, tls_options
 
 log = logging.getLogger(__name__)
@@ -56,8 +58,21 @@ _PASSING = (
     redis.exceptions.ClusterDownError,
 )
 
-#: of a URL
-_SECRET_PARAMETERS = ("username", "password", "ssl_password")
+#: commands of ours that change nothing; whatever is not here waits for the replicas
+# fmt: off
+_READS = frozenset((
+    "ACL", "CLIENT", "CONFIG", "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN",
+    "HMGET", "HVALS", "INFO", "LLEN", "LRANGE", "MEMORY", "MGET", "PING", "PTTL", "SCAN",
+    "SCARD", "SCRIPT EXISTS", "SCRIPT LOAD", "SISMEMBER", "SMEMBERS", "STRLEN", "TIME", "TTL",
+    "TYPE", "WAIT", "XINFO STREAM", "XLEN", "XRANGE", "XREAD", "XREVRANGE", "ZCARD", "ZRANGE",
+    "ZRANGEBYSCORE", "ZREVRANGE", "ZSCORE",
+))
+# fmt: on
+
+#: what a URL may say beside what redis-py knows
+_OWN_OPTIONS = ("replicas", "replica_timeout")
+#: in a query; never shown
+_SECRET_OPTIONS = ("username", "password", "ssl_password", "sentinel_username", "sentinel_password")
 
 Result = TypeVar("Result")
 
@@ -94,6 +109,10 @@ def _from_script(text: str) -> StoreError:
         return Fenced(text.removeprefix("FENCED "))
     if text.startswith("NOSNAPSHOT"):
         return SnapshotMissing("the tensors server holds no snapshot of this job")
+    if text.startswith("STALE"):
+        return StoreUnavailable(f"the store went back in time: {text.removeprefix('STALE ')}")
+    if text.startswith("NOREPLICAS"):
+        return StoreUnavailable(f"the store has no replica: {text}")
     if text.startswith("BUSY"):
         return StoreUnavailable(f"the store is not ready: {text}")
     # a write that is refused because the disk under the append-only file failed
@@ -121,14 +140,59 @@ def error_of_reply(line: bytes) -> StoreError:
 
 
 class _Pipeline(Pipeline):
+    """``replication``: where given, what is written waits for the replicas."""
+
+    replication: Replication | None = None
+
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         with mapped_errors():
             result: list[Any] = super().execute(raise_on_error)
             return result
 
+    def _execute_pipeline(
+        self, connection: Any, commands: list[Any], raise_on_error: bool
+    ) -> list[Any]:
+        wait = self._wait_after(commands)
+        if wait is None:
+            plain: list[Any] = super()._execute_pipeline(connection, commands, raise_on_error)
+            return plain
+        # in the same round trip
+        sent = [*commands, (wait, {})]
+        results: list[Any] = super()._execute_pipeline(connection, sent, raise_on_error)
+        self._heard(results.pop())
+        return results
+
+    def _execute_transaction(
+        self, connection: Any, commands: list[Any], raise_on_error: bool
+    ) -> list[Any]:
+        results: list[Any] = super()._execute_transaction(connection, commands, raise_on_error)
+        if wait := self._wait_after(commands):
+            # inside of a transaction it would not wait
+            connection.send_command(*wait)
+            self._heard(connection.read_response())
+        return results
+
+    def _wait_after(self, commands: list[Any]) -> tuple[str, int, int] | None:
+        if self.replication is None or all(args[0] in _READS for args, _ in commands):
+            return None
+        return self.replication.command()
+
+    def _heard(self, acknowledged: Any) -> None:
+        assert self.replication is not None
+        if isinstance(acknowledged, Exception):
+            raise acknowledged
+        self.replication.heard(acknowledged)
+
 
 class Client(redis.Redis):
-    """A redis-py client whose every call raises our errors."""
+    """A redis-py client whose every call raises our errors.
+
+    ``replication``: of a server whose URL says that it has replicas. ``waits``: whether every
+    write of this client is acknowledged by them before it returns.
+    """
+
+    replication: Replication | None = None
+    waits = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -137,10 +201,38 @@ class Client(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with mapped_errors():
-            return super().execute_command(*args, **options)
+            if not self.waits or args[0] in _READS:
+                return super().execute_command(*args, **options)
+            pipe = self.pipeline()
+            pipe.execute_command(*args, **options)
+            # raised here, where the library does not put the whole command into its text
+            (result,) = pipe.execute(raise_on_error=False)
+            if isinstance(result, Exception):
+                raise result
+            return result
 
     def pipeline(self, transaction: bool = False, shard_hint: Any = None) -> _Pipeline:
-        return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        pipe = _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        if self.waits:
+            pipe.replication = self.replication
+        return pipe
+
+    def waiting(self) -> Client:
+        """The same connections; every write waits for the replicas, if there are any."""
+        client = type(self)(connection_pool=self.connection_pool)
+        client.replication, client.waits = self.replication, self.replication is not None
+        return client
+
+    def serves(self, connection: Any) -> bool:
+        """Whether a connection that was kept leads to where a new one would lead."""
+        pool: Any = self.connection_pool
+        primary = getattr(pool, "master_address", None)  # of Sentinel's pools only
+        return primary is None or primary == (connection.host, connection.port)
+
+    @property
+    def replicated(self) -> bool:
+        """Whether replicas are expected, and are there as far as is known."""
+        return self.replication is not None and self.replication.holds
 
     def script(self, name: str) -> Script:
         """The script ``scripts/<name>.lua``, sent by digest and loaded where it is missing."""
@@ -152,37 +244,65 @@ def script_source(name: str) -> str:
     return resources.files("vcasgd.store").joinpath("scripts", f"{name}.lua").read_text()
 
 
-def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
-    """A client for ``redis://``, ``rediss://`` or ``unix://``. Connects at its first use.
+def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = True) -> Client:
+    """A client for ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
+    ``rediss+sentinel://``. Connects at its first use.
 
-    The library's own retries are off: a repeated command is only safe where the caller knows
-    that it is, and says so with :func:`patiently`.
+    With ``replicas=n`` in the URL every write waits for n replicas, unless ``waits`` is False;
+    then only :meth:`Client.waiting` does. The library's own retries are off: a repeated command
+    is only safe where the caller knows that it is, and says so with :func:`patiently`.
     """
+    options: dict[str, Any] = {
+        "socket_timeout": answer_seconds,
+        "socket_connect_timeout": min(answer_seconds, 5.0),
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
     # a Unix socket has no packets that would keep it alive
-    keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True}
+    if not url.startswith("unix:"):
+        options["socket_keepalive"] = True
     try:
-        client: Client = Client.from_url(
-            url,
-            socket_timeout=answer_seconds,
-            socket_connect_timeout=min(answer_seconds, 5.0),
-            **keepalive,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            **tls_options(url),
-        )
+        plain, replicas, seconds = _without_own(url)
+        client, confirm = _client(plain, {**options, **tls_options(plain)})
     except ValueError:
         # the library's message may quote a part of the password
         raise StoreError(
             "the URL of a store can't be used",
-            remedy="write redis://[[user]:password@]host:port[/db], rediss://… or unix://…",
+            remedy="write redis://[[user]:password@]host:port[/db], rediss://…, unix://… or "
+            "redis+sentinel://[user:password@]host:port[,host:port…]/service[/db]",
         ) from None
+    if replicas:
+        # a reader that waited longer than an answer may take would take the server for dead
+        client.replication = Replication(replicas, min(seconds, answer_seconds / 2), confirm)
+        client.waits = waits
     return client
+
+
+def _client(url: str, options: dict[str, Any]) -> tuple[Client, Callable[[], None]]:
+    """And what raises where the server may not be the primary any more."""
+    if url.startswith(sentinel.SCHEMES):
+        client: Any
+        client, confirm = sentinel.primary_of(sentinel.SentinelUrl.parse(url), Client, **options)
+        return client, confirm
+    return Client.from_url(url, **options), lambda: None
+
+
+def _without_own(url: str) -> tuple[str, int, float]:
+    """The URL as the library takes it, the replicas, and how long to wait for them."""
+    address, _, query = url.partition("?")
+    own = dict(parse_qsl(query))
+    rest = [pair for pair in parse_qsl(query) if pair[0] not in _OWN_OPTIONS]
+    replicas = int(own.get("replicas", 0))
+    seconds = float(own.get("replica_timeout", REPLICA_SECONDS))
+    if replicas < 0 or not seconds > 0:
+        raise ValueError("replicas or replica_timeout is out of range")
+    return f"{address}?{urlencode(rest)}" if rest else address, replicas, seconds
 
 
 def without_secret(url: str) -> str:
     """The URL as it may be shown: no user, no password."""
     parts = urlsplit(url)
-    shown = [pair for pair in parse_qsl(parts.query) if pair[0] not in _SECRET_PARAMETERS]
+    shown = [pair for pair in parse_qsl(parts.query) if pair[0] not in _SECRET_OPTIONS]
     netloc = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=netloc, query=urlencode(shown)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +58,14 @@ def server_binary(configured: str | None) -> str:
     return str(get_binary_path())
 
 
-def write_configuration(files: ServerFiles, *, durable: bool, memory_mb: int | None = None) -> None:
-    """Writes the server's configuration, readable by this user only.
+def write_configuration(
+    files: ServerFiles,
+    *,
+    durable: bool,
+    memory_mb: int | None = None,
+    more: Sequence[str] = (),
+) -> None:
+    """Writes the server's configuration, readable by this user only; ``more``: further lines.
 
     ``durable``: an append-only file that is synced before any answer is given (the ledger).
     Otherwise nothing is written to disk at all (the tensors).
@@ -75,6 +82,8 @@ def write_configuration(files: ServerFiles, *, durable: bool, memory_mb: int | N
         # the tail of a file cut off by a crash was never acknowledged
         "aof-load-truncated yes",
         "maxmemory-policy noeviction",
+        # the largest string that anybody has reason to send is a chunk of 1 MiB
+        "proto-max-bulk-len 4mb",
         "tcp-keepalive 30",
         "daemonize no",
         "loglevel notice",
@@ -83,10 +92,14 @@ def write_configuration(files: ServerFiles, *, durable: bool, memory_mb: int | N
         lines += [f"unixsocket {files.socket}", "unixsocketperm 700"]
     if memory_mb is not None:
         lines.append(f"maxmemory {memory_mb}mb")
-    text = "\n".join(lines) + "\n"
-    descriptor = os.open(files.configuration, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    write_private(files.configuration, [*lines, *more])
+
+
+def write_private(path: Path, lines: Sequence[str]) -> None:
+    """A file that only this user can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+        file.write("\n".join(lines) + "\n")
 
 
 def server_command(files: ServerFiles, configured: str | None = None) -> list[str]:

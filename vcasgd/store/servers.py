@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
+
+#: random part of a parameter server's token; see ``scripts/new_token.lua``
+NONCE_BITS = 20
 
 
 def node_name(number: int) -> str:
@@ -17,13 +21,16 @@ def node_name(number: int) -> str:
 
 
 class Servers:
-    """Parameter servers: each start gets a token that is newer than all before."""
+    """Parameter servers: each start gets a token that is newer than all before, and that
+    nobody else has, even where the ledger went back to an older state."""
 
     def __init__(self, ledger: Client) -> None:
         self._ledger = ledger
+        self._new_token = ledger.script("new_token")
 
     def new_token(self, node: str) -> int:
-        return int(self._ledger.hincrby(names.SERVER_TOKENS, node, 1))
+        nonce = secrets.randbelow(1 << NONCE_BITS)
+        return int(self._new_token(keys=[names.SERVER_TOKENS], args=[node, nonce]))
 
     def beat(self, node: str, description: Mapping[str, Any]) -> None:
         self._ledger.hset(names.SERVERS, node, json.dumps(description))

@@ -26,6 +26,8 @@ from vcasgd.store.wire import Missing, Wire, WrongLength
 
 #: a reader that the writer overtakes starts again; each time a whole publication went by
 READ_ATTEMPTS = 50
+#: no version is known to be on the replicas
+NOTHING_SAFE = -1
 #: pinned snapshots at a time: each costs the memory of a model
 MOST_PINS = 4
 
@@ -113,8 +115,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Change:
-    """What one commit changes beside the parameters; see ``scripts/commit.lua``."""
+    """What one commit changes beside the parameters; see ``scripts/commit.lua``.
 
+    ``base``: the version that is published, which the change was made from.
+    """
+
+    base: int
     fields: dict[str, int] = field(default_factory=dict)
     forget: tuple[int, ...] = ()
     entries: tuple[str, ...] = ()
@@ -134,9 +140,15 @@ def encode_integers(vector: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """What a parameter server sees in one round trip; ``version`` is None on an empty server."""
+    """What a parameter server sees in one round trip; ``version`` is None on an empty server.
+
+    ``safe``: the version up to which everything is on the replicas. ``token``: of whoever may
+    write, 0 where nobody has taken over.
+    """
 
     version: int | None
+    safe: int
+    token: int
     pins: frozenset[str]
     wanted: tuple[str, ...]
 
@@ -148,9 +160,13 @@ class Snapshots:
         self._tensors = tensors
         self._keys = keys
         self._wire = Wire(tensors)
-        self._takeover = tensors.script("takeover")
-        self._install = tensors.script("install")
-        self._commit = tensors.script("commit")
+        # these are acknowledged to workers, so they wait for the replicas
+        acknowledged = tensors.waiting()
+        self._takeover = acknowledged.script("takeover")
+        self._install = acknowledged.script("install")
+        self._replace = acknowledged.script("replace")
+        self._commit = acknowledged.script("commit")
+        self._advance = tensors.script("advance")
         self._pin = tensors.script("pin")
 
     # -- reading -------------------------------------------------------------------------------
@@ -226,22 +242,60 @@ class Snapshots:
         """Whether a parameter server writes here, or waits for a first snapshot."""
         return bool(self._tensors.exists(self._keys.fence))
 
-    def install(self, token: int, meta: Meta, record: Record, vector: Tensor) -> bool:
-        """Makes this the present snapshot where there is none; False where there is one."""
+    def install(
+        self, token: int, meta: Meta, record: Record, vector: Tensor, *, stored: bool = True
+    ) -> bool:
+        """Makes this the present snapshot where there is none; False where there is one.
+
+        ``stored``: all of it can be had elsewhere, too (nothing was applied yet, or there is
+        a checkpoint), so that nobody has to wait until it is on the replicas.
+        """
         self.write(meta, vector)
         keys = self._keys
-        head = {"finished": record.finished, "version": meta.version, "token": meta.token}
-        fields = {**head, **{str(each): at for each, at in record.positions.items()}}
+        safe = meta.version if stored or not self._tensors.replicated else NOTHING_SAFE
         installed = self._install(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
                   keys.rejected, keys.places, keys.news, *self.chunk_keys(meta)],
-            args=[token, meta.to_json(), *(part for pair in fields.items() for part in pair)],
+            args=[token, meta.to_json(), *_fields(meta, record, safe)],
         )  # fmt: skip
-        if installed < 0:
-            raise StoreUnavailable("the tensors server restarted in the middle of a snapshot")
+        _check_chunks(installed)
         if not installed:
             self._remove_attempt(meta)
         return bool(installed)
+
+    def replace(
+        self, token: int, meta: Meta, record: Record, vector: Tensor, *, first_open: int
+    ) -> bool:
+        """Puts this over an older snapshot; False where the present one is not older.
+
+        ``first_open``: the first subtask of the first unfinished epoch. Raises as
+        :meth:`commit` does.
+        """
+        self.write(meta, vector)
+        keys = self._keys
+        safe = NOTHING_SAFE if self._tensors.replicated else meta.version
+        replaced = self._replace(
+            keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.news,
+                  *self.chunk_keys(meta)],
+            args=[token, meta.version, meta.to_json(), first_open,
+                  *_fields(meta, record, safe)],
+        )  # fmt: skip
+        _check_chunks(replaced)
+        return bool(replaced)
+
+    def confirm(self, token: int, version: int) -> None:
+        """Waits for the replicas, and lets workers forget what is in a version.
+
+        Raises as :meth:`commit` does.
+        """
+        # WAIT is for what its own connection wrote, and for all that came before that
+        self.takeover(token)
+        self.advance(token, version)
+
+    def advance(self, token: int, version: int) -> None:
+        """Workers may forget what is in a version: the replicas have it, or are away."""
+        keys = self._keys
+        self._advance(keys=[keys.fence, keys.applied, keys.news], args=[token, version])
 
     def _remove_attempt(self, meta: Meta) -> None:
         """Removes chunks that came too late, unless they are of the snapshot that came first:
@@ -255,14 +309,23 @@ class Snapshots:
     ) -> None:
         """Publishes a version whose chunks are written, or only deals with refused updates.
 
-        Raises :class:`Fenced`, and :class:`SnapshotMissing` where the server came back empty.
+        Where there are replicas, returns when they have it or are known to be away. Raises
+        :class:`Fenced`, :class:`SnapshotMissing` where the server came back empty, and
+        :class:`StoreUnavailable` where a failover brought back an older snapshot.
         """
-        keys = self._keys
-        self._commit(
+        keys, replicated = self._keys, self._tensors.replicated
+        applied = meta is not None and bool(change.fields)
+        if applied and meta and not replicated:
+            change = replace(change, fields={**change.fields, "safe": meta.version})
+        chunks = self.chunk_keys(meta) if applied and meta else []
+        committed = self._commit(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
-                  keys.rejected, keys.pins, keys.places, keys.news, *remove],
-            args=[token, meta.to_json() if meta else "", change.to_json()],
+                  keys.rejected, keys.pins, keys.places, keys.news, *chunks, *remove],
+            args=[token, meta.to_json() if meta else "", change.to_json(), len(chunks)],
         )  # fmt: skip
+        _check_chunks(committed)
+        if applied and meta and replicated:
+            self.advance(token, meta.version)
 
     def chunk_keys(self, meta: Meta) -> list[str]:
         return [
@@ -277,12 +340,15 @@ class Snapshots:
 
     def look(self) -> Look:
         with self._tensors.pipeline(transaction=True) as pipe:
-            pipe.hget(self._keys.applied, "version")
+            pipe.hmget(self._keys.applied, "version", "safe")
             pipe.hkeys(self._keys.pins)
             pipe.smembers(self._keys.wanted)
-            version, pins, wanted = pipe.execute()
+            pipe.get(self._keys.fence)
+            (version, safe), pins, wanted, token = pipe.execute()
         return Look(
             None if version is None else int(version),
+            NOTHING_SAFE if safe is None else int(safe),
+            int(token or 0),
             frozenset(name.decode() for name in pins),
             tuple(sorted(name.decode() for name in wanted)),
         )
@@ -315,8 +381,8 @@ class Snapshots:
         """
         keys = self._keys
         self._pin(
-            keys=[keys.fence, keys.pins, keys.wanted],
-            args=[token, pin_text(snapshot), *names],
+            keys=[keys.fence, keys.pins, keys.wanted, keys.applied],
+            args=[token, snapshot.meta.version, pin_text(snapshot), *names],
         )
 
     def forget(self) -> int:
@@ -326,12 +392,15 @@ class Snapshots:
             self._tensors.unlink(*doomed[start : start + 500])
         return len(doomed)
 
-    def forget_orphans(self, keep: Iterable[Meta]) -> int:
-        """Removes snapshot chunks that an interrupted publication left."""
+    def forget_orphans(self, token: int, keep: Iterable[Meta]) -> int:
+        """Removes snapshot chunks that an interrupted publication left, up to one's own token:
+        whoever has taken over in between may be publishing."""
         kept = {key.encode() for meta in keep for key in self.chunk_keys(meta)}
         pattern = f"{_escaped(self._keys.prefix)}s:*"
         doomed = [
-            key for key in self._tensors.scan_iter(match=pattern, count=1000) if key not in kept
+            key
+            for key in self._tensors.scan_iter(match=pattern, count=1000)
+            if key not in kept and _writer(key) <= token
         ]
         for start in range(0, len(doomed), 500):
             self._tensors.unlink(*doomed[start : start + 500])
@@ -363,9 +432,26 @@ def _record(applied: Mapping[bytes, bytes]) -> Record:
     positions = {
         int(name): int(value)
         for name, value in applied.items()
-        if name not in (b"finished", b"version", b"token")
+        if name not in (b"finished", b"version", b"token", b"safe")
     }
     return Record(int(applied.get(b"finished", 0)), positions)
+
+
+def _fields(meta: Meta, record: Record, safe: int) -> list[Any]:
+    """The applied record as it is stored: field, value, field, value, …"""
+    head = {"finished": record.finished, "version": meta.version, "token": meta.token, "safe": safe}
+    fields = {**head, **{str(each): at for each, at in record.positions.items()}}
+    return [part for pair in fields.items() for part in pair]
+
+
+def _check_chunks(answer: int) -> None:
+    if answer < 0:
+        raise StoreUnavailable("the tensors server was replaced in the middle of a snapshot")
+
+
+def _writer(chunk: bytes) -> int:
+    """The token in the name of a snapshot's chunk, ``…s:<version>.<token>:<index>``."""
+    return int(chunk.split(b":")[-2].partition(b".")[2])
 
 
 def _escaped(prefix: str) -> str:

@@ -123,9 +123,11 @@ class Pushed:
 @dataclass(frozen=True)
 class Status:
     """``version`` of the present snapshot with the token of its writer; each fate is
-    ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``."""
+    ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``. Up to the version ``safe``
+    everything is on the replicas, if there are any."""
 
     version: tuple[int, int]
+    safe: int
     fates: list[str]
 
 
@@ -208,11 +210,11 @@ class UpdateSender:
         name. Raises :class:`~vcasgd.errors.SnapshotMissing`.
         """
         keys = self._keys
-        version, token, *fates = self._status(
+        version, token, safe, *fates = self._status(
             keys=[keys.meta, keys.applied, keys.pushed, keys.rejected],
             args=[part for each in pushed for part in each],
         )
-        return Status((int(version), int(token)), [fate.decode() for fate in fates])
+        return Status((int(version), int(token)), int(safe), [fate.decode() for fate in fates])
 
     def await_news(self, seconds: float) -> None:
         """Returns when something was committed since the last call did, or after ``seconds``."""

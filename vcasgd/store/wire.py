@@ -111,7 +111,7 @@ class Wire:
         with suppress(IndexError):
             while True:
                 connection = self._client.idle_bulk.pop()
-                if _is_quiet(connection._sock):
+                if self._client.serves(connection) and _is_quiet(connection._sock):
                     return connection
                 self._discard(connection)
         with mapped_errors():

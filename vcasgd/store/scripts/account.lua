@@ -14,7 +14,7 @@ local function of(name) return shard .. ':' .. name end
 local known = redis.call('HMGET', KEYS[7], of('token'), of('version'), of('finished'))
 local token = tonumber(known[1] or 0)
 if token > tonumber(ARGV[3]) then
-  return redis.error_reply('FENCED a parameter server with token ' .. token .. ' has taken over')
+  return redis.error_reply('FENCED a parameter server with token ' .. known[1] .. ' has taken over')
 end
 if token == tonumber(ARGV[3]) and tonumber(known[2] or -1) > version then return 0 end
 redis.call('HSET', KEYS[7], of('token'), ARGV[3], of('version'), version,

@@ -1,8 +1,10 @@
 -- Publishes a batch: parameters, version, rule state and applied record change together, and
 -- the updates that are in them disappear. The chunks of the new snapshot are already written.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected  8 pins
---       9 places  10 news  11… keys to remove: payloads of the batch, chunks of the version before last
+--       9 places  10 news  11… chunks of the new snapshot, then keys to remove: payloads of the
+--       batch, chunks of the version before last
 -- ARGV  1 token  2 new meta ('' where nothing was applied)  3 change, as JSON:
+--         base      the version that the change was made from
 --         fields    {field: value}     new values of the applied record
 --         forget    [subtask]          subtasks of epochs that are finished now
 --         entries   [entry]            stream entries dealt with
@@ -11,6 +13,9 @@
 --         reset     {subtask: n}       subtasks whose waiting updates were dropped
 --         pin       name or null       keep this snapshot under a name
 --         pinned    JSON               what to keep under it
+--       4 number of chunks
+-- Returns 1; 0 where this very change was committed before; -1 where a chunk is missing (a
+-- failover in between, or the server came back empty).
 local held = redis.call('GET', KEYS[1])
 if not held or redis.call('EXISTS', KEYS[2]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
@@ -23,8 +28,21 @@ local change = cjson.decode(ARGV[3])
 if ARGV[2] ~= '' and redis.call('HGET', KEYS[3], 'version') == tostring(change.fields.version) then
   return 0
 end
+-- a failover may have brought back an older snapshot since the parameter server looked
+local version = tonumber(redis.call('HGET', KEYS[3], 'version'))
+if version < change.base then return redis.error_reply('STALE it has version ' .. version) end
+if version > change.base then
+  return redis.error_reply('FENCED version ' .. version .. ' was not written by this server')
+end
+local spare = 11 + tonumber(ARGV[4])
+for i = 11, spare - 1 do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return -1 end
+end
 if ARGV[2] ~= '' then redis.call('SET', KEYS[2], ARGV[2]) end
-for field, value in pairs(change.fields) do redis.call('HSET', KEYS[3], field, value) end
+for field, value in pairs(change.fields) do
+  -- all digits of a token: a number as it is would be rounded
+  redis.call('HSET', KEYS[3], field, string.format('%.0f', value))
+end
 for subtask, position in pairs(change.reset) do
   redis.call('HSET', KEYS[4], subtask, position .. '|')
 end
@@ -41,6 +59,6 @@ for update, reason in pairs(change.refused) do
   redis.call('EXPIRE', KEYS[7], 3600)
 end
 if change.pin ~= cjson.null then redis.call('HSET', KEYS[8], change.pin, change.pinned) end
-for i = 11, #KEYS do redis.call('UNLINK', KEYS[i]) end
+for i = spare, #KEYS do redis.call('UNLINK', KEYS[i]) end
 redis.call('XADD', KEYS[10], 'MAXLEN', '1', '*', 'n', '1')
 return 1

@@ -14,7 +14,7 @@ if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 for i = 10, #KEYS do
   if redis.call('EXISTS', KEYS[i]) == 0 then return -1 end
 end
-if token > 0 then redis.call('SET', KEYS[1], token) end
+if token > 0 then redis.call('SET', KEYS[1], ARGV[1]) end
 redis.call('DEL', KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8])
 redis.call('SET', KEYS[2], ARGV[2])
 for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end

@@ -15,8 +15,8 @@ local per_epoch, total = tonumber(work[1]), tonumber(work[2])
 if not per_epoch then return 0 end
 -- a worker wrote it, and nobody else could use the ledger during a loop to what it may say
 local next = math.min(tonumber(redis.call('HGET', KEYS[9], 'next')) or 0, total)
-local token = tonumber(redis.call('HGET', KEYS[7], shard .. ':token') or 0)
-if token > tonumber(ARGV[3]) then
+local token = redis.call('HGET', KEYS[7], shard .. ':token') or '0'
+if tonumber(token) > tonumber(ARGV[3]) then
   return redis.error_reply('FENCED a parameter server with token ' .. token .. ' has taken over')
 end
 redis.call('HSET', KEYS[7], shard .. ':token', ARGV[3], shard .. ':version', ARGV[4],

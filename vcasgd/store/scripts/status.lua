@@ -1,14 +1,15 @@
 -- What became of pushed updates?
 -- KEYS  1 meta  2 applied  3 pushed  4 rejected
 -- ARGV  for each update: subtask, its epoch, to, update
--- Returns {version, token of its writer, status…}; a status is 'applied', 'pending', 'lost' or 'rejected:<reason>'.
--- 'lost': it is neither in the snapshot nor on its way; the server came back empty, or an
+-- Returns {version, token of its writer, safe, status…}; a status is 'applied', 'pending', 'lost'
+-- or 'rejected:<reason>'. Up to the version `safe` everything is on the replicas, too.
+-- 'lost': it is neither in the snapshot nor on its way; the server came back empty or older, or an
 -- update that it continues was rejected.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
 end
 local finished = tonumber(redis.call('HGET', KEYS[2], 'finished'))
-local answer = redis.call('HMGET', KEYS[2], 'version', 'token')
+local answer = redis.call('HMGET', KEYS[2], 'version', 'token', 'safe')
 for i = 1, #ARGV, 4 do
   local subtask, epoch, to = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
   local applied = tonumber(redis.call('HGET', KEYS[2], subtask) or 0)

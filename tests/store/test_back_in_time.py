@@ -1,0 +1,401 @@
+"""A failover may bring back an older state of the tensors server, or of the ledger.
+
+A replica that takes over has a prefix of what its primary had executed. Here the state of a real
+server is put aside, and put back later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from world import Volunteer, World, run_to_end
+
+from vcasgd.errors import Fenced, StoreUnavailable
+from vcasgd.runtime.outbox import Outbox
+from vcasgd.runtime.shard import Shard
+from vcasgd.store.connection import Client
+
+MakeWorld = Callable[..., World]
+Past = dict[bytes, bytes]
+
+
+def remember(server: Client) -> Past:
+    """All that the server has now."""
+    keys = server.keys()
+    return {key: server.dump(key) for key in keys}
+
+
+def go_back(server: Client, past: Past) -> None:
+    """The server has what it had then, and nothing else."""
+    server.flushdb()
+    for key, value in past.items():
+        server.restore(key, 0, value)
+
+
+@pytest.fixture
+def outbox(world: World) -> Iterator[Outbox]:
+    outbox = Outbox(world.sender)
+    yield outbox
+    outbox.close()
+
+
+def submit(world: World, outbox: Outbox, subtask: int, start: int, stop: int) -> None:
+    header, payload = world.update(subtask, start, stop, 1)
+    outbox.submit(header, world.plan.epoch_of(subtask), payload)
+    assert outbox.flush(10)
+
+
+class TestTheParameterServerIsAhead:
+    def test_it_publishes_what_it_has_over_the_older_state(self, world: World) -> None:
+        shard = world.shard()
+        world.push(0, 0, 2)
+        shard.turn()
+        past = remember(world.tensors)
+        world.push(0, 2, 4)
+        world.push(1, 0, 4)
+        shard.turn()
+
+        go_back(world.tensors, past)
+        shard.turn()
+
+        assert world.snapshots.read().record.positions == {0: 4, 1: 4}
+        world.assert_exact()
+        (event,) = run_on(world, shard).events("republished")
+        assert event["text"] == (
+            "the tensors server came back with version 1; version 3 was published again"
+        )
+
+    def test_what_came_back_although_it_is_applied_is_dropped_without_blame(
+        self, world: World
+    ) -> None:
+        shard = world.shard()
+        for _ in range(6):
+            world.push(0, 0, 1, worker="honest")
+            world.push(0, 1, 2, worker="honest")
+            past = remember(world.tensors)
+            shard.turn()
+            go_back(world.tensors, past)
+        shard.turn()
+        shard.turn()
+
+        world.assert_exact()
+        assert world.reader.waiting() == 0
+        assert world.jobs.quarantined(world.job) == {}
+        assert not [key for key in world.tensor_keys() if key.startswith("u:")]
+
+    def test_what_was_pushed_and_is_gone_is_pushed_again(self, world: World) -> None:
+        shard = world.shard()
+        volunteer = Volunteer(world, "a")
+        shard.turn()
+        past = remember(world.tensors)
+        volunteer.step()
+        assert volunteer.unapplied
+        go_back(world.tensors, past)
+
+        run_to_end(world, [volunteer], shard.turn)
+
+        world.assert_exact()
+        assert "lost" in volunteer.settled
+        assert world.rejected() == {}
+
+    def test_pins_that_came_back_are_kept_and_the_others_can_be_wanted_again(
+        self, world: World
+    ) -> None:
+        shard = world.shard()
+        world.snapshots.want_pin("old")
+        shard.turn()
+        past = remember(world.tensors)
+        world.push(0, 0, 2)
+        shard.turn()
+        world.snapshots.want_pin("new")
+        shard.turn()
+
+        go_back(world.tensors, past)
+        shard.turn()
+        assert world.snapshots.look().pins == {"old"}
+        world.snapshots.want_pin("new")
+        shard.turn()
+
+        assert world.snapshots.fetch_pinned("old")[0].meta.version == 0
+        assert world.snapshots.fetch_pinned("new")[0].meta.version == 1
+
+    def test_nothing_of_the_lost_history_is_left_behind(self, world: World) -> None:
+        shard = world.shard()
+        shard.turn()
+        past = remember(world.tensors)
+        for position in range(3):
+            world.push(0, position, position + 1)
+            shard.turn()
+        go_back(world.tensors, past)
+
+        shard.turn()
+
+        chunks = {key for key in world.tensor_keys() if key.startswith("s:")}
+        assert len(chunks) == 1
+        world.assert_exact()
+
+
+class TestInTheMiddleOfATurn:
+    """Between two commands of the parameter server."""
+
+    @pytest.mark.parametrize("at", ["commit", "write"])
+    def test_of_a_publication(self, world: World, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        shard = world.shard()
+        shard.turn()
+        past = remember(world.tensors)
+        world.push(0, 0, 2)
+        shard.turn()
+        world.push(1, 0, 2)
+        before = getattr(shard._snapshots, at)
+
+        def go_back_first(*args: Any) -> None:
+            go_back(world.tensors, past)
+            before(*args)
+
+        monkeypatch.setattr(shard._snapshots, at, go_back_first)
+        with pytest.raises(StoreUnavailable, match="went back in time"):
+            shard.turn()
+        monkeypatch.undo()
+        shard.turn()
+        shard.turn()
+
+        assert world.snapshots.read().record.positions == {0: 2, 1: 2}
+        world.assert_exact()
+
+    def test_only_the_chunks_are_missing(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The replica has everything but what was written since the last commit."""
+        shard = world.shard()
+        shard.turn()
+        world.push(0, 0, 2)
+        past = remember(world.tensors)
+        commit = shard._snapshots.commit
+
+        def go_back_first(*args: Any) -> None:
+            go_back(world.tensors, past)
+            commit(*args)
+
+        monkeypatch.setattr(shard._snapshots, "commit", go_back_first)
+        with pytest.raises(StoreUnavailable, match="replaced in the middle of a snapshot"):
+            shard.turn()
+        assert world.snapshots.version() == 0, "nobody ever sees a snapshot with a hole"
+        monkeypatch.undo()
+        shard.turn()
+
+        world.assert_exact()
+        assert world.snapshots.version() == 1
+
+    def test_of_a_pin(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        shard = world.shard()
+        shard.turn()
+        past = remember(world.tensors)
+        world.push(0, 0, 2)
+        shard.turn()
+        world.snapshots.want_pin("a")
+        pin = shard._snapshots.pin
+
+        def go_back_first(*args: Any) -> None:
+            go_back(world.tensors, past)
+            pin(*args)
+
+        monkeypatch.setattr(shard._snapshots, "pin", go_back_first)
+        with pytest.raises(StoreUnavailable, match="went back in time"):
+            shard.turn()
+
+        assert world.snapshots.pins() == {}, "it would be a pin without chunks"
+
+
+class TestTheWorkerPushesBeforeItKnows:
+    def test_what_continues_a_forgotten_update_waits_for_it(
+        self, world: World, outbox: Outbox
+    ) -> None:
+        """It is refused, because what it continues is gone; neither is trained again."""
+        shard = world.shard()
+        shard.turn()
+        past = remember(world.tensors)
+        submit(world, outbox, 0, 0, 2)
+        submit(world, outbox, 0, 2, 3)
+
+        go_back(world.tensors, past)
+        submit(world, outbox, 0, 3, 4)
+        shard.turn()
+        outbox.look()
+
+        assert outbox.collect().rework == frozenset()
+        assert (outbox.unapplied, outbox.discarded, outbox.sent_again) == (0, 0, 2)
+        assert world.snapshots.read().record.positions == {0: 4}
+        world.assert_exact()
+
+
+class TestFences:
+    def test_a_takeover_that_was_lost_is_made_good(self, world: World) -> None:
+        old = world.shard(token=1)
+        old.turn()
+        past = remember(world.tensors)
+        new = world.shard(token=2)
+        world.push(0, 0, 2)
+        new.turn()
+        new.turn()
+
+        go_back(world.tensors, past)
+        new.turn()
+
+        assert world.tensors.get(world.keys.fence) == b"2"
+        with pytest.raises(Fenced):
+            old.turn()
+        world.assert_exact()
+
+    def test_one_that_was_fenced_learns_it_from_the_ledger(self, world: World) -> None:
+        """It wakes up first, and its fence is the one that came back."""
+        old = world.shard(token=1)
+        world.push(0, 0, 2)
+        old.turn()
+        new = world.shard(token=2)
+        new.turn()
+        world.push(0, 2, 4)
+        new.turn()
+
+        world.lose_tensors()
+        with pytest.raises(Fenced, match="token 2"):
+            old.turn()
+        new.turn()
+
+        world.assert_exact()
+        assert world.snapshots.read().record.positions == {0: 4}
+
+    def test_whoever_is_behind_gives_way_to_whoever_wrote(self, world: World) -> None:
+        """The takeover came back undone, and the one before wrote first."""
+        old = world.shard(token=1)
+        old.turn()
+        past = remember(world.tensors)
+        new = world.shard(token=2)
+        new.turn()
+        go_back(world.tensors, past)
+        world.push(0, 0, 2)
+        old._reports.tell = lambda _model: None  # type: ignore[method-assign]
+        old.turn()
+
+        with pytest.raises(Fenced):
+            new.turn()
+
+        world.assert_exact()
+
+
+class TestAWorkerKeepsAnUpdateUntilItIsSafe:
+    def test_not_only_until_it_is_applied(self, world: World, outbox: Outbox) -> None:
+        shard = world.shard()
+        shard.turn()
+        submit(world, outbox, 0, 0, 2)
+        shard.turn()
+        world.tensors.hset(world.keys.applied, "safe", 0)
+
+        outbox.look()
+        assert outbox.unapplied == 1
+        shard.turn()  # asks the replicas
+
+        outbox.look()
+        assert outbox.unapplied == 0
+
+    def test_both_servers_went_and_the_new_one_begins_from_the_older_state(
+        self, world: World, outbox: Outbox
+    ) -> None:
+        shard = world.shard()
+        shard.turn()
+        past = remember(world.tensors)
+        submit(world, outbox, 0, 0, 2)
+        submit(world, outbox, 1, 0, 2)
+        shard.turn()
+        world.tensors.hset(world.keys.applied, "safe", 0)
+        outbox.look()
+        assert outbox.unapplied == 2
+
+        go_back(world.tensors, past)
+        successor = world.shard()
+        successor.turn()
+        outbox.look()
+        assert outbox.flush(10)
+        successor.turn()
+        outbox.look()
+
+        assert outbox.unapplied == 0
+        assert outbox.sent_again == 2
+        assert world.snapshots.read().record.positions == {0: 2, 1: 2}
+        world.assert_exact()
+
+    def test_what_it_saw_in_a_lost_history_counts_for_nothing(
+        self, world: World, outbox: Outbox
+    ) -> None:
+        """Version 2 of another writer is another version 2."""
+        shard = world.shard(token=1)
+        shard.turn()
+        past = remember(world.tensors)
+        submit(world, outbox, 0, 0, 2)
+        shard.turn()
+        world.tensors.hset(world.keys.applied, "safe", 0)
+        outbox.look()
+
+        go_back(world.tensors, past)
+        successor = world.shard(token=2)
+        for position in range(3):
+            world.push(1, position, position + 1)
+            successor.turn()
+        world.push(0, 0, 2)  # somebody else had the lease
+        successor.turn()
+        world.tensors.hset(world.keys.applied, "safe", 3)
+        outbox.look()
+        assert outbox.unapplied == 1, "it is applied in version 4, which is not safe"
+
+        successor.turn()
+        outbox.look()
+        assert outbox.unapplied == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_history_ends_exact(make_world: MakeWorld, seed: int) -> None:
+    """Servers die, go back, or both, at any moment; every sample is applied exactly once."""
+    world = make_world(samples=12, epochs=2, subtasks_per_epoch=3)
+    chance = random.Random(seed)
+    shard = world.shard()
+    volunteers = [Volunteer(world, name, interval=chance.randint(1, 4)) for name in "abc"]
+    pasts = [remember(world.tensors)]
+
+    def turn() -> None:
+        nonlocal shard
+        match chance.randrange(8):
+            case 0:
+                go_back(world.tensors, chance.choice(pasts[-3:]))
+            case 1:
+                shard = world.shard()
+            case 2:
+                go_back(world.tensors, chance.choice(pasts[-3:]))
+                shard = world.shard()
+            case 3 | 4:
+                pasts.append(remember(world.tensors))
+        try:
+            shard.turn()
+        except Fenced:
+            shard = world.shard()
+        world.assert_exact()
+
+    for _ in range(30):
+        chance.choice(volunteers).step()
+        turn()
+        if chance.random() < 0.1:
+            world.expire()
+    run_to_end(world, volunteers, lambda: settled_turn(world, shard))
+    world.assert_exact()
+
+
+def settled_turn(world: World, shard: Shard) -> None:
+    """Leases of what went back expire in time."""
+    shard.turn()
+    world.expire()
+
+
+def run_on(world: World, shard: Shard) -> World:
+    shard.turn()
+    return world

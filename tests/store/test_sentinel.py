@@ -1,0 +1,283 @@
+"""Servers behind Redis Sentinel: real Sentinels, real replicas, real deaths."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replicated import Replicated, replicated
+from servers import KINDS
+
+from vcasgd.errors import StoreError, StoreUnavailable
+from vcasgd.store.connection import Client, connect, patiently, without_secret
+from vcasgd.store.sentinel import SentinelUrl
+
+Eventually = Callable[..., Any]
+#: until a failover is over, at most
+FAILOVER_SECONDS = 40
+
+
+@pytest.fixture(params=KINDS)
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicated]:
+    with replicated(tmp_path / "tensors", request.param) as service:
+        yield service
+
+
+@pytest.fixture(params=KINDS)
+def lenient(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicated]:
+    """Its primary writes on without a replica."""
+    with replicated(tmp_path / "tensors", request.param, strict=False) as service:
+        yield service
+
+
+class Writer(threading.Thread):
+    """Writes one number after the other, and remembers what was acknowledged."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(name="writer", daemon=True)
+        self._client = client
+        self._stopped = threading.Event()
+        self.acknowledged: list[int] = []
+        self.failures = 0
+
+    def run(self) -> None:
+        number = 0
+        while not self._stopped.is_set():
+            try:
+                self._client.sadd("numbers", number)
+                self.acknowledged.append(number)
+            except StoreUnavailable:
+                # it may have been written; what counts is that it was not acknowledged
+                self.failures += 1
+                time.sleep(0.02)
+            number += 1
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(FAILOVER_SECONDS)
+        assert not self.is_alive()
+
+    def lost(self, client: Client) -> set[int]:
+        return set(self.acknowledged) - {int(each) for each in client.smembers("numbers")}
+
+
+# --- URLs -----------------------------------------------------------------------------------
+
+
+class TestUrl:
+    def test_all_of_it(self) -> None:
+        url = SentinelUrl.parse(
+            "redis+sentinel://user:p%40ss@one:1,[::1]:2,three/tensors/3"
+            "?sentinel_username=guard&sentinel_password=s&client_name=me"
+        )
+
+        assert url.hosts == (("one", 1), ("::1", 2), ("three", 26379))
+        assert (url.service, url.tls) == ("tensors", False)
+        assert url.options == {"username": "user", "password": "p@ss", "db": 3, "client_name": "me"}
+        assert url.sentinel_options == {"username": "guard", "password": "s", "ssl": False}
+
+    def test_over_tls_the_sentinels_are_checked_in_the_same_way(self) -> None:
+        url = SentinelUrl.parse("rediss+sentinel://h/tensors?ssl_ca_certs=/ca.pem")
+
+        assert url.tls
+        assert url.options["ssl_ca_certs"] == url.sentinel_options["ssl_ca_certs"] == "/ca.pem"
+        assert url.sentinel_options["ssl"]
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "redis+sentinel://host:26379",
+            "redis+sentinel://host:26379/",
+            "redis+sentinel:///tensors",
+            "redis+sentinel://host:port/tensors",
+            "redis+sentinel://one,/tensors",
+            "redis+sentinel://host/tensors?replicas=many",
+            "redis+sentinel://host/tensors?replicas=-1",
+            "redis://host?replicas=1&replica_timeout=0",
+        ],
+    )
+    def test_one_that_cannot_be_used_is_refused_without_showing_it(self, url: str) -> None:
+        with pytest.raises(StoreError, match="can't be used") as refused:
+            connect(url.replace("://", "://:hidden@"))
+        assert "hidden" not in str(refused.value)
+
+    def test_no_secret_is_shown(self) -> None:
+        url = "redis+sentinel://u:secret@a:1,b:2/t/0?replicas=1&sentinel_password=secret"
+
+        assert without_secret(url) == "redis+sentinel://a:1,b:2/t/0?replicas=1"
+        assert "secret" not in repr(SentinelUrl.parse(url.replace("replicas=1&", "")))
+        assert "secret" not in repr(connect(url))
+
+
+# --- acknowledged means replicated --------------------------------------------------------------
+
+
+def test_a_write_is_on_the_replica_when_it_returns(service: Replicated) -> None:
+    client, replica = service.connection, service.replica.connection
+    script = client.script("takeover")
+    for number in range(50):
+        client.set("key", number)
+        assert replica.get("key") == b"%d" % number
+        with client.pipeline(transaction=bool(number % 2)) as pipe:
+            pipe.hset("hash", "field", number)
+            pipe.get("key")
+            assert pipe.execute()[1] == b"%d" % number
+        assert replica.hget("hash", "field") == b"%d" % number
+        script(keys=["fence"], args=[number])
+        assert replica.get("fence") == b"%d" % number
+    assert client.replicated
+
+
+def test_errors_and_answers_are_those_of_a_plain_client(service: Replicated) -> None:
+    client = service.connection
+    client.set("text", "a")
+
+    with pytest.raises(StoreError, match="WRONGTYPE") as refused:
+        client.hset("text", "field", "a long value that nobody wants to read in a message")
+    assert "long value" not in str(refused.value)
+    assert client.hset("hash", mapping={"a": 1, "b": 2}) == 2
+    assert client.hgetall("hash") == {b"a": b"1", b"b": b"2"}
+
+
+def test_nothing_that_was_acknowledged_is_lost_in_a_failover(service: Replicated) -> None:
+    # Given somebody who writes all the time
+    writer = Writer(service.client())
+    writer.start()
+    patiently(lambda: service.connection.ping(), 5)
+    time.sleep(0.2)
+
+    # When the primary is killed, and comes back as a replica
+    old, new = service.kill_primary()
+    service.restart(old)
+
+    # Then the next writes go to the new primary, by themselves
+    before = len(writer.acknowledged)
+    service.await_primary(new)
+    patiently(lambda: service.connection.set("now", 1), FAILOVER_SECONDS)
+    while len(writer.acknowledged) == before:
+        time.sleep(0.01)
+    writer.stop()
+
+    assert writer.failures, "the fault was not felt"
+    assert service.role(old) == "slave"
+    assert writer.lost(service.connection) == set()
+
+
+def test_a_frozen_primary_is_not_written_to_when_it_wakes_up(service: Replicated) -> None:
+    # Given connections to a primary that freezes
+    client = connect(f"{service.url}&client_name=awake", answer_seconds=1.0)
+    client.set("before", 1)
+    sleepy = connect(service.url)
+    sleepy.ping()
+    old, new = service.primary, service.replica
+    old.process.freeze()
+
+    # When another one has taken its place
+    service.await_primary(new)
+    with pytest.raises(StoreUnavailable):
+        client.set("after", 1)
+
+    # and it wakes up while somebody still has a connection to it
+    old.process.thaw()
+    sent = patiently(lambda: sleepy.set("late", 1), FAILOVER_SECONDS)
+
+    # Then what was acknowledged is on the new one, and the old one follows it
+    assert sent
+    assert new.connection.get("late") == b"1"
+    service.await_replica(old)
+    patiently(lambda: client.set("after", 1), FAILOVER_SECONDS)
+    assert new.connection.get("before") == new.connection.get("after") == b"1"
+    assert old.connection.get("after") == b"1"
+
+
+# --- the replica is away ------------------------------------------------------------------------
+
+
+def test_without_its_replica_it_goes_on_and_says_so(
+    lenient: Replicated, caplog: pytest.LogCaptureFixture, eventually: Eventually
+) -> None:
+    client = connect(lenient.url.replace("replica_timeout=2.0", "replica_timeout=0.3"))
+    client.set("key", 1)
+    replica = lenient.replica
+
+    # When the replica dies
+    replica.kill()
+    started = time.time()
+    client.set("key", 2)
+
+    # Then writes go on, and wait no more
+    assert client.replication is not None
+    since = client.replication.unreplicated_since
+    assert since is not None
+    assert started <= since <= time.time()
+    assert not client.replicated
+    assert "unreplicated: 0 of 1 replicas answer" in caplog.text
+
+    # and when it is back they are replicated again
+    replica.start()
+
+    def is_back() -> bool:
+        client.set("key", 3)
+        return client.replicated
+
+    eventually(is_back, 20)
+    assert replica.connection.get("key") == b"3"
+    assert "replicated again" in caplog.text
+
+
+def test_a_short_count_is_put_up_with_only_if_the_sentinels_agree(lenient: Replicated) -> None:
+    """Alone with a primary that it can't ask anybody about, a client does not trust it."""
+    client = connect(lenient.url.replace("replica_timeout=2.0", "replica_timeout=0.3"))
+    client.set("key", 1)
+    for sentinel in lenient.sentinels[:2]:
+        sentinel.kill()
+    lenient.nodes[1].kill()
+
+    with pytest.raises(StoreUnavailable, match="may not be the primary any more"):
+        client.set("key", 2)
+    assert client.replicated, "what is acknowledged is still on the replica"
+
+
+def test_one_sentinel_is_enough_to_find_the_primary(lenient: Replicated) -> None:
+    for sentinel in lenient.sentinels[:2]:
+        sentinel.kill()
+
+    assert connect(lenient.url).set("key", 1)
+
+
+def test_a_strict_primary_takes_no_write_without_a_replica(service: Replicated) -> None:
+    replica = service.replica
+    service.connection.set("key", 1)
+    replica.kill()
+
+    refused = None
+    for _ in range(100):
+        try:
+            service.connection.set("key", 2)
+        except StoreUnavailable as error:
+            refused = error
+            break
+        time.sleep(0.1)
+    assert refused is not None
+    assert "NOREPLICAS" in str(refused)
+
+    replica.start()
+    assert patiently(lambda: service.connection.set("key", 3), FAILOVER_SECONDS)
+
+
+def test_nobody_knows_the_service(service: Replicated) -> None:
+    url = service.url.replace("/tensors/", "/other/")
+
+    with pytest.raises(StoreUnavailable, match="no Sentinel knows a primary of 'other'"):
+        connect(url).ping()
+
+
+def test_a_wrong_password_of_the_sentinels(service: Replicated) -> None:
+    url = service.url.replace("sentinel_password=", "sentinel_password=wrong")
+
+    with pytest.raises(StoreUnavailable, match="AuthenticationError"):
+        connect(url).ping()

@@ -1,0 +1,17 @@
+-- Everything up to a version is on the replicas: workers may forget what is in it.
+-- KEYS  1 fence  2 applied  3 news
+-- ARGV  1 token  2 version
+local held = redis.call('GET', KEYS[1])
+if not held then return redis.error_reply('NOSNAPSHOT') end
+if tonumber(held) ~= tonumber(ARGV[1]) then
+  return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
+end
+local version = redis.call('HGET', KEYS[2], 'version')
+if not version then return redis.error_reply('NOSNAPSHOT') end
+-- a failover in between: what the replicas acknowledged was of another server
+if tonumber(version) < tonumber(ARGV[2]) then
+  return redis.error_reply('STALE it has version ' .. version)
+end
+redis.call('HSET', KEYS[2], 'safe', ARGV[2])
+redis.call('XADD', KEYS[3], 'MAXLEN', '1', '*', 'n', '1')
+return 1

@@ -1,0 +1,30 @@
+-- Puts a parameter server's snapshot over an older one: after a failover, the tensors server
+-- may be a replica that had not got everything yet. Updates that wait in it stay; those that
+-- are in the snapshot already will be recognised by their positions.
+-- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 news
+--       7… its chunks, already written
+-- ARGV  1 token  2 version  3 meta  4 first subtask of the first unfinished epoch
+--       5… applied record, field and value
+-- Returns 1; 0 where the present snapshot is not older; -1 where a chunk is missing.
+local held = redis.call('GET', KEYS[1])
+if held and tonumber(held) > tonumber(ARGV[1]) then
+  return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
+end
+local version = redis.call('HGET', KEYS[3], 'version')
+if not version then return redis.error_reply('NOSNAPSHOT') end
+if tonumber(version) >= tonumber(ARGV[2]) then return 0 end
+for i = 7, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return -1 end
+end
+-- the takeover may not have reached the replica either
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[3])
+redis.call('DEL', KEYS[3])
+for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+for _, key in ipairs({KEYS[4], KEYS[5]}) do
+  for _, subtask in ipairs(redis.call('HKEYS', key)) do
+    if tonumber(subtask) < tonumber(ARGV[4]) then redis.call('HDEL', key, subtask) end
+  end
+end
+redis.call('XADD', KEYS[6], 'MAXLEN', '1', '*', 'n', '1')
+return 1
