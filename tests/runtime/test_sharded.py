@@ -6,6 +6,7 @@ The task that counts holds a whole copy of its counters in every shard.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from harness import Plain
 from training import Training
 
 from vcasgd.errors import SnapshotMissing
+from vcasgd.runtime.outbox import MOST_UNAPPLIED
+from vcasgd.store.keys import TensorKeys
 
 Eventually = Callable[..., Any]
 SHARDS = range(3)
@@ -23,22 +26,40 @@ def events(training: Training, kind: str) -> list[int]:
     return [each["details"]["shard"] for each in training.plain.events(training.job, kind)]
 
 
-def advance_without(training: Training, node: int) -> None:
-    """The other shards advance while a node that was just struck is away."""
-    others = [shard for shard in SHARDS if shard != node]
-    before = {shard: training.plain.applied(training.job, shard) for shard in others}
-    for shard in others:
-        training.reach(before[shard] + training.interval, shard=shard)
+def advance_without(training: Training, node: int, before: int) -> None:
+    """The other shards advance while a node is away, of which this was applied just before."""
+    for shard in SHARDS:
+        if shard != node:
+            # a worker may not have seen yet that the last one before was applied
+            training.reach(before + (MOST_UNAPPLIED - 1) * training.interval, shard=shard)
 
 
 def kill_in_the_middle_of_a_push(training: Training, node: int, eventually: Eventually) -> None:
     """Kills a tensors server that has begun to take a push and is not done with it."""
     process = training.plain.nodes[node].process
+    before = training.plain.applied(training.job, node)
     process.freeze()
-    advance_without(training, node)
+    advance_without(training, node, before)
     workers = training.plain.workers
     eventually(lambda: any(training.beat(name).get("unapplied", 0) >= 1 for name in workers))
     process.kill()
+
+
+def shut_out(training: Training, node: int) -> None:
+    """Nobody can write to a node any more, and the others have a push that it has not."""
+    server = training.plain.nodes[node].connection
+    for _ in range(10):
+        server.client_pause(60_000, all=False)
+        pushed = server.hget(TensorKeys(training.job, node).pushed, "0") or b"0|"
+        # it may be that the worker waits to hear of what it had pushed before
+        with suppress(AssertionError):
+            target = int(pushed.partition(b"|")[0]) + training.interval
+            for shard in SHARDS:
+                if shard != node:
+                    training.reach(target, timeout=3, shard=shard)
+            return
+        server.client_unpause()
+    pytest.fail("the fault did not fire: all pushes went everywhere")
 
 
 def test_a_model_on_three_nodes(sharded: Plain) -> None:
@@ -80,9 +101,10 @@ def test_a_parameter_server_killed(sharded: Plain, node: int) -> None:
     training.start(workers=2)
     training.reach(60)
 
+    before = sharded.applied(training.job, node)
     sharded.servers[node].kill()
 
-    advance_without(training, node)
+    advance_without(training, node, before)
     sharded.start_server(node)
     training.finish()
 
@@ -122,9 +144,10 @@ def test_one_shard_starts_anew_where_there_is_no_checkpoint(
     training.start(workers=2)
     training.reach(60)
 
+    before = sharded.applied(training.job, 2)
     sharded.nodes[2].kill()
     sharded.servers[2].kill()
-    advance_without(training, 2)
+    advance_without(training, 2, before)
     sharded.nodes[2].start()
     sharded.start_server(2)
 
@@ -156,18 +179,19 @@ def test_all_servers_of_all_nodes_killed_at_once(sharded: Plain, eventually: Eve
 def test_a_worker_killed_between_the_pushes_to_two_shards(
     sharded: Plain, eventually: Eventually
 ) -> None:
-    # Given a worker whose push arrived in two shards, and not in the third
+    # Given a worker whose pushes arrive in two shards, and not in the third: it lets nobody write
     training = Training(sharded, subtasks=2, step_seconds=0.02)
     (first,) = training.start(workers=1)
     training.reach(40)
-    before = sharded.applied(training.job, 1)
-    sharded.nodes[1].process.freeze()
-    advance_without(training, 1)
+    third = sharded.nodes[1].connection
+    shut_out(training, 1)
 
     # When it dies
+    connected = third.info("clients")["connected_clients"]
     training.worker(first).kill()
-    sharded.nodes[1].process.thaw()
-    eventually(lambda: sharded.applied(training.job, 1) >= before)
+    # with it go commands that wait; a frozen server would have carried them out
+    eventually(lambda: third.info("clients")["connected_clients"] < connected)
+    third.client_unpause()
     positions = [sharded.snapshots(training.job, shard).read().record for shard in SHARDS]
     assert positions[1] != positions[0], "the fault did not fire: it was pushed everywhere"
 
@@ -183,8 +207,9 @@ def test_a_node_that_is_slow_delays_only_its_shard(sharded: Plain) -> None:
     training.start(workers=2)
     training.reach(60)
 
+    before = sharded.applied(training.job, 1)
     sharded.nodes[1].process.freeze()
-    advance_without(training, 1)
+    advance_without(training, 1, before)
     sharded.nodes[1].process.thaw()
 
     training.finish()

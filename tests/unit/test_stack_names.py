@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import Layout
 from vcasgd.stack.names import kind_of, node_of, part_names
-from vcasgd.stack.parts import make_parts
+from vcasgd.stack.parts import Part, make_parts
 from vcasgd.stack.state import StackState
 
 
@@ -41,6 +42,12 @@ def plan(home: Path, before: StackState | None = None, **options: Any) -> Layout
     return Layout.plan(stack_home, settings, before or StackState())
 
 
+def environment_of(part: Part) -> Mapping[str, str]:
+    command = part.command()
+    assert command is not None
+    return command.env
+
+
 def test_a_parameter_server_needs_the_tensors_server_beside_it_only(tmp_path: Path) -> None:
     parts = {part.name: part for part in make_parts(plan(tmp_path, store_nodes=2))}
 
@@ -48,9 +55,9 @@ def test_a_parameter_server_needs_the_tensors_server_beside_it_only(tmp_path: Pa
         *("ledger", "tensors-0", "tensors-1", "server-0", "server-1", "head", "api", "controller")
     ]
     assert parts["server-1"].needs == ("ledger", "tensors-1")
-    assert parts["server-1"].command.env["VCASGD_NODE"] == "1"
+    assert environment_of(parts["server-1"])["VCASGD_NODE"] == "1"
     assert parts["controller"].needs == ("ledger", "tensors-0", "tensors-1", "head")
-    urls = parts["controller"].command.env["VCASGD_TENSORS_URL"].split()
+    urls = environment_of(parts["controller"])["VCASGD_TENSORS_URL"].split()
     assert len(set(urls)) == 2
 
 
