@@ -17,7 +17,7 @@ from torch import Tensor
 from vcasgd.errors import SnapshotMissing, StoreDenied, StoreError, StoreFull, StoreUnavailable
 from vcasgd.learning.shards import Part
 from vcasgd.runtime.lane import Lane
-from vcasgd.runtime.outbox import Outbox
+from vcasgd.runtime.outbox import MOST_UNAPPLIED, Outbox
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.snapshots import Snapshot, Snapshots
@@ -133,7 +133,10 @@ class Link:
         wait = needed_at - FETCH_MARGIN * self._fetch_seconds - time.monotonic()
         if wait > 0:
             self._hurry.wait(wait)
-        self._look(out)
+        self._look(None)
+        # with the interval's update the outbox is full: what comes now is old after that wait
+        if self.outbox.unapplied + 1 < MOST_UNAPPLIED:
+            self._look(out)
 
     def _look(self, out: Tensor | None, *, patiently: bool = False) -> None:
         if patiently and self.outbox.full:
