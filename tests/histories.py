@@ -199,17 +199,21 @@ class History(RuleBasedStateMachine):
         self.shard = self.new_shard()
         self.serve()
 
-    @rule(at=commands, worker=st.sampled_from(WORKERS))
-    def frozen_in_the_middle_of_a_turn(self, at: int, worker: str) -> None:
-        """Another one takes over and works before the command is sent; then it wakes up."""
+    @rule(at=commands, worker=st.sampled_from(WORKERS), works=st.booleans())
+    def frozen_in_the_middle_of_a_turn(self, at: int, worker: str, works: bool) -> None:
+        """Another one takes over, and may even work, before the command is sent; then it wakes
+        up."""
         frozen, seen = self.shard, []
         self.volunteers[worker].step()  # there is something to publish
 
         def meanwhile() -> None:
-            self.shard = self.new_shard()
-            self.serve()
-            self.volunteers[worker].step()
-            self.serve()
+            token = self.world.new_token()
+            self.shard = self.new_shard(token)
+            self.world.snapshots.takeover(token)
+            if works:
+                self.serve()
+                self.volunteers[worker].step()
+                self.serve()
             seen.append(self.seen())
 
         with self.stage.failing(at, "before", meanwhile), suppress(Fenced, *AWAY):
@@ -334,8 +338,10 @@ class History(RuleBasedStateMachine):
             self.violated = True
             raise
 
-    def new_shard(self) -> Shard:
-        return self.world.shard(ledger=self.stage.wired_ledger, tensors=self.stage.wired_tensors)
+    def new_shard(self, token: int | None = None) -> Shard:
+        return self.world.shard(
+            token, ledger=self.stage.wired_ledger, tensors=self.stage.wired_tensors
+        )
 
     def serve(self) -> None:
         """The newest parameter server does what there is to do."""

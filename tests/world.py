@@ -133,13 +133,17 @@ class World:
         """A parameter server's shard, with a newer token than all before unless one is given."""
         return Shard(
             self.jobs.get(self.job),
-            next(self._tokens) if token is None else token,
+            self.new_token() if token is None else token,
             tensors=tensors or self.tensors,
             ledger=ledger or self.ledger,
             checkpoints=self.checkpoints,
             job_secret=job_secret,
             clock=lambda: self.now,
         )
+
+    def new_token(self) -> int:
+        """Of a parameter server."""
+        return next(self._tokens)
 
     def leases(self, worker: str, seconds: float = 60.0) -> Leases:
         return Leases(self.ledger, self.job, worker, seconds)

@@ -40,7 +40,7 @@ TWO = "SUBTASKS=2 SIZE=1"  # a publication that touches only some subtasks
 
 CASES = (
     Case("lost answers", f"{ONE} INTERVALS=2 LOSSES=0 CUTS=1"),
-    Case("an empty tensors server and lost answers", f"{ONE} INTERVALS=1 LOSSES=1 CUTS=1"),
+    Case("an empty tensors server", f"{ONE} INTERVALS=1 LOSSES=1 CUTS=0"),
     Case("two subtasks, an empty tensors server", f"{TWO} INTERVALS=1 LOSSES=1 CUTS=0"),
     Case("everything is applied after all faults",
          f"{ONE} INTERVALS=1 LOSSES=1 CUTS=1 GOAL", fails=True),
@@ -48,8 +48,10 @@ CASES = (
          f"{TWO} INTERVALS=1 LOSSES=1 CUTS=1 GOAL", fails=True),
     Case("without the server's fence, invariant 3",
          f"{ONE} INTERVALS=2 LOSSES=0 CUTS=0 NO_SERVER_FENCE", fails=True),
-    Case("without the server's fence, invariant 1",
-         f"{TWO} INTERVALS=2 LOSSES=0 CUTS=0 NO_SERVER_FENCE ONLY_EXACT", fails=True),
+    Case("without the server's fence and the base version, invariant 1",
+         f"{TWO} INTERVALS=2 LOSSES=0 CUTS=0 NO_SERVER_FENCE NO_BASE_CHECK ONLY_EXACT", fails=True),
+    Case("without the writer of a version, invariant 1",
+         f"{TWO} INTERVALS=1 LOSSES=1 CUTS=0 NO_WRITER_CHECK ONLY_EXACT", fails=True),
     Case("without the lease's token, invariant 3",
          f"{ONE} INTERVALS=2 LOSSES=0 CUTS=0 NO_LEASE_TOKEN", fails=True),
     Case("without the position in push.lua",
@@ -61,6 +63,7 @@ CASES = (
 )  # fmt: skip
 
 DEEP = (
+    Case("an empty tensors server and lost answers", f"{ONE} INTERVALS=1 LOSSES=1 CUTS=1"),
     Case("two losses", f"{ONE} INTERVALS=1 LOSSES=2 CUTS=0"),
     Case("two intervals of each worker and a loss", f"{ONE} INTERVALS=2 LOSSES=1 CUTS=0"),
     Case("a third lease", f"{ONE} INTERVALS=2 LEASES=3 LOSSES=0 CUTS=0"),

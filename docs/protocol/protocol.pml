@@ -41,6 +41,7 @@
 
 bool meta = true;           /* there is a snapshot */
 byte version;
+byte writer;                /* token of the server that wrote it */
 byte record[SUBTASKS];      /* hash applied: up to which sample each subtask is in it */
 byte content[SAMPLES];      /* its parameters: how often each sample is in them */
 byte fence = 1;
@@ -119,7 +120,7 @@ inline reconcile_lua(token, answer) {
 
 /* --- scripts of the tensors server --------------------------------------------------------- */
 
-mtype = { DONE, FENCED, NOSNAPSHOT, REFUSED, INCOMPLETE, THERE, PENDING, APPLIED, LOST, REJECTED };
+mtype = { STALE, DONE, FENCED, NOSNAPSHOT, REFUSED, INCOMPLETE, THERE, PENDING, APPLIED, LOST, REJECTED };
 
 inline takeover_lua(token, answer) {
     d_step {
@@ -219,7 +220,30 @@ inline install_lua(token, answer) {
                 token_is_newest(token >= took_over);
                 fence = token; took_over = token;
                 clear_waiting();
+                /* an old server's memory: the newest one may be further, and go on over it */
+                missed = (server_token > token);
                 meta = true; version = m_version + applied;
+                writer = (applied > 0 -> token : m_writer);
+                copy(record, m_record, SUBTASKS);
+                copy(content, m_content, SAMPLES);
+                snapshot_is_exact();
+                answer = DONE
+        fi
+    }
+}
+
+/* over a snapshot that is older; what waits stays, and what of it is in there already is refused */
+inline replace_lua(token, answer) {
+    d_step {
+        if :: fence > token -> answer = FENCED
+           :: fence <= token && !meta -> answer = NOSNAPSHOT
+           :: fence <= token && meta && version >= m_version + applied -> answer = THERE
+           :: fence <= token && meta && version < m_version + applied && !has(written, token) ->
+                answer = INCOMPLETE
+           :: else ->
+                token_is_newest(token >= took_over);
+                fence = token; took_over = token; missed = true;
+                version = m_version + applied; writer = (applied > 0 -> token : m_writer);
                 copy(record, m_record, SUBTASKS);
                 copy(content, m_content, SAMPLES);
                 snapshot_is_exact();
@@ -254,11 +278,20 @@ inline commit_lua(token, answer) {
            :: fence != 0 && meta && commit_is_fenced(token) -> answer = FENCED
            :: fence != 0 && meta && !commit_is_fenced(token) ->
                 if :: applied > 0 && version == m_version + applied -> answer = DONE
+#ifndef NO_BASE_CHECK
+                   :: !(applied > 0 && version == m_version + applied) && version < m_version ->
+                        answer = STALE
+                   :: !(applied > 0 && version == m_version + applied) && version > m_version ->
+                        answer = FENCED
+#endif
+                   :: version == m_version && applied > 0 && !has(written, token) ->
+                        answer = INCOMPLETE
                    :: else ->
                         token_is_newest(token == took_over);
+                        /* push.lua lets nothing through that does not follow on what waits */
+                        assert(missed || refused == 0);
                         if :: applied > 0 ->
-                                assert(has(written, token));
-                                version = m_version + applied;
+                                version = m_version + applied; writer = token;
                                 copy(content, m_content, SAMPLES);
                                 do :: i_ < SUBTASKS ->      /* only those that were touched */
                                         assert(!has(touched, i_) || m_record[i_] >= record[i_]);
@@ -423,8 +456,6 @@ inline take(u) {
         if
 #ifndef NO_RECORD_CHECK
            :: u_start[u] != m_record[u_subtask[u]] ->
-                /* the script lets nothing through that does not follow on what waits */
-                assert(missed || fence != token);
                 refuse(u)
            :: u_start[u] == m_record[u_subtask[u]] && payload[u] == ABSENT ->
 #else
@@ -446,8 +477,29 @@ inline take(u) {
     }
 }
 
+inline published() {
+    d_step {
+        m_writer = (applied > 0 -> token : m_writer); m_version = m_version + applied;
+        forget_batch()
+    }
+}
+
+/* Shard._check_newest: the ledger knows, unless it is away */
+inline check_newest() {
+    if :: server_token > token -> goto gone
+       :: true
+    fi
+}
+
+/* versions only count updates: two servers may each have one of the same number */
+#ifdef NO_WRITER_CHECK
+#define is_writer(token) true
+#else
+#define is_writer(token) (writer == token)
+#endif
+
 proctype ParameterServer(byte token) {
-    byte m_version, m_record[SUBTASKS], m_content[SAMPLES];     /* ahead of what is published */
+    byte m_version, m_writer, m_record[SUBTASKS], m_content[SAMPLES];   /* ahead of what is published */
     byte applied, dealt, refused, touched, reset;               /* the batch: sets, and a count */
     byte found[BATCH], read, next, stored;
     mtype answer;
@@ -459,13 +511,13 @@ take_over:
     atomic {                                /* _stored, else _restored */
         if :: meta ->
                 d_step {
-                    m_version = version;
+                    m_version = version; m_writer = writer;
                     copy(m_record, record, SUBTASKS); copy(m_content, content, SAMPLES)
                 };
                 goto reconcile
            :: else ->
                 d_step {
-                    m_version = saved_version;
+                    m_version = saved_version; m_writer = token;
                     copy(m_record, saved_record, SUBTASKS);
                     copy(m_content, saved_content, SAMPLES);
                     written = written | bit(token)
@@ -485,18 +537,27 @@ reconcile:
     if :: answer == FENCED -> goto gone :: else fi;
 
 turn:
-    atomic {                                /* look, then XRANGE */
+    atomic {                                /* look */
         answer = 0;
-        (!meta || waiting > 0 || dealt != 0 || version != m_version);
-        if :: !meta -> goto republish :: else -> stored = version fi;
-        /* a version that neither was published nor is about to be is another server's */
-        if :: stored != m_version && stored != m_version + applied -> goto gone :: else fi;
+        (!meta || waiting > 0 || dealt != 0 || version != m_version || fence != token);
+        if :: !meta -> goto republish
+           :: meta && version < m_version -> goto put_over
+           :: meta && version >= m_version -> stored = version
+        fi;
+        /* what this server neither published nor was about to publish is another one's */
+        if :: stored == m_version && is_writer(m_writer)
+           :: stored != m_version && stored == m_version + applied && is_writer(token)
+           :: else -> goto gone
+        fi;
+        if :: fence != token -> goto retake :: else fi;
+collect:
         if :: dealt != 0 && stored != m_version ->  /* it happened, only the answer was lost */
-                m_version = stored; d_step { forget_batch() }; stored = 0; goto turn
+                m_version = stored; m_writer = token; d_step { forget_batch() }; stored = 0;
+                goto turn
            :: dealt != 0 && stored == m_version -> stored = 0; goto write
            :: else -> stored = 0
         fi;
-        do :: read < waiting && read < BATCH -> found[read] = stream[read]; read++
+        do :: read < waiting && read < BATCH -> found[read] = stream[read]; read++     /* XRANGE */
            :: else -> break
         od
     };
@@ -513,28 +574,42 @@ write:
         commit_lua(token, answer);
         written = written & ~bit(token);
         if :: answer == FENCED -> goto gone
-           :: answer == NOSNAPSHOT -> goto turn
+           :: answer == NOSNAPSHOT || answer == STALE || answer == INCOMPLETE -> goto turn
            :: answer == DONE && cuts < CUTS -> cuts++; goto turn
-           :: answer == DONE -> m_version = m_version + applied; d_step { forget_batch() }; goto turn
+           :: answer == DONE -> published(); goto turn
         fi
     };
 
+retake:                                     /* another one took over, or tried to */
+    atomic {
+        takeover_lua(token, answer);
+        if :: answer == FENCED -> goto gone :: else -> goto collect fi
+    };
+
 republish:                                  /* Shard._republish */
-    if :: server_token > token -> goto gone :: else fi;     /* _check_newest */
+    check_newest();
     written = written | bit(token);
     atomic {
         install_lua(token, answer);
         written = written & ~bit(token);
+        goto republished
+    };
+put_over:                                   /* the same, over an older snapshot */
+    check_newest();
+    written = written | bit(token);
+    atomic {
+        replace_lua(token, answer);
+        written = written & ~bit(token);
+republished:
         if :: answer == FENCED -> goto gone
-           :: answer == INCOMPLETE -> goto turn
+           :: answer == INCOMPLETE || answer == NOSNAPSHOT -> goto turn
            :: (answer == DONE || answer == THERE) && cuts < CUTS -> cuts++; goto turn
-           :: answer == DONE || answer == THERE ->
-                m_version = m_version + applied; d_step { forget_batch() }; goto turn
+           :: answer == DONE || answer == THERE -> published(); goto turn
         fi
     };
 gone:                                       /* fenced: the process ends */
     atomic {
-        forget_batch(); m_version = 0; copy(found, nothing, BATCH);
+        forget_batch(); m_version = 0; m_writer = 0; copy(found, nothing, BATCH);
         copy(m_record, nothing, SUBTASKS); copy(m_content, nothing, SAMPLES);
         read = 0; next = 0; stored = 0; answer = 0
     }
@@ -545,7 +620,7 @@ gone:                                       /* fenced: the process ends */
 inline lose_everything() {
     d_step {
         losses++;
-        meta = false; version = 0; fence = 0; took_over = 0; written = 0;
+        meta = false; version = 0; writer = 0; fence = 0; took_over = 0; written = 0;
         clear_waiting();
         i_ = 0;
         do :: i_ < UPDATES -> payload[i_] = ABSENT; i_++ :: else -> break od;

@@ -683,6 +683,40 @@ class TestTensorsServerComesBackEmpty:
         world.assert_exact()
         assert world.snapshots.read().record.positions == {0: 4}
 
+    def test_an_old_memory_of_the_same_version_is_not_taken_for_the_own(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The ledger is away, so that a zombie may publish what it never could before."""
+        old = world.shard(token=1)
+        old.turn()
+        lost, _ = world.push(0, 0, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(old._snapshots, "commit", _never)
+            with pytest.raises(StoreUnavailable):
+                old.turn()
+        world.tensors.delete(world.keys.payload_chunk(lost.update, 0))
+        new = world.shard(token=2)
+        new.turn()
+        world.push(1, 0, 2)
+        new.turn()
+        assert world.snapshots.read().record.positions == {1: 2}
+        world.lose_tensors()
+        monkeypatch.setattr(old, "_check_newest", lambda: None)
+        old.turn()
+        assert world.snapshots.read().record.positions == {0: 2}
+        world.push(2, 0, 2)
+
+        with pytest.raises(Fenced, match="was not written by this server"):
+            new.turn()
+
+        world.shard(token=3).turn()
+        assert world.snapshots.read().record.positions == {0: 2, 2: 2}
+        world.assert_exact()
+
+
+def _never(*_args: object) -> None:
+    raise StoreUnavailable("frozen")
+
 
 class TestBothAreLost:
     def test_back_to_the_checkpoint_and_its_record(self, world: World) -> None:

@@ -116,7 +116,7 @@ class Shard:
         if look.version is None or look.version < model.meta.version:
             self._republish(model, look.version)
             return 0
-        self._check_version(model, look.version)
+        self._check_version(model, look.version, look.writer)
         if look.token != self._token:
             # taken over by another one, or a failover brought back what was before this one
             self._snapshots.takeover(self._token)
@@ -173,11 +173,14 @@ class Shard:
         except (StoreUnavailable, NotFound):
             return False
 
-    def _check_version(self, model: Blender, stored: int) -> None:
-        published = model.meta.version
-        # an unpublished batch may have been committed although its answer was lost
-        if stored not in (published, published + model.batch.applied):
-            raise Fenced(f"version {stored} of {self.job} was not written by this server")
+    def _check_version(self, model: Blender, version: int, writer: int) -> None:
+        # a version only counts updates: another server may have other ones under that number
+        known = [(model.meta.version, model.meta.token)]
+        if model.batch.applied:
+            # an unpublished batch may have been committed although its answer was lost
+            known.append((model.meta.version + model.batch.applied, self._token))
+        if (version, writer) not in known:
+            raise Fenced(f"version {version} of {self.job} was not written by this server")
 
     # -- taking over, coming back --------------------------------------------------------------
 

@@ -148,11 +148,12 @@ def encode_integers(vector: Tensor) -> str:
 class Look:
     """What a parameter server sees in one round trip; ``version`` is None on an empty server.
 
-    ``safe``: the version up to which everything is on the replicas. ``token``: of whoever may
-    write, 0 where nobody has taken over.
+    ``writer``: token of the server that wrote the version. ``safe``: the version up to which
+    everything is on the replicas. ``token``: of whoever may write, 0 where nobody has taken over.
     """
 
     version: int | None
+    writer: int
     safe: int
     token: int
     pins: frozenset[str]
@@ -354,13 +355,14 @@ class Snapshots:
 
     def look(self) -> Look:
         with self._tensors.pipeline(transaction=True) as pipe:
-            pipe.hmget(self._keys.applied, "version", "safe")
+            pipe.hmget(self._keys.applied, "version", "token", "safe")
             pipe.hkeys(self._keys.pins)
             pipe.smembers(self._keys.wanted)
             pipe.get(self._keys.fence)
-            (version, safe), pins, wanted, token = pipe.execute()
+            (version, writer, safe), pins, wanted, token = pipe.execute()
         return Look(
             None if version is None else int(version),
+            int(writer or 0),
             NOTHING_SAFE if safe is None else int(safe),
             int(token or 0),
             frozenset(name.decode() for name in pins),
