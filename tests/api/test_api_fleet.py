@@ -81,7 +81,8 @@ def test_parameter_servers(api: Api, client: Client) -> None:
 
     rows = client.servers()
 
-    assert rows == [{"node": "node-0", "at": 5.0, "pid": 3, "token": 2, "versions": {"job": 7}}]
+    beat = {"at": 5.0, "pid": 3, "token": 2, "versions": {"job": 7}}
+    assert rows == [{"node": "node-0", **beat, "unreplicated": {}}]
 
 
 def test_status(api: Api, client: Client) -> None:

@@ -51,11 +51,14 @@ PATH: tuple[tuple[str, tuple[Copy, ...]], ...] = (
         ),
     ),
     ("claim", _receive("server", "the payload's buffer")),
-    ("decode", (Copy("server", "payload's buffer to the piece that is blended next"),)),
+    (
+        "decode",
+        (Copy("server", "payload's buffer to the piece that is blended", codecs=("bfloat16",)),),
+    ),
     (
         "publish",
         (
-            Copy("server", "weights to planes of their halves", codecs=("bfloat16",)),
+            Copy("server", "weights to the high plane", codecs=("bfloat16",)),
             *_send("server", "weights"),
         ),
     ),
@@ -63,7 +66,7 @@ PATH: tuple[tuple[str, tuple[Copy, ...]], ...] = (
         "fetch",
         (
             *_receive("other worker", "the learner's vector"),
-            Copy("other worker", "high halves to the learner's vector", codecs=("bfloat16",)),
+            Copy("other worker", "high plane to the learner's vector", codecs=("bfloat16",)),
         ),
     ),
 )
