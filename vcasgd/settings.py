@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     store_nodes: int | None = Field(
         default=None, ge=1, le=64, description="store nodes of the embedded stack"
     )
+    tensors_memory_mb: int | None = Field(
+        default=None, ge=16, description="limit of the memory of each embedded tensors server"
+    )
     replicas: int | None = Field(
         default=None, ge=0, le=1, description="of each server of the embedded stack"
     )

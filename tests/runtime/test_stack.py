@@ -334,6 +334,25 @@ def test_the_lock_is_not_inherited_by_the_parts(stage: Stage) -> None:
     assert not holders & {part.pid for part in state.parts.values()}
 
 
+@pytest.mark.parametrize("given", [None, 64])
+def test_the_tensors_servers_have_a_limit_of_memory(stage: Stage, given: int | None) -> None:
+    """Without one, workers that are too fast would bring down the machine."""
+    state = stage.up(store_nodes=2, names=("tensors",), tensors_memory_mb=given)
+    limits = []
+    for name in sorted(state.parts):
+        url = f"redis://:{StackHome(stage.home).ensure_password(name)}@127.0.0.1:{state.ports[name]}"
+        client = connect(url)
+        limits.append(int(client.info("memory")["maxmemory"]))
+        client.close()
+
+    machine = psutil.virtual_memory().total
+    assert len(limits) == 2
+    if given:
+        assert limits == [64 << 20, 64 << 20]
+    else:
+        assert 0.4 * machine < sum(limits) <= 0.55 * machine
+
+
 def test_a_large_log_is_put_aside_at_the_next_start(stage: Stage) -> None:
     home = StackHome(stage.home)
     home.create()

@@ -32,11 +32,13 @@ class Member:
         url: str,
         *,
         durable: bool,
+        memory_mb: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = files
         self._url = url
         self._durable = durable
+        self._memory_mb = memory_mb
         self._clock = clock
         self._waits_since: float | None = None
 
@@ -44,7 +46,9 @@ class Member:
         """For its next start."""
         follow = None if primary_port == self._files.port else primary_port
         lines = replication_lines(self._files.password, primary_port=follow)
-        write_configuration(self._files, durable=self._durable, more=lines)
+        write_configuration(
+            self._files, durable=self._durable, memory_mb=self._memory_mb, more=lines
+        )
 
     def may_come_back(self) -> bool:
         """Whether it may be started again now; it is configured then."""

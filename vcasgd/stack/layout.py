@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from vcasgd.errors import PortInUse, StackError
 from vcasgd.runtime.cluster import TEMP_DIR_BYTES
 from vcasgd.settings import Settings
@@ -21,6 +23,8 @@ from vcasgd.store.embedded import ServerFiles
 from vcasgd.store.embedded_replicas import SENTINELS, Service
 
 HOST = "127.0.0.1"
+#: of the machine's memory, for all tensors servers together
+MEMORY_SHARE = 0.5
 API_PORT = 8700
 #: below the range from which the kernel takes ports for outgoing connections: else a client
 #: that tries again could sit on a server's port while the server is being restarted
@@ -102,6 +106,13 @@ class Layout:
     @property
     def api_url(self) -> str:
         return f"http://{HOST}:{self.ports['api']}"
+
+    @property
+    def tensors_memory_mb(self) -> int:
+        """Of each tensors server, so that back-pressure begins before the machine swaps."""
+        whole = psutil.virtual_memory().total * MEMORY_SHARE / 1e6
+        servers = self.nodes * (2 if self.services else 1)
+        return self.settings.tensors_memory_mb or max(16, int(whole / servers))
 
     @property
     def tensors_url(self) -> str:

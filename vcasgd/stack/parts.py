@@ -124,16 +124,16 @@ def _ledger(layout: Layout, name: str) -> Part:
 
 
 def _tensors(layout: Layout, name: str) -> Part:
-    return _redis(layout, name, durable=False)
+    return _redis(layout, name, durable=False, memory_mb=layout.tensors_memory_mb)
 
 
-def _redis(layout: Layout, name: str, *, durable: bool) -> Part:
+def _redis(layout: Layout, name: str, *, durable: bool, memory_mb: int | None = None) -> Part:
     files, service = layout.servers[name], layout.services.get(service_of(name))
     command = Command(tuple(server_command(files, layout.settings.redis_server)), {})
     if service is None:
-        write_configuration(files, durable=durable)
+        write_configuration(files, durable=durable, memory_mb=memory_mb)
         return Part(name, lambda: command, probes.redis_server(name, files.url))
-    member = Member(files, layout.urls[service.name], durable=durable)
+    member = Member(files, layout.urls[service.name], durable=durable, memory_mb=memory_mb)
     member.configure(service.port)
     first = [command]
     # what it is started as is certain only until somebody else may have taken its place
