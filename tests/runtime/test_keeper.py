@@ -73,7 +73,7 @@ def test_a_job_stops_at_the_accuracy_that_was_asked_for(
     job = submit(
         plain,
         tmp_path / "task",
-        'return {"count": torch.tensor(len(batch)), "accuracy": model.count[0, batch].sum() / 10}',
+        'return {"count": torch.tensor(len(batch)), "accuracy": model.count[batch].sum() / 10}',
         epochs=50,
         stop={"accuracy": 0.15},
     )
@@ -95,7 +95,7 @@ def test_an_accuracy_that_was_reached_counts_although_the_next_epoch_was_worse(
     job = submit(
         plain,
         tmp_path / "task",
-        'return {"count": torch.tensor(len(batch)), "accuracy": model.count[0, batch].eq(2).sum()}',
+        'return {"count": torch.tensor(len(batch)), "accuracy": model.count[batch].eq(2).sum()}',
         keeper=False,
         epochs=4,
         stop={"accuracy": 0.9},
@@ -262,7 +262,7 @@ def test_the_best_model_is_kept_beside_the_last(
     job = submit(
         plain,
         tmp_path / "task",
-        'return {"count": torch.tensor(len(batch)), "accuracy": -model.count[0, batch].sum()}',
+        'return {"count": torch.tensor(len(batch)), "accuracy": -model.count[batch].sum()}',
         epochs=3,
         checkpoint={"keep": 1},
     )

@@ -340,7 +340,9 @@ def test_the_tensors_servers_have_a_limit_of_memory(stage: Stage, given: int | N
     state = stage.up(store_nodes=2, names=("tensors",), tensors_memory_mb=given)
     limits = []
     for name in sorted(state.parts):
-        url = f"redis://:{StackHome(stage.home).ensure_password(name)}@127.0.0.1:{state.ports[name]}"
+        url = (
+            f"redis://:{StackHome(stage.home).ensure_password(name)}@127.0.0.1:{state.ports[name]}"
+        )
         client = connect(url)
         limits.append(int(client.info("memory")["maxmemory"]))
         client.close()

@@ -10,7 +10,7 @@ import pytest
 from servers import KINDS, running_server, url_of
 from world import World
 
-from vcasgd.errors import StoreFull, StoreUnavailable
+from vcasgd.errors import SnapshotMissing, StoreFull, StoreUnavailable
 from vcasgd.runtime.outbox import Outbox
 from vcasgd.store import places as module
 from vcasgd.store.connection import connect
@@ -141,9 +141,34 @@ class TestPlaces:
         shard.turn()
         world.push(0, 0, 1)
         world.lose_tensors()
-        places.take("later")
+        world.tensors.zadd(world.keys.places, {"of-before": "inf"})
         shard.turn()
         assert not held(world)
+
+    def test_where_there_is_no_model_nothing_is_written(self, world: World) -> None:
+        """The job may be over, and nobody would remove it."""
+        world.lose_tensors()
+
+        with pytest.raises(SnapshotMissing):
+            world.push(0, 0, 1)
+
+        assert world.tensors.dbsize() == 0
+
+    def test_a_model_that_goes_in_the_middle_of_a_push_takes_what_was_written_with_it(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script = world.sender._push
+
+        def forget_first(**arguments: object) -> object:
+            world.tensors.delete(world.keys.meta, world.keys.applied, world.keys.fence)
+            return script(**arguments)
+
+        monkeypatch.setattr(world.sender, "_push", forget_first)
+        with pytest.raises(SnapshotMissing):
+            world.push(0, 0, 1)
+
+        assert not held(world)
+        assert not list(world.tensors.scan_iter(f"{world.keys.prefix}u:*"))
 
 
 @pytest.fixture(params=KINDS)

@@ -60,10 +60,13 @@ class Places:
         self._reap = tensors.script("reap")
 
     def take(self, update: str) -> bool:
-        """A place for :data:`PLACE_SECONDS`, or for longer if it is held already."""
+        """A place for :data:`PLACE_SECONDS`, or for longer if it is held already.
+
+        Raises :class:`~vcasgd.errors.SnapshotMissing`: what nobody would take is not written.
+        """
         return bool(
             self._reserve(
-                keys=[self._keys.places, self._keys.window],
+                keys=[self._keys.places, self._keys.window, self._keys.meta],
                 args=[update, int(PLACE_SECONDS * 1000)],
             )
         )

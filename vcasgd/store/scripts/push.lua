@@ -6,13 +6,16 @@
 -- {'incomplete', n} where only n chunks are here, or its place was taken back (the server came
 -- back empty in between, or the worker was silent for too long).
 -- Sending the same update again is harmless: it is recognised and accepted without effect.
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  return redis.error_reply('NOSNAPSHOT')
-end
 local chunks = {}
 for i = 7, #KEYS do chunks[#chunks + 1] = KEYS[i] end
 local function each_chunk(command)
   for _, key in ipairs(chunks) do redis.call(command, key) end
+end
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  -- nobody takes it any more, or not before it is pushed again
+  each_chunk('UNLINK')
+  redis.call('ZREM', KEYS[6], ARGV[6])
+  return redis.error_reply('NOSNAPSHOT')
 end
 -- an earlier attempt may wait in the stream although its answer was lost: it needs its payload
 local function waits()

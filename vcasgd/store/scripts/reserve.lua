@@ -1,7 +1,10 @@
 -- Takes a place for an update's payload, or keeps it for longer.
--- KEYS  1 places  2 window
+-- KEYS  1 places  2 window  3 meta
 -- ARGV  1 update  2 for how many ms
 -- Returns 1, or 0 where every place is taken.
+if redis.call('EXISTS', KEYS[3]) == 0 then
+  return redis.error_reply('NOSNAPSHOT')
+end
 local time = redis.call('TIME')
 local until_ms = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[2])
 local held = redis.call('ZSCORE', KEYS[1], ARGV[1])
