@@ -276,6 +276,8 @@ def test_a_parameter_server_refuses_all_of_it(world: World) -> None:
 
     @fixed(TURNS)
     @given(st.lists(garbage, min_size=MOST_ENTRIES // 2, max_size=MOST_ENTRIES))
+    # the rarest reasons, which chance alone might miss
+    @example([Garbage({"start": 1}), Garbage({"subtask": 0})])
     def refuse(heap: list[Garbage]) -> None:
         nonlocal count
         dispose(world, shard, heap)
