@@ -102,6 +102,17 @@ def test_a_reader_that_stops_in_between_disturbs_nobody(client: Client) -> None:
     assert load(wire, ["k5"], [5000]) == [b"5" * 5000]
 
 
+def test_connections_that_were_closed_together_are_made_anew(client: Client) -> None:
+    """As after a failover, when everything that leads to the old primary is dropped."""
+    wire = Wire(client)
+    wire.store([("k", memoryview(b"before"))])
+
+    client.connection_pool.disconnect()
+
+    wire.store([("k", memoryview(b"after!"))])
+    assert load(wire, ["k"], [6]) == [b"after!"]
+
+
 def test_several_threads_at_once(client: Client) -> None:
     wire, failures = Wire(client), []
 

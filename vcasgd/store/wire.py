@@ -113,7 +113,12 @@ class Wire:
         with suppress(IndexError):
             while True:
                 connection = self._client.idle_bulk.pop()
-                if self._client.serves(connection) and _is_quiet(connection._sock):
+                # without a socket: it was closed together with all of the client's
+                if (
+                    connection._sock is not None
+                    and self._client.serves(connection)
+                    and _is_quiet(connection._sock)
+                ):
                     return connection
                 self._discard(connection)
         with mapped_errors():
@@ -138,7 +143,7 @@ def _tune(sock: socket.socket) -> None:
     seconds = sock.gettimeout()
     if seconds is not None and not isinstance(sock, ssl.SSLSocket):
         # Python asks before every call whether the socket is ready, unless the kernel does the
-        # waiting: a third of the processor time of a push
+        # waiting
         bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
