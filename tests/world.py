@@ -114,6 +114,7 @@ class World:
             floats=self.layout.floats,
             parameters=self.layout.parameters,
             layout=self.layout.digest(),
+            halves=self.codec.halves,
             integers=encode_integers(torch.zeros(1, dtype=torch.int64)),
         )
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness import RedisServer
 from servers import Fault, wired
+from torch import Tensor
 from world import Volunteer, World, run_to_end
 
 from vcasgd.errors import (
@@ -21,10 +22,12 @@ from vcasgd.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from vcasgd.runtime import shard as module
 from vcasgd.runtime.blender import MOST_UPDATES
 from vcasgd.runtime.reports import REJECTIONS_BEFORE_QUARANTINE
+from vcasgd.runtime.shard import Shard
 from vcasgd.store.leases import Lease
-from vcasgd.store.snapshots import MOST_PINS, encode_integers
+from vcasgd.store.snapshots import MOST_PINS, Change, encode_integers
 from vcasgd.store.updates import LONGEST_HEADER
 
 MakeWorld = Callable[..., World]
@@ -819,3 +822,112 @@ def test_a_full_tensors_server_stops_nothing_for_good(world: World) -> None:
 
     assert world.snapshots.read().record.positions == {0: 4}
     world.assert_exact()
+
+
+class TestRounded:
+    """With bfloat16 workers fetch half the bits, and the other half follows."""
+
+    @pytest.fixture
+    def halves(self, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> World:
+        """Its first publication is exact, and no other one is due."""
+        monkeypatch.setattr(module, "EXACT_SECONDS", math.inf)
+        return make_world(update={"rule": "vc-asgd", "alpha": 0.7, "codec": "bfloat16"})
+
+    @staticmethod
+    def publish(world: World, shard: Shard, subtask: int) -> Tensor:
+        """One update whose blend is no bfloat16; returns the parameter server's own weights."""
+        world.push(subtask, 0, 2, vector=torch.randn(world.layout.floats), base=subtask)
+        assert shard.turn() == 1
+        assert shard._model is not None
+        weights = shard._model.weights.clone()
+        assert not torch.equal(weights, weights.bfloat16().float())
+        return weights
+
+    def begin(self, world: World) -> tuple[Shard, Tensor]:
+        shard = world.shard(1)
+        shard.turn()
+        self.publish(world, shard, 0)
+        return shard, self.publish(world, shard, 1)
+
+    def test_a_publication_that_follows_soon_is_rounded(self, halves: World) -> None:
+        _, weights = self.begin(halves)
+
+        assert not halves.snapshots.read().meta.exact
+        assert torch.equal(halves.vector(), weights.bfloat16().float())
+        assert {name for name in halves.tensor_keys() if name.startswith("s:2.1:")} == {"s:2.1:h0"}
+
+    def test_its_other_bits_follow_when_nothing_else_is_to_be_done(
+        self, halves: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shard, weights = self.begin(halves)
+        monkeypatch.setattr(module, "EXACT_SECONDS", 0.0)
+
+        assert shard.turn() == 0
+
+        assert halves.snapshots.read().meta.exact
+        assert torch.equal(halves.vector(), weights)
+        assert halves.snapshots.version() == 2
+        successor = halves.shard(2)
+        successor.turn()
+        assert successor._model is not None
+        assert torch.equal(successor._model.weights, weights)
+        assert not halves.events("rounded")
+
+    def test_a_successor_that_finds_half_the_bits_goes_on_from_them_and_says_so(
+        self, halves: World
+    ) -> None:
+        _, weights = self.begin(halves)
+
+        successor = halves.shard(2)
+        successor.turn()
+
+        assert successor._model is not None
+        assert torch.equal(successor._model.weights, weights.bfloat16().float())
+        (event,) = halves.events("rounded")
+        assert event["details"]["version"] == 2
+        self.publish(halves, successor, 2)
+        assert halves.snapshots.read().record.positions == {0: 2, 1: 2, 2: 2}
+
+    def test_what_is_kept_is_exact(self, halves: World) -> None:
+        shard, weights = self.begin(halves)
+        halves.snapshots.want_pin("wanted")
+
+        shard.turn()
+
+        pinned, vector = halves.snapshots.fetch_pinned("wanted")
+        assert pinned.meta.version == 2
+        assert torch.equal(vector, weights)
+        halves.snapshots.unpin("wanted")
+        shard.turn()
+        assert torch.equal(halves.vector(), weights)
+        for subtask in (2, 3):
+            self.publish(halves, shard, subtask)
+        assert not [name for name in halves.tensor_keys() if name.startswith("s:2.1:")]
+
+    def test_the_end_of_an_epoch_is_exact(self, halves: World) -> None:
+        shard, _ = self.begin(halves)
+        for subtask in range(halves.spec.subtasks_per_epoch):
+            start = 2 if subtask < 2 else 0
+            vector = torch.randn(halves.layout.floats)
+            halves.push(subtask, start, halves.plan.size(subtask), vector=vector)
+        shard.turn()
+
+        assert halves.snapshots.read().record.finished == 1
+        assert halves.snapshots.read().meta.exact
+        assert shard._model is not None
+        assert torch.equal(halves.snapshots.fetch_pinned("epoch-1")[1], shard._model.weights)
+
+    def test_a_failover_between_the_bits_and_their_description(self, halves: World) -> None:
+        """The description that is left speaks of what is there."""
+        shard, weights = self.begin(halves)
+        assert shard._model is not None
+        completed = halves.snapshots.complete(shard._model.meta, shard._model.weights)
+        halves.tensors.delete(halves.snapshots.chunk_keys(completed)[1])
+
+        with pytest.raises(StoreUnavailable):
+            halves.snapshots.commit(1, completed, Change(base=2))
+
+        assert not halves.snapshots.read().meta.exact
+        rounded = torch.empty(halves.layout.floats)
+        halves.snapshots.fetch(rounded)
+        assert ((rounded - weights).abs() <= weights.abs() * 2**-8).all()

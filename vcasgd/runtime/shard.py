@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 #: between two looks at how much room the tensors server has
 TEND_SECONDS = 1.0
-#: between two publications with all bits, where workers make do with bfloat16
+#: where workers make do with bfloat16, no version is without its other bits for longer
 EXACT_SECONDS = 1.0
 
 
@@ -126,14 +126,16 @@ class Shard:
         if model.batch.entries:
             self._publish(model, committed=look.version != model.meta.version)
         if look.wanted:
-            model.meta = self._snapshots.complete(model.meta, model.weights)
+            self._complete(model)
         self._pins.serve(look, Snapshot(model.meta, model.stored_record()))
         self._tend_places()
         dealt = self._collect(model)
         if model.batch.entries:
             # decided once: a publication that has to be repeated stays what it is
-            model.batch.exact = self._exact_is_due(model)
+            model.batch.exact = bool(model.batch.folded) or self._exact_is_due
             self._publish(model)
+        elif self._exact_is_due:
+            self._complete(model)
         self._watch_replicas()
         self._tell_ledger(model)
         return dealt
@@ -317,17 +319,23 @@ class Shard:
             name = epoch_pin(model.record.finished_epochs)
         if not committed:
             self._commit(model, meta, name)
+        if changed and meta.exact:
+            self._exact_at = time.monotonic()
         self._pins.published(model.meta if changed else None, {name: meta} if name else {})
         self._reports.published(model.newly_done())
         self.publications += changed
         model.published(meta)
 
-    def _exact_is_due(self, model: Blender) -> bool:
-        now = time.monotonic()
-        if not model.batch.folded and now - self._exact_at < EXACT_SECONDS:
-            return False
-        self._exact_at = now
-        return True
+    @property
+    def _exact_is_due(self) -> bool:
+        return time.monotonic() - self._exact_at >= EXACT_SECONDS
+
+    def _complete(self, model: Blender) -> None:
+        """Where workers make do with bfloat16: all bits of the present version, after all."""
+        if not model.meta.exact:
+            meta = self._snapshots.complete(model.meta, model.weights)
+            self._snapshots.commit(self._token, meta, Change(base=meta.version))
+            model.meta, self._exact_at = meta, time.monotonic()
 
     def _commit(self, model: Blender, meta: Meta, pin: str | None) -> None:
         batch = model.batch

@@ -81,9 +81,12 @@ class Meta:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Meta:
-        value = json.loads(text)
+    def from_dict(cls, value: Mapping[str, Any]) -> Meta:
         return cls(**{**value, "totals": Totals(**value["totals"])})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Meta:
+        return cls.from_dict(json.loads(text))
 
     def integer_vector(self) -> Tensor:
         """int64 [integers]: counters that travel beside the float vector."""
@@ -240,7 +243,8 @@ class Snapshots:
         self._wire.store(zip(self.chunk_keys(meta), chunks, strict=True))
 
     def complete(self, meta: Meta, vector: Tensor) -> Meta:
-        """Adds the low plane to a version that was written without, and returns what it is then.
+        """Adds the low plane to a version that was written without, and returns its new
+        description, which is still to be committed.
 
         The high plane is written again: its numbers may have been rounded another way.
         """
@@ -322,7 +326,8 @@ class Snapshots:
     def commit(
         self, token: int, meta: Meta | None, change: Change, remove: Iterable[str] = ()
     ) -> None:
-        """Publishes a version whose chunks are written, or only deals with refused updates.
+        """Publishes a version whose chunks are written, describes the present one anew, or only
+        deals with refused updates.
 
         Where there are replicas, returns when they have it or are known to be away. Raises
         :class:`Fenced`, :class:`SnapshotMissing` where the server came back empty, and
@@ -332,7 +337,7 @@ class Snapshots:
         applied = meta is not None and bool(change.fields)
         if applied and meta and not replicated:
             change = replace(change, fields={**change.fields, "safe": meta.version})
-        chunks = self.chunk_keys(meta) if applied and meta else []
+        chunks = self.chunk_keys(meta) if meta else []
         committed = self._commit(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
                   keys.rejected, keys.pins, keys.places, keys.news, *chunks, *remove],
@@ -404,9 +409,7 @@ class Snapshots:
     def forget(self) -> int:
         """Removes everything of this shard; returns how many keys there were."""
         doomed = list(self._tensors.scan_iter(match=f"{_escaped(self._keys.prefix)}*", count=1000))
-        for start in range(0, len(doomed), 500):
-            self._tensors.unlink(*doomed[start : start + 500])
-        return len(doomed)
+        return self._unlink(doomed)
 
     def forget_orphans(self, token: int, keep: Iterable[Meta]) -> int:
         """Removes snapshot chunks that an interrupted publication left, up to one's own token:
@@ -418,6 +421,9 @@ class Snapshots:
             for key in self._tensors.scan_iter(match=pattern, count=1000)
             if key not in kept and _writer(key) <= token
         ]
+        return self._unlink(doomed)
+
+    def _unlink(self, doomed: Sequence[bytes]) -> int:
         for start in range(0, len(doomed), 500):
             self._tensors.unlink(*doomed[start : start + 500])
         return len(doomed)
@@ -441,8 +447,7 @@ def new_meta(old: Meta, token: int, *, version: int, integers: Tensor, exact: bo
 
 def _pinned(text: bytes) -> Snapshot:
     value = json.loads(text)
-    meta = Meta(**{**value["meta"], "totals": Totals(**value["meta"]["totals"])})
-    return Snapshot(meta, Record.from_dict(value["record"]))
+    return Snapshot(Meta.from_dict(value["meta"]), Record.from_dict(value["record"]))
 
 
 def _record(applied: Mapping[bytes, bytes]) -> Record:
