@@ -41,7 +41,7 @@ class Stage:
             try:
                 if instead is not None:
                     instead()
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:  # noqa: BLE001 - raised below
                 wrong.append(error)
 
         fault.at, fault.moment = at, moment

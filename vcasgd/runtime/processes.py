@@ -28,8 +28,8 @@ def keep_freed_memory() -> None:
     """Large blocks that are freed stay with the process, where its C library is glibc.
 
     By default each tensor of more than 32 MiB is given back to the system when it is freed, and
-    the next one has to be zeroed and mapped page by page again: 30 ms instead of 9 to fill 64
-    MiB. A worker frees and needs the same sizes all the time.
+    the next one has to be zeroed and mapped page by page again. A worker frees and needs the
+    same sizes all the time.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
