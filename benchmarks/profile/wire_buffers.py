@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from vcasgd.errors import StoreError
-from vcasgd.store import wire
+from vcasgd.store import lines, wire
 from vcasgd.store.connection import connect
 from vcasgd.store.embedded import ServerFiles, server_command, write_configuration
 from vcasgd.store.planes import CHUNK_BYTES
@@ -82,8 +82,8 @@ def main() -> None:
     with server() as (files, process):
         for url, name in ((files.url, "tcp"), (files.nearest_url, "unix")):
             for size in SIZES:
-                wire.LOCAL_SEND_BUFFER = wire.UNIX_SEND_BUFFER = size
-                wire.LOCAL_RECEIVE_BUFFER = size
+                lines.LOCAL_SEND_BUFFER = lines.UNIX_SEND_BUFFER = size
+                lines.LOCAL_RECEIVE_BUFFER = size
                 client = connect(url)
                 bulk = wire.Wire(client)
                 items = list(zip(keys, views, strict=True))
