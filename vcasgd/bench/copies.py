@@ -46,7 +46,7 @@ PATH: tuple[tuple[str, tuple[Copy, ...]], ...] = (
     (
         "push",
         (
-            Copy("worker", "encoding of the vector", codecs=("bfloat16",)),
+            Copy("worker", "vector to its encoding, chunk by chunk", codecs=("bfloat16",)),
             *_send("worker", "payload"),
         ),
     ),

@@ -7,6 +7,7 @@ is read-only.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -122,6 +123,25 @@ class BFloat16:
 
     def encoded_size(self, elements: int) -> int:
         return elements * self.itemsize
+
+
+class Encoding:
+    """A vector as its codec encodes it: piece by piece while it is sent, so that the whole is
+    never copied. The vector (float32 ``[n]``) must not change."""
+
+    def __init__(self, codec: Codec, vector: Tensor) -> None:
+        self._codec = codec
+        self._vector = vector
+
+    def __len__(self) -> int:
+        """Bytes."""
+        return self._codec.encoded_size(self._vector.numel())
+
+    def chunks(self, size: int) -> Iterator[memoryview]:
+        """Pieces of ``size`` bytes, the last one shorter."""
+        step = size // self._codec.itemsize
+        for start in range(0, self._vector.numel(), step):
+            yield self._codec.encode(self._vector[start : start + step])
 
 
 _CODECS: dict[str, type[Codec]] = {"float32": Float32, "bfloat16": BFloat16}

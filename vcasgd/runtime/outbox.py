@@ -23,7 +23,7 @@ from vcasgd.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from vcasgd.store.updates import Header, Status, UpdateSender
+from vcasgd.store.updates import Header, Payload, Status, UpdateSender
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Item:
     epoch: int
     stop: int
     header: Header | None
-    payload: memoryview | None
+    payload: Payload | None
     fate: Fate
     submitted_at: float = field(default_factory=time.monotonic)
     #: version and writer of the snapshot in which it was first seen to be applied
@@ -102,7 +102,7 @@ class Outbox:
 
     # -- the training thread's side ------------------------------------------------------------
 
-    def submit(self, header: Header, epoch: int, payload: memoryview) -> None:
+    def submit(self, header: Header, epoch: int, payload: Payload) -> None:
         """Takes over an update; the payload must not change afterwards. Returns at once."""
         item = Item(header.subtask, epoch, header.stop, header, payload, Fate.WAITING)
         with self._changed:

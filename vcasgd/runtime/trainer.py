@@ -13,12 +13,13 @@ from functools import partial
 
 import torch
 
+from vcasgd.learning.codecs import Encoding
 from vcasgd.learning.shards import Step, next_step
 from vcasgd.runtime.desk import Desk, Interrupted
 from vcasgd.runtime.learner import Base, Learner, Trained
 from vcasgd.store.leases import Kind, Lease
 from vcasgd.store.snapshots import encode_integers
-from vcasgd.store.updates import Header, checksum
+from vcasgd.store.updates import Header
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Trainer:
         for shard in step.shards:
             link = self._desk.links[shard]
             assert link.base is not None
-            payload = learner.codec.encode(link.part.of(trained.update))
+            payload = Encoding(learner.codec, link.part.of(trained.update))
             header = Header(
                 update=f"{self._desk.name}.{os.getpid()}.{self._pushes}",
                 worker=self._desk.name,
@@ -128,7 +129,6 @@ class Trainer:
                 token=lease.token,
                 codec=learner.codec.name,
                 size=len(payload),
-                checksum=checksum(payload),
                 layout=learner.layout_digest,
                 integers=encode_integers(trained.integers)
                 if integers_changed and shard == 0

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -19,10 +19,11 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
+from vcasgd.learning.codecs import Encoding
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.places import RENEW_SECONDS, Places
-from vcasgd.store.planes import chunk_count, chunks_of
+from vcasgd.store.planes import CHUNK_BYTES, chunk_count, chunks_of
 from vcasgd.store.wire import Missing, Wire, WrongLength
 
 #: payload chunks whose update never came into the stream vanish by themselves
@@ -34,6 +35,9 @@ LONGEST_NAME = 64
 #: the reason for which a header is refused that somebody else wrote
 UNSIGNED = "signature"
 
+#: what is pushed: bytes, or a vector that becomes bytes while it is sent
+Payload = memoryview | Encoding
+
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
@@ -42,9 +46,10 @@ class Header(BaseModel):
 
     ``start`` and ``stop`` are samples of the subtask, ``base`` is the version of this shard that
     it was trained from, ``size`` and ``checksum`` (:func:`checksum`) are of the encoded part of
-    the vector that belongs to the shard, ``integers`` is base64 of int64, or nothing where they
-    are as in the base; they travel with shard 0 only. ``signature`` is the HMAC-SHA256 of the
-    rest under its worker's key, or nothing where workers have none.
+    the vector that belongs to the shard; a missing checksum is found while the payload is sent.
+    ``integers`` is base64 of int64, or nothing where they are as in the base; they travel with
+    shard 0 only. ``signature`` is the HMAC-SHA256 of the rest under its worker's key, or nothing
+    where workers have none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -60,7 +65,7 @@ class Header(BaseModel):
     token: _Count
     codec: str = Field(max_length=32)
     size: _Count
-    checksum: int = Field(ge=0, lt=2**64)
+    checksum: int | None = Field(default=None, ge=0, lt=2**64)
     layout: str = Field(max_length=64)
     integers: str = Field(default="", max_length=LONGEST_HEADER // 2)
     # far beyond any real loss, and so that sums of these stay finite
@@ -98,6 +103,8 @@ class Header(BaseModel):
             # names of fields that do not exist are the sender's, and go into logs and events
             where = ".".join(str(part) for part in first["loc"])[:LONGEST_NAME]
             raise InvalidUpdate(f"header: {where}: {first['msg']}", reason="header") from error
+        if header.checksum is None:
+            raise InvalidUpdate("header: checksum: Field required", reason="header")
         # JSON leaves open which one of two counts; what is valid has no others inside
         if len(json.loads(text, object_pairs_hook=list)) != len(header.model_fields_set):
             raise InvalidUpdate("header: a field is there twice", reason="header")
@@ -137,6 +144,15 @@ def checksum(payload: memoryview | bytes | bytearray) -> int:
     return xxhash.xxh3_64_intdigest(payload)
 
 
+def payload_keys(keys: TensorKeys, header: Header, size: int) -> list[str]:
+    """Of the chunks of a payload of ``size`` bytes."""
+    return [keys.payload_chunk(header.update, index) for index in range(chunk_count(size))]
+
+
+def _chunks(payload: Payload) -> Iterable[memoryview]:
+    return payload.chunks(CHUNK_BYTES) if isinstance(payload, Encoding) else chunks_of(payload)
+
+
 class UpdateSender:
     """The worker's side of one shard. ``key``: signs the headers, where workers have one."""
 
@@ -165,19 +181,22 @@ class UpdateSender:
             )
         )
 
-    def push(self, header: Header, epoch: int, payload: memoryview) -> Pushed:
+    def push(self, header: Header, epoch: int, payload: Payload) -> Pushed:
         """Writes the payload, then the entry. May be repeated with the same header.
 
         Raises :class:`~vcasgd.errors.Fenced`, :class:`~vcasgd.errors.SnapshotMissing`,
         :class:`~vcasgd.errors.StoreUnavailable`, :class:`~vcasgd.errors.StoreFull`.
         """
-        if self._key is not None:
-            header = header.signed(self._key, self._keys)
-        chunks = chunks_of(payload)
-        names = [self._keys.payload_chunk(header.update, index) for index in range(len(chunks))]
-        self._take_place(header.update)
-        self._wire.store(self._kept(header.update, names, chunks), expire=PAYLOAD_SECONDS)
         keys = self._keys
+        names = payload_keys(keys, header, len(payload))
+        digest = xxhash.xxh3_64()
+        self._take_place(header.update)
+        sent = self._kept(header.update, names, _chunks(payload), digest)
+        self._wire.store(sent, expire=PAYLOAD_SECONDS)
+        if header.checksum is None:
+            header = header.model_copy(update={"checksum": digest.intdigest()})
+        if self._key is not None:
+            header = header.signed(self._key, keys)
         answer, position = self._push(
             keys=[keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.places,
                   *names],
@@ -189,7 +208,11 @@ class UpdateSender:
         return Pushed(answer == b"accepted", int(position))
 
     def _kept(
-        self, update: str, names: Sequence[str], chunks: Sequence[memoryview]
+        self,
+        update: str,
+        names: Sequence[str],
+        chunks: Iterable[memoryview],
+        digest: xxhash.xxh3_64,
     ) -> Iterator[tuple[str, memoryview]]:
         """The chunks, while the update keeps its place. Raises :class:`StoreFull`."""
         renew_at = time.monotonic() + RENEW_SECONDS
@@ -197,6 +220,8 @@ class UpdateSender:
             if time.monotonic() >= renew_at:
                 self._take_place(update)
                 renew_at = time.monotonic() + RENEW_SECONDS
+            # what is read here is in the processor's cache when it is sent
+            digest.update(chunk)
             yield name, chunk
 
     def _take_place(self, update: str) -> None:
@@ -274,9 +299,7 @@ class UpdateReader:
 
     def payload_keys(self, header: Header, size: int) -> list[str]:
         """``size`` is what the job's layout says, never what the header claims."""
-        return [
-            self._keys.payload_chunk(header.update, index) for index in range(chunk_count(size))
-        ]
+        return payload_keys(self._keys, header, size)
 
 
 def wait_for_entries(tensors: Client, streams: Sequence[str], seconds: float) -> None:
