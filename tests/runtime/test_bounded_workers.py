@@ -41,7 +41,7 @@ def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
 
 def begin(plain: Plain, workers: int = 2, **fields: Any) -> Training:
     training = Training(plain, **fields)
-    plain.start_server()
+    plain.start_servers()
     training.add_workers(workers)
     return training
 
@@ -244,15 +244,18 @@ def test_a_worker_that_is_let_in_nowhere_gives_up_and_says_why(tmp_path: Path) -
         plain.end()
 
 
-def test_a_job_is_trained_over_tls(tmp_path: Path) -> None:
-    plain = Plain(tmp_path, binary=require_binary("redis"))
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_is_trained_over_tls(tmp_path: Path, nodes: int) -> None:
+    # Given servers of which each has an authority of its own
+    plain = Plain(tmp_path, binary=require_binary("redis"), nodes=nodes)
     try:
-        for variable, server in (
-            ("VCASGD_LEDGER_URL", plain.ledger),
-            ("VCASGD_TENSORS_URL", plain.tensors),
+        for variable, servers in (
+            ("VCASGD_LEDGER_URL", [plain.ledger]),
+            ("VCASGD_TENSORS_URL", plain.nodes),
         ):
-            tls = TlsServer(server, tmp_path)
-            plain.env[variable] = tls.url(ssl_ca_certs=tls.authority)
+            tls = [TlsServer(server, tmp_path) for server in servers]
+            urls = [each.url(ssl_ca_certs=each.authority) for each in tls]
+            plain.env[variable] = " ".join(urls)
         plain.bind_workers(SECRET)
         plain.start_keeper()
         training = begin(plain)
