@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Plain
+from harness import Plain, Store
 from servers import KINDS, TlsServer, require_binary
 from training import Training
 
 from vcasgd.errors import StoreDenied, StoreError
 from vcasgd.learning.codecs import make_codec
 from vcasgd.runtime.reports import REJECTIONS_BEFORE_QUARANTINE
-from vcasgd.store.access import ledger_user
+from vcasgd.store.access import (
+    LEDGER_SCRIPTS,
+    TENSORS_SCRIPTS,
+    Access,
+    ledger_user,
+    tensors_user,
+)
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.leases import Leases
@@ -44,6 +50,10 @@ def begin(plain: Plain, workers: int = 2, **fields: Any) -> Training:
     plain.start_servers()
     training.add_workers(workers)
     return training
+
+
+def users(server: Store) -> str:
+    return " ".join(name.decode() for name in server.connection.execute_command("ACL", "USERS"))
 
 
 def users_at(server: Client) -> set[str]:
@@ -146,6 +156,30 @@ def test_a_parameter_server_that_is_started_again_lets_them_in(plain: Plain) -> 
     plain.start_server()
 
     training.succeed(90)
+
+
+def test_users_of_jobs_that_ended_while_nobody_was_there_are_removed(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    plain, over = Plain(tmp_path), "over-23abcd"
+    try:
+        plain.bind_workers(SECRET)
+        Access(plain.ledger.connection, LEDGER_SCRIPTS, 0).keep([ledger_user(SECRET, over)])
+        worker = tensors_user(SECRET, over, f"{over}.w")
+        Access(plain.tensors.connection, TENSORS_SCRIPTS, 0).keep([worker])
+        assert all(over in users(server) for server in (plain.ledger, plain.tensors))
+
+        # When parameter server and keeper start, for another job
+        plain.start_keeper()
+        training = begin(plain, samples=2000, step_seconds=0.02)
+
+        for server in (plain.ledger, plain.tensors):
+            eventually(lambda server=server: over not in users(server), 30)
+        # Then its workers are none of those that go
+        training.go_on(training.interval)
+        assert training.job in users(plain.ledger)
+    finally:
+        plain.end()
 
 
 def test_nobody_is_blamed_for_what_another_one_sent(
