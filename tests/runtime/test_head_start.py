@@ -17,7 +17,7 @@ from vcasgd.store.embedded_replicas import replication_lines
 
 Eventually = Callable[..., Any]
 #: Ray's own limit, after which a head that starts gives up at the earliest, is 30 s
-PATIENCE = 15
+PATIENCE = 25
 
 pytestmark = pytest.mark.slow
 
