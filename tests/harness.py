@@ -263,19 +263,15 @@ class Plain:
         binary: str | None = None,
         nodes: int = 1,
         ledger: Store | None = None,
-        tensors: Store | None = None,
+        tensors: Sequence[Store] = (),
     ) -> None:
         self.home = home
         self.ledger = ledger or RedisServer(home / "ledger", durable=True, binary=binary)
         #: the tensors server of each store node
-        self.nodes = (
-            [tensors]
-            if tensors
-            else [
-                RedisServer(home / f"tensors-{node}", durable=False, binary=binary)
-                for node in range(nodes)
-            ]
-        )
+        self.nodes = [*tensors] or [
+            RedisServer(home / f"tensors-{node}", durable=False, binary=binary)
+            for node in range(nodes)
+        ]
         self.tensors = self.nodes[0]
         #: the parameter server that was started last on each store node
         self.servers: dict[int, Loop] = {}

@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Plain
+from harness import Plain, Store
 from servers import KINDS, TlsServer, require_binary
 from training import Training
 
 from vcasgd.errors import StoreDenied, StoreError
 from vcasgd.learning.codecs import make_codec
 from vcasgd.runtime.reports import REJECTIONS_BEFORE_QUARANTINE
-from vcasgd.store.access import ledger_user
+from vcasgd.store.access import (
+    LEDGER_SCRIPTS,
+    TENSORS_SCRIPTS,
+    Access,
+    ledger_user,
+    tensors_user,
+)
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.leases import Leases
@@ -41,9 +47,13 @@ def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
 
 def begin(plain: Plain, workers: int = 2, **fields: Any) -> Training:
     training = Training(plain, **fields)
-    plain.start_server()
+    plain.start_servers()
     training.add_workers(workers)
     return training
+
+
+def users(server: Store) -> str:
+    return " ".join(name.decode() for name in server.connection.execute_command("ACL", "USERS"))
 
 
 def users_at(server: Client) -> set[str]:
@@ -148,6 +158,30 @@ def test_a_parameter_server_that_is_started_again_lets_them_in(plain: Plain) -> 
     training.succeed(90)
 
 
+def test_users_of_jobs_that_ended_while_nobody_was_there_are_removed(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    plain, over = Plain(tmp_path), "over-23abcd"
+    try:
+        plain.bind_workers(SECRET)
+        Access(plain.ledger.connection, LEDGER_SCRIPTS, 0).keep([ledger_user(SECRET, over)])
+        worker = tensors_user(SECRET, over, f"{over}.w")
+        Access(plain.tensors.connection, TENSORS_SCRIPTS, 0).keep([worker])
+        assert all(over in users(server) for server in (plain.ledger, plain.tensors))
+
+        # When parameter server and keeper start, for another job
+        plain.start_keeper()
+        training = begin(plain, samples=2000, step_seconds=0.02)
+
+        for server in (plain.ledger, plain.tensors):
+            eventually(lambda server=server: over not in users(server), 30)
+        # Then its workers are none of those that go
+        training.go_on(training.interval)
+        assert training.job in users(plain.ledger)
+    finally:
+        plain.end()
+
+
 def test_nobody_is_blamed_for_what_another_one_sent(
     plain: Plain, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
 ) -> None:
@@ -244,15 +278,18 @@ def test_a_worker_that_is_let_in_nowhere_gives_up_and_says_why(tmp_path: Path) -
         plain.end()
 
 
-def test_a_job_is_trained_over_tls(tmp_path: Path) -> None:
-    plain = Plain(tmp_path, binary=require_binary("redis"))
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_is_trained_over_tls(tmp_path: Path, nodes: int) -> None:
+    # Given servers of which each has an authority of its own
+    plain = Plain(tmp_path, binary=require_binary("redis"), nodes=nodes)
     try:
-        for variable, server in (
-            ("VCASGD_LEDGER_URL", plain.ledger),
-            ("VCASGD_TENSORS_URL", plain.tensors),
+        for variable, servers in (
+            ("VCASGD_LEDGER_URL", [plain.ledger]),
+            ("VCASGD_TENSORS_URL", plain.nodes),
         ):
-            tls = TlsServer(server, tmp_path)
-            plain.env[variable] = tls.url(ssl_ca_certs=tls.authority)
+            tls = [TlsServer(server, tmp_path) for server in servers]
+            urls = [each.url(ssl_ca_certs=each.authority) for each in tls]
+            plain.env[variable] = " ".join(urls)
         plain.bind_workers(SECRET)
         plain.start_keeper()
         training = begin(plain)

@@ -30,15 +30,14 @@ pytestmark = pytest.mark.slow
 class Stage:
     """The loops on servers of which some are replicated."""
 
-    def __init__(self, plain: Plain, tensors: Replicated | None, ledger: Replicated | None) -> None:
+    def __init__(self, plain: Plain, nodes: list[Replicated], ledger: Replicated | None) -> None:
         self.plain = plain
-        self._tensors = tensors
+        self.nodes = nodes
         self._ledger = ledger
 
     @property
     def tensors(self) -> Replicated:
-        assert self._tensors is not None
-        return self._tensors
+        return self.nodes[0]
 
     @property
     def ledger(self) -> Replicated:
@@ -51,25 +50,23 @@ Build = Callable[..., Stage]
 
 @pytest.fixture(params=KINDS)
 def build(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Build]:
-    """``build(tensors=True, ledger=False, strict=True, …)``"""
+    """``build(tensors=1, ledger=False, strict=True, …)``; ``tensors``: how many store nodes"""
     with ExitStack() as stack:
         stages: list[Stage] = []
 
-        def make(*, tensors: bool = False, ledger: bool = False, **options: Any) -> Stage:
+        def make(*, tensors: int = 0, ledger: bool = False, **options: Any) -> Stage:
             def service(name: str, durable: bool) -> Replicated:
                 folder = tmp_path / name
                 return stack.enter_context(
                     replicated(folder, request.param, durable=durable, **options)
                 )
 
-            both = (
-                service("tensors", False) if tensors else None,
-                service("ledger", True) if ledger else None,
-            )
+            nodes = [service(f"tensors-{node}", False) for node in range(tensors)]
+            first = service("ledger", True) if ledger else None
             # leases that outlive a failover: whatever is trained again is trained for its sake
-            plain = Plain(tmp_path, heartbeat=1.0, tensors=both[0], ledger=both[1])
+            plain = Plain(tmp_path, heartbeat=1.0, tensors=nodes, ledger=first)
             stack.callback(plain.end)
-            stages.append(Stage(plain, *both))
+            stages.append(Stage(plain, nodes, first))
             return stages[-1]
 
         yield make
@@ -87,7 +84,7 @@ def fail_over(service: Replicated) -> None:
 
 def test_the_primary_of_the_tensors_dies_while_workers_push(build: Build) -> None:
     # Given a job at work on a tensors server with a replica
-    stage = build(tensors=True)
+    stage = build(tensors=1)
     training = Training(stage.plain, samples=800)
     training.start(2)
     training.go_on(100)
@@ -104,9 +101,27 @@ def test_the_primary_of_the_tensors_dies_while_workers_push(build: Build) -> Non
     assert stage.plain.events(training.job, "restored") == []
 
 
+def test_of_two_store_nodes_each_fails_over_for_itself(build: Build) -> None:
+    # Given a job at work on two store nodes with a replica each
+    stage = build(tensors=2)
+    training = Training(stage.plain, samples=800)
+    training.start(2)
+    training.go_on(100)
+
+    # When one primary dies after the other
+    for node in (1, 0):
+        fail_over(stage.nodes[node])
+        training.go_on(training.interval, shard=node)
+
+    # Then every sample is applied exactly once in each shard, and none came from a checkpoint
+    training.finish(PATIENCE)
+    assert stage.plain.events(training.job, "restored") == []
+    assert stage.plain.events(training.job, "restarted") == []
+
+
 def test_the_primary_of_the_tensors_and_the_parameter_server_die_together(build: Build) -> None:
     # Given a job without any checkpoint
-    stage = build(tensors=True)
+    stage = build(tensors=1)
     training = Training(stage.plain, samples=600)
     training.start(2)
     training.go_on(200)
@@ -149,7 +164,7 @@ def test_the_primary_of_the_ledger_dies_while_workers_push(
 
 def test_a_primary_that_freezes_and_wakes_up_is_not_written_to(build: Build) -> None:
     # Given a job at work
-    stage = build(tensors=True)
+    stage = build(tensors=1)
     training = Training(stage.plain, samples=800)
     training.start(2)
     training.go_on(100)
@@ -172,7 +187,7 @@ def test_without_its_replica_training_goes_on_and_the_job_says_so(
     build: Build, eventually: Eventually
 ) -> None:
     # Given a job whose tensors server does not insist on a replica
-    stage = build(tensors=True, strict=False, replica_timeout=1.0)
+    stage = build(tensors=1, strict=False, replica_timeout=1.0)
     plain = stage.plain
     training = Training(plain, samples=1200)
     training.start(2)
@@ -198,7 +213,7 @@ def test_without_its_replica_training_goes_on_and_the_job_says_so(
 def test_what_the_replica_had_not_got_is_pushed_again(build: Build, eventually: Eventually) -> None:
     """The one case that waiting for the replica is made for: it lags, and both others die."""
     # Given a job whose replica is cut off, and updates that are applied on the primary alone
-    stage = build(tensors=True, strict=False)
+    stage = build(tensors=1, strict=False)
     plain, tensors = stage.plain, stage.tensors
     training = Training(plain, samples=600)
     names = training.start(2)

@@ -17,7 +17,9 @@ from world import World
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 from vcasgd.store.access import (
     LEDGER_SCRIPTS,
+    LEDGER_USERS,
     TENSORS_SCRIPTS,
+    TENSORS_USERS,
     Access,
     User,
     ledger_user,
@@ -442,6 +444,28 @@ class TestAccess:
         access.keep(self.users("b"))
 
         assert self.names(ledger) == {"vcasgd-job-b"}
+
+    def test_those_of_an_earlier_life_go_too(self, ledger: Client) -> None:
+        # Given users of jobs of which one ended while nobody looked, and of others
+        Access(ledger, EVERY_SCRIPT, 0).keep(self.users("over", "active"))
+        Access(ledger, EVERY_SCRIPT, 0).keep([tensors_user(SECRET, "over", "over.w")])
+        ledger.execute_command("ACL", "SETUSER", "somebody", "on", "nopass")
+        now = 0.0
+        access = Access(ledger, EVERY_SCRIPT, 10.0, lambda: now)
+
+        access.adopt(LEDGER_USERS)
+        access.keep(self.users("active"))
+        now = 9.0
+        access.keep(self.users("active"))
+        assert "vcasgd-job-over" in self.names(ledger)
+        now = 11.0
+        access.keep(self.users("active"))
+
+        assert self.names(ledger) == {"vcasgd-job-active", "vcasgd-job-over/over.w", "somebody"}
+        access.adopt(TENSORS_USERS)
+        now = 22.0
+        access.keep(self.users("active"))
+        assert self.names(ledger) == {"vcasgd-job-active", "somebody"}
 
     def test_users_of_others_stay(self, ledger: Client) -> None:
         ledger.execute_command("ACL", "SETUSER", "somebody", "on", "nopass")

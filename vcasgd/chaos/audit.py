@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import shutil
 import statistics
 import tempfile
 import threading
@@ -18,10 +19,11 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vcasgd.chaos.evidence import Evidence, gather, keep_logs_of_ray, lines_of
 from vcasgd.chaos.killers import Fault, Killer, Target, audit_task
 from vcasgd.chaos.plan import UNREPLICATED, Strike, plan_strikes
 from vcasgd.client import Client
-from vcasgd.errors import StackError
+from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.spec import JobSpec
@@ -64,6 +66,9 @@ class Report:
     recovery_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     failure: str | None = None
+    #: of an audit that did not pass: where everything is, and the most telling of it
+    folder: str | None = None
+    evidence: Evidence = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -84,7 +89,8 @@ class Options:
 
 
 def audit(options: Options, say: Say) -> Report:
-    """Runs the whole of it on a stack of its own and leaves nothing behind.
+    """Runs the whole of it on a stack of its own. Leaves nothing behind where it passed, else
+    the stack's folder.
 
     Raises :class:`~vcasgd.errors.SpecError` for too few kills, and
     :class:`~vcasgd.errors.StackError` where the stack does not start.
@@ -93,19 +99,32 @@ def audit(options: Options, say: Say) -> Report:
     strikes = plan_strikes(options.kills, rng, tuple(Target) if options.replicas else UNREPLICATED)
     say(f"seed {options.seed}: {options.kills} kills in {len(strikes)} strikes")
     report, started = Report(options.seed), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="vcasgd-audit-") as folder:
-        settings = _settings(Path(folder) / "home", options)
+    with _folder(report) as folder:
+        settings = _settings(folder / "home", options)
         with running(settings) as state:
             run = _Run(settings, state, options, report, say)
             try:
                 run.strike_all(strikes, rng)
-                run.finish(Path(folder) / "model.safetensors")
-            except StackError as error:
+                run.finish(folder / "model.safetensors")
+            except VcasgdError as error:
                 report.failure = str(error)
             finally:
+                if not report.passed:
+                    run.leave_evidence(folder)
                 run.close()
     report.seconds = round(time.monotonic() - started, 1)
     return report
+
+
+@contextlib.contextmanager
+def _folder(report: Report) -> Iterator[Path]:
+    """It stays where there is something to look for in it."""
+    folder = Path(tempfile.mkdtemp(prefix="vcasgd-audit-"))
+    try:
+        yield folder
+    finally:
+        if report.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _settings(home: Path, options: Options) -> Settings:
@@ -166,7 +185,9 @@ class _Run:
         services = service_urls(home, state)
         ledger_url = services.get("ledger") or _ledger_url(home, state)
         provider = LocalProvider(home.path, settings.cluster, LocalPool("local", WORKERS))
-        self._jobs = Jobs(connect(ledger_url))
+        self._home = home
+        self._ledger = connect(ledger_url)
+        self._jobs = Jobs(self._ledger)
         self._killer = Killer(
             home, provider, self._jobs, self._job,
             heartbeat=options.heartbeat, services=services,
@@ -177,6 +198,13 @@ class _Run:
 
     def close(self) -> None:
         self._client.close()
+        self._ledger.close()
+
+    def leave_evidence(self, folder: Path) -> None:
+        """While the stack still runs."""
+        self._report.folder = str(folder)
+        self._report.evidence = gather(self._home, self._ledger, self._job)
+        keep_logs_of_ray(StackState.read(self._home.path), folder / "ray")
 
     # -- killing ----------------------------------------------------------------------------------
 
@@ -291,6 +319,9 @@ def describe(report: Report) -> Iterator[str]:
     yield f"updates: {report.updates_applied} applied, {report.updates_rejected} rejected"
     if report.failure:
         yield f"failed: {report.failure}"
+    yield from lines_of(report.evidence)
+    if report.folder:
+        yield f"everything else that is left is in {report.folder}"
     yield f"{'passed' if report.passed else 'NOT PASSED'} in {report.seconds} s"
 
 

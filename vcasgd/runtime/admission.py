@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from vcasgd.settings import Settings
 from vcasgd.store.access import (
     LEDGER_SCRIPTS,
+    LEDGER_USERS,
     TENSORS_SCRIPTS,
+    TENSORS_USERS,
     Access,
     User,
     ledger_user,
@@ -44,9 +46,14 @@ class LedgerAdmission:
     def __init__(self, ledger: Client, secret: str, linger_seconds: float) -> None:
         self._access = Access(ledger, LEDGER_SCRIPTS, linger_seconds)
         self._secret = secret
+        self._adopted = False
 
     def admit(self, jobs: Iterable[str]) -> None:
-        """Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+        """``jobs``: all that are active. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+        if not self._adopted:
+            # of jobs that ended while no controller was there
+            self._access.adopt(LEDGER_USERS)
+            self._adopted = True
         self._access.keep(ledger_user(self._secret, job) for job in jobs)
 
 
@@ -60,13 +67,16 @@ class TensorsAdmission:
         self._access = Access(tensors, TENSORS_SCRIPTS, linger_seconds)
         self._jobs = Jobs(ledger)
         self._secret = secret
-        self._workers: dict[str, list[str]] = {}
+        #: by job; None until the ledger was heard for the first time
+        self._workers: dict[str, list[str]] | None = None
         self._banned: set[str] = set()
+        self._adopted = False
 
     def look(self, jobs: Iterable[str]) -> None:
         """Asks the ledger who works. Raises :class:`~vcasgd.errors.StoreUnavailable`; then who
         worked before is still admitted."""
-        workers, banned = {}, set()
+        workers: dict[str, list[str]] = {}
+        banned = set()
         for job in jobs:
             quarantined = self._jobs.quarantined(job)
             there = self._jobs.workers(job).keys() - quarantined.keys()
@@ -80,10 +90,14 @@ class TensorsAdmission:
 
         Raises :class:`~vcasgd.errors.StoreUnavailable`.
         """
+        if self._workers is not None and not self._adopted:
+            # of workers that left while no parameter server was there
+            self._access.adopt(TENSORS_USERS)
+            self._adopted = True
         without_model = set(first_snapshot)
         users = [
             self._user(job, name, first_snapshot=job in without_model)
-            for job, names in self._workers.items()
+            for job, names in (self._workers or {}).items()
             for name in names
         ]
         self._access.keep(users, self._banned)

@@ -17,8 +17,9 @@ from vcasgd.store.embedded import ServerFiles, write_configuration
 from vcasgd.store.embedded_replicas import replication_lines
 from vcasgd.store.sentinel import named_primary
 
-#: if nobody took its place by then there is nobody who could: it has to begin alone
-PROMOTION_SECONDS = 20.0
+#: if nobody took its place by then there is nobody who could: it has to begin alone. Sentinels
+#: whose machine stood still for two seconds promote nobody for the next thirty (TILT)
+PROMOTION_SECONDS = 45.0
 _MONITOR = re.compile(r'^sentinel monitor "?(\S+?)"? \S+ (\d+) \d+$', re.MULTILINE)
 _EPOCH = re.compile(r'^sentinel config-epoch "?(\S+?)"? (\d+)$', re.MULTILINE)
 

@@ -108,13 +108,14 @@ class StackHome:
 
     def log_tail(self, name: str, lines: int = 15) -> str:
         """The last lines of a log; empty if there is none."""
-        try:
-            with self.log(name).open("rb") as file:
-                file.seek(max(0, self.log(name).stat().st_size - 16_000))
-                text = file.read().decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(last_lines(self.log(name), lines))
+
+    def without_secrets(self, text: str) -> str:
+        """The text as it may be shown: ``***`` for each of the stack's secrets."""
+        for secret in (self.token(), *self._passwords().values()):
+            if secret:
+                text = text.replace(secret, "***")
+        return text
 
     def _passwords(self) -> dict[str, str]:
         try:
@@ -127,6 +128,17 @@ class StackHome:
                 remedy="stop the stack, remove the file, and start again",
             ) from error
         return {str(name): str(password) for name, password in value.items()}
+
+
+def last_lines(path: Path, lines: int) -> list[str]:
+    """Of a log; none if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 16_000))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[-lines:]
 
 
 def write_private(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from vcasgd.store.keys import LedgerKeys, TensorKeys
 #: that workers run
 LEDGER_SCRIPTS = ("acquire", "renew", "release", "report")
 TENSORS_SCRIPTS = ("begin", "reserve", "push", "status", "install")
+#: names of users, on the ledger and on the tensors servers, which may be one and the same
+LEDGER_USERS, TENSORS_USERS = re.compile("vcasgd-job-[^/]+"), re.compile("vcasgd-job-[^/]+/.+")
 #: what needs no key
 _KEYLESS = ("ping", "select", "time", "multi", "exec", "discard", "wait", "hello")
 _NEW_USER = ("reset", "on", "-@all")
@@ -184,6 +187,17 @@ class Access:
         self._clock = clock
         #: rules as they were set, and when each user was wanted last
         self._made: dict[str, tuple[tuple[str, ...], float]] = {}
+
+    def adopt(self, names: re.Pattern[str]) -> None:
+        """Takes over the users with such names, which an earlier life of this process made: they
+        go too once they are wanted no more.
+
+        Raises as :meth:`keep`.
+        """
+        now = self._clock()
+        for name in (each.decode() for each in self._ask("USERS")):
+            if names.fullmatch(name):
+                self._made.setdefault(name, ((), now))
 
     def keep(self, wanted: Iterable[User], banned: Collection[str] = ()) -> None:
         """Two round trips while nothing changes. ``banned``: names that have to go at once.

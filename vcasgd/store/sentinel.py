@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import SSLConnection, parse_url
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelManagedConnection
+
+from vcasgd.store.tls import tls_options
 
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
 SENTINEL_PORT = 26379
@@ -114,7 +116,11 @@ class _Sentinels(Sentinel):  # type: ignore[misc]
     def discover_master(self, service_name: str) -> tuple[str, int]:
         found, errors = self._asked(service_name)
         if not found:
-            raise MasterNotFoundError(f"no Sentinel knows a primary of {service_name!r}: {errors}")
+            names = ", ".join(type(error).__name__ for error in errors)
+            # as its cause, for what a refused certificate means is told from that
+            raise MasterNotFoundError(
+                f"no Sentinel knows a primary of {service_name!r}: {names}"
+            ) from errors[-1]
         return max(found)[1]
 
     def sure_of(self, service_name: str) -> tuple[str, int] | None:
@@ -126,15 +132,17 @@ class _Sentinels(Sentinel):  # type: ignore[misc]
     def _majority(self) -> int:
         return len(self.sentinels) // 2 + 1
 
-    def _asked(self, service: str) -> tuple[list[tuple[int, tuple[str, int]]], str]:
+    def _asked(
+        self, service: str
+    ) -> tuple[list[tuple[int, tuple[str, int]]], list[redis.RedisError]]:
         """Configuration's epoch and address, from as many as are needed; what others said."""
         found: list[tuple[int, tuple[str, int]]] = []
-        errors: list[str] = []
+        errors: list[redis.RedisError] = []
         for sentinel in list(self.sentinels):
             try:
                 state = sentinel.sentinel_master(service)
             except redis.RedisError as error:
-                errors.append(type(error).__name__)
+                errors.append(error)
                 # it is asked last from now on, so that a dead one costs its time only once
                 self.sentinels.remove(sentinel)
                 self.sentinels.append(sentinel)
@@ -142,7 +150,7 @@ class _Sentinels(Sentinel):  # type: ignore[misc]
             found.append((int(state["config-epoch"]), (str(state["ip"]), int(state["port"]))))
             if len(found) >= self._majority:
                 break
-        return found, ", ".join(errors)
+        return found, errors
 
 
 def primary_of(
@@ -185,6 +193,7 @@ def named_primary(url: str) -> tuple[str, int] | None:
     sentinels = _Sentinels(
         parsed.hosts,
         sentinel_kwargs={
+            **tls_options(url),
             **parsed.sentinel_options,
             "retry": Retry(NoBackoff(), 0),
             "socket_timeout": SENTINEL_SECONDS,
@@ -208,4 +217,6 @@ def address_of(url: str) -> str | None:
     host = f"[{primary[0]}]" if ":" in primary[0] else primary[0]
     scheme = parts.scheme.removesuffix("+sentinel")
     database = parts.path.strip("/").partition("/")[2] or "0"
-    return f"{scheme}://{credentials}{at}{host}:{primary[1]}/{database}?{parts.query}"
+    # their password is nobody's business where nobody asks them
+    query = [pair for pair in parse_qsl(parts.query) if not pair[0].startswith("sentinel_")]
+    return f"{scheme}://{credentials}{at}{host}:{primary[1]}/{database}?{urlencode(query)}"

@@ -82,11 +82,11 @@ def head_command(
 ) -> Command:
     """The head: Ray's control service, its state in the ledger, and no room for workers.
 
-    Blocks until it is killed; exits by itself when one of its parts or the ledger dies, or
-    when the ledger can't be reached for a minute. The same command starts it again where it
-    was. ``ledger_address`` is ``host:port``, behind ``rediss://`` where the ledger speaks TLS;
-    ``ledger_files`` are then the options of its URL that name files. ``namespace`` separates
-    clusters that share a ledger. Up after four seconds.
+    Blocks until it is killed; exits by itself when one of its parts or the ledger dies, also
+    while it starts, or when the ledger can't be reached for a minute. The same command starts
+    it again where it was. ``ledger_address`` is ``host:port``, behind ``rediss://`` where the
+    ledger speaks TLS; ``ledger_files`` are then the options of its URL that name files.
+    ``namespace`` separates clusters that share a ledger. Up after four seconds.
     Raises :class:`ClusterError` if ``temp_dir`` is too long.
     """
     flags = ["--head", "--port", str(port), "--node-ip-address", stable(host)]

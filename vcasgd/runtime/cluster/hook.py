@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from vcasgd.runtime.cluster.commands import PASSWORD_VARIABLE
+
+#: what Ray has to clear up by itself, and to say what died
+FAREWELL_SECONDS = 3.0
 
 
 def start_hook(parameters: Any, _head: bool) -> None:
     """Called by Ray with its parameters before anything is started."""
     parameters.ray_client_server_port = None
     _forget_last_life(Path(parameters.temp_dir))
+    _end_with_the_control_service()
     password = os.environ.pop(PASSWORD_VARIABLE, None)
     if password is not None:
         parameters.redis_password = password
@@ -25,6 +32,31 @@ def _forget_last_life(temp_dir: Path) -> None:
     Ray takes them for the head itself if this file says that there was one.
     """
     (temp_dir / "ray_current_cluster").unlink(missing_ok=True)
+
+
+def _end_with_the_control_service() -> None:
+    """Lets a head end, and be started again, whose control service dies while it starts.
+
+    Ray looks after its processes only once all of them are up. Until then it waits for its
+    control service, dead or alive, for as long as a node may be without one.
+    """
+    from ray._private import ray_constants, services
+
+    start_process = services.start_ray_process
+
+    def watched(command: list[str], process_type: str, *arguments: Any, **options: Any) -> Any:
+        started = start_process(command, process_type, *arguments, **options)
+        if process_type == ray_constants.PROCESS_TYPE_GCS_SERVER:
+            threading.Thread(target=_end_after, args=(started.process,), daemon=True).start()
+        return started
+
+    services.start_ray_process = watched
+
+
+def _end_after(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    time.sleep(FAREWELL_SECONDS)
+    os._exit(1)
 
 
 def _hide_password() -> None:

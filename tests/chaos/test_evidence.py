@@ -1,0 +1,97 @@
+"""What an audit that failed leaves: enough to find the cause, and no secret."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vcasgd.chaos import killers
+from vcasgd.chaos.audit import Options, as_json, audit, audit_spec, describe
+from vcasgd.chaos.evidence import gather, lines_of
+from vcasgd.settings import Settings
+from vcasgd.stack import StackHome, StackState, running
+from vcasgd.store.connection import Client, connect
+from vcasgd.store.jobs import Jobs
+from vcasgd.store.leases import Leases
+
+#: whose first strike takes workers and nothing else
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackHome]:
+    settings = Settings(home=tmp_path_factory.mktemp("home"), api_port=0)
+    with running(settings, names=("ledger", "tensors")):
+        yield StackHome(settings.home_path)
+
+
+def ledger_of(home: StackHome, database: int = 0) -> Client:
+    password, port = home.ensure_password("ledger"), StackState.read(home.path).ports["ledger"]
+    return connect(f"redis://:{password}@127.0.0.1:{port}/{database}", answer_seconds=1)
+
+
+def test_it_tells_how_the_parts_the_job_and_the_workers_are(home: StackHome) -> None:
+    # Given a job with a worker
+    ledger = ledger_of(home)
+    jobs = Jobs(ledger)
+    job = jobs.submit(audit_spec(Options()), "digest").id
+    Leases(ledger, job, f"{job}.local-1", 8.0).renew({"at": 1.0, "steps": 5}, [])
+    jobs.event(job, "restored", "the model is back")
+
+    found = gather(home, ledger, job)
+
+    ledger.close()
+    assert any("ledger: process" in line and ", ready," in line for line in found["parts"])
+    assert "starting" in found["job"][0]
+    assert "restored: the model is back" in found["events"][-1]
+    assert '"steps": 5' in found["heartbeats"][0]
+    assert "ready to accept connections" in " ".join(found["ledger ends"]).lower()
+    assert "ledger is ready" in "\n".join(lines_of(found))
+
+
+def test_no_secret_is_in_it(home: StackHome) -> None:
+    # Given a part that says the passwords of all
+    secrets = json.loads(home.secrets_file.read_text()).values()
+    home.log("talkative").write_text("\n".join(secrets))
+    ledger = ledger_of(home)
+
+    text = json.dumps(gather(home, ledger, "unknown"))
+
+    ledger.close()
+    assert "***" in text
+    assert not any(secret in text for secret in secrets)
+
+
+def test_a_ledger_that_is_away_hides_nothing_else(home: StackHome) -> None:
+    nobody = connect("redis://127.0.0.1:1", answer_seconds=1)
+
+    found = gather(home, nobody, "unknown")
+
+    assert "StoreUnavailable" in found["events"][0]
+    assert found["parts"]
+    assert found["ledger ends"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_an_audit_that_fails_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a fault that has no time to find a victim
+    monkeypatch.setattr(killers, "FIRE_SECONDS", 0.0)
+
+    report = audit(Options(kills=7, seed=SEED), lambda _text: None)
+
+    assert not report.passed
+    assert report.failure is not None
+    assert "the fault did not fire" in report.failure
+    assert report.folder is not None
+    try:
+        assert (Path(report.folder) / "home" / "logs" / "controller.log").exists()
+        assert list(Path(report.folder).glob("ray/head/gcs_server*"))
+        assert "submitted" in json.dumps(as_json(report)["evidence"]["events"])
+        assert report.folder in list(describe(report))[-2]
+    finally:
+        shutil.rmtree(report.folder)
