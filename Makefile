@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# tests wait more than they compute
+TEST_PROCESSES ?= 2
 
 .PHONY: help setup demo test check protocol format bench up down clean
 
@@ -22,7 +24,7 @@ demo: setup  ## train on this machine while workers die, in two minutes
 	$(BIN)/vcasgd demo
 
 test: setup  ## all tests: real servers, real clusters, real kills
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 check: setup  ## style, types, layers
 	$(BIN)/ruff check .
