@@ -70,6 +70,9 @@ class Settings(BaseSettings):
     worker_key: SecretStr | None = Field(default=None, description="signs a worker's headers")
     cache_dir: Path | None = Field(default=None, description="where workers unpack code")
     storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
+    pools: Path | None = Field(default=None, description="file of the pools; else only local")
+    prices: Path | None = Field(default=None, description="file of prices that replace our own")
+    compute_url: str | None = Field(default=None, description="of Google's API, if not its own")
     ray_address: str | None = None
     ray_token: SecretStr | None = Field(default=None, description="of the Ray cluster")
     ray_dir: Path | None = Field(
