@@ -22,6 +22,8 @@ INSTANCES = "vcasgd:{fleet}:instances"
 POOLS = "vcasgd:{fleet}:pools"
 #: what is remembered of each pool from one controller to the next
 LAUNCHES = "vcasgd:{fleet}:launches"
+#: by pool: which labels its machines may see, separated by blanks
+CLEARANCES = "vcasgd:{fleet}:clearances"
 #: the newest token of each parameter server
 SERVER_TOKENS = "vcasgd:{fleet}:server-tokens"
 #: the last heartbeat of each parameter server
@@ -110,6 +112,16 @@ class LedgerKeys:
     def quarantine(self) -> str:
         """hash: worker → why it gets no more work"""
         return self._key("quarantine")
+
+    @property
+    def placed(self) -> str:
+        """hash: worker → ``pool|digest of its pass``, as the controller started it"""
+        return self._key("placed")
+
+    @property
+    def refused(self) -> str:
+        """hash: worker → why it was last refused for want of a clearance"""
+        return self._key("refused")
 
     @property
     def failures(self) -> str:
