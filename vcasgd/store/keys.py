@@ -24,6 +24,10 @@ POOLS = "vcasgd:{fleet}:pools"
 LAUNCHES = "vcasgd:{fleet}:launches"
 #: by pool: which labels its machines may see, separated by blanks
 CLEARANCES = "vcasgd:{fleet}:clearances"
+#: machine → up to when it is paid for, and by whom
+METERS = "vcasgd:{fleet}:meters"
+#: name and task of jobs → how fast machines were at them
+WORKLOADS = "vcasgd:{fleet}:workloads"
 #: the newest token of each parameter server
 SERVER_TOKENS = "vcasgd:{fleet}:server-tokens"
 #: the last heartbeat of each parameter server
@@ -132,6 +136,11 @@ class LedgerKeys:
     def vanished(self) -> str:
         """hash: instance → how the job lost it"""
         return self._key("vanished")
+
+    @property
+    def costs(self) -> str:
+        """hash: what its machines have cost so far, by pool, kind and what they did"""
+        return self._key("costs")
 
     @property
     def checkpoints(self) -> str:
