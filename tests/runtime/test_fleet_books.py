@@ -162,7 +162,7 @@ class Round:
 
     def start(self) -> None:
         """Another controller."""
-        self.books = Books(self.ledger, 60.0)
+        self.books = Books(self.ledger)
 
     def look(
         self, now: float, *machines: Instance, works_for: dict[str, str] | None = None,
@@ -170,7 +170,13 @@ class Round:
     ) -> None:  # fmt: skip
         known = frozenset(nodes.split())
         self.books.look(
-            machines, nodes=known, joined=known, works_for=works_for or {}, coming=coming, now=now
+            machines,
+            nodes=known,
+            joined=known,
+            works_for=works_for or {},
+            coming=coming,
+            billing_seconds=60.0,
+            now=now,
         )
 
     def amounts(self, job: str) -> dict[str, float]:
@@ -216,11 +222,13 @@ class TestBooks:
     def test_two_controllers_do_not_book_twice(self, round_: Round) -> None:
         one = machine("m-1")
         round_.books.launched([one], ["A"])
-        sleeper = Books(round_.ledger, 60.0)
+        sleeper = Books(round_.ledger)
         round_.look(NOW + 50, one)
 
         for at in (NOW + 50, NOW + 60):
-            sleeper.look([one], nodes=None, joined=(), works_for={}, coming=(), now=at)
+            sleeper.look(
+                [one], nodes=None, joined=(), works_for={}, coming=(), billing_seconds=60.0, now=at
+            )
 
         assert report(round_.amounts("A")).machine_seconds == pytest.approx(60)
 

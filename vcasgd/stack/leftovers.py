@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Collection
 
-from vcasgd.errors import FleetError, StackError, StoreError
+from vcasgd.errors import FleetError, SpecError, StackError, StoreError
+from vcasgd.fleet.pools import LocalPoolSpec, load_pools
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
 from vcasgd.fleet.providers.local_processes import kill_all
 from vcasgd.settings import Settings
@@ -19,9 +21,6 @@ from vcasgd.store.servers import Control
 
 log = logging.getLogger(__name__)
 
-#: of machines that are processes of this computer
-POOL = "local"
-
 
 def sweep(home: StackHome, state: StackState) -> None:
     """Kills what is left of the parts. Raises :class:`StackError` if that is not possible."""
@@ -32,19 +31,31 @@ def sweep(home: StackHome, state: StackState) -> None:
 
 
 def destroy_instances(home: StackHome, settings: Settings) -> None:
-    """Ends all machines of the local provider."""
-    provider = LocalProvider(home.path, settings.cluster, LocalPool(POOL, capacity=1))
+    """Ends all machines of this computer."""
+    for pool in local_pools(settings):
+        provider = LocalProvider(home.path, settings.cluster, LocalPool(pool, capacity=1))
+        try:
+            provider.destroy_all()
+        except FleetError as error:
+            log.error("%s", error)
+
+
+def local_pools(settings: Settings) -> list[str]:
+    """Of machines that are processes of this computer. Those of a pool that is in no file any
+    more notice by themselves that they have no owner."""
     try:
-        provider.destroy_all()
-    except FleetError as error:
+        pools = load_pools(settings.pools)
+    except SpecError as error:
         log.error("%s", error)
+        pools = load_pools(None)
+    return [pool.name for pool in pools if isinstance(pool, LocalPoolSpec)]
 
 
-def forget_instances(ledger_url: str) -> None:
+def forget_instances(ledger_url: str, settings: Settings) -> None:
     """Machines that we ended ourselves are no loss: the next controller shall not count them."""
     ledger = connect(ledger_url, answer_seconds=PROBE_SECONDS)
     try:
-        busy = _forget(Control(ledger))
+        busy = _forget(Control(ledger), local_pools(settings))
         jobs = Jobs(ledger)
         for job in busy.intersection(jobs.active()):
             jobs.event(job, "stack-stopped", "the stack is stopped, and with it its machines")
@@ -52,10 +63,10 @@ def forget_instances(ledger_url: str) -> None:
         log.warning("ledger: %s", error)
 
 
-def _forget(control: Control) -> set[str]:
+def _forget(control: Control, pools: Collection[str]) -> set[str]:
     """The jobs that they worked for."""
     rows = control.instances()
-    ours = {name: row for name, row in rows.items() if row.get("pool") == POOL}
+    ours = {name: row for name, row in rows.items() if row.get("pool") in pools}
     control.show({name: row for name, row in rows.items() if name not in ours}, control.pools())
     return {str(row.get("job")) for row in ours.values()}
 

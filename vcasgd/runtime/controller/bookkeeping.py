@@ -22,10 +22,9 @@ class Books:
     """Every machine that is listed has a meter; the ledger has all of them, so a restarted
     controller goes on where they stand."""
 
-    def __init__(self, ledger: Client, billing_seconds: float) -> None:
+    def __init__(self, ledger: Client) -> None:
         self._costs = Costs(ledger)
         self._jobs = Jobs(ledger)
-        self._billing_seconds = billing_seconds
         self._seen: dict[str, float] = {}
         self._meters: dict[str, Meter] = {}
         self._load()
@@ -63,12 +62,14 @@ class Books:
         joined: Iterable[str],
         works_for: Mapping[str, str],
         coming: Iterable[str],
+        billing_seconds: float,
         now: float,
     ) -> None:
         """Books what each machine cost since it was booked last.
 
         ``nodes``: of machines that are in the cluster, ``None`` where that is not known;
-        ``joined``: that were; ``works_for``: machine to job; ``coming``: granted, not listed yet.
+        ``joined``: that were; ``works_for``: machine to job; ``coming``: granted, not listed yet;
+        ``billing_seconds``: what a machine is charged for at least.
         """
         known, listed = {*joined, *(nodes or ())}, set()
         for one in machines:
@@ -79,9 +80,9 @@ class Books:
             if due is not None:
                 self._book(due)
         for name in self._meters.keys() - listed - set(coming):
-            self._end(name, now)
+            self._end(name, billing_seconds, now)
 
-    def _end(self, name: str, now: float) -> None:
+    def _end(self, name: str, billing_seconds: float, now: float) -> None:
         meter = self._meters[name]
         if meter.closed:
             if now - meter.until > REMEMBERED_SECONDS:
@@ -90,7 +91,7 @@ class Books:
                 self._seen.pop(name, None)
             return
         never_there = name not in self._seen and meter.until == meter.since
-        billing = 0.0 if never_there else self._billing_seconds
+        billing = 0.0 if never_there else billing_seconds
         seen = self._seen.get(name, meter.until)
         due = last_charge(name, meter, seen, billing, self._unpushed(name, meter))
         if due is not None:

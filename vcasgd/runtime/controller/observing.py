@@ -155,6 +155,7 @@ class Lookout:
             joined=self._history.joined,
             works_for={w.instance_id: w.job for w in self._workers if w.alive},
             coming=self._unseen,
+            billing_seconds=self._parts.limits.billing_seconds,
             now=now,
         )
         for job in jobs:

@@ -20,6 +20,8 @@ from vcasgd.store.servers import Control
 
 #: a worker that was asked to leave is killed after so many lease times
 DRAIN_LEASES = 2.0
+#: AWS and GCP bill by the second, and a minute at least
+BILLING_SECONDS = 60.0
 #: from the request to end a machine until its cloud charges no more
 TERMINATE_SECONDS = 10.0
 
@@ -29,7 +31,6 @@ class Parts:
     """Of one controller."""
 
     settings: Settings
-    limits: Limits
     estate: Estate
     jobs: Jobs
     control: Control
@@ -44,28 +45,29 @@ class Parts:
     @classmethod
     def over(cls, settings: Settings, ledger: Client, estate: Estate) -> Parts:
         """Raises :class:`~vcasgd.errors.StoreUnavailable`."""
-        jobs, control, limits = Jobs(ledger), Control(ledger), _limits(settings)
+        jobs, control = Jobs(ledger), Control(ledger)
         return cls(
             settings=settings,
-            limits=limits,
             estate=estate,
             jobs=jobs,
             control=control,
             listing=Listing(estate),
             memory=Memory(control),
-            books=Books(ledger, limits.billing_seconds),
+            books=Books(ledger),
             guard=Guard(settings, ledger),
             speeds=Speeds(ledger),
             crashes=Crashes(jobs),
             chronicle=Chronicle(control, jobs),
         )
 
-
-def _limits(settings: Settings) -> Limits:
-    """A machine that is given up is noticed in the next round, its worker may drain, and then its
-    cloud takes a moment."""
-    drain = DRAIN_LEASES * settings.lease_seconds
-    return Limits(
-        idle_seconds=settings.idle_seconds,
-        exit_seconds=settings.heartbeat + drain + TERMINATE_SECONDS,
-    )
+    @property
+    def limits(self) -> Limits:
+        """A machine that is given up is noticed in the next round, its worker may drain, and then
+        its cloud takes a moment."""
+        drain = DRAIN_LEASES * self.settings.lease_seconds
+        clouds = any(pool.provider != "local" for pool in self.estate.pools.values())
+        return Limits(
+            idle_seconds=self.settings.idle_seconds,
+            exit_seconds=self.settings.heartbeat + drain + TERMINATE_SECONDS,
+            billing_seconds=BILLING_SECONDS if clouds else 0.0,
+        )
