@@ -138,7 +138,7 @@ class AwsProvider:
         ids = [id_ for part in answer.get("Instances", ()) for id_ in part["InstanceIds"]]
         if not ids:
             raise _refusal(pool, answer)
-        return ids
+        return sorted(ids)
 
     def capacity(self, pool: str) -> int | None:
         """See the contract."""

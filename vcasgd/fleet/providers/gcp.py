@@ -141,7 +141,8 @@ class GcpProvider:
                 metadata=metadata,
             )
             try:
-                return self._insert(spec, zone, request_id(token, zone, kind), resource, deadline)
+                request = request_id(self._cluster, pool, token, zone, kind)
+                return self._insert(spec, zone, request, resource, deadline)
             except NoCapacity as error:
                 refusal = error
             finally:

@@ -27,9 +27,9 @@ def launch_label(token: str) -> str:
     return _digest(token)[:32]
 
 
-def request_id(token: str, zone: str, kind: str) -> str:
+def request_id(*parts: str) -> str:
     """Makes a repeated request the same request to Google, for an hour."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"vcasgd/{token}/{zone}/{kind}"))
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, "/".join(("vcasgd", *parts))))
 
 
 def launch_resource(
