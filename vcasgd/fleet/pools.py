@@ -23,14 +23,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vcasgd.errors import SpecError
-from vcasgd.spec import spec_error
+from vcasgd.spec import Label, spec_error
 
 #: the pool that there is without a file
 LOCAL_POOL = "local"
 #: names are used in tags, in labels, and before the ids of machines
 POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 
-Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
