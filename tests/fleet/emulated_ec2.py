@@ -12,7 +12,7 @@ import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -54,6 +54,8 @@ class EmulatedEc2:
     #: by action: refusals that are answered once each, first come first served
     refusals: list[tuple[str, str, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    #: called once when EC2 has made machines, before anybody is told of them
+    made: Callable[[], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refuse(self, action: str, code: str, status: int = 400) -> None:
@@ -205,7 +207,19 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(own[0], own[1].encode(), "text/xml")
                 return
             body = urlencode(form).encode()
+            answer = self._forward(body)
+            if form.get("Action") == "CreateFleet":
+                self._tell_that_made()
+            self._send(*answer)
+            return
         self._send(*self._forward(body))
+
+    def _tell_that_made(self) -> None:
+        ec2 = self.server.ec2
+        with ec2.lock:
+            made, ec2.made = ec2.made, None
+        if made is not None:
+            made()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nobody reads it."""

@@ -97,23 +97,24 @@ class AwsWorld:
         self._template = ec2.template(CLOUD_CONFIG)
         ec2.prices = {(self.kind, zone): 0.05 for zone in self.zones}
 
+    def document(self, **more: Any) -> dict[str, Any]:
+        """A pool as it is in the file."""
+        template = {
+            "launch_template": self._template,
+            "subnets": {zone: self._subnets[zone] for zone in self.zones},
+        }
+        return {
+            "name": self.pool,
+            "provider": "aws",
+            "region": "us-east-1",
+            "zones": list(self.zones),
+            "instance_types": [self.kind, "m5.large"],
+            "template": template,
+            **more,
+        }
+
     def spec(self, **more: Any) -> AwsPoolSpec:
-        subnets = {zone: self._subnets[zone] for zone in self.zones}
-        (spec,) = parse_pools(
-            {
-                "pools": [
-                    {
-                        "name": self.pool,
-                        "provider": "aws",
-                        "region": "us-east-1",
-                        "zones": self.zones,
-                        "instance_types": [self.kind, "m5.large"],
-                        "template": {"launch_template": self._template, "subnets": subnets},
-                        **more,
-                    }
-                ]
-            }
-        )
+        (spec,) = parse_pools({"pools": [self.document(**more)]})
         assert isinstance(spec, AwsPoolSpec)
         return spec
 
@@ -144,13 +145,19 @@ class AwsWorld:
     def alive(self) -> set[str]:
         return {row["InstanceId"] for row in self.ec2.alive()}
 
+    def stopping(self, instance_id: str) -> None:
+        """EC2 tells the machine only."""
+
+    def gone(self, instance_id: str) -> None:
+        self.ec2.terminate(instance_id)
+
 
 class GcpWorld:
     pool, zones, kind = "gcp-spot", GCP_ZONES, "n2-standard-4"
 
     def __init__(self, compute: FakeCompute, url: str) -> None:
         self.compute = compute
-        self._url = url
+        self.url = url
         compute.templates["global/instanceTemplates/workers"] = {
             "machineType": "e2-standard-2",
             "labels": {"team": "science"},
@@ -158,22 +165,20 @@ class GcpWorld:
             "networkInterfaces": [{"network": "default"}],
         }
 
+    def document(self, **more: Any) -> dict[str, Any]:
+        """A pool as it is in the file."""
+        return {
+            "name": self.pool,
+            "provider": "gcp",
+            "region": "us-central1",
+            "zones": list(self.zones),
+            "instance_types": [self.kind, "e2-standard-2"],
+            "template": {"project": "project", "instance_template": "workers"},
+            **more,
+        }
+
     def spec(self, **more: Any) -> GcpPoolSpec:
-        (spec,) = parse_pools(
-            {
-                "pools": [
-                    {
-                        "name": self.pool,
-                        "provider": "gcp",
-                        "region": "us-central1",
-                        "zones": self.zones,
-                        "instance_types": [self.kind, "e2-standard-2"],
-                        "template": {"project": "project", "instance_template": "workers"},
-                        **more,
-                    }
-                ]
-            }
-        )
+        (spec,) = parse_pools({"pools": [self.document(**more)]})
         assert isinstance(spec, GcpPoolSpec)
         return spec
 
@@ -182,7 +187,7 @@ class GcpWorld:
             cluster,
             [self.spec(**more)],
             PriceTable.load("gcp"),
-            url=self._url,
+            url=self.url,
             listing_seconds=0.0,
             page=5,
         )
@@ -204,6 +209,12 @@ class GcpWorld:
 
     def alive(self) -> set[str]:
         return {row["name"] for row in self.compute.alive()}
+
+    def stopping(self, instance_id: str) -> None:
+        self.compute.set_status(instance_id, "STOPPING")
+
+    def gone(self, instance_id: str) -> None:
+        self.compute.remove(instance_id)
 
 
 @contextmanager

@@ -41,7 +41,8 @@ cat >"$root/worker.env" <<'{_END}'
 %s{_END}
 cat >"$root/worker.argv" <<'{_END}'
 %s{_END}
-if command -v systemctl >/dev/null; then
+# another root than the system's is one to look at
+if [ -z "${{VCASGD_ROOT:-}}" ]; then
   systemctl enable vcasgd-worker.service || true
   systemctl start --no-block vcasgd-worker.service
 fi

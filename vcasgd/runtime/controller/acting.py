@@ -7,11 +7,11 @@ import time
 
 from vcasgd.errors import ClusterError, FleetError, NoCapacity
 from vcasgd.fleet.plan import Action, Launch, StartWorker, StopWorker, Terminate, backoff
-from vcasgd.fleet.providers.base import INSTANCE_ID, Boot, Provider
+from vcasgd.fleet.providers.base import Boot, Provider
 from vcasgd.runtime import agent
 from vcasgd.runtime.admission import worker_environment
 from vcasgd.runtime.chronicle import Chronicle
-from vcasgd.runtime.cluster import node_command
+from vcasgd.runtime.controller.boots import node_boot
 from vcasgd.runtime.controller.names import job_of, worker_name
 from vcasgd.runtime.controller.observing import Lookout
 from vcasgd.runtime.controller.providers import LOCAL_POOL
@@ -97,7 +97,7 @@ class Hands:
         stored = self._control.pool(action.pool)
         try:
             granted = self._providers[action.pool].launch(
-                action.pool, action.count, self._boot(), action.token
+                action.pool, action.count, self._boot(action.pool), action.token
             )
         except (NoCapacity, FleetError) as error:
             failures = stored.failures + 1
@@ -112,28 +112,9 @@ class Hands:
         self._lookout.launched(granted, action.pool)
         self._control.set_pool(action.pool, Pool(stored.launches + 1))
 
-    def _boot(self) -> Boot:
-        """What a machine runs: a node of the cluster, with what any worker on it has to know.
-
-        Nothing that opens a server: that is told to each worker when it is started.
-        """
-        settings = self._settings
-        temp_dir = settings.ray_dir / INSTANCE_ID if settings.ray_dir else None
-        command = node_command(
-            address=settings.required("ray_address"),
-            instance_id=INSTANCE_ID,
-            cpus=1,
-            temp_dir=temp_dir,
-            heartbeat=settings.heartbeat,
-            labels={},
-            token=settings.ray_token.get_secret_value() if settings.ray_token else None,
-        )
-        env = {
-            "VCASGD_STORAGE_URL": settings.required("storage_url"),
-            "VCASGD_HEARTBEAT": str(settings.heartbeat),
-            "VCASGD_CACHE_DIR": str(settings.home_path / "cache"),
-        }
-        return Boot(command.argv, {**command.env, **env})
+    def _boot(self, pool: str) -> Boot:
+        local = self._providers[pool].name == "local"
+        return node_boot(self._settings, local=local, pool=pool)
 
     def _start_worker(self, action: StartWorker) -> None:
         cluster = self._lookout.cluster

@@ -121,7 +121,9 @@ class Lookout:
             self._jobs.transition(job.id, State.FAILED, [State.STARTING], why=why)
 
     def _instances(self) -> list[Instance]:
-        return [one for provider in self._providers.values() for one in provider.instances()]
+        # several pools may share a provider
+        providers = dict.fromkeys(self._providers.values())
+        return [one for provider in providers for one in provider.instances()]
 
     def _with_notice(self, one: Instance, noticed: dict[str, float | None]) -> Instance:
         """Where the cloud tells only the machine, the machine's worker tells us."""
