@@ -225,7 +225,7 @@ class CloudBox:
 @contextlib.contextmanager
 def short_folder() -> Iterator[Path]:
     """Ray's sockets need a short path."""
-    path = Path(tempfile.mkdtemp(prefix="vb", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="vbox-", dir="/tmp"))
     try:
         yield path
     finally:

@@ -9,6 +9,7 @@ listings are filtered and come in pages.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -324,4 +325,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
-        self.wfile.write(payload)
+        # who waits no longer is gone
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(payload)

@@ -59,6 +59,8 @@ _FORMS: tuple[tuple[str, type[FleetError]], ...] = (
     (r"Insufficient.*Capacity", NoCapacity),
     (r".*(LimitExceeded|QuotaExceeded)", QuotaExceeded),
     (r"(Invalid|Missing|Unsupported)\w*(\..*)?", InvalidRequest),
+    (r".*(Already\w+|InUse|DoesNotExist|NotSupported|NotAttached)\w*", InvalidRequest),
+    (r"(Duplicate|Dependency).*", InvalidRequest),
     (r".*\.(NotFound|Malformed|Duplicate|InUse|NotFoundException)", InvalidRequest),
 )
 
@@ -70,7 +72,7 @@ CODES: dict[str, type[FleetError]] = {
 #: exceptions of botocore, by the name of the class or of one that it is derived from
 _EXCEPTIONS: dict[type[FleetError], str] = {
     CloudUnavailable: """
-        HTTPClientError ChecksumError IncompleteReadError UnseekableStreamError
+        HTTPClientError ConnectionError ChecksumError IncompleteReadError UnseekableStreamError
         ResponseStreamingError CapacityNotAvailableError MetadataRetrievalError WaiterError
         PaginationError FlexibleChecksumError AwsChunkedWrapperError EventStreamError""",
     CloudDenied: """
@@ -79,7 +81,7 @@ _EXCEPTIONS: dict[type[FleetError], str] = {
         RefreshWithMFAUnsupportedError InfiniteLoopConfigError UnknownSignatureVersionError
         UnsupportedSignatureVersionError""",
     InvalidRequest: """
-        DataNotFoundError ApiVersionNotFoundError InvalidIMDSEndpointError
+        DataNotFoundError UnknownRegionError ApiVersionNotFoundError InvalidIMDSEndpointError
         InvalidIMDSEndpointModeError ServiceNotInRegionError BaseEndpointResolverError
         ProfileNotFound ConfigParseError ConfigNotFound MissingParametersError ValidationError
         ParamValidationError InvalidRegionError AliasConflictParameterError UnknownServiceStyle

@@ -62,6 +62,7 @@ _STATUSES: dict[int, type[FleetError]] = {
     408: CloudUnavailable,
     409: InvalidRequest,
     410: InvalidRequest,
+    411: InvalidRequest,
     412: InvalidRequest,
     413: InvalidRequest,
     416: InvalidRequest,
