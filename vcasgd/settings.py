@@ -80,7 +80,8 @@ class Settings(BaseSettings):
     )
     idle_seconds: float = Field(default=60.0, ge=0, description="after which a machine is given up")
     metadata_url: str | None = Field(default=None, description="the cloud's, on a worker's machine")
-    metadata_kind: str = Field(default="aws", description="aws or gcp")
+    metadata_kind: str | None = Field(default=None, description="aws, gcp or local")
+    notice_file: Path | None = Field(default=None, description="where a shutdown is announced")
     api_url: str = "http://127.0.0.1:8700"
     api_port: int | None = Field(default=None, ge=0, le=65_535, description="0: any free one")
     token: SecretStr | None = None
@@ -166,12 +167,12 @@ class Settings(BaseSettings):
     @property
     def metadata(self) -> dict[str, str]:
         """What :func:`vcasgd.fleet.notices.notices_from_environment` reads."""
-        if self.metadata_url is None:
-            return {}
-        return {
+        told = {
             "VCASGD_METADATA_URL": self.metadata_url,
             "VCASGD_METADATA_KIND": self.metadata_kind,
+            "VCASGD_NOTICE_FILE": self.notice_file,
         }
+        return {name: str(value) for name, value in told.items() if value is not None}
 
     @property
     def lease_seconds(self) -> float:

@@ -5,6 +5,7 @@
 ``observing``   what there is, as plain data for :mod:`vcasgd.fleet.plan`
 ``demands``     what jobs ask for, within their budgets and their labels
 ``acting``      carries out what was decided
+``boots``       what a new machine runs
 ``telling``     what others see of the fleet
 ``parts``       what these share:
 ``providers``   where machines come from, as the pools file says now

@@ -9,10 +9,10 @@ from vcasgd.errors import ClusterError, FleetError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.prices import price_of
-from vcasgd.fleet.providers.base import INSTANCE_ID, Boot, Instance, InstanceState, Offer, Provider
+from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, Provider
 from vcasgd.runtime import agent
 from vcasgd.runtime.admission import worker_environment
-from vcasgd.runtime.cluster import node_command
+from vcasgd.runtime.controller.boots import node_boot
 from vcasgd.runtime.controller.names import job_of, worker_name
 from vcasgd.runtime.controller.observing import Lookout
 from vcasgd.runtime.controller.parts import DRAIN_LEASES, Parts
@@ -103,30 +103,14 @@ class Hands:
         self._parts.memory.granted(action)
 
     def _boot(self, pool: str, offers: list[Offer]) -> Boot:
-        """What a machine runs: a node of the cluster, with what any worker on it has to know.
-
-        Nothing that opens a server: that is told to each worker when it is started.
-        """
-        settings = self._settings
-        temp_dir = settings.ray_dir / INSTANCE_ID if settings.ray_dir else None
-        command = node_command(
-            address=settings.required("ray_address"),
-            instance_id=INSTANCE_ID,
+        return node_boot(
+            self._settings,
+            local=self._parts.estate.pools[pool].provider == "local",
+            pool=pool,
             # of several types the smallest: what is more is still used by the worker's threads
             cpus=min((each.cpus for each in offers), default=1.0),
             gpus=min((each.gpus for each in offers), default=0),
-            temp_dir=temp_dir,
-            heartbeat=settings.heartbeat,
-            labels={},
-            token=settings.ray_token.get_secret_value() if settings.ray_token else None,
         )
-        env = {
-            "VCASGD_STORAGE_URL": settings.required("storage_url"),
-            "VCASGD_HEARTBEAT": str(settings.heartbeat),
-            # what is cached in one pool is not for the eyes of another
-            "VCASGD_CACHE_DIR": str(settings.home_path / "cache" / pool),
-        }
-        return Boot(command.argv, {**command.env, **env})
 
     def _start_worker(self, action: StartWorker, state: Observed) -> None:
         cluster = self._lookout.cluster

@@ -3,49 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
-from vcasgd.errors import SpecError
-from vcasgd.fleet.pools import LocalPoolSpec, PoolSpec, load_pools
+from vcasgd.errors import FleetError, SpecError
+from vcasgd.fleet.pools import PoolSpec
 from vcasgd.fleet.providers.base import Provider
-from vcasgd.fleet.providers.local import LocalPool, LocalProvider
+from vcasgd.fleet.providers.registry import configured_pools, make_providers
 from vcasgd.settings import Settings
 
 log = logging.getLogger(__name__)
-
-
-def providers_of(settings: Settings, pools: Iterable[PoolSpec]) -> dict[str, Provider]:
-    """The provider of each pool, by the pool's name. Raises :class:`SpecError`."""
-    return {pool.name: _provider(settings, pool) for pool in pools}
-
-
-def _provider(settings: Settings, pool: PoolSpec) -> Provider:
-    if isinstance(pool, LocalPoolSpec):
-        return LocalProvider(settings.home_path, settings.cluster, _local(settings, pool))
-    raise SpecError(
-        f"pools: provider {pool.provider} of pool {pool.name} is not installed", field="pools"
-    )
-
-
-def _local(settings: Settings, pool: LocalPoolSpec) -> LocalPool:
-    """What the template leaves open is as the settings say."""
-    given = pool.template.model_dump(exclude_none=True)
-    usual = {
-        "price_per_hour": settings.local_price_per_hour,
-        "on_demand_price_per_hour": settings.local_on_demand_price_per_hour,
-        "boot_seconds": settings.local_boot_seconds,
-        "notice_seconds": settings.local_notice_seconds,
-    }
-    return LocalPool(
-        pool.name,
-        settings.local_capacity if pool.max_instances is None else pool.max_instances,
-        spot=pool.spot,
-        zones=pool.zones,
-        instance_types=pool.instance_types,
-        cpus=pool.cpus or 1.0,
-        gpus=pool.gpus or 0,
-        **{**usual, **given},
-    )
 
 
 class Estate:
@@ -55,12 +20,12 @@ class Estate:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Raises :class:`SpecError`."""
+        """Raises :class:`SpecError`, and :class:`FleetError` where a cloud's credentials lack."""
         self._settings = settings
         self._read = self._stamp()
         self.pools: dict[str, PoolSpec] = {}
         self.providers: dict[str, Provider] = {}
-        self._take(load_pools(settings.pools))
+        self._take(configured_pools(settings))
 
     def refresh(self) -> bool:
         """Whether the pools are other ones than before."""
@@ -69,15 +34,15 @@ class Estate:
             return False
         self._read = stamp
         try:
-            self._take(load_pools(self._settings.pools))
-        except SpecError as error:
+            self._take(configured_pools(self._settings))
+        except (SpecError, FleetError) as error:
             log.error("%s; the pools stay as they were", error)
             return False
         log.info("the pools file was read again: %s", ", ".join(self.pools))
         return True
 
     def _take(self, pools: tuple[PoolSpec, ...]) -> None:
-        providers = providers_of(self._settings, pools)
+        providers = make_providers(self._settings, pools)
         for old in {id(each): each for each in self.providers.values()}.values():
             old.close()
         self.pools, self.providers = {pool.name: pool for pool in pools}, providers
