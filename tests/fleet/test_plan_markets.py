@@ -205,15 +205,26 @@ TABLE = [
     Row("unknown prices and a budget: nothing", observed(
         jobs=[job("A", maximum=4, affordable=1e9)],
     ), []),
-    Row("what a broke job pays for ends at once", replace(observed(
-        [machine("a"), machine("b")], jobs=[job("A", running=False, broke=True)], nodes="a",
-    ), payers={"a": "A", "b": "A"}), [
-        Terminate("a", "the budget of A is spent"), Terminate("b", "the budget of A is spent"),
-    ]),
-    Row("unless another job has a use for it", replace(observed(
-        [machine("a"), machine("b")], nodes="a",
-        jobs=[job("A", running=False, broke=True), job("B", maximum=2)],
-    ), payers={"a": "A", "b": "A"}), [StartWorker("a", "B")]),
+    Row(
+        "what a job with a budget no longer works on ends at once",
+        replace(
+            observed([machine("a"), machine("b")], jobs=[job("A", running=False)], nodes="a"),
+            unpaid={"a": "A is paused", "b": "A is paused"},
+        ),
+        [Terminate("a", "A is paused"), Terminate("b", "A is paused")],
+    ),
+    Row(
+        "unless another job has a use for it",
+        replace(
+            observed(
+                [machine("a"), machine("b")],
+                nodes="a",
+                jobs=[job("A", running=False), job("B", maximum=2)],
+            ),
+            unpaid={"a": "A is paused", "b": "A is paused"},
+        ),
+        [StartWorker("a", "B")],
+    ),
     Row("a pool that may not see the data any more", observed(
         [machine("a"), machine("b", pool="safe")], [on("a"), on("b")],
         [job("A", maximum=2, pools=("safe",), barred=frozenset({"local"}))],

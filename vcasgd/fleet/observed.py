@@ -44,8 +44,6 @@ class JobDemand:
     """USD an hour, of one machine."""
     affordable: float | None = None
     """USD that may still be promised; ``None``: it has no budget."""
-    broke: bool = False
-    """It was paused because its budget is spent."""
     rates: Rates = field(default_factory=dict)
 
     @property
@@ -158,6 +156,8 @@ class Observed:
     """Instances whose worker sent what could not be used, again and again."""
     payers: Mapping[str, str] = field(default_factory=dict)
     """Instance to the job that pays for it: who works on it, or did last, or had it launched."""
+    unpaid: Mapping[str, str] = field(default_factory=dict)
+    """Instance to why its payer pays for it no longer than it has to."""
 
     def staying(self) -> tuple[Instance, ...]:
         """Instances without a notice: those that can still be counted on."""

@@ -37,7 +37,7 @@ Why it does not flap. Whatever is decided stays decided while nothing else chang
   stopped after it has lasted ``surplus_seconds``; the cheapest machines, and among equals
   the oldest, are the last to go;
 * a machine without a worker is kept ``idle_seconds``: a following job finds it warm; not so if
-  it was advised to leave, or if who pays for it has spent its budget;
+  it was advised to leave, or if who pays for it has a budget and is not at work;
 * a machine that has not joined is given up after its pool's ``boot_seconds``, and its zone left
   alone for a while; one that was joined after ``lost_seconds``, in which it still counts, so
   that a short disconnection neither kills nor doubles it;

@@ -75,11 +75,8 @@ class Allocation:
         return self._markets.launches()
 
     def _why_end(self, one: Instance) -> str | None:
-        payer = self._state.payers.get(one.id)
-        if any(job.broke and job.job == payer for job in self._state.jobs):
-            return f"the budget of {payer} is spent"
-        if one.id in self._coming_ids:
-            return None
+        if one.id in self._coming_ids or one.id in self._state.unpaid:
+            return self._state.unpaid.get(one.id)
         if one.advised_at is not None:
             return "the cloud advised to leave it"
         since = self._state.history.idle.get(one.id, self._now)

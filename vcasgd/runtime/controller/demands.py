@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vcasgd.fleet.budget import FIELD, affordable, commitment, pause_reason
+from vcasgd.errors import JobUnreadable, NotFound
+from vcasgd.fleet.budget import affordable, commitment, pause_reason
 from vcasgd.fleet.observed import JobDemand
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Instance, Offer
@@ -21,6 +22,7 @@ class Demands:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._jobs = parts.jobs
+        self._ended: dict[str, Job | None] = {}
 
     def of(
         self, job: Job, machines: Sequence[Instance], offers: Mapping[str, Sequence[Offer]],
@@ -30,7 +32,7 @@ class Demands:
         workers, budget = job.spec.workers, job.spec.stop.max_cost_usd
         pools, barred = self._parts.guard.divide(job)
         left = None
-        state, broke = job.state, job.state is State.PAUSED and (job.reason or "").startswith(FIELD)
+        state = job.state
         if budget is not None:
             own = self._parts.books.paid_by(job.id, machines)
             spent = self._parts.books.spent(job.id, now)
@@ -43,7 +45,7 @@ class Demands:
                 why = pause_reason(budget, spent, least, "the least that a machine costs")
             if why and state in AT_WORK:
                 self._jobs.transition(job.id, State.PAUSED, AT_WORK, why=why)
-                state, broke = State.PAUSED, True
+                state = State.PAUSED
         return JobDemand(
             job=job.id,
             minimum=workers.min,
@@ -56,9 +58,27 @@ class Demands:
             fallback_after=workers.fallback_after.total_seconds() if workers.fallback else None,
             max_price=workers.max_price_per_hour,
             affordable=left,
-            broke=broke,
             rates=self._parts.speeds.rates(job),
         )
+
+    def unpaid(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Machines whose payer has a budget and is not at work, and why it pays no longer."""
+        known = {job.id: job for job in jobs}
+        found = {}
+        for machine, payer in self._parts.books.payers.items():
+            job = known.get(payer) or self._over(payer)
+            if job is not None and job.spec.stop.max_cost_usd and job.state not in AT_WORK:
+                found[machine] = f"{payer} has a budget and is {job.state}"
+        return found
+
+    def _over(self, job: str) -> Job | None:
+        """One that is not active; what it was does not change any more."""
+        if job not in self._ended:
+            try:
+                self._ended[job] = self._jobs.get(job)
+            except (NotFound, JobUnreadable):
+                self._ended[job] = None
+        return self._ended[job]
 
     def _wants(self, job: Job) -> int:
         work = self._jobs.work(job.id)

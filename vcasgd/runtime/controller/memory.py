@@ -102,7 +102,6 @@ class Memory:
             why = f"quota: the account may have {held} machines of it: {error}"
             row = Pool(blocked_until=now + QUOTA_SECONDS, reason=why, quota=held)
             self._set(_quota_name(launch.pool, launch.spot is not False), row)
-            name = market_name(launch.pool, launch.zone, launch.spot)
         elif not isinstance(error, NoCapacity):
             name = launch.pool
         self._block(name, str(error), now)

@@ -82,12 +82,13 @@ class Lookout:
         self._parts.memory.joined(one for one in machines if one.id in (nodes or ()))
         views = tuple(self._pool(name, machines, now) for name in self._parts.estate.pools)
         offers: dict[str, Sequence[Offer]] = {view.name: view.offers or () for view in views}
+        demands = tuple(self._demands.of(job, machines, offers, now) for job in jobs)
         return Observed(
             cluster=self._settings.cluster,
             instances=machines,
             nodes=nodes,
             workers=self._workers,
-            jobs=tuple(self._demands.of(job, machines, offers, now) for job in jobs),
+            jobs=demands,
             pools=views,
             history=self._history,
             limits=self._parts.limits,
@@ -95,6 +96,7 @@ class Lookout:
                 instance_of(worker) for job in jobs for worker in self._jobs.quarantined(job.id)
             ),
             payers=self._parts.books.payers,
+            unpaid=self._demands.unpaid(jobs),
         )
 
     def _active(self) -> list[Job]:

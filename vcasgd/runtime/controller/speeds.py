@@ -11,7 +11,7 @@ from typing import Any
 
 from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Instance
-from vcasgd.runtime.controller.names import instance_of
+from vcasgd.runtime.controller.names import instance_of, job_of
 from vcasgd.store.connection import Client
 from vcasgd.store.costs import Workload, Workloads
 from vcasgd.store.jobs import Job
@@ -49,6 +49,9 @@ class Speeds:
     ) -> None:
         """Measures, and writes what is new."""
         by_id = {one.id: one for one in machines}
+        gone = [name for name in self._first if job_of(name) == job.id and name not in beats]
+        for name in gone:
+            del self._first[name]
         found: defaultdict[str, list[float]] = defaultdict(list)
         for worker, beat in beats.items():
             one, rate = by_id.get(instance_of(worker)), self._rate(worker, beat)
