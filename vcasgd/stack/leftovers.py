@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterable
 
-from vcasgd.errors import FleetError, StackError, StoreError
+from vcasgd.errors import FleetError, StackError, StoreError, VcasgdError
+from vcasgd.fleet.pools import LOCAL_POOL as POOL
+from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
 from vcasgd.fleet.providers.local_processes import kill_all
+from vcasgd.fleet.providers.registry import configured_pools, make_providers
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
+from vcasgd.stack.names import kind_of
 from vcasgd.stack.parts import PARTS, mark
 from vcasgd.stack.probes import PROBE_SECONDS
 from vcasgd.stack.state import PartState, StackState
@@ -18,9 +23,6 @@ from vcasgd.store.jobs import Jobs
 from vcasgd.store.servers import Control
 
 log = logging.getLogger(__name__)
-
-#: of machines that are processes of this computer
-POOL = "local"
 
 
 def sweep(home: StackHome, state: StackState) -> None:
@@ -31,13 +33,44 @@ def sweep(home: StackHome, state: StackState) -> None:
             raise StackError(f"processes of {name} of an earlier life can't be killed")
 
 
-def destroy_instances(home: StackHome, settings: Settings) -> None:
-    """Ends all machines of the local provider."""
-    provider = LocalProvider(home.path, settings.cluster, LocalPool(POOL, capacity=1))
+def destroy_instances(home: StackHome, settings: Settings, parts: Iterable[str]) -> None:
+    """Ends the machines: without a stack they only cost money.
+
+    Those in clouds too, if the controller is among the ``parts`` of this stack: else they belong
+    to another one. What can't be ended is logged.
+    """
+    clouds = any(kind_of(name) == "controller" for name in parts)
+    for provider in _providers(home, settings, clouds=clouds):
+        try:
+            _destroy(provider)
+        except FleetError as error:
+            log.error("machines of %s may still run: %s", provider.name, error)
+        finally:
+            provider.close()
+
+
+def _providers(home: StackHome, settings: Settings, *, clouds: bool) -> list[Provider]:
+    local = LocalProvider(home.path, settings.cluster, LocalPool(POOL, capacity=1))
     try:
+        return [local, *(_elsewhere(settings) if clouds else ())]
+    except VcasgdError as error:
+        log.error("machines of other pools than %s may still run: %s", POOL, error)
+        return [local]
+
+
+def _elsewhere(settings: Settings) -> list[Provider]:
+    """Of the pools file, each once. Raises :class:`~vcasgd.errors.VcasgdError`."""
+    made = make_providers(settings, configured_pools(settings))
+    return list(dict.fromkeys(provider for name, provider in made.items() if name != POOL))
+
+
+def _destroy(provider: Provider) -> None:
+    if isinstance(provider, LocalProvider):
         provider.destroy_all()
-    except FleetError as error:
-        log.error("%s", error)
+        return
+    for one in provider.instances():
+        log.info("terminate %s", one.id)
+        provider.terminate(one.id)
 
 
 def forget_instances(ledger_url: str) -> None:
@@ -55,9 +88,8 @@ def forget_instances(ledger_url: str) -> None:
 def _forget(control: Control) -> set[str]:
     """The jobs that they worked for."""
     rows = control.instances()
-    ours = {name: row for name, row in rows.items() if row.get("pool") == POOL}
-    control.show({name: row for name, row in rows.items() if name not in ours}, control.pools())
-    return {str(row.get("job")) for row in ours.values()}
+    control.show({}, control.pools())
+    return {str(row.get("job")) for row in rows.values()}
 
 
 def remove_scratch(state: StackState) -> None:
