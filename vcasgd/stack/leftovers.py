@@ -6,8 +6,8 @@ import logging
 import shutil
 from collections.abc import Iterable
 
-from vcasgd.errors import FleetError, StackError, StoreError, VcasgdError
-from vcasgd.fleet.pools import LOCAL_POOL as POOL
+from vcasgd.errors import FleetError, SpecError, StackError, StoreError, VcasgdError
+from vcasgd.fleet.pools import LocalPoolSpec, load_pools
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
 from vcasgd.fleet.providers.local_processes import kill_all
@@ -39,45 +39,59 @@ def destroy_instances(home: StackHome, settings: Settings, parts: Iterable[str])
     Those in clouds too, if the controller is among the ``parts`` of this stack: else they belong
     to another one. What can't be ended is logged.
     """
-    clouds = any(kind_of(name) == "controller" for name in parts)
-    for provider in _providers(home, settings, clouds=clouds):
+    for pool in local_pools(settings):
+        provider = LocalProvider(home.path, settings.cluster, LocalPool(pool, capacity=1))
         try:
-            _destroy(provider)
+            provider.destroy_all()
         except FleetError as error:
-            log.error("machines of %s may still run: %s", provider.name, error)
-        finally:
-            provider.close()
+            log.error("%s", error)
+    if _keeps_fleet(parts):
+        for other in _elsewhere(settings):
+            _terminate_all(other)
 
 
-def _providers(home: StackHome, settings: Settings, *, clouds: bool) -> list[Provider]:
-    local = LocalProvider(home.path, settings.cluster, LocalPool(POOL, capacity=1))
+def local_pools(settings: Settings) -> list[str]:
+    """Of machines that are processes of this computer. Those of a pool that is in no file any
+    more notice by themselves that they have no owner."""
     try:
-        return [local, *(_elsewhere(settings) if clouds else ())]
-    except VcasgdError as error:
-        log.error("machines of other pools than %s may still run: %s", POOL, error)
-        return [local]
+        pools = load_pools(settings.pools)
+    except SpecError as error:
+        log.error("%s", error)
+        pools = load_pools(None)
+    return [pool.name for pool in pools if isinstance(pool, LocalPoolSpec)]
+
+
+def _keeps_fleet(parts: Iterable[str]) -> bool:
+    return any(kind_of(name) == "controller" for name in parts)
 
 
 def _elsewhere(settings: Settings) -> list[Provider]:
-    """Of the pools file, each once. Raises :class:`~vcasgd.errors.VcasgdError`."""
-    made = make_providers(settings, configured_pools(settings))
-    return list(dict.fromkeys(provider for name, provider in made.items() if name != POOL))
+    """The clouds of the pools file, each once."""
+    try:
+        pools = [pool for pool in configured_pools(settings) if not isinstance(pool, LocalPoolSpec)]
+        return list(dict.fromkeys(make_providers(settings, pools).values()))
+    except VcasgdError as error:
+        log.error("machines in clouds may still run: %s", error)
+        return []
 
 
-def _destroy(provider: Provider) -> None:
-    if isinstance(provider, LocalProvider):
-        provider.destroy_all()
-        return
-    for one in provider.instances():
-        log.info("terminate %s", one.id)
-        provider.terminate(one.id)
+def _terminate_all(provider: Provider) -> None:
+    try:
+        for one in provider.instances():
+            log.info("terminate %s", one.id)
+            provider.terminate(one.id)
+    except FleetError as error:
+        log.error("machines of %s may still run: %s", provider.name, error)
+    finally:
+        provider.close()
 
 
-def forget_instances(ledger_url: str) -> None:
+def forget_instances(ledger_url: str, settings: Settings, parts: Iterable[str]) -> None:
     """Machines that we ended ourselves are no loss: the next controller shall not count them."""
+    ended = None if _keeps_fleet(parts) else local_pools(settings)
     ledger = connect(ledger_url, answer_seconds=PROBE_SECONDS)
     try:
-        busy = _forget(Control(ledger))
+        busy = _forget(Control(ledger), ended)
         jobs = Jobs(ledger)
         for job in busy.intersection(jobs.active()):
             jobs.event(job, "stack-stopped", "the stack is stopped, and with it its machines")
@@ -85,11 +99,12 @@ def forget_instances(ledger_url: str) -> None:
         log.warning("ledger: %s", error)
 
 
-def _forget(control: Control) -> set[str]:
-    """The jobs that they worked for."""
+def _forget(control: Control, pools: list[str] | None) -> set[str]:
+    """Those of the pools, or all; the jobs that they worked for."""
     rows = control.instances()
-    control.show({}, control.pools())
-    return {str(row.get("job")) for row in rows.values()}
+    ours = {n: row for n, row in rows.items() if pools is None or row.get("pool") in pools}
+    control.show({name: row for name, row in rows.items() if name not in ours}, control.pools())
+    return {str(row.get("job")) for row in ours.values()}
 
 
 def remove_scratch(state: StackState) -> None:
