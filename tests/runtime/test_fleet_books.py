@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,15 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.costs import report
+from vcasgd.fleet.observed import JobDemand
 from vcasgd.fleet.plan import Blame, Launch
 from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.runtime.chronicle import Chronicle, Row
 from vcasgd.runtime.controller.bookkeeping import Books
+from vcasgd.runtime.controller.demands import Demands
 from vcasgd.runtime.controller.guard import Guard
 from vcasgd.runtime.controller.memory import BACKOFF_SECONDS, QUOTA_SECONDS, Memory
+from vcasgd.runtime.controller.parts import Parts
 from vcasgd.runtime.controller.providers import Estate
 from vcasgd.runtime.controller.speeds import MEASURE_SECONDS, Speeds
 from vcasgd.settings import Settings
@@ -31,7 +35,7 @@ from vcasgd.spec import JobSpec
 from vcasgd.store.clearance import Clearances
 from vcasgd.store.connection import Client
 from vcasgd.store.costs import Costs, Workloads
-from vcasgd.store.jobs import Job, Jobs
+from vcasgd.store.jobs import Job, Jobs, State
 from vcasgd.store.leases import Leases
 from vcasgd.store.servers import Control
 
@@ -371,3 +375,85 @@ class TestGuard:
 
         assert not estate.refresh()
         assert list(estate.pools) == ["inside", "outside"]
+
+
+DEAR = """
+pools:
+  - {name: east, provider: local, template: {price_per_hour: 3.6, on_demand_price_per_hour: 9}}
+"""
+
+
+class TestDemands:
+    """With a heartbeat of a second a machine that is given up costs 27 s more."""
+
+    @pytest.fixture
+    def parts(self, stage: Stage, tmp_path: Path) -> Parts:
+        file = tmp_path / "pools.yaml"
+        file.write_text(DEAR)
+        settings = Settings(home=tmp_path / "home", pools=file, heartbeat=1.0)
+        parts = Parts.over(settings, stage.ledger, Estate(settings))
+        parts.guard.know(parts.estate.pools)
+        return parts
+
+    def job(self, parts: Parts, budget: float) -> Job:
+        wanted = spec(stop={"max_cost_usd": budget}, workers={"pools": ["east"]})
+        return parts.jobs.submit(wanted, "0" * 64)
+
+    def demand(self, parts: Parts, job: Job, now: float, *machines: Instance) -> JobDemand:
+        offers = {"east": parts.estate.providers["east"].offers("east")}
+        return Demands(parts).of(parts.jobs.get(job.id), machines, offers, now)
+
+    def paying(self, parts: Parts, job: Job) -> Instance:
+        """A machine at a tenth of a cent a second."""
+        one = machine("m-1", price_per_hour=3.6)
+        parts.books.launched([one], [job.id])
+        return one
+
+    def test_a_job_goes_on_while_its_budget_lasts(self, parts: Parts) -> None:
+        job = self.job(parts, 0.128)
+        found = self.demand(parts, job, NOW + 100, self.paying(parts, job))
+
+        assert found.running
+        assert found.affordable == pytest.approx(0.001)
+        assert Demands(parts).unpaid([parts.jobs.get(job.id)]) == {}
+
+    def test_it_is_paused_before_its_machines_would_cost_more(self, parts: Parts) -> None:
+        job = self.job(parts, 0.127)
+        found = self.demand(parts, job, NOW + 100.1, self.paying(parts, job))
+
+        assert not found.running
+        paused = parts.jobs.get(job.id)
+        assert paused.state is State.PAUSED
+        assert paused.reason is not None
+        assert paused.reason.startswith("stop.max_cost_usd: 0.1001 of 0.127 USD are spent")
+        assert list(Demands(parts).unpaid([paused])) == ["m-1"]
+
+    def test_one_whose_budget_buys_no_machine_does_not_wait_for_ever(self, parts: Parts) -> None:
+        job = self.job(parts, 0.02)
+
+        assert not self.demand(parts, job, NOW).running
+        assert "the least that a machine costs" in (parts.jobs.get(job.id).reason or "")
+
+    def test_who_is_over_keeps_no_machine_warm(self, parts: Parts) -> None:
+        job = self.job(parts, 5.0)
+        self.paying(parts, job)
+        parts.jobs.cancel(job.id)
+
+        assert list(Demands(parts).unpaid([]).values()) == [
+            f"{job.id} has a budget and is cancelled"
+        ]
+
+    def test_without_a_budget_nothing_is_bounded(self, parts: Parts) -> None:
+        job = parts.jobs.submit(spec(workers={"pools": ["east"]}), "0" * 64)
+        assert self.demand(parts, job, NOW, self.paying(parts, job)).affordable is None
+
+
+def test_an_advice_to_leave_is_told_once(stage: Stage) -> None:
+    job = stage.jobs.submit(spec(), "0" * 64).id
+    chronicle = Chronicle(Control(stage.ledger), stage.jobs)
+    row = Row("east", "running", True, job, NOW, None, "", True, 1.0)
+    for advised_at in (None, NOW, NOW):
+        chronicle.show({"m-1": replace(row, advised_at=advised_at)}, {})
+
+    (event,) = stage.events(job, "rebalance-advice")
+    assert event["details"] == {"instance": "m-1"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from vcasgd.errors import JobUnreadable, NotFound
 from vcasgd.fleet.budget import affordable, commitment, pause_reason
-from vcasgd.fleet.observed import JobDemand
+from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Instance, Offer
 from vcasgd.runtime.controller.parts import Parts
@@ -25,34 +25,27 @@ class Demands:
         self._ended: dict[str, Job | None] = {}
 
     def of(
-        self, job: Job, machines: Sequence[Instance], offers: Mapping[str, Sequence[Offer]],
+        self,
+        job: Job,
+        machines: Sequence[Instance],
+        offers: Mapping[str, Sequence[Offer]],
         now: float,
-    ) -> JobDemand:  # fmt: skip
-        """Pauses the job first, if its budget says so."""
-        workers, budget = job.spec.workers, job.spec.stop.max_cost_usd
+    ) -> JobDemand:
+        """Pauses the job first, if its budget says so. ``machines``: also those that were granted
+        and are not listed yet."""
+        workers = job.spec.workers
         pools, barred = self._parts.guard.divide(job)
-        left = None
-        state = job.state
-        if budget is not None:
-            own = self._parts.books.paid_by(job.id, machines)
-            spent = self._parts.books.spent(job.id, now)
-            committed = commitment(own, self._parts.limits, now)
-            left = affordable(budget, spent, committed)
-            why = pause_reason(budget, spent, committed)
-            if why is None and not own:
-                # what is left has to pay for a machine, or the job would wait for ever
-                least = self._least(pools, offers)
-                why = pause_reason(budget, spent, least, "the least that a machine costs")
-            if why and state in AT_WORK:
-                self._jobs.transition(job.id, State.PAUSED, AT_WORK, why=why)
-                state = State.PAUSED
+        left, why = self._budget(job, machines, _least(self._parts.limits, pools, offers), now)
+        at_work = job.state in AT_WORK
+        if at_work and why:
+            self._jobs.transition(job.id, State.PAUSED, AT_WORK, why=why)
         return JobDemand(
             job=job.id,
             minimum=workers.min,
             maximum=workers.max,
             pools=pools,
             wants=self._wants(job),
-            running=state in AT_WORK,
+            running=at_work and not why,
             barred=barred,
             on_demand_minimum=workers.on_demand_min,
             fallback_after=workers.fallback_after.total_seconds() if workers.fallback else None,
@@ -60,6 +53,22 @@ class Demands:
             affordable=left,
             rates=self._parts.speeds.rates(job),
         )
+
+    def _budget(
+        self, job: Job, machines: Sequence[Instance], least: float, now: float
+    ) -> tuple[float | None, str | None]:
+        """USD that may still be promised, and why the job has to rest. ``least``: what a machine
+        costs at least; a job that can't pay that would wait for ever."""
+        budget = job.spec.stop.max_cost_usd
+        if budget is None:
+            return None, None
+        own = self._parts.books.paid_by(job.id, machines)
+        spent = self._parts.books.spent(job.id, now)
+        committed = commitment(own, self._parts.limits, now)
+        why = pause_reason(budget, spent, committed)
+        if why is None and not own:
+            why = pause_reason(budget, spent, least, "the least that a machine costs")
+        return affordable(budget, spent, committed), why
 
     def unpaid(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Machines whose payer has a budget and is not at work, and why it pays no longer."""
@@ -86,8 +95,9 @@ class Demands:
         # after the last epoch there is its evaluation still to do
         return max(1, left)
 
-    def _least(self, pools: Sequence[str], offers: Mapping[str, Sequence[Offer]]) -> float:
-        """USD that the cheapest machine costs at least."""
-        prices = [price_of(each, spot=each.spot) for pool in pools for each in offers.get(pool, ())]
-        seconds = max(self._parts.limits.billing_seconds, self._parts.limits.exit_seconds)
-        return min(prices, default=0.0) * seconds / 3600
+
+def _least(limits: Limits, pools: Sequence[str], offers: Mapping[str, Sequence[Offer]]) -> float:
+    """USD that the cheapest machine costs at least."""
+    prices = [price_of(each, spot=each.spot) for pool in pools for each in offers.get(pool, ())]
+    seconds = max(limits.billing_seconds, limits.exit_seconds)
+    return min(prices, default=0.0) * seconds / 3600

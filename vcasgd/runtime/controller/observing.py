@@ -82,7 +82,8 @@ class Lookout:
         self._parts.memory.joined(one for one in machines if one.id in (nodes or ()))
         views = tuple(self._pool(name, machines, now) for name in self._parts.estate.pools)
         offers: dict[str, Sequence[Offer]] = {view.name: view.offers or () for view in views}
-        demands = tuple(self._demands.of(job, machines, offers, now) for job in jobs)
+        paid = (*machines, *(one for one, _ in self._unseen.values()))
+        demands = tuple(self._demands.of(job, paid, offers, now) for job in jobs)
         return Observed(
             cluster=self._settings.cluster,
             instances=machines,
