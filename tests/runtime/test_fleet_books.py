@@ -211,6 +211,7 @@ class TestBooks:
         assert found.on_demand_usd == pytest.approx(300 / HOUR)
         assert report(round_.amounts("B")).machine_seconds == pytest.approx(50)
         assert round_.books.payers == {}
+        assert round_.books.ended("m-1")
 
     def test_a_restarted_controller_goes_on_where_the_meters_stand(self, round_: Round) -> None:
         one = machine("m-1")

@@ -97,7 +97,9 @@ class Hands:
             self._parts.memory.refused(action, error, held, time.time())
             return
         log.info("launched in %s: %s", action.pool, ", ".join(granted))
-        machines = [_machine(each, action, offers) for each in granted]
+        # a launch that was not recorded is answered as it was the first time
+        fresh = [each for each in granted if not self._parts.books.ended(each)]
+        machines = [_machine(each, action, offers) for each in fresh]
         self._lookout.launched(machines)
         self._parts.books.launched(machines, action.jobs)
         self._parts.memory.granted(action)

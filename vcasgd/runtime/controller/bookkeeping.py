@@ -47,6 +47,11 @@ class Books:
         payers = self.payers
         return [one for one in machines if payers.get(one.id) == job]
 
+    def ended(self, machine: str) -> bool:
+        """It is known to be gone."""
+        meter = self._meters.get(machine)
+        return meter is not None and meter.closed
+
     def launched(self, machines: Iterable[Instance], jobs: Iterable[str]) -> None:
         """Machines that were granted, at the price that was offered, and for whom."""
         for one, job in zip(machines, jobs, strict=False):
