@@ -1,4 +1,5 @@
-"""Who is let into the servers: the workers of active jobs that are not in quarantine."""
+"""Who is let into the servers: the workers of active jobs that are neither in quarantine nor in a
+pool that may not see the job's data."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from vcasgd.store.access import (
     TENSORS_USERS,
     Access,
     User,
+    lease_pass,
     ledger_user,
     tensors_user,
     worker_key,
 )
+from vcasgd.store.clearance import Clearances
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Jobs
 
@@ -38,6 +41,13 @@ def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, s
         "VCASGD_TENSORS_URL": " ".join(on_tensors.url(url) for url in tensors.split()),
         "VCASGD_WORKER_KEY": worker_key(secret, job, worker),
     }
+
+
+def own_pass(settings: Settings, job: str, worker: str) -> str:
+    """With which the worker will show the ledger who it is; empty where there is no secret."""
+    if settings.job_secret is None:
+        return ""
+    return lease_pass(worker_key(settings.job_secret.get_secret_value(), job, worker))
 
 
 class LedgerAdmission:
@@ -66,6 +76,7 @@ class TensorsAdmission:
     def __init__(self, tensors: Client, ledger: Client, secret: str, linger_seconds: float) -> None:
         self._access = Access(tensors, TENSORS_SCRIPTS, linger_seconds)
         self._jobs = Jobs(ledger)
+        self._clearances = Clearances(ledger)
         self._secret = secret
         #: by job; None until the ledger was heard for the first time
         self._workers: dict[str, list[str]] | None = None
@@ -78,11 +89,13 @@ class TensorsAdmission:
         workers: dict[str, list[str]] = {}
         banned = set()
         for job in jobs:
-            quarantined = self._jobs.quarantined(job)
-            there = self._jobs.workers(job).keys() - quarantined.keys()
+            beating = self._jobs.workers(job).keys()
+            # a model knows its data
+            shut_out = self._jobs.quarantined(job).keys() | self._clearances.uncleared(job, beating)
+            there = beating - shut_out
             # whoever writes heartbeats under many names crowds out its own job's workers
             workers[job] = sorted(there)[:MOST_WORKERS]
-            banned |= {self._user(job, name, first_snapshot=False).name for name in quarantined}
+            banned |= {self._user(job, name, first_snapshot=False).name for name in shut_out}
         self._workers, self._banned = workers, banned
 
     def admit(self, first_snapshot: Iterable[str]) -> None:
