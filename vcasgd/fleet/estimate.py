@@ -125,6 +125,7 @@ def _demand(
 ) -> JobDemand:
     wanted, workers = frozenset(spec.required_labels), spec.workers
     named = [name for name in workers.pools if name in pools]
+    # the budget bounds how long these machines work, which the assumptions tell
     return JobDemand(
         job=_PLANNED,
         minimum=workers.min,
@@ -134,7 +135,6 @@ def _demand(
         running=True,
         on_demand_minimum=workers.on_demand_min,
         max_price=workers.max_price_per_hour,
-        affordable=spec.stop.max_cost_usd,
         rates=known.rates or {},
     )
 
