@@ -56,7 +56,7 @@ locals {
   inside = {
     LEDGER_URL    = local.ledger_url
     MANAGED_REDIS = local.managed ? module.store.managed_redis.id : ""
-    STORE_HOSTS   = join(" ", values(local.store_addresses))
+    STORE_HOSTS   = join(" ", [for name in local.node_names : local.store_addresses[name]])
   }
   settings = {
     AWS_REGION         = var.region
@@ -103,8 +103,11 @@ module "network" {
 module "bucket" {
   source = "../modules/aws/bucket"
 
-  name     = local.bucket_name
-  keep     = var.keep_bucket
+  name = local.bucket_name
+  keep = var.keep_bucket
+
+  encrypted_only = var.endpoint_url == null || startswith(coalesce(var.endpoint_url, "https"), "https")
+
   releases = local.releases
 }
 

@@ -27,7 +27,7 @@ GOOGLE_PROVIDER = "registry.terraform.io/hashicorp/google"
 #: what is started by a root, or read by it
 TREES = ("terraform", "infra", "constraints.txt")
 #: a provider takes seconds to start, much more on a busy machine
-COMMAND_SECONDS = 280.0
+COMMAND_SECONDS = 500.0
 UBUNTU = {
     "ami_id": "ami-0c0ffee0c0ffee0c0",
     "name": "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20260601",

@@ -53,4 +53,6 @@ locals {
     } },
     { for name, content in var.files : "/etc/vcasgd/${name}" => { mode = "0644", content = content } },
   )
+
+  files = merge(local.scripts, local.worker, local.settings, local.configured)
 }

@@ -43,6 +43,8 @@ data "aws_iam_policy_document" "encrypted_only" {
 }
 
 resource "aws_s3_bucket_policy" "this" {
+  count = var.encrypted_only ? 1 : 0
+
   bucket = aws_s3_bucket.this.id
   policy = data.aws_iam_policy_document.encrypted_only.json
 

@@ -13,6 +13,12 @@ variable "keep" {
   type        = bool
 }
 
+variable "encrypted_only" {
+  description = "Whether requests without TLS are refused; an emulator may have nothing else."
+  type        = bool
+  default     = true
+}
+
 variable "releases" {
   description = "Files to put under release/, by name: the wheel and its constraints."
   type        = map(string)
