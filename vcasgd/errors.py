@@ -21,7 +21,12 @@
     │   ├── CheckpointDamaged   a digest does not match
     │   └── StorageUnavailable  object storage can't be reached, or is full
     ├── FleetError
-    │   └── NoCapacity          the pool has no machine to give at the moment
+    │   ├── NoCapacity          the pool has no machine to give at the moment
+    │   ├── QuotaExceeded       the account may not have more machines of this kind
+    │   ├── CloudDenied         credentials are missing or wrong, or a permission is
+    │   ├── Throttled           too many calls in a short time
+    │   ├── InvalidRequest      the cloud will never accept this: the pool's settings are wrong
+    │   └── CloudUnavailable    the cloud does not answer, or says that it is at fault
     ├── ClusterError            Ray can't be reached or refused a request
     ├── StackError              the embedded stack could not start or stop
     │   └── PortInUse           another process listens on a port that we were told to use
@@ -35,7 +40,7 @@ All of them survive pickling whole, so they cross process borders as they are.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class VcasgdError(Exception):
@@ -146,11 +151,61 @@ class StorageUnavailable(CheckpointError):
 
 
 class FleetError(VcasgdError):
-    """A provider could not do what it was asked."""
+    """A provider could not do what it was asked.
+
+    ``pool`` and ``zone`` say where, ``code`` how the cloud calls it; ``None`` where unknown.
+    """
+
+    #: whether the same call may succeed later although nobody has changed anything
+    retryable: ClassVar[bool] = False
+
+    @property
+    def pool(self) -> str | None:
+        return self._detail("pool")
+
+    @property
+    def zone(self) -> str | None:
+        return self._detail("zone")
+
+    @property
+    def code(self) -> str | None:
+        return self._detail("code")
+
+    def _detail(self, name: str) -> str | None:
+        value = self.details.get(name)
+        return None if value is None else str(value)
 
 
 class NoCapacity(FleetError):
-    """The pool has no machine to give at the moment."""
+    """The pool has no machine to give at the moment; another zone, type or hour may. Retryable."""
+
+    retryable = True
+
+
+class QuotaExceeded(FleetError):
+    """The account may not have more machines of this kind, until one ends or a person asks the
+    cloud for more. Not retryable."""
+
+
+class CloudDenied(FleetError):
+    """Credentials are missing or wrong, or a permission is. Not retryable."""
+
+
+class Throttled(FleetError):
+    """Too many calls in a short time. Retryable, more slowly."""
+
+    retryable = True
+
+
+class InvalidRequest(FleetError):
+    """The cloud will never accept this: the pool's settings are wrong. Not retryable."""
+
+
+class CloudUnavailable(FleetError):
+    """The cloud does not answer, or says that it is at fault. What was asked for may have
+    happened. Retryable, with the same token."""
+
+    retryable = True
 
 
 class ClusterError(VcasgdError):

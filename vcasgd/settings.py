@@ -70,6 +70,9 @@ class Settings(BaseSettings):
     worker_key: SecretStr | None = Field(default=None, description="signs a worker's headers")
     cache_dir: Path | None = Field(default=None, description="where workers unpack code")
     storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
+    pools: Path | None = Field(default=None, description="file of the pools; else only local")
+    prices: Path | None = Field(default=None, description="file of prices that replace our own")
+    compute_url: str | None = Field(default=None, description="of Google's API, if not its own")
     ray_address: str | None = None
     ray_token: SecretStr | None = Field(default=None, description="of the Ray cluster")
     ray_dir: Path | None = Field(
@@ -77,7 +80,8 @@ class Settings(BaseSettings):
     )
     idle_seconds: float = Field(default=60.0, ge=0, description="after which a machine is given up")
     metadata_url: str | None = Field(default=None, description="the cloud's, on a worker's machine")
-    metadata_kind: str = Field(default="aws", description="aws or gcp")
+    metadata_kind: str | None = Field(default=None, description="aws, gcp or local")
+    notice_file: Path | None = Field(default=None, description="where a shutdown is announced")
     api_url: str = "http://127.0.0.1:8700"
     api_port: int | None = Field(default=None, ge=0, le=65_535, description="0: any free one")
     token: SecretStr | None = None
@@ -163,12 +167,12 @@ class Settings(BaseSettings):
     @property
     def metadata(self) -> dict[str, str]:
         """What :func:`vcasgd.fleet.notices.notices_from_environment` reads."""
-        if self.metadata_url is None:
-            return {}
-        return {
+        told = {
             "VCASGD_METADATA_URL": self.metadata_url,
             "VCASGD_METADATA_KIND": self.metadata_kind,
+            "VCASGD_NOTICE_FILE": self.notice_file,
         }
+        return {name: str(value) for name, value in told.items() if value is not None}
 
     @property
     def lease_seconds(self) -> float:

@@ -83,6 +83,20 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+#: what data is, as far as the places are concerned that may see it: ``confidential``, ``eu-only``
+Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+
+
+def _set_of_labels(value: object) -> object:
+    if isinstance(value, list | tuple | set | frozenset) and all(type(one) is str for one in value):
+        return tuple(sorted(set(value)))
+    raise ValueError(f"must be a list of labels such as [confidential, eu-only]; not {value!r}")
+
+
+#: in order, each once
+Labels = Annotated[tuple[Label, ...], BeforeValidator(_set_of_labels)]
+
+
 class Staleness(_Part):
     """How an update loses weight with its staleness τ (FedAsync, Xie 2019, section 5.2).
 
@@ -137,17 +151,36 @@ Update = Annotated[VcAsgd | AsyncLocalSgd, Field(discriminator="rule")]
 
 
 class Workers(_Part):
-    """How many machines the job wants, and from which pools, in order of preference."""
+    """How many machines the job wants, and from which pools, in order of preference.
+
+    ``fallback: on-demand``: once all spot pools have refused for ``fallback_after``, the minimum
+    is bought without the risk. ``on_demand_min``: so many are, from the beginning.
+    """
 
     min: int = Field(default=1, ge=0, le=10_000, strict=True)
     max: int = Field(default=4, ge=1, le=10_000, strict=True)
     pools: tuple[str, ...] = Field(default=("local",), min_length=1)
+    fallback: Literal["on-demand"] | None = None
+    fallback_after: Duration = Field(
+        default=timedelta(minutes=5), json_schema_extra={"default": 300}
+    )
+    on_demand_min: int = Field(default=0, ge=0, le=10_000, strict=True)
+    max_price_per_hour: float | None = Field(
+        default=None, gt=0, strict=True, description="USD, of one machine"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Workers:
-        if self.min > self.max:
-            raise ValueError(f"min ({self.min}) is larger than max ({self.max})")
+        for name in ("min", "on_demand_min"):
+            if getattr(self, name) > self.max:
+                raise ValueError(f"{name} ({getattr(self, name)}) is larger than max ({self.max})")
         return self
+
+
+class Data(_Part):
+    """What the task reads: ``labels`` bound it to pools that may see all of them."""
+
+    labels: Labels = ()
 
 
 class Checkpoint(_Part):
@@ -158,10 +191,12 @@ class Checkpoint(_Part):
 
 
 class Stop(_Part):
-    """What ends the job before its last epoch. ``accuracy`` refers to the metric of that name
-    that the task's ``evaluate`` returns."""
+    """What ends the job before its last epoch, or lets it rest. ``accuracy`` refers to the metric
+    of that name that the task's ``evaluate`` returns; the job is paused before its machines have
+    cost ``max_cost_usd``."""
 
     accuracy: float | None = Field(default=None, gt=0, le=1, strict=True)
+    max_cost_usd: float | None = Field(default=None, gt=0, strict=True)
     max_duration: Duration | None = None
 
 
@@ -183,6 +218,8 @@ class JobSpec(_Part):
     workers: Workers = Workers()
     checkpoint: Checkpoint = Checkpoint()
     stop: Stop = Stop()
+    labels: Labels = Field(default=(), description="of the job's code and model")
+    data: Data = Data()
 
     @model_validator(mode="before")
     @classmethod
@@ -209,6 +246,11 @@ class JobSpec(_Part):
     @property
     def total_subtasks(self) -> int:
         return self.epochs * self.subtasks_per_epoch
+
+    @property
+    def required_labels(self) -> tuple[str, ...]:
+        """All that a pool must be cleared for to work on the job, in order."""
+        return tuple(sorted({*self.labels, *self.data.labels}))
 
     @classmethod
     def parse(cls, value: object) -> JobSpec:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from vcasgd.errors import FleetError, NoCapacity, SpecError
+from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
 from vcasgd.fleet.notices import AwsNotices, GcpNotices, Notice
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Provider
 from vcasgd.fleet.providers.local import KEPT_DEAD, LocalPool, LocalProvider
@@ -466,3 +466,36 @@ def test_an_interpreter_that_can_t_start_is_an_error(
     with pytest.raises(FleetError, match=r"instance\.log"):
         cluster.launch()
     assert cluster.provider.instances() == []
+
+
+def test_a_launch_is_spread_over_the_zones_and_may_be_on_demand(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    pool = LocalPool(
+        "local", 4, 0.1, 0.4, zones=("a", "b"), instance_types=("small", "large"), cpus=2
+    )
+    provider = LocalProvider(tmp_path, "test", pool, owner_grace_seconds=None)
+    try:
+        provider.launch("local", 2, BOOT, "spread")
+        provider.launch("local", 1, BOOT, "b", zones=["b"], instance_types=["large"], spot=False)
+        seen = [
+            (one.zone, one.instance_type, one.spot, one.price_per_hour)
+            for one in sorted(provider.instances(), key=lambda one: (one.launched_at, one.zone))
+        ]
+        assert seen == [
+            ("a", "small", True, 0.1),
+            ("b", "small", True, 0.1),
+            ("b", "large", False, 0.4),
+        ]
+        with pytest.raises(InvalidRequest, match="no zone c"):
+            provider.launch("local", 1, BOOT, "c", zones=["c"])
+    finally:
+        provider.destroy_all()
+
+
+def test_offers_are_the_settings_of_the_pool(cluster: Cluster) -> None:
+    (offer,) = cluster.provider.offers("local")
+    assert (offer.zone, offer.instance_type, offer.spot) == ("local", "process", True)
+    assert (offer.price_per_hour, offer.on_demand_price_per_hour) == (0.5, 0.0)
+    with pytest.raises(InvalidRequest, match="no pool 'elsewhere'"):
+        cluster.provider.offers("elsewhere")

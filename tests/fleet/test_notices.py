@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import CloudUnavailable, SpecError
+from vcasgd.fleet.metadata import Response, identity, request
 from vcasgd.fleet.notices import (
+    AnyNotices,
     AwsNotices,
+    FileNotices,
     GcpNotices,
     NoNotices,
     Notice,
-    Response,
     notices_from_environment,
-    request,
+    write_notice,
 )
 from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
 
@@ -178,7 +181,10 @@ def test_source_by_environment() -> None:
     url = {"VCASGD_METADATA_URL": "http://127.0.0.1:9"}
     assert isinstance(notices_from_environment({}), NoNotices)
     assert isinstance(notices_from_environment(url), AwsNotices)
-    assert isinstance(notices_from_environment(url | {"VCASGD_METADATA_KIND": "gcp"}), GcpNotices)
+    for kind, source in {"aws": AwsNotices, "gcp": GcpNotices, "local": AwsNotices}.items():
+        told = {"VCASGD_METADATA_KIND": kind}
+        assert isinstance(notices_from_environment(url | told), source)
+    assert isinstance(notices_from_environment({"VCASGD_METADATA_KIND": "gcp"}), GcpNotices)
     with pytest.raises(SpecError, match="VCASGD_METADATA_URL"):
         notices_from_environment({"VCASGD_METADATA_URL": "127.0.0.1:9"})
     with pytest.raises(SpecError, match="VCASGD_METADATA_KIND"):
@@ -243,3 +249,60 @@ def test_a_hanging_get_returns_at_the_notice(server: MetadataServer, metadata: M
         assert waiting.result(timeout=10)[0] == "TRUE"
     hanging = f"{server.url}{PREEMPTED}?wait_for_change=true&timeout_sec=0&last_etag={etag}"
     assert request("GET", hanging, GOOGLE) == Response(200, "TRUE")
+
+
+def test_a_cloud_s_server_is_asked_where_no_url_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def http(method: str, url: str, headers: Mapping[str, str]) -> Response:
+        asked.append(url)
+        return Response(404, "")
+
+    AwsNotices(http=http).poll()
+    GcpNotices(http=http).poll()
+    assert asked[0] == "http://169.254.169.254/latest/api/token"
+    assert asked[-1] == "http://metadata.google.internal" + PREEMPTED
+
+
+def test_gcp_waits_for_a_change_of_what_it_knows(
+    server: MetadataServer, metadata: Metadata
+) -> None:
+    source = GcpNotices(server.url)
+    assert source.poll() is None
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(source.poll)
+        metadata.notify(1_700_000_030.0)
+        assert waiting.result(timeout=10) == Notice("terminate", None, "gcp preempted")
+
+
+def test_advice_alone_is_a_rebalance(server: MetadataServer, metadata: Metadata) -> None:
+    metadata.advise()
+    aws = AwsNotices(server.url)
+    assert aws.poll() == Notice("rebalance", None, "aws rebalance recommendation")
+    assert GcpNotices(server.url).poll() is None
+    metadata.notify(1_700_000_120.0)
+    notice = aws.poll()
+    assert notice is not None
+    assert notice.kind == "terminate"
+
+
+def test_a_shutdown_is_announced_in_a_file(tmp_path: Path, imds: Imds, aws: AwsNotices) -> None:
+    path = tmp_path / "notice"
+    both = AnyNotices(FileNotices(path), aws)
+    assert both.poll() is None
+    imds.documents[REBALANCE] = "{}"
+    assert both.poll() == Notice("rebalance", None, "aws rebalance recommendation")
+    write_notice(path, 1_700_000_020.5)
+    assert both.poll() == Notice("terminate", 1_700_000_020.5, "shutdown")
+    assert isinstance(notices_from_environment({"VCASGD_NOTICE_FILE": str(path)}), AnyNotices)
+
+
+@pytest.mark.parametrize("kind", ["aws", "gcp"])
+def test_a_machine_learns_who_it_is(server: MetadataServer, kind: str) -> None:
+    assert identity(kind, server.url) == "local-1"
+    with pytest.raises(CloudUnavailable):
+        identity(kind, "http://127.0.0.1:9")
+    with pytest.raises(CloudUnavailable, match="does not know us"):
+        identity(kind, f"{server.url}/elsewhere") if kind == "gcp" else identity(
+            kind, server.url, lambda *_: Response(200, "")
+        )

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
+from fleets import (
+    NOW,
+    job,
+    leaving,
+    machine,
+    observed,
+    on,
+    remembered,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vcasgd.fleet.observed import (
     History,
-    JobDemand,
-    Limits,
     Observed,
     PoolView,
-    WorkerView,
     remember,
 )
 from vcasgd.fleet.plan import (
     Action,
+    Blame,
     Launch,
     StartWorker,
     StopWorker,
@@ -29,64 +35,14 @@ from vcasgd.fleet.plan import (
     decide,
     launch_token,
 )
-from vcasgd.fleet.providers.base import Instance, InstanceState
-
-NOW = 10_000.0
-LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seconds=15)
-
-
-def machine(id_: str, *, pool: str = "local", age: float = 100.0, price: float = 1.0) -> Instance:
-    return Instance(
-        id=id_,
-        pool=pool,
-        state=InstanceState.RUNNING,
-        launched_at=NOW - age,
-        notice_at=None,
-        host="127.0.0.1",
-        price_per_hour=price,
-        spot=True,
-    )
-
-
-def leaving(id_: str) -> Instance:
-    return replace(machine(id_), state=InstanceState.LEAVING, notice_at=NOW + 5)
-
-
-def job(name: str, minimum: int = 0, maximum: int = 4, **fields: Any) -> JobDemand:
-    defaults: dict[str, Any] = {"pools": ("local",), "wants": 100, "running": True}
-    return JobDemand(name, minimum, maximum, **(defaults | fields))
-
-
-def on(instance_id: str, job: str = "A", *, alive: bool = True) -> WorkerView:
-    return WorkerView(f"{job}@{instance_id}", job, instance_id, alive)
-
-
-def observed(
-    machines: list[Instance] | None = None,
-    workers: list[WorkerView] | None = None,
-    jobs: list[JobDemand] | None = None,
-    *,
-    nodes: str | None = "*",
-    pools: list[PoolView] | None = None,
-    history: History | None = None,
-) -> Observed:
-    """``nodes``: ``*`` all machines, ``None`` Ray unreachable, else their ids, with blanks."""
-    instances = tuple(machines or ())
-    joined = {one.id for one in instances} if nodes == "*" else set((nodes or "").split())
-    return Observed(
-        cluster="test",
-        instances=instances,
-        nodes=None if nodes is None else frozenset(joined),
-        workers=tuple(workers or ()),
-        jobs=tuple(jobs or ()),
-        pools=tuple(pools or [PoolView("local")]),
-        history=history or History(since=0.0),
-        limits=LIMITS,
-    )
 
 
 def launch(count: int, pool: str = "local", launches: int = 0) -> Launch:
     return Launch(pool, count, launch_token("test", pool, launches))
+
+
+def blame(instance_id: str, pool: str = "local") -> Blame:
+    return Blame(instance_id, pool, "", True, "did not join in time")
 
 
 def stop(instance_id: str, reason: str, job: str = "A") -> StopWorker:
@@ -370,12 +326,26 @@ TABLE = [
     Row(
         "not joined in time",
         observed([machine("a", age=301)], nodes=""),
-        [Terminate("a", "did not join in time")],
+        [Terminate("a", "did not join in time"), blame("a")],
     ),
     Row(
-        "not joined in time, and replaced",
-        observed([machine("a", age=301)], jobs=[job("A", maximum=1)], nodes=""),
-        [Terminate("a", "did not join in time"), launch(1)],
+        "not joined in time, and replaced elsewhere",
+        observed(
+            [machine("a", age=301, pool="cheap")],
+            jobs=[job("A", maximum=1, pools=BOTH)],
+            nodes="",
+            pools=TWO_POOLS,
+        ),
+        [Terminate("a", "did not join in time"), blame("a", "cheap"), launch(1, "dear")],
+    ),
+    Row(
+        "a pool has patience of its own",
+        observed(
+            [machine("a", age=200), machine("b", age=200, pool="slow")],
+            nodes="",
+            pools=[PoolView("local", boot_seconds=199), PoolView("slow", boot_seconds=900)],
+        ),
+        [Terminate("a", "did not join in time"), blame("a")],
     ),
     Row(
         "a new controller does not judge what it has not seen",
@@ -423,15 +393,6 @@ def test_decide(row: Row) -> None:
     assert decide(remembered(row.state), NOW) == row.actions
 
 
-def remembered(state: Observed) -> Observed:
-    """Up to date, but with the times of joining that the row asks for."""
-    fresh = remember(state, NOW)
-    if state.nodes is None:
-        return fresh
-    joined = {**fresh.history.joined, **state.history.joined}
-    return replace(fresh, history=replace(fresh.history, joined=joined))
-
-
 def test_a_launch_that_was_not_recorded_is_repeated_under_the_same_token() -> None:
     state = observed(jobs=[job("A")])
     assert decide(state, NOW) == decide(state, NOW + 60)
@@ -470,7 +431,8 @@ def test_patience_begins_anew_when_ray_comes_back() -> None:
     state = remember(replace(state, nodes=None), NOW + 1_000)
     back = remember(replace(state, nodes=frozenset()), NOW + 1_001)
     assert decide(back, NOW + 1_001) == []
-    assert len(decide(back, NOW + 1_400)) == 2
+    late = [each for each in decide(back, NOW + 1_400) if isinstance(each, Terminate)]
+    assert len(late) == 2
 
 
 names = st.sampled_from(string.ascii_lowercase[:6])
@@ -528,7 +490,7 @@ def carried_out(state: Observed, actions: list[Action]) -> Observed:
     workers = {worker.name: worker for worker in state.workers if worker.alive}
     for action in actions:
         match action:
-            case Launch(pool, count, token):
+            case Launch(pool=pool, count=count, token=token):
                 new = [machine(f"{token}-{index}", pool=pool, age=0) for index in range(count)]
                 machines |= {one.id: one for one in new}
             case StartWorker(instance_id, job_):

@@ -26,7 +26,7 @@ from vcasgd.store.access import (
 )
 from vcasgd.store.connection import Client, connect, script_source
 from vcasgd.store.jobs import Failure, Jobs
-from vcasgd.store.keys import LedgerKeys, TensorKeys
+from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 from vcasgd.store.leases import Kind, Lease, Leases
 from vcasgd.store.snapshots import Record, Snapshots
 from vcasgd.store.updates import UpdateSender
@@ -120,7 +120,7 @@ def test_the_ledgers_keys_of_another_job_are_refused(
     [
         ("HSET", "record"), ("DEL", "record"), ("HSET", "quarantine"), ("HDEL", "quarantine"),
         ("SREM", "draining"), ("SADD", "done"), ("HSET", "work"), ("DEL", "counters"),
-        ("DEL", "events"),
+        ("DEL", "events"), ("HSET", "placed"), ("HDEL", "placed"), ("DEL", "placed"),
         ("XTRIM", "events"), ("HSET", "checkpoints"), ("HSET", "vanished"), ("XADD", "metrics"),
         ("LRANGE", "failures"), ("XRANGE", "logs"), ("XRANGE", "events"),
     ],
@@ -143,6 +143,11 @@ def test_the_fleet_and_rays_state_are_refused(key: str, ledger_as_worker: Client
         assert refused(
             lambda command=command: ledger_as_worker.execute_command(*words(command, key))
         )
+
+
+@pytest.mark.parametrize("command", ["HSET", "HDEL", "DEL"])
+def test_nobody_clears_his_own_pool(command: str, ledger_as_worker: Client) -> None:
+    assert refused(lambda: ledger_as_worker.execute_command(*words(command, CLEARANCES)))
 
 
 @pytest.mark.parametrize(

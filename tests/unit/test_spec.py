@@ -100,7 +100,7 @@ def test_the_json_schema_can_be_made() -> None:
     [
         ({"epocs": 3}, "epocs", r"there is no such field \(known fields: args, .*working_dir\)"),
         ({"update": {"alpa": 1}}, "update.alpa", r"known fields: alpha, codec, rule, staleness"),
-        ({"workers": {"mx": 1}}, "workers.mx", r"known fields: max, min, pools"),
+        ({"workers": {"mx": 1}}, "workers.mx", r"known fields: fallback, fallback_after, max, "),
         (
             {"update": {"rule": "async-local-sgd", "staleness": {"c": 1}}},
             "update.staleness.c",
@@ -122,6 +122,18 @@ def test_the_json_schema_can_be_made() -> None:
         ({"epochs": True}, "epochs", "must be a valid integer; not True"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"workers": {"min": 5, "max": 2}}, "workers", r"min \(5\) is larger than max \(2\)"),
+        (
+            {"workers": {"on_demand_min": 5}},
+            "workers",
+            r"on_demand_min \(5\) is larger than max \(4\)",
+        ),
+        ({"workers": {"fallback": "spot"}}, "workers.fallback", "must be 'on-demand'"),
+        ({"workers": {"fallback_after": "0"}}, "workers.fallback_after", "longer than 0 seconds"),
+        ({"workers": {"max_price_per_hour": 0}}, "workers.max_price_per_hour", "greater than 0"),
+        ({"stop": {"max_cost_usd": 0}}, "stop.max_cost_usd", "greater than 0; not 0"),
+        ({"labels": "eu-only"}, "labels", r"a list of labels such as \[confidential"),
+        ({"labels": ["EU only"]}, "labels.0", "should match pattern"),
+        ({"data": {"labels": [1]}}, "data.labels", "a list of labels"),
         ({"workers": {"pools": []}}, "workers.pools", "must be a list of at least one"),
         ({"workers": {"pools": "aws"}}, "workers.pools", "not 'aws'"),
         ({"stop": {"accuracy": 91}}, "stop.accuracy", "must be less than or equal to 1; not 91"),
@@ -241,3 +253,11 @@ class TestLoad:
 
         with pytest.raises(SpecError, match="is not YAML"):
             JobSpec.load(file)
+
+
+def test_labels_of_the_job_and_of_its_data_add_up() -> None:
+    labelled = spec(labels=["b", "a", "b"], data={"labels": ["c", "a"]})
+
+    assert labelled.labels == ("a", "b")
+    assert labelled.required_labels == ("a", "b", "c")
+    assert JobSpec.parse(json.loads(labelled.model_dump_json())) == labelled

@@ -11,23 +11,20 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from http.client import HTTPException
+from pathlib import Path
 from typing import Any, Literal, Protocol
+from urllib.parse import quote
 
 from vcasgd.errors import SpecError
+from vcasgd.fleet.metadata import AWS_URL, GCP_URL, AwsMetadata, Http, gcp_value, request
 
-AWS_URL = "http://169.254.169.254"
-GCP_URL = "http://metadata.google.internal"
-#: for one request; the server is on the same host, so it answers in milliseconds or not at all
-TIMEOUT_SECONDS = 1.0
-#: of an AWS session token, and how much earlier a new one is asked for
-TOKEN_TTL_SECONDS = 21_600
-TOKEN_RENEWAL_SECONDS = 600
+#: names the file by which a machine's own system gives notice
+NOTICE_FILE_VARIABLE = "VCASGD_NOTICE_FILE"
+#: how long a request to Google's server waits for a change; shorter than the request may take
+WAIT_SECONDS = 2
 
 
 @dataclass(frozen=True)
@@ -46,32 +43,6 @@ class NoticeSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Response:
-    status: int
-    body: str
-
-
-class Http(Protocol):
-    def __call__(self, method: str, url: str, headers: Mapping[str, str]) -> Response:
-        """Raises :class:`OSError` when there is no answer in time."""
-        ...
-
-
-def request(method: str, url: str, headers: Mapping[str, str]) -> Response:
-    """Straight to the server: metadata is local to the host and no business of a proxy."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        wanted = urllib.request.Request(url, method=method, headers=dict(headers))
-        with opener.open(wanted, timeout=TIMEOUT_SECONDS) as answer:
-            return Response(answer.status, answer.read().decode(errors="replace"))
-    except urllib.error.HTTPError as error:
-        with error:
-            return Response(error.code, "")
-    except (HTTPException, ValueError) as error:  # no HTTP, or no such address
-        raise ConnectionError(f"{url}: {error!r}") from error
-
-
 class NoNotices:
     """On machines that nobody takes away."""
 
@@ -80,19 +51,12 @@ class NoNotices:
 
 
 class AwsNotices:
-    """Of EC2: the certain interruption first, then the recommendation to rebalance.
-
-    Speaks IMDSv2, the only version that can't be switched off; its token is kept and renewed.
-    """
+    """Of EC2: the certain interruption first, then the recommendation to rebalance."""
 
     def __init__(
         self, url: str = AWS_URL, http: Http = request, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._url = url.rstrip("/")
-        self._http = http
-        self._clock = clock
-        self._token: str | None = None
-        self._token_until = 0.0
+        self._metadata = AwsMetadata(url, http, clock)
 
     def poll(self) -> Notice | None:
         try:
@@ -114,10 +78,7 @@ class AwsNotices:
 
     def _document(self, path: str) -> dict[str, Any] | None:
         """A damaged document is an empty one: that there is any is what counts."""
-        response = self._get(path)
-        if response.status == 401:
-            self._token = None
-            response = self._get(path)
+        response = self._metadata.get(path)
         if response.status != 200:
             return None
         try:
@@ -126,55 +87,95 @@ class AwsNotices:
             return {}
         return document if isinstance(document, dict) else {}
 
-    def _get(self, path: str) -> Response:
-        headers = {"X-aws-ec2-metadata-token": self._fresh_token()}
-        return self._http("GET", self._url + path, headers)
 
-    def _fresh_token(self) -> str:
-        if self._token is None or self._clock() >= self._token_until:
-            asked_at = self._clock()
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_SECONDS)}
-            response = self._http("PUT", f"{self._url}/latest/api/token", headers)
-            if response.status != 200:
-                raise ConnectionError(f"no session token: status {response.status}")
-            self._token = response.body
-            self._token_until = asked_at + TOKEN_TTL_SECONDS - TOKEN_RENEWAL_SECONDS
-        return self._token
-
-
-@dataclass(frozen=True)
 class GcpNotices:
-    """Of Compute Engine, which gives up to 30 seconds but does not say until when."""
+    """Of Compute Engine, which gives up to 30 seconds but does not say until when.
 
-    url: str = GCP_URL
-    http: Http = field(default=request)
+    The request hangs until the value changes, so a preemption is heard of at once.
+    """
+
+    def __init__(self, url: str = GCP_URL, http: Http = request) -> None:
+        self._url = url
+        self._http = http
+        self._etag = ""
 
     def poll(self) -> Notice | None:
-        address = f"{self.url.rstrip('/')}/computeMetadata/v1/instance/preempted"
         try:
-            response = self.http("GET", address, {"Metadata-Flavor": "Google"})
+            response = gcp_value(f"preempted{self._wait()}", self._url, self._http)
         except OSError:
             return None
-        if response.status != 200 or response.body.strip() != "TRUE":
+        if response.status != 200:
+            return None
+        self._etag = response.etag
+        if response.body.strip() != "TRUE":
             return None
         return Notice("terminate", None, "gcp preempted")
 
+    def _wait(self) -> str:
+        """Only for a change of what is known already."""
+        if not self._etag:
+            return ""
+        return f"?wait_for_change=true&timeout_sec={WAIT_SECONDS}&last_etag={quote(self._etag)}"
+
+
+class FileNotices:
+    """Of the machine itself: a shutdown that its system was told of, see :func:`write_notice`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def poll(self) -> Notice | None:
+        try:
+            at = float(self._path.read_text())
+        except (OSError, ValueError):
+            return None
+        return Notice("terminate", at, "shutdown")
+
+
+class AnyNotices:
+    """Of several sources: a certain end goes before a raised risk."""
+
+    def __init__(self, *sources: NoticeSource) -> None:
+        self._sources = sources
+
+    def poll(self) -> Notice | None:
+        found = [notice for source in self._sources if (notice := source.poll()) is not None]
+        return next((one for one in found if one.kind == "terminate"), next(iter(found), None))
+
+
+def write_notice(path: Path, at: float) -> None:
+    """Tells :class:`FileNotices` that the machine goes at ``at`` (Unix seconds)."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(repr(at))
+    temporary.replace(path)
+
 
 def notices_from_environment(environment: Mapping[str, str]) -> NoticeSource:
-    """By ``VCASGD_METADATA_URL``; without it nobody gives notice.
+    """By ``VCASGD_METADATA_URL`` and ``VCASGD_METADATA_KIND``: ``aws``, ``gcp``, or ``local``,
+    which speaks as both do.
 
-    ``VCASGD_METADATA_KIND`` is ``aws`` (the default) or ``gcp``. Raises :class:`SpecError`
-    that names the variable, because a source that can't work would go unnoticed.
+    Without a kind the URL is taken for one of AWS; without a URL the kind's own is asked; without
+    both nobody gives notice. A shutdown is heard of through ``VCASGD_NOTICE_FILE``. Raises
+    :class:`SpecError` that names the variable, because a source that can't work would go
+    unnoticed.
     """
     url = environment.get("VCASGD_METADATA_URL")
-    kind = environment.get("VCASGD_METADATA_KIND", "aws")
-    if not url:
-        return NoNotices()
-    if not url.startswith(("http://", "https://")):
+    kind = environment.get("VCASGD_METADATA_KIND")
+    file = environment.get(NOTICE_FILE_VARIABLE)
+    if url and not url.startswith(("http://", "https://")):
         raise _wrong("VCASGD_METADATA_URL", f"{url!r} does not begin with http://")
-    if kind not in ("aws", "gcp"):
-        raise _wrong("VCASGD_METADATA_KIND", f"{kind!r} is neither aws nor gcp")
-    return AwsNotices(url) if kind == "aws" else GcpNotices(url)
+    if kind and kind not in ("aws", "gcp", "local"):
+        raise _wrong("VCASGD_METADATA_KIND", f"{kind!r} is none of aws, gcp, local")
+    cloud = _of_cloud(kind, url)
+    return AnyNotices(FileNotices(Path(file)), cloud) if file else cloud
+
+
+def _of_cloud(kind: str | None, url: str | None) -> NoticeSource:
+    if kind == "gcp":
+        return GcpNotices(url or GCP_URL)
+    if kind == "aws" or url:
+        return AwsNotices(url or AWS_URL)
+    return NoNotices()
 
 
 def _wrong(name: str, problem: str) -> SpecError:

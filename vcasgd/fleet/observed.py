@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
+
+#: measured samples a second of one machine, by pool and instance type
+Rates = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class WorkerView:
 @dataclass(frozen=True)
 class JobDemand:
     """What a job asks for. ``wants`` is how many workers it could use now, those included
-    that it has; ``pools`` are in order of preference."""
+    that it has; ``pools`` are in order of preference, and may see its data."""
 
     job: str
     minimum: int
@@ -31,6 +34,19 @@ class JobDemand:
     pools: tuple[str, ...]
     wants: int
     running: bool
+    barred: frozenset[str] = frozenset()
+    """Pools that it names and that may not see its data, or no longer."""
+    on_demand_minimum: int = 0
+    fallback_after: float | None = None
+    """Seconds that its spot pools must have refused before the minimum is bought on demand;
+    ``None``: never."""
+    max_price: float | None = None
+    """USD an hour, of one machine."""
+    affordable: float | None = None
+    """USD that may still be promised; ``None``: it has no budget."""
+    broke: bool = False
+    """It was paused because its budget is spent."""
+    rates: Rates = field(default_factory=dict)
 
     @property
     def desired(self) -> int:
@@ -40,6 +56,17 @@ class JobDemand:
     def needed(self) -> int:
         """The part of :attr:`desired` that goes before other jobs' wishes."""
         return min(self.minimum, self.desired)
+
+
+@dataclass(frozen=True)
+class Market:
+    """A zone of a pool, spot or on demand, as it answered last."""
+
+    launches: int = 0
+    blocked_until: float = 0.0
+    reason: str | None = None
+    refused_since: float | None = None
+    """Of the first refusal in a row."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +84,26 @@ class PoolView:
     blocked_until: float = 0.0
     reason: str | None = None
     """Why it is blocked, for people."""
+    refused_since: float | None = None
+    spot: bool = True
+    """What it sells unless asked for something else."""
+    offers: tuple[Offer, ...] | None = None
+    """``None``: its prices are not known yet."""
+    markets: Mapping[tuple[str, bool], Market] = field(default_factory=dict)
+    """By zone and whether it is spot."""
+    quotas: Mapping[bool, int] = field(default_factory=dict)
+    """By whether it is spot: how many machines the account may have, where that is known."""
+    boot_seconds: float | None = None
+    max_price: float | None = None
+    """USD an hour, of one machine."""
+    launching_on_demand: int = 0
+    """The part of :attr:`launching` that is not spot."""
+
+    def market(self, zone: str, spot: bool) -> Market:
+        return self.markets.get((zone, spot), Market())
+
+    def launching_of(self, *, spot: bool) -> int:
+        return self.launching - self.launching_on_demand if spot else self.launching_on_demand
 
 
 @dataclass(frozen=True)
@@ -67,6 +114,11 @@ class Limits:
     boot_seconds: float = 300.0
     lost_seconds: float = 30.0
     surplus_seconds: float = 15.0
+    dear_seconds: float = 600.0
+    billing_seconds: float = 60.0
+    """What a cloud charges at least for a machine."""
+    exit_seconds: float = 30.0
+    """Until a machine that is given up is gone."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +134,8 @@ class History:
     """Instance to since when it has been joined and without a worker."""
     surplus: Mapping[str, float] = field(default_factory=dict)
     """Job to since when it has had more workers than it desires."""
+    dear: Mapping[str, float] = field(default_factory=dict)
+    """Instance to since when it has cost more than it may."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +156,8 @@ class Observed:
     limits: Limits = Limits()
     quarantined: frozenset[str] = frozenset()
     """Instances whose worker sent what could not be used, again and again."""
+    payers: Mapping[str, str] = field(default_factory=dict)
+    """Instance to the job that pays for it: who works on it, or did last, or had it launched."""
 
     def staying(self) -> tuple[Instance, ...]:
         """Instances without a notice: those that can still be counted on."""
@@ -126,9 +182,28 @@ def remember(state: Observed, now: float) -> Observed:
     living = Counter(worker.job for worker in _living(state))
     surplus = [job.job for job in state.jobs if living[job.job] > job.desired]
     history = replace(history, surplus={job: history.surplus.get(job, now) for job in surplus})
+    dear = {id_: history.dear.get(id_, now) for id_ in _too_dear(state)}
+    history = replace(history, dear=dear)
     return replace(state, history=history)
 
 
 def _living(state: Observed) -> list[WorkerView]:
     staying = {one.id for one in state.staying()}
     return [one for one in state.workers if one.alive and one.instance_id in staying]
+
+
+def highest_price(pool: PoolView | None, job: JobDemand | None) -> float:
+    """USD an hour that a machine of the pool may cost the job; without a job: anybody."""
+    limits = (pool.max_price if pool else None, job.max_price if job else None)
+    return min((each for each in limits if each is not None), default=float("inf"))
+
+
+def _too_dear(state: Observed) -> list[str]:
+    pools = {pool.name: pool for pool in state.pools}
+    jobs = {job.job: job for job in state.jobs}
+    works_for = {worker.instance_id: jobs.get(worker.job) for worker in _living(state)}
+    return [
+        one.id
+        for one in state.staying()
+        if one.price_per_hour > highest_price(pools.get(one.pool), works_for.get(one.id))
+    ]

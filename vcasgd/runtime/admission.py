@@ -1,4 +1,5 @@
-"""Who is let into the servers: the workers of active jobs that are not in quarantine."""
+"""Who is let into the servers: the workers of active jobs that are neither in quarantine nor in a
+pool that may not see the job's data."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from vcasgd.store.access import (
     tensors_user,
     worker_key,
 )
+from vcasgd.store.clearance import Clearances
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Jobs
 
@@ -59,6 +61,7 @@ class TensorsAdmission:
     def __init__(self, tensors: Client, ledger: Client, secret: str, linger_seconds: float) -> None:
         self._access = Access(tensors, TENSORS_SCRIPTS, linger_seconds)
         self._jobs = Jobs(ledger)
+        self._clearances = Clearances(ledger)
         self._secret = secret
         self._workers: dict[str, list[str]] = {}
         self._banned: set[str] = set()
@@ -68,11 +71,13 @@ class TensorsAdmission:
         worked before is still admitted."""
         workers, banned = {}, set()
         for job in jobs:
-            quarantined = self._jobs.quarantined(job)
-            there = self._jobs.workers(job).keys() - quarantined.keys()
+            beating = self._jobs.workers(job).keys()
+            # a model knows its data
+            shut_out = self._jobs.quarantined(job).keys() | self._clearances.uncleared(job, beating)
+            there = beating - shut_out
             # whoever writes heartbeats under many names crowds out its own job's workers
             workers[job] = sorted(there)[:MOST_WORKERS]
-            banned |= {self._user(job, name, first_snapshot=False).name for name in quarantined}
+            banned |= {self._user(job, name, first_snapshot=False).name for name in shut_out}
         self._workers, self._banned = workers, banned
 
     def admit(self, first_snapshot: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from vcasgd.learning.shards import Cut
 from vcasgd.runtime.heart import HeldLeases
 from vcasgd.runtime.links import Links
 from vcasgd.settings import Settings
+from vcasgd.store.access import lease_pass
 from vcasgd.store.connection import connect
 from vcasgd.store.jobs import Jobs
 from vcasgd.store.leases import Kind, Lease, Leases
@@ -32,7 +33,9 @@ class Desk:
         #: the tensors servers of all store nodes
         self.nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self.jobs = Jobs(ledger)
-        self.leases = Leases(ledger, job, name, settings.lease_seconds)
+        key = settings.worker_key
+        own_pass = lease_pass(key.get_secret_value()) if key else ""
+        self.leases = Leases(ledger, job, name, settings.lease_seconds, own_pass)
         self.links = self._links_to(Cut(0, 0, 0))
         self.held = HeldLeases()
         #: pieces in hand that have to be taken up again, from where they stand then

@@ -149,7 +149,9 @@ class Worker:
             self._desk.drop_current()
 
     def _work_once(self) -> None:
-        if not self._chores.prepared and self._state != State.STARTING:
+        # the state comes with a heartbeat, after a word that the machine may not see the job
+        began = self._state != State.STARTING
+        if began and not self._chores.prepared and not self._desk.leaving.is_set():
             self._chores.learner()
         lease = self._next_piece()
         if lease is None:
@@ -192,7 +194,7 @@ class Worker:
     def _acquire(self, only: Kind | None = None) -> Lease | None:
         answer = self._desk.leases.acquire(only)
         if isinstance(answer, Wait):
-            if answer.reason == "gone" or answer.quarantined:
+            if answer.reason == "gone" or answer.quarantined or answer.uncleared:
                 self.leave(answer.reason)
             return self._idle(answer.reason)
         self._desk.held.add(answer)
@@ -265,6 +267,8 @@ class Worker:
     # -- what the other threads say and ask ----------------------------------------------------
 
     def _heard(self, renewal: Renewal) -> None:
+        if renewal.uncleared:
+            self.leave(renewal.leave)
         self._state = renewal.state
         if renewal.state == "gone" or State(renewal.state).over:
             self.leave(f"the job is {renewal.state}")

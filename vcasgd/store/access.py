@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from vcasgd.errors import StoreDenied
 from vcasgd.store.connection import Client
-from vcasgd.store.keys import LedgerKeys, TensorKeys
+from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 
 #: that workers run
 LEDGER_SCRIPTS = ("acquire", "renew", "release", "report")
@@ -98,6 +98,11 @@ def worker_key(secret: str, job: str, worker: str) -> str:
     return _derived(secret, "header", job, worker)
 
 
+def lease_pass(key: str) -> str:
+    """With which a worker shows the ledger that it is who it says; from its :func:`worker_key`."""
+    return _derived(key, "lease")
+
+
 def _derived(secret: str, *names: str) -> str:
     return hmac.new(secret.encode(), "\0".join(names).encode(), hashlib.sha256).hexdigest()
 
@@ -105,18 +110,18 @@ def _derived(secret: str, *names: str) -> str:
 def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
     return (
         # a script's keys count as written, whatever it does with them; what it does is checked
-        Grant("RW", "evalsha", tuple(keys.all())),
+        Grant("RW", "evalsha", (*keys.all(), CLEARANCES)),
         Grant(
             "R",
             "hget hmget hgetall hexists hvals sismember zrange zrangebyscore",
             (keys.record, keys.facts, keys.work, keys.shards, keys.counters, keys.evaluations,
              keys.vanished, keys.leases, keys.holders, keys.open, keys.done, keys.draining,
-             keys.quarantine),
+             keys.quarantine, keys.placed, keys.refused, CLEARANCES),
         ),
         Grant("W", "zadd zrem", (keys.leases, keys.open)),
         Grant("W", "hset hdel", (keys.holders,)),
         Grant("RW", "hset hincrby", (keys.counters,)),
-        Grant("W", "hset", (keys.workers, keys.evaluations, keys.facts)),
+        Grant("W", "hset", (keys.workers, keys.evaluations, keys.facts, keys.refused)),
         Grant("W", "xadd", (keys.events, keys.logs)),
         Grant("W", "rpush ltrim", (keys.failures,)),
     )  # fmt: skip

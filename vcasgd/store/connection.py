@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -241,7 +242,10 @@ class Client(redis.Redis):
 
 @cache
 def script_source(name: str) -> str:
-    return resources.files("vcasgd.store").joinpath("scripts", f"{name}.lua").read_text()
+    text = resources.files("vcasgd.store").joinpath("scripts", f"{name}.lua").read_text()
+    return re.sub(
+        r"^-- Includes (\w+)\.lua\n", lambda line: script_source(line[1]), text, flags=re.MULTILINE
+    )
 
 
 def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = True) -> Client:

@@ -178,7 +178,7 @@ class Jobs:
         }  # fmt: skip
         record = {
             "spec": body, "state": State.STARTING.value, "package": package,
-            "created_at": time.time(),
+            "created_at": time.time(), "labels": " ".join(spec.required_labels),
         }  # fmt: skip
         event = _event("submitted", f"{spec.name} was submitted", {})
         created, known_digest = self._submit(

@@ -22,6 +22,12 @@ INSTANCES = "vcasgd:{fleet}:instances"
 POOLS = "vcasgd:{fleet}:pools"
 #: what is remembered of each pool from one controller to the next
 LAUNCHES = "vcasgd:{fleet}:launches"
+#: by pool: which labels its machines may see, separated by blanks
+CLEARANCES = "vcasgd:{fleet}:clearances"
+#: machine → up to when it is paid for, and by whom
+METERS = "vcasgd:{fleet}:meters"
+#: name and task of jobs → how fast machines were at them
+WORKLOADS = "vcasgd:{fleet}:workloads"
 #: the newest token of each parameter server
 SERVER_TOKENS = "vcasgd:{fleet}:server-tokens"
 #: the last heartbeat of each parameter server
@@ -112,6 +118,16 @@ class LedgerKeys:
         return self._key("quarantine")
 
     @property
+    def placed(self) -> str:
+        """hash: worker → ``pool|digest of its pass``, as the controller started it"""
+        return self._key("placed")
+
+    @property
+    def refused(self) -> str:
+        """hash: worker → why it was last refused for want of a clearance"""
+        return self._key("refused")
+
+    @property
     def failures(self) -> str:
         """list: errors of the user's code"""
         return self._key("failures")
@@ -120,6 +136,11 @@ class LedgerKeys:
     def vanished(self) -> str:
         """hash: instance → how the job lost it"""
         return self._key("vanished")
+
+    @property
+    def costs(self) -> str:
+        """hash: what its machines have cost so far, by pool, kind and what they did"""
+        return self._key("costs")
 
     @property
     def checkpoints(self) -> str:

@@ -9,7 +9,10 @@ from enum import StrEnum
 from typing import Any
 
 from vcasgd.store.connection import Client
-from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.keys import CLEARANCES, LedgerKeys
+
+#: how the reason begins where a worker gets nothing for want of a clearance
+UNCLEARED = "not cleared"
 
 
 class Kind(StrEnum):
@@ -43,6 +46,11 @@ class Wait:
     def quarantined(self) -> bool:
         return self.reason == "quarantined"
 
+    @property
+    def uncleared(self) -> bool:
+        """The worker's pool may not see the job's data."""
+        return self.reason.startswith(UNCLEARED)
+
 
 @dataclass(frozen=True)
 class Renewal:
@@ -52,17 +60,25 @@ class Renewal:
     leave: str
     lost: frozenset[str]
 
+    @property
+    def uncleared(self) -> bool:
+        return self.leave.startswith(UNCLEARED)
+
 
 class Leases:
     """The leases of one job, as one worker sees them.
 
     Every call may raise :class:`~vcasgd.errors.StoreUnavailable` and may be repeated: an
-    acquired lease whose answer was lost expires by itself.
+    acquired lease whose answer was lost expires by itself. ``lease_pass`` shows that the worker
+    is who it says, see :class:`~vcasgd.store.clearance.Clearances`.
     """
 
-    def __init__(self, ledger: Client, job: str, worker: str, lease_seconds: float) -> None:
+    def __init__(
+        self, ledger: Client, job: str, worker: str, lease_seconds: float, lease_pass: str = ""
+    ) -> None:
         self._ledger = ledger
         self._keys = LedgerKeys(job)
+        self._pass = lease_pass
         self._worker = worker
         self._lease_ms = int(lease_seconds * 1000)
         self._acquire = ledger.script("acquire")
@@ -75,8 +91,8 @@ class Leases:
         keys = self._keys
         answer = self._acquire(
             keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine,
-                  keys.done, keys.counters],
-            args=[self._worker, self._lease_ms, only or ""],
+                  keys.done, keys.counters, keys.placed, CLEARANCES, keys.refused, keys.events],
+            args=[self._worker, self._lease_ms, only or "", self._pass],
         )  # fmt: skip
         if answer[0] == b"wait":
             return Wait(answer[1].decode())
@@ -88,8 +104,8 @@ class Leases:
         pairs = [part for lease in held for part in (lease.piece, lease.token)]
         state, leave, *lost = self._renew(
             keys=[keys.record, keys.leases, keys.holders, keys.workers, keys.draining,
-                  keys.quarantine],
-            args=[self._worker, self._lease_ms, json.dumps(heartbeat), *pairs],
+                  keys.quarantine, keys.placed, CLEARANCES, keys.refused, keys.events, keys.open],
+            args=[self._worker, self._lease_ms, json.dumps(heartbeat), self._pass, *pairs],
         )  # fmt: skip
         return Renewal(state.decode(), leave.decode(), frozenset(piece.decode() for piece in lost))
 

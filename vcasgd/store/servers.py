@@ -42,12 +42,20 @@ class Servers:
 
 @dataclass(frozen=True)
 class Pool:
-    """Launches whose outcome is known, refusals in a row, and until when it is left alone."""
+    """What is remembered of a pool, or of one of its markets: launches whose outcome is known,
+    refusals in a row, and until when it is left alone."""
 
     launches: int = 0
     failures: int = 0
     blocked_until: float = 0.0
     reason: str | None = None
+    #: of the first refusal in a row
+    refused_since: float | None = None
+    #: so many machines the account may have, as far as the last refusal tells
+    quota: int | None = None
+    #: machines in a row that never joined, and when the last one was given up
+    stillborn: int = 0
+    given_up_at: float = 0.0
 
 
 class Control:
@@ -94,6 +102,11 @@ class Control:
         """What is remembered of a pool from one controller to the next."""
         stored = self._ledger.hget(names.LAUNCHES, name)
         return Pool(**json.loads(stored)) if stored else Pool()
+
+    def all_pools(self) -> dict[str, Pool]:
+        """All that is remembered, also of markets."""
+        found = self._ledger.hgetall(names.LAUNCHES)
+        return {name.decode(): Pool(**json.loads(row)) for name, row in found.items()}
 
     def set_pool(self, name: str, pool: Pool) -> None:
         self._ledger.hset(names.LAUNCHES, name, json.dumps(asdict(pool)))

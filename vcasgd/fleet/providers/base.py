@@ -7,12 +7,18 @@ call returns soon and may be repeated; what takes long shows in :meth:`Provider.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from vcasgd.errors import InvalidRequest
+
 #: stands for the instance's id in a :class:`Boot`; nobody knows the id before the launch
 INSTANCE_ID = "{instance_id}"
+#: stands for the machine's Python, which has vcasgd installed
+PYTHON = "{python}"
 
 
 class InstanceState(StrEnum):
@@ -36,26 +42,54 @@ class Instance:
     """When it will be taken; ``None`` without a notice."""
     host: str
     price_per_hour: float
+    """What it costs now; the market changes the price of spot machines while they run."""
     spot: bool
+    zone: str = ""
+    instance_type: str = ""
+    on_demand_price_per_hour: float = 0.0
+    """What a machine of this type costs there without the risk."""
+    advised_at: float | None = None
+    """Since when the cloud has advised to leave it; it may run on for long, or not."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a pool would sell now: one type of machine in one zone. Prices are USD per hour."""
+
+    pool: str
+    zone: str
+    instance_type: str
+    spot: bool
+    price_per_hour: float
+    on_demand_price_per_hour: float
+    cpus: float
+    gpus: int
+    as_of: float
+    """When the price was true (Unix seconds)."""
+    source: str
+    """Where the price is from, for people."""
 
 
 @dataclass(frozen=True)
 class Boot:
     """What a machine runs once it is up; its end is the end of the machine.
 
-    The words ``{instance_id}`` in an argument or a value are replaced by the instance's id.
-    Values of ``env`` may be passwords, so they are not shown.
+    The words ``{instance_id}`` and ``{python}`` in an argument or a value are replaced by the
+    instance's id and by the machine's Python. Values of ``env`` may be passwords, so they are
+    not shown.
     """
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict, repr=False)
 
     def on(self, instance_id: str) -> Boot:
-        """The same with the placeholder filled in."""
-        return Boot(
-            tuple(argument.replace(INSTANCE_ID, instance_id) for argument in self.argv),
-            {name: value.replace(INSTANCE_ID, instance_id) for name, value in self.env.items()},
-        )
+        """The same on that machine, which is the one that asks: with all placeholders filled in."""
+
+        def fill(text: str) -> str:
+            return text.replace(INSTANCE_ID, instance_id).replace(PYTHON, sys.executable)
+
+        argv = tuple(fill(argument) for argument in self.argv)
+        return Boot(argv, {name: fill(value) for name, value in self.env.items()})
 
     def __repr__(self) -> str:
         return f"Boot(argv={self.argv!r}, env={{{', '.join(f'{name}=…' for name in self.env)}}})"
@@ -64,8 +98,11 @@ class Boot:
 class Provider(Protocol):
     """A place that machines come from. All methods may be called from several processes.
 
-    Any method raises :class:`~vcasgd.errors.FleetError` when the cloud can't be reached or
-    refuses; the caller tries again later, with the same arguments.
+    Any method raises a :class:`~vcasgd.errors.FleetError` when the cloud can't be reached or
+    refuses. Where ``retryable`` is true the caller tries again later, with the same arguments;
+    else somebody has to change something first. Which error means what:
+    :class:`~vcasgd.errors.CloudUnavailable`, :class:`~vcasgd.errors.Throttled`,
+    :class:`~vcasgd.errors.CloudDenied`, :class:`~vcasgd.errors.InvalidRequest`.
     """
 
     @property
@@ -73,16 +110,38 @@ class Provider(Protocol):
         """``local``, ``aws`` or ``gcp``."""
         ...
 
-    def launch(self, pool: str, count: int, boot: Boot, token: str) -> list[str]:
+    def offers(self, pool: str) -> list[Offer]:
+        """What each type costs in each zone of the pool; empty if nothing is for sale.
+
+        Takes up to some seconds; prices may be some minutes old, which ``as_of`` tells. Raises
+        :class:`~vcasgd.errors.SpecError` where the price of a type is not known.
+        """
+        ...
+
+    def launch(
+        self,
+        pool: str,
+        count: int,
+        boot: Boot,
+        token: str,
+        *,
+        zones: Sequence[str] | None = None,
+        instance_types: Sequence[str] | None = None,
+        spot: bool | None = None,
+    ) -> list[str]:
         """Asks for up to ``count`` machines; the ids of those that the pool gives, at least one.
 
+        ``zones`` and ``instance_types`` narrow the pool's down, ``spot`` replaces the pool's.
         Idempotent by ``token`` (at most 64 characters): the same token again, with whatever
-        count, starts nothing new and returns the ids of the first time, even if some of
-        these machines are gone by now. Returns soon: the machines are ``BOOTING``, and may
-        not yet be in :meth:`instances`, so the caller remembers the ids until they are.
+        else, starts nothing new and returns the ids of the first time, even if some of these
+        machines are gone by now, as long as the cloud still knows them (an hour). Returns within
+        half a minute: the machines are ``BOOTING``, and may not yet be in :meth:`instances`, so
+        the caller remembers the ids until they are.
 
-        Raises :class:`~vcasgd.errors.NoCapacity` when the pool gives none; then nothing was
-        launched.
+        Raises :class:`~vcasgd.errors.NoCapacity` when the pool gives none, and
+        :class:`~vcasgd.errors.QuotaExceeded` when the account may have no more; then nothing was
+        launched. After :class:`~vcasgd.errors.CloudUnavailable` something may have been: who
+        repeats the token learns what.
         """
         ...
 
@@ -91,7 +150,8 @@ class Provider(Protocol):
         ...
 
     def instances(self) -> list[Instance]:
-        """All machines with the cluster's tag in this provider's pools that are not ``GONE``.
+        """All machines with the cluster's tag in this provider's reach that are not ``GONE``;
+        also those whose pool is not among its pools any more.
 
         A machine launched some seconds ago may not be listed yet; one that has died may be
         listed for some seconds more.
@@ -121,3 +181,20 @@ class Provider(Protocol):
     def close(self) -> None:
         """Releases connections. The machines stay."""
         ...
+
+
+def narrowed(
+    known: Sequence[str], wanted: Sequence[str] | None, pool: str, what: str
+) -> tuple[str, ...]:
+    """The ``wanted`` zones or types of a pool, all of them for ``None``.
+
+    Raises :class:`~vcasgd.errors.InvalidRequest` where it has none of them.
+    """
+    chosen = tuple(known) if wanted is None else tuple(one for one in wanted if one in known)
+    if not chosen:
+        raise InvalidRequest(
+            f"{pool}: has no {what} {', '.join(wanted or ())}",
+            remedy=f"known: {', '.join(known)}",
+            pool=pool,
+        )
+    return chosen

@@ -15,13 +15,13 @@ import fcntl
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vcasgd.errors import FleetError, NoCapacity, SpecError
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState
+from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
+from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed
 from vcasgd.fleet.providers.local_directory import (
     UNFINISHED,
     InstanceDirectory,
@@ -50,10 +50,27 @@ class LocalPool:
     on_demand_price_per_hour: float = 0.0
     boot_seconds: float = 0.0
     notice_seconds: float = 5.0
+    spot: bool = True
+    zones: tuple[str, ...] = ("local",)
+    instance_types: tuple[str, ...] = ("process",)
+    cpus: float = 1.0
+    gpus: int = 0
+
+    def price(self, *, spot: bool) -> float:
+        return self.price_per_hour if spot else self.on_demand_price_per_hour
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", self.name):
             raise SpecError(f"{self.name!r} is not a name of a pool", field="pools")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a launch asks for, within the pool."""
+
+    zones: tuple[str, ...]
+    instance_type: str
+    spot: bool
 
 
 class LocalProvider:
@@ -98,12 +115,51 @@ class LocalProvider:
         self._override.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._override, fields)
 
-    def launch(self, pool: str, count: int, boot: Boot, token: str) -> list[str]:
-        """See the contract. A token is known as long as a directory of its machines is kept."""
-        if pool != self._configured.name:
-            raise FleetError(f"there is no pool {pool!r}", remedy=f"known: {self._configured.name}")
+    def offers(self, pool: str) -> list[Offer]:
+        """See the contract. A machine has as many processors as the pool says."""
+        self._check(pool)
+        now, there = self.pool, time.time()
+        return [
+            Offer(
+                pool=now.name,
+                zone=zone,
+                instance_type=kind,
+                spot=now.spot,
+                price_per_hour=now.price(spot=now.spot),
+                on_demand_price_per_hour=now.on_demand_price_per_hour,
+                cpus=now.cpus,
+                gpus=now.gpus,
+                as_of=there,
+                source="settings of the pool",
+            )
+            for zone in now.zones
+            for kind in now.instance_types
+        ]
+
+    def launch(
+        self,
+        pool: str,
+        count: int,
+        boot: Boot,
+        token: str,
+        *,
+        zones: Sequence[str] | None = None,
+        instance_types: Sequence[str] | None = None,
+        spot: bool | None = None,
+    ) -> list[str]:
+        """See the contract. A token is known as long as a directory of its machines is kept.
+
+        The machines of a launch are spread over the zones in turn.
+        """
+        self._check(pool)
+        now = self.pool
+        wanted = _Wanted(
+            zones=narrowed(now.zones, zones, pool, "zone"),
+            instance_type=narrowed(now.instance_types, instance_types, pool, "instance type")[0],
+            spot=now.spot if spot is None else spot,
+        )
         with self._exclusive():
-            directories = self._create(count, boot, token)
+            directories = self._create(count, boot, token, wanted)
         spawn([directory for directory in directories if not _started(directory)])
         return [directory.id for directory in directories]
 
@@ -154,7 +210,15 @@ class LocalProvider:
     def _override(self) -> Path:
         return self._home / "pools" / f"{self._configured.name}.json"
 
-    def _create(self, count: int, boot: Boot, token: str) -> list[InstanceDirectory]:
+    def _check(self, pool: str) -> None:
+        if pool != self._configured.name:
+            raise InvalidRequest(
+                f"there is no pool {pool!r}", remedy=f"known: {self._configured.name}", pool=pool
+            )
+
+    def _create(
+        self, count: int, boot: Boot, token: str, wanted: _Wanted
+    ) -> list[InstanceDirectory]:
         """One directory for each machine that is granted, or those of the first time."""
         self._remove_unfinished()
         pool, now = self.pool, time.time()
@@ -165,12 +229,22 @@ class LocalProvider:
             token=token,
             count=self._granted(count, token),
             launched_at=now,
-            price_per_hour=pool.price_per_hour,
+            price_per_hour=pool.price(spot=wanted.spot),
             boot_seconds=pool.boot_seconds,
             owner_grace_seconds=self._owner_grace,
+            spot=wanted.spot,
+            instance_type=wanted.instance_type,
+            on_demand_price_per_hour=pool.on_demand_price_per_hour,
         )
         return [
-            self._ensure(replace(launch, id=self._id(token, index)), boot)
+            self._ensure(
+                replace(
+                    launch,
+                    id=self._id(token, index),
+                    zone=wanted.zones[index % len(wanted.zones)],
+                ),
+                boot,
+            )
             for index in range(launch.count)
         ]
 
@@ -186,7 +260,10 @@ class LocalProvider:
         occupied = [one for one in self.instances() if one.state is not InstanceState.LEAVING]
         capacity = self.pool.capacity
         if capacity <= len(occupied):
-            raise NoCapacity(f"{self.pool.name}: {len(occupied)} of {capacity} machines in use")
+            raise NoCapacity(
+                f"{self.pool.name}: {len(occupied)} of {capacity} machines in use",
+                pool=self.pool.name,
+            )
         return min(count, capacity - len(occupied))
 
     def _id(self, token: str, index: int) -> str:

@@ -54,6 +54,10 @@ class Launch:
     price_per_hour: float
     boot_seconds: float
     owner_grace_seconds: float | None
+    spot: bool = True
+    zone: str = ""
+    instance_type: str = ""
+    on_demand_price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,10 @@ class InstanceDirectory:
             notice_at=notice_at,
             host="127.0.0.1",
             price_per_hour=launch.price_per_hour,
-            spot=True,
+            spot=launch.spot,
+            zone=launch.zone,
+            instance_type=launch.instance_type,
+            on_demand_price_per_hour=launch.on_demand_price_per_hour,
         )
 
     def _state(self, notice_at: float | None, now: float) -> InstanceState:

@@ -38,6 +38,7 @@ class Metadata:
         self._changed = threading.Condition()
         self._noticed_at: float | None = None
         self._gone_at: float | None = None
+        self._advised_at: float | None = None
         self._tokens: dict[str, float] = {}
 
     def notify(self, gone_at: float) -> None:
@@ -46,6 +47,11 @@ class Metadata:
             if self._gone_at is None:
                 self._noticed_at, self._gone_at = self._clock(), gone_at
                 self._changed.notify_all()
+
+    def advise(self) -> None:
+        """The cloud recommends to leave; the machine may stay for long."""
+        with self._changed:
+            self._advised_at = self._advised_at or self._clock()
 
     def issue_token(self, ttl_seconds: int) -> str:
         token = secrets.token_urlsafe(32)
@@ -66,10 +72,9 @@ class Metadata:
         return {"action": "terminate", "time": _zulu(self._gone_at)}
 
     def rebalance(self) -> dict[str, str] | None:
-        """``None`` without a notice."""
-        if self._noticed_at is None:
-            return None
-        return {"noticeTime": _zulu(self._noticed_at)}
+        """``None`` without a notice, and without advice."""
+        said_at = self._advised_at or self._noticed_at
+        return None if said_at is None else {"noticeTime": _zulu(said_at)}
 
     def preempted(self) -> tuple[str, str]:
         """Value and entity tag."""
@@ -139,6 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
                 f"{aws}/spot/instance-action": lambda: self._aws(metadata.spot_action()),
                 rebalance: lambda: self._aws(metadata.rebalance()),
                 f"{gcp}/id": lambda: self._gcp(lambda: (metadata.instance_id, "0" * 16)),
+                f"{gcp}/name": lambda: self._gcp(lambda: (metadata.instance_id, "0" * 16)),
                 f"{gcp}/preempted": lambda: self._gcp(self._preempted),
             }
         )

@@ -1,11 +1,18 @@
 -- Leases one piece of work to a worker.
 -- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 done  8 counters
--- ARGV  1 worker  2 lease in ms  3 kind of the piece, '' for any
+--       9 placed  10 clearances  11 refused  12 events
+-- ARGV  1 worker  2 lease in ms  3 kind of the piece, '' for any  4 the worker's pass
+-- Includes clearance.lua
 -- Returns {kind, number, token, deadline} or {'wait', reason}.
 -- Pieces of work are named kind:number. Given out first: what has lost its holder, chores
 -- (first snapshot, evaluations) before subtasks; then the next subtask, at most `lead` epochs
 -- ahead of the slowest one that is not done.
 if redis.call('HEXISTS', KEYS[6], ARGV[1]) == 1 then return {'wait', 'quarantined'} end
+local missing = clearance_missing(KEYS[1], KEYS[9], KEYS[10], ARGV[1], ARGV[4])
+if missing then
+  say_refused(KEYS[11], KEYS[12], ARGV[1], missing)
+  return {'wait', 'not cleared: ' .. missing}
+end
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return {'wait', 'gone'} end
 local time = redis.call('TIME')

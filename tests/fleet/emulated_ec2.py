@@ -1,0 +1,272 @@
+"""EC2 over real HTTP: moto's server, and a proxy before it for what moto does not emulate.
+
+The proxy runs out of capacity by subnet, sets spot prices, and refuses chosen calls as EC2 would.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+REGION = "us-east-1"
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": REGION,
+    # nothing of the machine's own configuration
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+#: how long moto may take over one call
+CALL_SECONDS = 20.0
+XMLNS = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
+
+
+@dataclass
+class EmulatedEc2:
+    """What the proxy does; tests change it at any time."""
+
+    moto_url: str
+    url: str = ""
+    #: subnets without capacity, and why
+    exhausted: dict[str, str] = field(default_factory=dict)
+    #: how many machines a launch gets at most
+    room: int | None = None
+    #: USD per hour by type and zone; where there is none, nothing is sold
+    prices: dict[tuple[str, str], float] = field(default_factory=dict)
+    #: by action: refusals that are answered once each, first come first served
+    refusals: list[tuple[str, str, int]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    #: called once when EC2 has made machines, before anybody is told of them
+    made: Callable[[], None] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def refuse(self, action: str, code: str, status: int = 400) -> None:
+        with self.lock:
+            self.refusals.append((action, code, status))
+
+    def ec2(self) -> Any:
+        """A client of the test's own, past the proxy."""
+        return boto3.client(
+            "ec2",
+            region_name=REGION,
+            endpoint_url=self.moto_url,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+
+    def subnets(self) -> dict[str, str]:
+        """By zone."""
+        rows = self.ec2().describe_subnets()["Subnets"]
+        return {row["AvailabilityZone"]: row["SubnetId"] for row in rows}
+
+    def template(self, user_data: str = "") -> str:
+        """A launch template's id."""
+        data = {"ImageId": "ami-12345678", "InstanceType": "t3.micro"}
+        if user_data:
+            data["UserData"] = base64.b64encode(user_data.encode()).decode()
+        name = f"workers-{len(self.ec2().describe_launch_templates()['LaunchTemplates'])}"
+        answer = self.ec2().create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
+        return str(answer["LaunchTemplate"]["LaunchTemplateId"])
+
+    def alive(self) -> list[dict[str, Any]]:
+        """Everything that would be paid for."""
+        states = ["pending", "running", "stopping", "stopped"]
+        answer = self.ec2().describe_instances(
+            Filters=[{"Name": "instance-state-name", "Values": states}]
+        )
+        return [one for each in answer["Reservations"] for one in each["Instances"]]
+
+    def user_data(self, instance_id: str) -> str:
+        answer = self.ec2().describe_instance_attribute(
+            InstanceId=instance_id, Attribute="userData"
+        )
+        return base64.b64decode(answer["UserData"]["Value"]).decode()
+
+    def terminate(self, *instance_ids: str) -> None:
+        self.ec2().terminate_instances(InstanceIds=list(instance_ids))
+
+    # -- what the proxy answers itself ---------------------------------------------------------
+
+    def answer(self, form: dict[str, str]) -> tuple[int, str] | None:
+        """``None``: moto answers, to what is left of the form."""
+        action = form.get("Action", "")
+        with self.lock:
+            self.calls.append(action)
+            for index, (wanted, code, status) in enumerate(self.refusals):
+                if wanted == action:
+                    del self.refusals[index]
+                    return status, _error(code)
+        if action == "CreateFleet":
+            return self._narrow(form)
+        if action == "DescribeSpotPriceHistory":
+            return 200, self._price_history(form)
+        return None
+
+    def _narrow(self, form: dict[str, str]) -> tuple[int, str] | None:
+        subnets = {
+            match[0]: value
+            for key, value in form.items()
+            if (match := re.match(r"LaunchTemplateConfigs\.1\.Overrides\.\d+\.", key))
+            and key.endswith("SubnetId")
+        }
+        without = [prefix for prefix, subnet in subnets.items() if subnet in self.exhausted]
+        if (subnets and len(without) == len(subnets)) or self.room == 0:
+            codes = sorted(set(self.exhausted.values())) or ["InsufficientInstanceCapacity"]
+            return 200, _no_fleet(codes)
+        self._leave_out(form, without)
+        if self.room is not None:
+            key = "TargetCapacitySpecification.TotalTargetCapacity"
+            form[key] = str(min(self.room, int(form[key])))
+        return None
+
+    def _leave_out(self, form: dict[str, str], without: list[str]) -> None:
+        """The others move up, because a list has no holes."""
+        start = "LaunchTemplateConfigs.1.Overrides."
+        overrides: dict[str, dict[str, str]] = {}
+        for key in [key for key in form if key.startswith(start)]:
+            number, _, name = key.removeprefix(start).partition(".")
+            overrides.setdefault(number, {})[name] = form.pop(key)
+        kept = [rows for number, rows in overrides.items() if f"{start}{number}." not in without]
+        for number, rows in enumerate(kept, 1):
+            form.update({f"{start}{number}.{name}": value for name, value in rows.items()})
+
+    def _price_history(self, form: dict[str, str]) -> str:
+        kinds = {value for key, value in form.items() if key.startswith("InstanceType.")}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        rows = "".join(
+            f"<item><instanceType>{kind}</instanceType><availabilityZone>{zone}</availabilityZone>"
+            "<productDescription>Linux/UNIX</productDescription>"
+            f"<spotPrice>{price:.6f}</spotPrice><timestamp>{now}</timestamp></item>"
+            for (kind, zone), price in self.prices.items()
+            if kind in kinds
+        )
+        return (
+            f"<DescribeSpotPriceHistoryResponse {XMLNS}>"
+            f"<spotPriceHistorySet>{rows}</spotPriceHistorySet>"
+            "</DescribeSpotPriceHistoryResponse>"
+        )
+
+
+def _error(code: str) -> str:
+    return (
+        f"<Response><Errors><Error><Code>{code}</Code><Message>refused by the test</Message>"
+        "</Error></Errors><RequestID>0</RequestID></Response>"
+    )
+
+
+def _no_fleet(codes: list[str]) -> str:
+    errors = "".join(
+        f"<item><errorCode>{code}</errorCode><errorMessage>refused by the test</errorMessage>"
+        "<lifecycle>spot</lifecycle></item>"
+        for code in codes
+    )
+    return (
+        f"<CreateFleetResponse {XMLNS}><fleetId>fleet-0</fleetId><errorSet>{errors}</errorSet>"
+        "<fleetInstanceSet/></CreateFleetResponse>"
+    )
+
+
+class _Proxy(ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, ec2: EmulatedEc2) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.ec2 = ec2
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Proxy
+    protocol_version = "HTTP/1.1"
+    timeout = 30.0
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if "x-www-form-urlencoded" in self.headers.get("Content-Type", ""):
+            form = dict(parse_qsl(body.decode(), keep_blank_values=True))
+            own = self.server.ec2.answer(form)
+            if own is not None:
+                self._send(own[0], own[1].encode(), "text/xml")
+                return
+            body = urlencode(form).encode()
+            answer = self._forward(body)
+            if form.get("Action") == "CreateFleet":
+                self._tell_that_made()
+            self._send(*answer)
+            return
+        self._send(*self._forward(body))
+
+    def _tell_that_made(self) -> None:
+        ec2 = self.server.ec2
+        with ec2.lock:
+            made, ec2.made = ec2.made, None
+        if made is not None:
+            made()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nobody reads it."""
+
+    def _forward(self, body: bytes) -> tuple[int, bytes, str]:
+        headers = {
+            name: value
+            for name, value in self.headers.items()
+            if name.lower() not in ("host", "content-length", "connection")
+        }
+        asked = urllib.request.Request(
+            self.server.ec2.moto_url + self.path, data=body, headers=headers, method="POST"
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(asked, timeout=CALL_SECONDS) as answer:
+                kind = answer.headers.get("Content-Type", "text/xml")
+                return answer.status, answer.read(), kind
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read(), error.headers.get("Content-Type", "text/xml")
+
+    def _send(self, status: int, payload: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+
+@contextmanager
+def emulated_ec2() -> Iterator[EmulatedEc2]:
+    """A fresh EC2. Its state is moto's, which is one for a whole process."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    ec2 = EmulatedEc2(f"http://{host}:{port}")
+    proxy = _Proxy(ec2)
+    threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
+    ec2.url = f"http://127.0.0.1:{proxy.server_address[1]}"
+    try:
+        urllib.request.urlopen(
+            urllib.request.Request(f"{ec2.moto_url}/moto-api/reset", method="POST"), timeout=10
+        ).close()
+        yield ec2
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
+        moto.stop()

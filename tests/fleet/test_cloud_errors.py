@@ -1,0 +1,343 @@
+"""Every error of a cloud, and of its library, is one of ours."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import botocore.exceptions
+import google.api_core.exceptions
+import google.auth.exceptions
+import moto.ec2.exceptions
+import pytest
+import requests
+from google.cloud import compute_v1
+from provider_worlds import AwsWorld, GcpWorld, aws_world, gcp_world, sleeper
+
+from vcasgd.errors import (
+    CloudDenied,
+    CloudUnavailable,
+    FleetError,
+    InvalidRequest,
+    NoCapacity,
+    QuotaExceeded,
+    SpecError,
+    Throttled,
+)
+from vcasgd.fleet.prices import PriceTable
+from vcasgd.fleet.providers import aws_errors, gcp, gcp_errors
+from vcasgd.fleet.providers.aws import AwsProvider
+from vcasgd.fleet.providers.gcp import GcpProvider
+
+#: as EC2's reference lists them for these calls, and Spot's for a fleet that came to nothing
+EC2_CODES = {
+    NoCapacity: "InsufficientInstanceCapacity InsufficientHostCapacity UnfulfillableCapacity "
+    "SpotMaxPriceTooLow Unsupported InsufficientFreeAddressesInSubnet",
+    QuotaExceeded: "InstanceLimitExceeded VcpuLimitExceeded MaxSpotInstanceCountExceeded "
+    "VolumeLimitExceeded NetworkInterfaceLimitExceeded AddressLimitExceeded",
+    CloudDenied: "UnauthorizedOperation AuthFailure OptInRequired PendingVerification Blocked "
+    "RequestExpired InvalidClientTokenId MissingAuthenticationToken IncompleteSignature "
+    "ExpiredToken SignatureDoesNotMatch AccessDenied",
+    Throttled: "RequestLimitExceeded Throttling EC2ThrottledException BandwidthLimitExceeded",
+    InvalidRequest: "InvalidAMIID.NotFound InvalidAMIID.Malformed InvalidSubnetID.NotFound "
+    "InvalidLaunchTemplateId.NotFound InvalidLaunchTemplateName.NotFoundException "
+    "InvalidParameterValue InvalidParameterCombination MissingParameter UnknownParameter "
+    "InvalidInstanceID.NotFound InvalidInstanceID.Malformed IncorrectInstanceState DryRunOperation "
+    "IdempotentParameterMismatch InvalidGroup.NotFound InvalidKeyPair.NotFound "
+    "InvalidUserData.Malformed "
+    "UnsupportedOperation MalformedQueryString ValidationError InvalidPaginationToken "
+    "InvalidFleetConfig SpotInstanceTypeNotSupported InvalidIamInstanceProfileArn.Malformed",
+    CloudUnavailable: "InternalError InternalFailure ServiceUnavailable Unavailable "
+    "ServerInternal RequestTimeout",
+}
+COMPUTE_CODES = {
+    NoCapacity: "ZONE_RESOURCE_POOL_EXHAUSTED ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS STOCKOUT "
+    "RESOURCE_POOL_EXHAUSTED IP_SPACE_EXHAUSTED REGION_RESOURCE_POOL_EXHAUSTED_WITH_SOMETHING_NEW",
+    QuotaExceeded: "QUOTA_EXCEEDED quotaExceeded limitExceeded",
+    CloudDenied: "forbidden PERMISSION_DENIED UNAUTHENTICATED accessNotConfigured authError "
+    "required CONDITION_NOT_MET",
+    Throttled: "rateLimitExceeded userRateLimitExceeded RATE_LIMIT_EXCEEDED RESOURCE_EXHAUSTED "
+    "RESOURCE_OPERATION_RATE_EXCEEDED",
+    InvalidRequest: "invalid badRequest notFound RESOURCE_NOT_FOUND alreadyExists INVALID_USAGE "
+    "INVALID_FIELD_VALUE UNSUPPORTED_OPERATION resourceInUseByAnotherResource INVALID_ARGUMENT",
+    CloudUnavailable: "backendError internalError INTERNAL_ERROR UNAVAILABLE DEADLINE_EXCEEDED",
+}
+BOOT = sleeper()
+
+
+def rows(table: dict[type[FleetError], str]) -> list[tuple[str, type[FleetError]]]:
+    return [(code, kind) for kind, codes in table.items() for code in codes.split()]
+
+
+def family(kind: type) -> Iterator[type]:
+    for sub in kind.__subclasses__():
+        yield sub
+        yield from family(sub)
+
+
+@pytest.mark.parametrize(("code", "kind"), rows(EC2_CODES))
+def test_a_code_of_ec2(code: str, kind: type[FleetError]) -> None:
+    assert aws_errors.kind_of(code) is kind
+
+
+@pytest.mark.parametrize(("code", "kind"), rows(COMPUTE_CODES))
+def test_a_code_of_compute_engine(code: str, kind: type[FleetError]) -> None:
+    assert gcp_errors.kind_of(code) is kind
+
+
+def test_no_code_is_in_a_table_twice() -> None:
+    for module in (aws_errors, gcp_errors):
+        codes = [code for text in module._CODES.values() for code in text.split()]
+        assert len(codes) == len(set(codes))
+
+
+def test_every_code_that_the_emulator_knows_is_mapped() -> None:
+    source = inspect.getsource(moto.ec2.exceptions)
+    codes = set(re.findall(r'__init__\(\s*"([A-Z][A-Za-z]+(?:\.[A-Za-z]+)*)"', source))
+    assert len(codes) > 80
+    assert {code for code in codes if aws_errors.kind_of(code) is FleetError} == set()
+
+
+def test_every_exception_of_botocore_is_mapped() -> None:
+    kinds = [
+        kind
+        for kind in family(botocore.exceptions.BotoCoreError)
+        if kind.__module__ == botocore.exceptions.__name__
+    ]
+    assert len(kinds) > 60
+    unmapped = {
+        kind.__name__
+        for kind in kinds
+        if not any(each.__name__ in aws_errors.EXCEPTIONS for each in kind.__mro__)
+    }
+    assert unmapped == set()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *family(google.api_core.exceptions.GoogleAPIError),
+        *family(google.auth.exceptions.GoogleAuthError),
+        *family(requests.exceptions.RequestException),
+        TimeoutError,
+        ConnectionResetError,
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) -> None:
+    more = {"RetryError": (None,), "JSONDecodeError": ("", 0)}
+    own = kind.__module__.startswith("google") or kind.__name__ == "JSONDecodeError"
+    error = kind("no", *(more.get(kind.__name__, ()) if own else ()))
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(FleetError) as caught:
+        gcp._attempt(fail, "pool")
+    code = getattr(kind, "code", None)
+    # what has no status is not told from others of its kind
+    assert type(caught.value) is not FleetError or code is None or code < 400
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, FleetError), (418, FleetError), (500, CloudUnavailable)]
+)
+def test_an_unknown_code_is_told_and_is_the_cloud_s_fault_only_if_it_says_so(
+    status: int, kind: type[FleetError]
+) -> None:
+    error = aws_errors.error_of("Teapot", "short and stout", status=status, pool="p", zone="z")
+    assert type(error) is kind
+    assert (error.code, error.pool, error.zone) == ("Teapot", "p", "z")
+    assert "Teapot: short and stout" in str(error)
+    assert gcp_errors.kind_of("TEAPOT", status) in (kind, InvalidRequest)
+
+
+def test_of_several_refusals_the_one_that_a_person_must_mend_is_told() -> None:
+    errors = [
+        aws_errors.error_of(code, "no", pool="p")
+        for code in ("InsufficientInstanceCapacity", "VcpuLimitExceeded", "UnfulfillableCapacity")
+    ]
+    worst = aws_errors.worst(errors)
+    assert type(worst) is QuotaExceeded
+    assert aws_errors.worst([]) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "retryable"),
+    [
+        (FleetError, False),
+        (NoCapacity, True),
+        (QuotaExceeded, False),
+        (CloudDenied, False),
+        (Throttled, True),
+        (InvalidRequest, False),
+        (CloudUnavailable, True),
+    ],
+)
+def test_who_may_try_again(kind: type[FleetError], retryable: bool) -> None:
+    assert kind("").retryable is retryable
+
+
+# --- over the wire ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[AwsWorld]:
+    with aws_world() as world:
+        yield world
+
+
+@pytest.fixture
+def gcp_() -> Iterator[GcpWorld]:
+    with gcp_world() as world:
+        yield world
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "status", "kind"),
+    [
+        ("CreateFleet", "UnauthorizedOperation", 403, CloudDenied),
+        ("CreateFleet", "InvalidLaunchTemplateId.NotFound", 400, InvalidRequest),
+        ("CreateFleet", "MaxSpotInstanceCountExceeded", 400, QuotaExceeded),
+        ("DescribeInstances", "RequestLimitExceeded", 503, Throttled),
+        ("DescribeInstances", "InternalError", 500, CloudUnavailable),
+        ("DescribeInstances", "NewInThisYear", 502, CloudUnavailable),
+    ],
+)
+def test_ec2_refuses(
+    aws: AwsWorld, action: str, code: str, status: int, kind: type[FleetError]
+) -> None:
+    provider = aws.provider()
+    for _ in range(2):  # the library tries some a second time
+        aws.ec2.refuse(action, code, status)
+    launch = partial(provider.launch, aws.pool, 1, BOOT, "t1")
+    with pytest.raises(FleetError) as caught:
+        (launch if action == "CreateFleet" else provider.instances)()
+    aws.ec2.refusals.clear()
+    assert type(caught.value) is kind
+    assert caught.value.code == code
+    assert aws.alive() == set()
+
+
+def test_nobody_answers_for_ec2(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(CloudUnavailable):
+        aws.provider().instances()
+
+
+def test_without_credentials(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(CloudDenied):
+        aws.provider().instances()
+
+
+def test_a_launch_whose_answer_was_lost_is_found_again(aws: AwsWorld) -> None:
+    """EC2 knows the token, and was asked for something else under it."""
+    provider = aws.provider()
+    granted = provider.launch(aws.pool, 2, BOOT, "lost")
+    hidden = provider._granted
+    seen: list[Any] = []
+
+    def after_a_moment(token: str) -> list[str]:
+        seen.append(token)
+        return hidden(token) if len(seen) > 2 else []
+
+    provider._granted = after_a_moment
+    aws.ec2.refuse("CreateFleet", "IdempotentParameterMismatch")
+    assert provider.launch(aws.pool, 1, BOOT, "lost") == granted
+    assert len(seen) == 3
+    for id_ in granted:
+        provider.terminate(id_)
+
+
+def test_no_notice_on_request_from_ec2(aws: AwsWorld) -> None:
+    with pytest.raises(FleetError, match="Fault Injection"):
+        aws.provider().evict("i-1")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "status", "kind"),
+    [
+        ("bulkInsert", "forbidden", 403, CloudDenied),
+        ("bulkInsert", "quotaExceeded", 403, QuotaExceeded),
+        ("bulkInsert", "rateLimitExceeded", 403, Throttled),
+        ("aggregated", "tooMany", 429, Throttled),
+        ("aggregated", "backendError", 503, CloudUnavailable),
+        ("instanceTemplates", "notFound", 404, InvalidRequest),
+        ("bulkInsert", "invalid", 400, InvalidRequest),
+    ],
+)
+def test_compute_engine_refuses(
+    gcp_: GcpWorld, path: str, reason: str, status: int, kind: type[FleetError]
+) -> None:
+    gcp_.compute.refuse(path, status, reason)
+    with pytest.raises(FleetError) as caught:
+        gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
+    assert type(caught.value) is kind
+    assert caught.value.code == reason
+    assert not gcp_.compute.refusals, "the refusal was met"
+    assert gcp_.alive() == set()
+
+
+@pytest.mark.parametrize("code", ["STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"])
+def test_an_operation_that_ends_in_want(gcp_: GcpWorld, code: str) -> None:
+    gcp_.compute.exhausted = dict.fromkeys(gcp_.zones, code)
+    with pytest.raises(NoCapacity) as caught:
+        gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
+    assert (caught.value.code, caught.value.zone) == (code, gcp_.zones[-1])
+    # both zones, both types
+    assert sum("bulkInsert" in path for _, path in gcp_.compute.requests) == 4
+
+
+def test_a_quota_ends_the_search(gcp_: GcpWorld) -> None:
+    gcp_.compute.exhausted = {gcp_.zones[0]: "QUOTA_EXCEEDED"}
+    with pytest.raises(QuotaExceeded):
+        gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
+
+
+def test_an_operation_that_takes_too_long_is_no_failure(
+    gcp_: GcpWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcp, "LAUNCH_SECONDS", 0.5)
+    gcp_.compute.operation_seconds = 5.0
+    granted = gcp_.provider().launch(gcp_.pool, 2, BOOT, "t1")
+    assert set(granted) == gcp_.alive()
+
+
+def test_a_preemption_on_request(gcp_: GcpWorld) -> None:
+    provider = gcp_.provider()
+    (id_,) = provider.launch(gcp_.pool, 1, BOOT, "t1")
+    provider.evict(id_)
+    (one,) = provider.instances()
+    assert one.state.value == "leaving"
+    (bought,) = provider.launch(gcp_.pool, 1, BOOT, "t2", spot=False)
+    with pytest.raises(FleetError, match="on demand"):
+        provider.evict(bought)
+
+
+def test_nobody_answers_for_google(gcp_: GcpWorld) -> None:
+    gcp_.url = "http://127.0.0.1:9"
+    with pytest.raises(CloudUnavailable):
+        gcp_.provider().instances()
+
+
+def test_a_type_without_a_price_is_refused_at_once(aws: AwsWorld, gcp_: GcpWorld) -> None:
+    for make in (
+        lambda: AwsProvider("c", [aws.spec(instance_types=["x9.huge"])], PriceTable.load("aws")),
+        lambda: GcpProvider("c", [gcp_.spec(instance_types=["x9"])], PriceTable.load("gcp")),
+    ):
+        with pytest.raises(SpecError, match="VCASGD_PRICES"):
+            make()
+
+
+def test_the_library_is_that_which_is_tested() -> None:
+    """The names of the states that the table of ours has."""
+    from vcasgd.fleet.providers.gcp_rows import STATES
+
+    known = {status.name for status in compute_v1.Instance.Status}
+    assert STATES.keys() <= known
+    gone = {"UNDEFINED_STATUS", "DEPROVISIONING", "PENDING", "STOPPING_BY_USER"}
+    assert known - STATES.keys() <= gone

@@ -1,0 +1,181 @@
+"""What machines cost, whom, and for what; and when a job has to stop for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fleets import NOW, machine
+
+from vcasgd.fleet.budget import affordable, commitment, pause_reason
+from vcasgd.fleet.costs import (
+    CHARGE_SECONDS,
+    Doing,
+    Meter,
+    Waste,
+    accrued,
+    charge,
+    last_charge,
+    report,
+)
+from vcasgd.fleet.observed import Limits
+
+HOUR = 3600.0
+ONE = machine("a", age=0, price=1.0, on_demand_price_per_hour=4.0)
+METER = Meter(NOW, NOW, "A", Doing.BOOTING, "local", True, 1.0, 4.0)
+
+
+class TestMeter:
+    def test_a_machine_is_paid_for_from_its_launch_on(self) -> None:
+        first = charge(None, ONE, "A", Doing.BOOTING, NOW + 30)
+
+        assert first is not None
+        assert (first.before, first.after) == (None, METER)
+        assert first.amounts() == {}, "the next charge counts from the launch"
+
+    def test_nothing_is_booked_while_nothing_changes(self) -> None:
+        assert charge(METER, ONE, "A", Doing.BOOTING, NOW + CHARGE_SECONDS - 0.1) is None
+        assert charge(METER, ONE, "A", Doing.BOOTING, NOW + CHARGE_SECONDS) is not None
+
+    def test_what_changes_is_booked_at_once_and_the_past_to_who_had_it(self) -> None:
+        change = charge(METER, ONE, "B", Doing.WORKING, NOW + 1)
+
+        assert change is not None
+        assert change.job == "A"
+        assert change.amounts() == {
+            "local|spot|booting|seconds": 1.0,
+            "local|spot|booting|usd": 1 / HOUR,
+            "local|spot|booting|on_demand_usd": 4 / HOUR,
+        }
+        assert (change.after.job, change.after.doing) == ("B", Doing.WORKING)
+
+    def test_a_new_price_counts_from_when_it_is_seen(self) -> None:
+        change = charge(METER, replace(ONE, price_per_hour=2.0), "A", Doing.BOOTING, NOW + 1)
+
+        assert change is not None
+        assert change.amounts()["local|spot|booting|usd"] == 1 / HOUR
+        assert change.after.price_per_hour == 2.0
+
+    def test_an_idle_machine_is_paid_by_who_had_it_last(self) -> None:
+        idle = charge(replace(METER, doing=Doing.WORKING), ONE, None, Doing.IDLE, NOW + 1)
+        assert idle is not None
+        assert (idle.after.job, idle.after.doing) == ("A", Doing.IDLE)
+
+    def test_what_nobody_pays_is_booked_to_nobody(self) -> None:
+        found = charge(replace(METER, job=None), ONE, "A", Doing.WORKING, NOW + 20)
+        assert found is not None
+        assert found.amounts() == {}
+
+    def test_json(self) -> None:
+        assert Meter.from_json(METER.to_json()) == METER
+
+
+class TestLast:
+    def test_up_to_when_it_was_seen(self) -> None:
+        end = last_charge("a", METER, NOW + 100, 60, None)
+
+        assert end is not None
+        assert end.after.closed
+        assert end.amounts()["local|spot|booting|seconds"] == 100
+
+    def test_but_a_minute_at_least(self) -> None:
+        end = last_charge("a", METER, NOW + 5, 60, None)
+        assert end is not None
+        assert end.amounts()["local|spot|booting|seconds"] == 60
+
+    def test_only_once(self) -> None:
+        assert last_charge("a", replace(METER, closed=True), NOW + 100, 60, None) is None
+
+    def test_one_that_is_listed_again_is_not_paid_twice(self) -> None:
+        closed = replace(METER, until=NOW + 100, closed=True)
+        again = charge(closed, ONE, None, Doing.WORKING, NOW + 130)
+
+        assert again is not None
+        assert again.amounts()["local|spot|booting|seconds"] == 30
+
+    @pytest.mark.parametrize(
+        ("unpushed", "lost"), [(None, 0), (NOW + 90, 10), (NOW + 101, 0), (NOW - 500, 100)]
+    )
+    def test_lost_work(self, unpushed: float | None, lost: float) -> None:
+        working = replace(METER, doing=Doing.WORKING)
+        end = last_charge("a", working, NOW + 100, 60, unpushed)
+
+        assert end is not None
+        assert end.lost_seconds == lost
+
+    def test_an_idle_machine_loses_no_work(self) -> None:
+        end = last_charge("a", replace(METER, doing=Doing.IDLE), NOW + 100, 60, NOW)
+        assert end is not None
+        assert end.lost_seconds == 0
+
+
+def test_a_report_adds_up() -> None:
+    working = replace(METER, doing=Doing.WORKING)
+    charges = [
+        charge(METER, ONE, "A", Doing.WORKING, NOW + 100),
+        last_charge("a", working, NOW + 3600, 60, NOW + 3564),
+        last_charge("b", replace(working, pool="other", spot=False, price_per_hour=4.0),
+                    NOW + 1800, 60, None),
+        last_charge("c", replace(METER, doing=Doing.IDLE), NOW + 360, 60, None),
+    ]  # fmt: skip
+    sums: dict[str, float] = {}
+    for each in charges:
+        assert each is not None
+        for name, amount in each.amounts().items():
+            sums[name] = sums.get(name, 0.0) + amount
+
+    found = report(sums)
+
+    assert found.machine_seconds == pytest.approx(100 + 3600 + 1800 + 360)
+    assert found.spent_usd == pytest.approx((100 + 3600 + 360) / HOUR + 2.0)
+    assert found.on_demand_usd == pytest.approx(4 * found.machine_seconds / HOUR)
+    assert found.saved_usd == pytest.approx(3 * (100 + 3600 + 360) / HOUR)
+    assert found.booting == Waste(100, pytest.approx(100 / HOUR))
+    assert found.idle == Waste(360, pytest.approx(0.1))
+    assert found.lost_work == Waste(pytest.approx(36), pytest.approx(0.01))
+    assert [(each.pool, each.spot) for each in found.pools] == [("local", True), ("other", False)]
+
+
+def test_a_report_of_nothing() -> None:
+    assert report({}).spent_usd == 0.0
+
+
+LIMITS = Limits(exit_seconds=36.0, billing_seconds=60.0)
+
+
+class TestBudget:
+    def test_old_machines_cost_until_they_are_gone_new_ones_a_minute(self) -> None:
+        machines = [machine("a", age=1000, price=10.0), machine("b", age=12, price=10.0)]
+        assert commitment(machines, LIMITS, NOW) == pytest.approx(10 * (36 + 48) / HOUR)
+
+    @pytest.mark.parametrize(
+        ("budget", "spent", "committed", "pauses"),
+        [
+            (None, 1e9, 1.0, False),
+            (5.0, 4.0, 0.99, False),
+            (5.0, 4.0, 1.0, True),
+            (5.0, 6.0, 0.1, True),
+            # nothing that could cost more
+            (5.0, 6.0, 0.0, False),
+        ],
+    )
+    def test_it_pauses_before_the_budget_is_spent(
+        self, budget: float | None, spent: float, committed: float, pauses: bool
+    ) -> None:
+        assert bool(pause_reason(budget, spent, committed)) is pauses
+
+    def test_the_reason_names_the_field_and_the_money(self) -> None:
+        assert pause_reason(5.0, 4.5, 0.6) == (
+            "stop.max_cost_usd: 4.5000 of 5 USD are spent, and 0.6000 more until its machines "
+            "are gone"
+        )
+
+    def test_what_is_left(self) -> None:
+        assert affordable(None, 1.0, 1.0) is None
+        assert affordable(5.0, 1.0, 1.5) == 2.5
+        assert affordable(5.0, 4.0, 1.5) == 0.0
+
+
+def test_what_is_not_booked_yet_counts() -> None:
+    assert accrued(METER, NOW + 36) == pytest.approx(0.01)
+    assert accrued(replace(METER, closed=True), NOW + 36) == 0.0

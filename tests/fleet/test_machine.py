@@ -1,0 +1,235 @@
+"""What a machine of a cloud reads, asks for and runs: real files, servers and processes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from provider_worlds import AwsWorld, GcpWorld, aws_world, boot_script, gcp_world
+
+from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
+from vcasgd.fleet import machine
+from vcasgd.fleet.machine_secrets import gcp_secret
+from vcasgd.fleet.metadata import Response
+from vcasgd.fleet.providers.base import Boot
+from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
+from vcasgd.fleet.providers.user_data import (
+    boot_environment,
+    combined,
+    script_of,
+    worker_script,
+)
+
+Eventually = Callable[..., Any]
+TRICKY = """it's "$HOME" `id` \\ end"""
+
+
+@pytest.fixture
+def metadata() -> Iterator[MetadataServer]:
+    server = MetadataServer(Metadata("i-123"))
+    server.start()
+    yield server
+    server.stop()
+
+
+def unit(folder: Path, url: str, script: str) -> dict[str, str]:
+    """Runs the script as cloud-init does, and reads what it wrote as systemd's unit does."""
+    env = {"PATH": os.environ["PATH"], "VCASGD_ROOT": str(folder)}
+    subprocess.run(["sh", "-c", script], env=env, check=True, timeout=30)
+    path = folder / "etc/vcasgd/worker.env"
+    assert path.stat().st_mode & 0o077 == 0
+    shown = f"set -a; . {shlex.quote(str(path))}; exec env -0"
+    output = subprocess.run(
+        ["sh", "-c", shown], env={"HOME": "/root"}, check=True, capture_output=True, timeout=30
+    ).stdout.decode()
+    told = dict(line.split("=", 1) for line in output.split("\0") if line)
+    return {**told, "PATH": os.environ["PATH"], "VCASGD_METADATA_URL": url}
+
+
+@pytest.mark.parametrize("template", ["", "#cloud-config\na: 1\n", "#!/bin/sh\necho ü\n"])
+def test_user_data_keeps_what_the_template_has(template: str) -> None:
+    script = worker_script({"A": TRICKY})
+    first = combined(template, script, 10_000)
+    assert script_of(first) == script
+    # as a template it is taken apart again, and is the same every time
+    again = combined(first, script, 20_000)
+    assert again.count("text/x-shellscript") == first.count("text/x-shellscript") + 1
+    assert combined(template, script, 10_000) == first
+    with pytest.raises(InvalidRequest, match="takes 10"):
+        combined(template, script, 10)
+
+
+def test_what_no_line_can_hold_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="A: a value must be one line"):
+        worker_script({"A": "a\nb"})
+
+
+def test_a_machine_runs_what_its_launch_said(metadata: MetadataServer, tmp_path: Path) -> None:
+    boot = Boot(
+        ("{python}", "-c", "pass", "{instance_id}"), {"TRICKY": TRICKY, "ME": "{instance_id}"}
+    )
+    script = worker_script(boot_environment(boot, "aws", "us-east-1", {}))
+    found = machine.boot_of(unit(tmp_path, metadata.url, script))
+    assert found.argv == (sys.executable, "-c", "pass", "i-123")
+    assert (found.env["TRICKY"], found.env["ME"]) == (TRICKY, "i-123")
+    assert found.env["VCASGD_METADATA_KIND"] == "aws"
+    assert "VCASGD_BOOT_ARGV" not in found.env
+
+
+def test_what_no_launch_wrote_is_refused() -> None:
+    with pytest.raises(SpecError, match="VCASGD_BOOT_ARGV"):
+        machine.boot_of({})
+
+
+def test_a_shutdown_becomes_a_notice_and_then_the_end(
+    metadata: MetadataServer, tmp_path: Path, eventually: Eventually
+) -> None:
+    notice = tmp_path / "seen"
+    watch = (
+        "import os, pathlib, shutil, time\n"
+        "path = pathlib.Path(os.environ['VCASGD_NOTICE_FILE'])\n"
+        "print('up', flush=True)\n"
+        "while not path.exists(): time.sleep(0.05)\n"
+        f"shutil.copy(path, {str(notice)!r})\n"
+        "time.sleep(300)\n"
+    )
+    boot = Boot(("{python}", "-c", watch))
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("VCASGD_")},
+        **boot_environment(boot, "gcp", "us-central1", {}),
+        "VCASGD_METADATA_URL": metadata.url,
+    }
+    code = (
+        "import sys\nfrom vcasgd.fleet import machine\n"
+        "machine.Machine.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            began = time.time()
+            process.send_signal(signal.SIGTERM)
+            eventually(notice.exists, 10)
+            assert float(notice.read_text()) == pytest.approx(began + 1.0, abs=2.0)
+            assert process.wait(timeout=20) != 0
+            assert time.time() - began >= 1.0
+        finally:
+            process.kill()
+
+
+def test_the_end_of_the_command_is_the_end(metadata: MetadataServer) -> None:
+    boot = Boot(("{python}", "-c", "raise SystemExit(7)"))
+    env = {
+        **os.environ,
+        **boot_environment(boot, "aws", "us-east-1", {}),
+        "VCASGD_METADATA_URL": metadata.url,
+    }
+    argv = [sys.executable, "-m", "vcasgd.fleet.machine"]
+    assert subprocess.run(argv, env=env, timeout=60, check=False).returncode == 7
+
+
+# --- secrets ------------------------------------------------------------------------------
+
+
+def test_a_secret_of_aws_is_not_in_the_user_data(metadata: MetadataServer, tmp_path: Path) -> None:
+    boot = Boot(("true",), {"RAY_AUTH_TOKEN": "the-token", "OTHER": "x"})
+    with aws_world() as world:
+        import boto3
+
+        boto3.client("secretsmanager", region_name="us-east-1").create_secret(
+            Name="ray-token", SecretString="the-token"
+        )
+        document = world.document()
+        template = {**document["template"], "secrets": {"RAY_AUTH_TOKEN": "ray-token"}}
+        provider = world.provider(template=template)
+        (id_,) = provider.launch(world.pool, 1, boot, "t1")
+        assert "the-token" not in world.told(id_)
+        told = unit(tmp_path, metadata.url, boot_script(world, id_))
+        found = machine.boot_of(told)
+    assert found.env["RAY_AUTH_TOKEN"] == "the-token"
+    assert found.env["OTHER"] == "x"
+
+
+def test_a_secret_that_the_image_brought_is_not_asked_for(metadata: MetadataServer) -> None:
+    env = {
+        **boot_environment(Boot(("true",)), "gcp", "us-central1", {"RAY_AUTH_TOKEN": "nowhere"}),
+        "VCASGD_METADATA_URL": metadata.url,
+        "RAY_AUTH_TOKEN": "mine",
+    }
+    assert machine.boot_of(env).env["RAY_AUTH_TOKEN"] == "mine"
+
+
+def test_a_secret_of_google(httpd: tuple[str, dict[str, tuple[int, str]]]) -> None:
+    url, pages = httpd
+    name = "projects/p/secrets/ray"
+    data = base64.b64encode(b"the-token").decode()
+    pages[f"/v1/{name}/versions/latest:access"] = (200, json.dumps({"payload": {"data": data}}))
+
+    def http(method: str, url: str, headers: object) -> Response:
+        assert url.endswith("/instance/service-accounts/default/token")
+        return Response(200, '{"access_token": "granted"}')
+
+    assert gcp_secret(name, None, url, http) == "the-token"
+    with pytest.raises(CloudDenied, match="status 404"):
+        gcp_secret("projects/p/secrets/other", None, url, http)
+    with pytest.raises(CloudUnavailable):
+        gcp_secret(name, None, "http://127.0.0.1:9", http)
+
+
+@pytest.fixture
+def httpd() -> Iterator[tuple[str, dict[str, tuple[int, str]]]]:
+    """Pages by path, for whoever brings the token."""
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    pages: dict[str, tuple[int, str]] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = pages.get(self.path, (404, ""))
+            if self.headers.get("Authorization") != "Bearer granted":
+                status, body = 401, ""
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", pages
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_template_s_own_metadata_stays(aws: AwsWorld, gcp: GcpWorld) -> None:
+    boot = Boot(("true",), {"A": "1"})
+    for world in (aws, gcp):
+        (id_,) = world.provider().launch(world.pool, 1, boot, "t1")
+        assert "runcmd: [[/usr/local/lib/vcasgd/boot]]" in world.told(id_)
+        assert 'A="1"' in boot_script(world, id_)
+
+
+@pytest.fixture
+def aws() -> Iterator[AwsWorld]:
+    with aws_world() as world:
+        yield world
+
+
+@pytest.fixture
+def gcp() -> Iterator[GcpWorld]:
+    with gcp_world() as world:
+        yield world

@@ -1,0 +1,82 @@
+"""Which provider has which pool, and what is said where one can't be made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from provider_worlds import aws_world, gcp_world
+
+from vcasgd.errors import SpecError
+from vcasgd.fleet.pools import parse_pools
+from vcasgd.fleet.providers.local import LocalProvider
+from vcasgd.fleet.providers.registry import configured_pools, make_providers
+from vcasgd.settings import Settings
+
+
+def test_the_local_pool_is_as_the_settings_say(tmp_path: Path) -> None:
+    settings = Settings(
+        home=tmp_path,
+        local_capacity=7,
+        local_price_per_hour=0.1,
+        local_on_demand_price_per_hour=0.4,
+        local_boot_seconds=1.5,
+        local_notice_seconds=9.0,
+    )
+    providers = make_providers(settings, configured_pools(settings))
+    assert providers.keys() == {"local"}
+    provider = providers["local"]
+    assert isinstance(provider, LocalProvider)
+    pool = provider.pool
+    assert (pool.capacity, pool.price_per_hour, pool.on_demand_price_per_hour) == (7, 0.1, 0.4)
+    assert (pool.boot_seconds, pool.notice_seconds) == (1.5, 9.0)
+
+
+def test_a_file_s_local_pools_are_apart(tmp_path: Path) -> None:
+    path = tmp_path / "pools.yaml"
+    template = {"price_per_hour": 0.0, "on_demand_price_per_hour": 2.0}
+    pools = [
+        {"name": "small", "provider": "local", "max_instances": 1},
+        {"name": "large", "provider": "local", "zones": ["x", "y"], "template": template},
+    ]
+    path.write_text(yaml.safe_dump({"pools": pools}))
+    settings = Settings(home=tmp_path, pools=path, local_price_per_hour=0.5, local_capacity=4)
+    providers = make_providers(settings, configured_pools(settings))
+    assert providers["small"] is not providers["large"]
+    assert (providers["small"].capacity("small"), providers["large"].capacity("large")) == (1, 4)
+    offers = providers["large"].offers("large")
+    assert [(one.zone, one.price_per_hour, one.on_demand_price_per_hour) for one in offers] == [
+        ("x", 0.0, 2.0),
+        ("y", 0.0, 2.0),
+    ]
+
+
+def test_pools_of_one_place_share_a_provider(tmp_path: Path) -> None:
+    with aws_world() as aws, gcp_world() as gcp:
+        documents = [
+            aws.document(name="a"),
+            gcp.document(name="g"),
+            aws.document(name="b", spot=False, max_instances=3),
+        ]
+        settings = Settings(home=tmp_path, compute_url=gcp.url)
+        providers = make_providers(settings, parse_pools({"pools": documents}))
+        assert list(providers) == ["a", "g", "b"]
+        assert providers["a"] is providers["b"]
+        assert (providers["a"].capacity("a"), providers["b"].capacity("b")) == (None, 3)
+        assert {offer.spot for offer in providers["b"].offers("b")} == {False}
+        assert providers["g"].name == "gcp"
+        assert providers["a"].instances() == providers["g"].instances() == []
+
+
+@pytest.mark.parametrize(("cloud", "library"), [("aws", "boto3"), ("gcp", "google.cloud")])
+def test_a_missing_library_is_named_with_its_remedy(
+    cloud: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with aws_world() as aws, gcp_world() as gcp:
+        document = aws.document() if cloud == "aws" else gcp.document()
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, f"vcasgd.fleet.providers.{cloud}")
+    with pytest.raises(SpecError, match=rf"pip install 'vcasgd\[{cloud}\]'"):
+        make_providers(Settings(home=tmp_path), parse_pools({"pools": [document]}))

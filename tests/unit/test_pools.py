@@ -1,0 +1,102 @@
+"""The pools file: what is accepted, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vcasgd.errors import SpecError
+from vcasgd.fleet.pools import AwsPoolSpec, GcpPoolSpec, LocalPoolSpec, load_pools, parse_pools
+
+AWS: dict[str, Any] = {
+    "name": "aws-spot",
+    "provider": "aws",
+    "region": "us-east-1",
+    "zones": ["us-east-1a", "us-east-1b"],
+    "instance_types": ["c5.xlarge"],
+    "template": {
+        "launch_template": "lt-0abc",
+        "subnets": {"us-east-1a": "subnet-1", "us-east-1b": "subnet-2"},
+    },
+}
+GCP: dict[str, Any] = {
+    "name": "gcp-spot",
+    "provider": "gcp",
+    "region": "us-central1",
+    "zones": ["us-central1-a"],
+    "instance_types": ["n2-standard-4"],
+    "template": {"project": "p", "instance_template": "workers"},
+}
+
+
+def test_without_a_file_there_is_the_local_pool() -> None:
+    (pool,) = load_pools(None)
+    assert isinstance(pool, LocalPoolSpec)
+    assert (pool.name, pool.zones, pool.labels) == ("local", ("local",), frozenset())
+
+
+def test_a_file_keeps_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "pools.yaml"
+    path.write_text("pools:\n  - {name: b, provider: local}\n  - {name: a, provider: local}\n")
+    assert [pool.name for pool in load_pools(path)] == ["b", "a"]
+
+
+def test_each_provider_has_its_own_template() -> None:
+    aws, gcp = parse_pools({"pools": [AWS, GCP]})
+    assert isinstance(aws, AwsPoolSpec)
+    assert aws.template.version == "$Default"
+    assert isinstance(gcp, GcpPoolSpec)
+    assert gcp.template.project == "p"
+
+
+@pytest.mark.parametrize(
+    ("pool", "field", "words"),
+    [
+        ({"name": "a"}, "pools.0.provider", "choose one of local, aws, gcp"),
+        ({**AWS, "provider": "azure"}, "pools.0.provider", "no provider 'azure'"),
+        ({**AWS, "zone": "a"}, "pools.0.zone", "there is no such field"),
+        ({**AWS, "name": "A"}, "pools.0.name", "lower-case"),
+        ({**AWS, "zones": []}, "pools.0", "zones is required for provider aws"),
+        ({**AWS, "region": ""}, "pools.0", "region is required"),
+        ({**AWS, "zones": ["a", "a"]}, "pools.0.zones", "names something twice"),
+        ({**AWS, "zones": ["us-east-1c"]}, "pools.0", "subnets has none for zone us-east-1c"),
+        ({**AWS, "template": {}}, "pools.0.template.launch_template", "is required"),
+        ({**AWS, "template": {**AWS["template"], "ami": "x"}}, "pools.0.template.ami", "subnets"),
+        ({**AWS, "max_instances": -1}, "pools.0.max_instances", "greater than or equal to 0"),
+        ({**AWS, "max_price_per_hour": 0}, "pools.0.max_price_per_hour", "greater than 0"),
+        ({**AWS, "labels": ["EU only"]}, "pools.0.labels.0", "pattern"),
+        ({**GCP, "zones": ["europe-west1-b"]}, "pools.0", "is not in region us-central1"),
+        ("local", "pools.0", "must be a mapping"),
+    ],
+)
+def test_a_wrong_pool_names_its_field(pool: object, field: str, words: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_pools({"pools": [pool]})
+    assert caught.value.field == field
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, {"pools": []}, {"pools": {"a": 1}}])
+def test_a_file_without_pools(value: object) -> None:
+    with pytest.raises(SpecError, match="at least one"):
+        parse_pools(value)
+
+
+def test_two_of_one_name() -> None:
+    with pytest.raises(SpecError, match=r"pools\.1\.name: there are two pools aws-spot"):
+        parse_pools({"pools": [AWS, AWS]})
+
+
+@pytest.mark.parametrize("text", ["pools: [", "\tpools", "pools: 3"])
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "pools.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"pools\.yaml"):
+        load_pools(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="can't be read"):
+        load_pools(tmp_path / "nowhere.yaml")

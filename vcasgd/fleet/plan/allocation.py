@@ -1,0 +1,196 @@
+"""Who gets which machine: fills the places of all jobs, one by one, as they matter."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
+from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan.market import Markets
+from vcasgd.fleet.plan.staff import Staff, divide, worth
+from vcasgd.fleet.providers.base import Instance
+
+
+class Allocation:
+    """One round's; ``failed``: machines that end in it, and why."""
+
+    def __init__(
+        self, state: Observed, failed: dict[str, str], blames: Sequence[Blame], now: float
+    ) -> None:
+        self._state = state
+        self._now = now
+        self._machines = {one.id: one for one in state.staying() if one.id not in failed}
+        self._pools = {pool.name: pool for pool in state.pools}
+        self._markets = Markets(state, [(b.pool, b.zone, b.spot) for b in blames], now)
+        self._staff: dict[str, Staff]
+        self._staff, self._spare = divide(state, self._machines, self._replaceable, now)
+        self._idle = self._idle_machines()
+        self._coming = self._coming_machines()
+        self._beyond_minimum: list[tuple[JobDemand, WorkerView]] = []
+        self._unmet: list[JobDemand] = []
+        self.starts: list[StartWorker] = []
+        self.handovers: list[StopWorker] = []
+        self._fill()
+
+    # -- what comes of it ----------------------------------------------------------------------
+
+    def surplus(self) -> list[StopWorker]:
+        """Workers that are too many for their job and of no use to any other."""
+        since, limit = self._state.history.surplus, self._state.limits.surplus_seconds
+        return [
+            StopWorker(worker.name, "no work for it")
+            for worker in self._spare
+            if worker.job in self._staff and self._now - since.get(worker.job, self._now) >= limit
+        ]
+
+    def dear(self) -> list[StopWorker]:
+        """Workers on machines that have cost more than they may for too long."""
+        return [
+            StopWorker(worker.name, "its machine costs more than max_price_per_hour")
+            for staff in self._staff.values()
+            for worker in staff.dear
+        ]
+
+    def moves(self) -> list[StopWorker]:
+        """One worker for each unmet minimum, from the latest jobs that have more than theirs."""
+        givers = list(reversed(self._beyond_minimum))
+        moves = []
+        for needy in self._unmet:
+            for giver in givers:
+                if self._fits(needy, self._machines[giver[1].instance_id]):
+                    givers.remove(giver)
+                    moves.append(_hand_over(giver[1], needy))
+                    break
+        return moves
+
+    def terminations(self) -> list[Terminate]:
+        return [
+            Terminate(one.id, reason)
+            for one in (*self._idle, *self._booting_for_nobody())
+            if (reason := self._why_end(one)) is not None
+        ]
+
+    def launches(self) -> list[Launch]:
+        return self._markets.launches()
+
+    def _why_end(self, one: Instance) -> str | None:
+        payer = self._state.payers.get(one.id)
+        if any(job.broke and job.job == payer for job in self._state.jobs):
+            return f"the budget of {payer} is spent"
+        if one.id in self._coming_ids:
+            return None
+        if one.advised_at is not None:
+            return "the cloud advised to leave it"
+        since = self._state.history.idle.get(one.id, self._now)
+        return "idle" if self._now - since > self._state.limits.idle_seconds else None
+
+    # -- filling places ------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        jobs = [job for job in self._state.jobs if job.running]
+        for job in jobs:
+            filled = sum(self._place(job, number, beyond=False) for number in range(job.needed))
+            self._unmet += [job] * (job.needed - filled)
+        for job in jobs:
+            for number in range(job.needed, job.desired):
+                if not self._place(job, number, beyond=True):
+                    break
+
+    def _place(self, job: JobDemand, number: int, *, beyond: bool) -> bool:
+        """The first places of a job are those that take no risk."""
+        on_demand = number < job.on_demand_minimum
+        staff = self._staff[job.job]
+        worker = staff.take(on_demand=on_demand)
+        if worker is None and self._find(job, on_demand=on_demand, beyond=beyond):
+            return True
+        worker = worker or staff.take_replaceable(on_demand=on_demand)
+        if worker is None:
+            return False
+        if beyond:
+            self._beyond_minimum.append((job, worker))
+        return True
+
+    def _find(self, job: JobDemand, *, on_demand: bool, beyond: bool) -> bool:
+        return (
+            self._reuse(job, on_demand)
+            or self._take_over(job, on_demand)
+            or self._await(job, on_demand)
+            or self._markets.buy(job, on_demand=on_demand, last_resort=not beyond)
+        )
+
+    def _reuse(self, job: JobDemand, on_demand: bool) -> bool:
+        fitting = [one for one in self._idle if self._fits(job, one, on_demand)]
+        if not fitting:
+            return False
+        chosen = min(fitting, key=lambda one: (job.pools.index(one.pool), worth(one)))
+        self._idle.remove(chosen)
+        self.starts.append(StartWorker(chosen.id, job.job))
+        return True
+
+    def _take_over(self, job: JobDemand, on_demand: bool) -> bool:
+        for worker in self._spare:
+            if self._fits(job, self._machines[worker.instance_id], on_demand):
+                self._spare.remove(worker)
+                if worker.job in self._staff:  # all others are stopped anyway
+                    self.handovers.append(_hand_over(worker, job))
+                return True
+        return False
+
+    def _await(self, job: JobDemand, on_demand: bool) -> bool:
+        for pool in job.pools:
+            for spot in (False,) if on_demand else (True, False):
+                if self._coming[pool, spot]:
+                    self._coming[pool, spot].pop(0)
+                    return True
+        return False
+
+    def _fits(self, job: JobDemand, one: Instance, on_demand: bool = False) -> bool:
+        return (
+            one.pool in job.pools
+            and one.advised_at is None
+            and not (on_demand and one.spot)
+            and one.price_per_hour <= highest_price(self._pools.get(one.pool), job)
+        )
+
+    def _replaceable(self, job: JobDemand, one: Instance) -> bool:
+        """Whether another machine shall take its place, without haste."""
+        if one.advised_at is not None:
+            return True
+        # a pool that sells nothing else is no fallback
+        pool = self._pools.get(one.pool)
+        bought_as_fallback = not one.spot and pool is not None and pool.spot
+        return (
+            bought_as_fallback and job.fallback_after is not None and self._markets.sells_spot(job)
+        )
+
+    # -- machines without a worker -------------------------------------------------------------
+
+    def _busy(self) -> set[str]:
+        return {worker.instance_id for worker in self._state.workers if worker.alive}
+
+    def _idle_machines(self) -> list[Instance]:
+        nodes = self._state.nodes or frozenset()
+        free = nodes - self._busy()
+        return [one for one in self._machines.values() if one.id in free]
+
+    def _coming_machines(self) -> defaultdict[tuple[str, bool], list[str]]:
+        """By pool and kind: machines that will be idle soon; nameless if not listed yet."""
+        known = self._busy() | (self._state.nodes or frozenset())
+        coming: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
+        for one in self._machines.values():
+            if one.id not in known:
+                coming[one.pool, one.spot].append(one.id)
+        self._coming_ids = {id_ for ids in coming.values() for id_ in ids}
+        for pool in self._state.pools:
+            for spot in (True, False):
+                coming[pool.name, spot] += [""] * pool.launching_of(spot=spot)
+        return coming
+
+    def _booting_for_nobody(self) -> list[Instance]:
+        left = {id_ for ids in self._coming.values() for id_ in ids}
+        return [one for one in self._machines.values() if one.id in left]
+
+
+def _hand_over(worker: WorkerView, job: JobDemand) -> StopWorker:
+    return StopWorker(worker.name, f"its machine goes to {job.job}")

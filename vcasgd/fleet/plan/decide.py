@@ -1,0 +1,85 @@
+"""What comes to an end, and in which order everything is done."""
+
+from __future__ import annotations
+
+from vcasgd.fleet.observed import Observed
+from vcasgd.fleet.plan.actions import Action, Blame, StopWorker, Terminate
+from vcasgd.fleet.plan.allocation import Allocation
+from vcasgd.fleet.providers.base import Instance
+
+NOT_JOINED = "did not join in time"
+
+
+def decide(state: Observed, now: float) -> list[Action]:
+    """What to do at ``now`` (Unix seconds), given a state whose history is up to date.
+
+    Stops come first and launches last, so whoever carries out only a part does no harm.
+    """
+    failed = _failed(state, now)
+    blames = _blames(state, failed)
+    allocation = Allocation(state, failed, blames, now)
+    return [
+        *_stop_unwanted(state),
+        *allocation.handovers,
+        *allocation.moves(),
+        *allocation.surplus(),
+        *allocation.dear(),
+        *(Terminate(id_, reason) for id_, reason in failed.items()),
+        *blames,
+        *allocation.terminations(),
+        *allocation.starts,
+        *allocation.launches(),
+    ]
+
+
+def _failed(state: Observed, now: float) -> dict[str, str]:
+    """Machines that came to nothing, or must not go on, and why."""
+    failed = _barred(state)
+    for one in state.staying():
+        # started again on the same machine, a worker would be sent away again
+        if one.id in state.quarantined:
+            failed.setdefault(one.id, "its worker is in quarantine")
+        elif why := _lost(state, one, now):
+            failed.setdefault(one.id, why)
+    return failed
+
+
+def _barred(state: Observed) -> dict[str, str]:
+    """Their pool may no longer see what they hold; also what is only cached there has to go."""
+    barred = {job.job: job.barred for job in state.jobs}
+    holds = dict(state.payers)
+    holds |= {worker.instance_id: worker.job for worker in state.workers if worker.alive}
+    return {
+        one.id: f"pool {one.pool} may not see the data of {holds[one.id]}"
+        for one in state.instances
+        if one.pool in barred.get(holds.get(one.id, ""), frozenset())
+    }
+
+
+def _lost(state: Observed, one: Instance, now: float) -> str | None:
+    if state.nodes is None:
+        return None
+    history, limits = state.history, state.limits
+    if one.id in history.joined:
+        gone = now - history.joined[one.id] > limits.lost_seconds
+        return "its Ray node is gone" if gone else None
+    of_pool = next((pool.boot_seconds for pool in state.pools if pool.name == one.pool), None)
+    late = now - max(one.launched_at, history.since) > (of_pool or limits.boot_seconds)
+    return NOT_JOINED if late else None
+
+
+def _blames(state: Observed, failed: dict[str, str]) -> list[Blame]:
+    return [
+        Blame(one.id, one.pool, one.zone, one.spot, NOT_JOINED)
+        for one in state.staying()
+        if failed.get(one.id) == NOT_JOINED
+    ]
+
+
+def _stop_unwanted(state: Observed) -> list[StopWorker]:
+    running = {job.job for job in state.jobs if job.running}
+    return [
+        StopWorker(worker.name, "the job is not running")
+        for worker in state.workers
+        if worker.alive and worker.job not in running
+    ]

@@ -1,0 +1,220 @@
+"""The pools file: where machines may be bought, and on what conditions.
+
+It is YAML, in ``VCASGD_POOLS``; without it there is the one pool ``local``. A field that is not
+listed here is refused::
+
+    pools:
+      - name: aws-spot
+        provider: aws
+        region: us-east-1
+        zones: [us-east-1a, us-east-1b]
+        instance_types: [c5.xlarge, m5.xlarge]
+        max_instances: 20
+        labels: [eu-only]
+        template: {launch_template: lt-0abc, subnets: {us-east-1a: subnet-1, us-east-1b: subnet-2}}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from vcasgd.errors import SpecError
+from vcasgd.spec import Label, spec_error
+
+#: the pool that there is without a file
+LOCAL_POOL = "local"
+#: names are used in tags, in labels, and before the ids of machines
+POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
+
+Name = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class LocalTemplate(_Part):
+    """What this computer's machines pretend to be. ``None``: as the settings say."""
+
+    price_per_hour: float | None = Field(default=None, ge=0, description="USD, spot")
+    on_demand_price_per_hour: float | None = Field(default=None, ge=0, description="USD")
+    boot_seconds: float | None = Field(default=None, ge=0)
+    notice_seconds: float | None = Field(default=None, ge=0)
+
+
+class AwsTemplate(_Part):
+    """``launch_template`` is a name or an id (``lt-…``); ``subnets`` has one for each zone.
+
+    ``secrets``: environment variables of the machine whose values it fetches itself from
+    Secrets Manager, by name or ARN, instead of reading them in its user data.
+    """
+
+    launch_template: Name
+    version: str = Field(default="$Default", pattern=r"^(\$Default|\$Latest|[1-9][0-9]*)$")
+    subnets: dict[str, Name] = Field(default_factory=dict)
+    secrets: dict[str, Name] = Field(default_factory=dict)
+
+
+class GcpTemplate(_Part):
+    """``instance_template`` is a name, or a path ``regions/<region>/instanceTemplates/<name>``.
+
+    What is given beside it replaces what the template says. ``secrets``: environment variables
+    of the machine whose values it fetches itself from Secret Manager
+    (``projects/<project>/secrets/<name>``), instead of reading them in its metadata.
+    """
+
+    project: Name
+    instance_template: Name
+    network: Name | None = None
+    subnetwork: Name | None = None
+    service_account: Name | None = None
+    secrets: dict[str, Name] = Field(default_factory=dict)
+
+
+class PoolSpec(_Part):
+    """One place to buy machines, whatever cloud it is in."""
+
+    #: whether there is nothing to choose from, so that zones and types may be left out
+    simple: ClassVar[bool] = False
+
+    name: str = Field(pattern=POOL_NAME)
+    provider: Literal["local", "aws", "gcp"]
+    region: str = ""
+    zones: tuple[Name, ...] = ()
+    instance_types: tuple[Name, ...] = ()
+    spot: bool = True
+    max_instances: int | None = Field(default=None, ge=0, le=10_000, strict=True)
+    labels: frozenset[Label] = frozenset()
+    """Labels of data that this pool may see."""
+    boot_seconds: float = Field(
+        default=300.0, gt=0, description="a machine must have joined by then"
+    )
+    max_price_per_hour: float | None = Field(default=None, gt=0, description="USD, of one machine")
+    template: Any = None
+    cpus: float | None = Field(default=None, gt=0, description="of each machine; else by its type")
+    gpus: int | None = Field(default=None, ge=0, strict=True)
+
+    @field_validator("zones", "instance_types")
+    @classmethod
+    def _no_duplicates(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("names something twice")
+        return value
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> PoolSpec:
+        if not self.simple:
+            for field in ("region", "zones", "instance_types"):
+                if not getattr(self, field):
+                    raise ValueError(f"{field} is required for provider {self.provider}")
+        return self
+
+
+class LocalPoolSpec(PoolSpec):
+    """Machines that are processes of this computer."""
+
+    simple: ClassVar[bool] = True
+
+    provider: Literal["local"]
+    zones: tuple[Name, ...] = ("local",)
+    instance_types: tuple[Name, ...] = ("process",)
+    template: LocalTemplate = LocalTemplate()
+
+
+class AwsPoolSpec(PoolSpec):
+    """EC2 instances of one region, from a launch template."""
+
+    provider: Literal["aws"]
+    template: AwsTemplate
+
+    @model_validator(mode="after")
+    def _each_zone_has_a_subnet(self) -> AwsPoolSpec:
+        missing = [zone for zone in self.zones if zone not in self.template.subnets]
+        if self.template.subnets and missing:
+            raise ValueError(f"template.subnets has none for zone {missing[0]}")
+        return self
+
+
+class GcpPoolSpec(PoolSpec):
+    """Compute Engine instances of one region, from an instance template."""
+
+    provider: Literal["gcp"]
+    template: GcpTemplate
+
+    @model_validator(mode="after")
+    def _zones_of_the_region(self) -> GcpPoolSpec:
+        for zone in self.zones:
+            if not zone.startswith(f"{self.region}-"):
+                raise ValueError(f"zone {zone} is not in region {self.region}")
+        return self
+
+
+_KINDS: dict[str, type[PoolSpec]] = {
+    "local": LocalPoolSpec,
+    "aws": AwsPoolSpec,
+    "gcp": GcpPoolSpec,
+}
+
+
+def load_pools(path: Path | None) -> tuple[PoolSpec, ...]:
+    """The pools of a file, in its order; without one, the local pool.
+
+    Raises :class:`~vcasgd.errors.SpecError` that names the file and the first wrong field.
+    """
+    if path is None:
+        return (LocalPoolSpec(name=LOCAL_POOL, provider="local"),)
+    try:
+        value = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SpecError(f"{path}: can't be read: {error.strerror}", field="VCASGD_POOLS") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: is not YAML: {error}", field="VCASGD_POOLS") from error
+    try:
+        return parse_pools(value)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error.message}", remedy=error.remedy, **error.details) from error
+
+
+def parse_pools(value: object) -> tuple[PoolSpec, ...]:
+    """From plain data, as it is in the file. Raises :class:`~vcasgd.errors.SpecError`."""
+    rows = value.get("pools") if isinstance(value, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise SpecError(
+            "pools: must be a list of at least one",
+            remedy="write a list of pools under the word pools",
+            field="pools",
+        )
+    if isinstance(value, dict) and (others := value.keys() - {"pools"}):
+        raise SpecError(f"{min(map(str, others))}: there is no such field", field=str(min(others)))
+    pools = tuple(_parse(index, row) for index, row in enumerate(rows))
+    names = [pool.name for pool in pools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            field = f"pools.{index}.name"
+            raise SpecError(f"{field}: there are two pools {name}", field=field)
+    return pools
+
+
+def _parse(index: int, row: object) -> PoolSpec:
+    where = f"pools.{index}"
+    if not isinstance(row, dict):
+        raise SpecError(f"{where}: must be a mapping of fields", field=where)
+    kind = _KINDS.get(str(row.get("provider")))
+    if kind is None:
+        raise SpecError(
+            f"{where}.provider: there is no provider {row.get('provider')!r}",
+            remedy=f"choose one of {', '.join(_KINDS)}",
+            field=f"{where}.provider",
+        )
+    try:
+        return kind.model_validate(row)
+    except ValidationError as error:
+        first = spec_error(error, kind)
+        # a check of the whole pool has no field of its own
+        path = where if first.field == "job" else f"{where}.{first.field}"
+        message = first.message.removeprefix(f"{first.field}: ")
+        raise SpecError(f"{path}: {message}", remedy=first.remedy, field=path) from error

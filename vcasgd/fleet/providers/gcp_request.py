@@ -1,0 +1,107 @@
+"""What is said to Compute Engine, as plain data: names, filters, and the request of a launch."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vcasgd.fleet.pools import GcpPoolSpec
+
+CLUSTER_LABEL = "vcasgd-cluster"
+POOL_LABEL = "vcasgd-pool"
+LAUNCH_LABEL = "vcasgd-launch"
+USER_DATA_KEY = "user-data"
+
+
+def names_of(cluster: str, pool: str, token: str, count: int) -> list[str]:
+    """The names of a launch's machines, which are their ids; the same for the same token."""
+    return sorted(
+        f"vcasgd-{pool}-{_digest(cluster, pool, token, str(index))[:12]}" for index in range(count)
+    )
+
+
+def launch_label(token: str) -> str:
+    """A label's value may have 63 characters, and no capital letters."""
+    return _digest(token)[:32]
+
+
+def request_id(*parts: str) -> str:
+    """Makes a repeated request the same request to Google, for an hour."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, "/".join(("vcasgd", *parts))))
+
+
+def launch_resource(
+    spec: GcpPoolSpec,
+    *,
+    cluster: str,
+    names: Sequence[str],
+    token: str,
+    kind: str,
+    spot: bool,
+    metadata: Mapping[str, str],
+) -> dict[str, Any]:
+    """A ``BulkInsertInstanceResource``; ``metadata`` replaces all that the template has."""
+    return {
+        "count": len(names),
+        "min_count": 1,
+        "per_instance_properties": {name: {"name": name} for name in names},
+        "source_instance_template": template_path(spec),
+        "instance_properties": {
+            "machine_type": kind,
+            "scheduling": _scheduling(spot=spot),
+            "labels": {
+                CLUSTER_LABEL: cluster,
+                POOL_LABEL: spec.name,
+                LAUNCH_LABEL: launch_label(token),
+            },
+            "metadata": {
+                "items": [{"key": key, "value": metadata[key]} for key in sorted(metadata)]
+            },
+            **_network(spec),
+            **_identity(spec),
+        },
+    }
+
+
+def template_path(spec: GcpPoolSpec) -> str:
+    """Of a template of the project, which is global unless its path says otherwise."""
+    name = spec.template.instance_template
+    path = name if "/" in name else f"global/instanceTemplates/{name}"
+    return f"projects/{spec.template.project}/{path}"
+
+
+def labelled(name: str, value: str) -> str:
+    """A filter of a listing."""
+    return f'(labels.{name} = "{value}")'
+
+
+def _scheduling(*, spot: bool) -> dict[str, Any]:
+    if not spot:
+        return {"provisioning_model": "STANDARD"}
+    return {
+        "provisioning_model": "SPOT",
+        "instance_termination_action": "DELETE",
+        "on_host_maintenance": "TERMINATE",
+        "automatic_restart": False,
+    }
+
+
+def _network(spec: GcpPoolSpec) -> dict[str, Any]:
+    template = spec.template
+    if template.network is None and template.subnetwork is None:
+        return {}
+    named = {"network": template.network, "subnetwork": template.subnetwork}
+    return {"network_interfaces": [{key: value for key, value in named.items() if value}]}
+
+
+def _identity(spec: GcpPoolSpec) -> dict[str, Any]:
+    if spec.template.service_account is None:
+        return {}
+    scope = "https://www.googleapis.com/auth/cloud-platform"
+    return {"service_accounts": [{"email": spec.template.service_account, "scopes": [scope]}]}
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

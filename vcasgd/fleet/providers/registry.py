@@ -1,0 +1,118 @@
+"""Which provider has which pool: made from the pools file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from vcasgd.errors import SpecError
+from vcasgd.fleet.pools import (
+    AwsPoolSpec,
+    GcpPoolSpec,
+    LocalPoolSpec,
+    PoolSpec,
+    load_pools,
+)
+from vcasgd.fleet.prices import PriceTable
+from vcasgd.fleet.providers.base import Provider
+from vcasgd.fleet.providers.local import LocalPool, LocalProvider
+from vcasgd.settings import Settings
+
+P = TypeVar("P", bound=PoolSpec)
+
+
+def configured_pools(settings: Settings) -> tuple[PoolSpec, ...]:
+    """Those of ``VCASGD_POOLS``, in order. Raises :class:`~vcasgd.errors.SpecError`."""
+    return load_pools(settings.pools)
+
+
+def make_providers(settings: Settings, pools: Sequence[PoolSpec]) -> dict[str, Provider]:
+    """By pool, in order; pools of one region (AWS) or project (Google) share a provider.
+
+    Raises :class:`~vcasgd.errors.SpecError` where a library is missing or a price is not known,
+    and :class:`~vcasgd.errors.FleetError` without credentials.
+    """
+    made: dict[tuple[str, str], Provider] = {}
+    for pool in pools:
+        place = _place(pool)
+        if place not in made:
+            together = [other for other in pools if _place(other) == place]
+            made[place] = _MAKERS[pool.provider](settings, together)
+    return {pool.name: made[_place(pool)] for pool in pools}
+
+
+def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
+    """A local pool; what the file leaves open is in the settings."""
+    template = spec.template
+
+    def given(value: float | None, otherwise: float) -> float:
+        return otherwise if value is None else value
+
+    return LocalPool(
+        spec.name,
+        settings.local_capacity if spec.max_instances is None else spec.max_instances,
+        price_per_hour=given(template.price_per_hour, settings.local_price_per_hour),
+        on_demand_price_per_hour=given(
+            template.on_demand_price_per_hour, settings.local_on_demand_price_per_hour
+        ),
+        boot_seconds=given(template.boot_seconds, settings.local_boot_seconds),
+        notice_seconds=given(template.notice_seconds, settings.local_notice_seconds),
+        spot=spec.spot,
+        zones=spec.zones,
+        instance_types=spec.instance_types,
+        cpus=spec.cpus or 1.0,
+        gpus=spec.gpus or 0,
+    )
+
+
+def _place(pool: PoolSpec) -> tuple[str, str]:
+    match pool:
+        case AwsPoolSpec():
+            return pool.provider, pool.region
+        case GcpPoolSpec():
+            return pool.provider, pool.template.project
+        case _:
+            return pool.provider, pool.name
+
+
+def _local(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
+    (spec,) = _of(LocalPoolSpec, pools)
+    return LocalProvider(settings.home_path, settings.cluster, local_pool(settings, spec))
+
+
+def _aws(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
+    try:
+        from vcasgd.fleet.providers.aws import AwsProvider
+    except ImportError as error:
+        raise _missing("aws", error) from error
+    table = PriceTable.load("aws", settings.prices)
+    return AwsProvider(settings.cluster, _of(AwsPoolSpec, pools), table)
+
+
+def _gcp(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
+    try:
+        from vcasgd.fleet.providers.gcp import GcpProvider
+    except ImportError as error:
+        raise _missing("gcp", error) from error
+    table = PriceTable.load("gcp", settings.prices)
+    specs = _of(GcpPoolSpec, pools)
+    return GcpProvider(settings.cluster, specs, table, url=settings.compute_url)
+
+
+_MAKERS: dict[str, Callable[[Settings, Sequence[PoolSpec]], Provider]] = {
+    "local": _local,
+    "aws": _aws,
+    "gcp": _gcp,
+}
+
+
+def _of(kind: type[P], pools: Sequence[PoolSpec]) -> list[P]:
+    return [pool for pool in pools if isinstance(pool, kind)]
+
+
+def _missing(extra: str, error: ImportError) -> SpecError:
+    return SpecError(
+        f"a pool of provider {extra} needs a library that is not installed: {error.name}",
+        remedy=f"pip install 'vcasgd[{extra}]'",
+        field="pools",
+    )

@@ -1,0 +1,3 @@
+from vcasgd.runtime.controller.process import main
+
+main()

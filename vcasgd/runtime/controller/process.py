@@ -1,0 +1,77 @@
+"""The controller's process: both loops, under the controller's lease."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from typing import NoReturn
+
+from vcasgd.errors import StoreUnavailable, VcasgdError
+from vcasgd.runtime.controller.fleet_loop import FleetLoop
+from vcasgd.runtime.controller.providers import providers_of
+from vcasgd.runtime.job_loop import JobLoop
+from vcasgd.runtime.leadership import Leadership
+from vcasgd.runtime.processes import configure_logging, exit_status
+from vcasgd.settings import Settings, load_settings
+from vcasgd.store.connection import connect, patiently
+from vcasgd.store.servers import Control
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """Both loops, under the controller's lease."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ledger = connect(settings.secret("ledger_url"))
+        self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
+        self._leadership = Leadership(Control(self._ledger), settings)
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def run(self) -> None:
+        """Until :meth:`stop`. Raises :class:`ClusterError` when Ray's head was lost."""
+        self._leadership.start()
+        while not self._stop.is_set() and not self._leadership.sure:
+            self._stop.wait(self._settings.heartbeat / 4)
+        jobs = JobLoop(self._settings, self._ledger, self._nodes, self._leadership)
+        jobs.start()
+        try:
+            self._keep_fleet()
+        finally:
+            jobs.stop(checkpoint=self._stop.is_set())
+            self._leadership.stop()
+
+    def _keep_fleet(self) -> None:
+        settings, providers = self._settings, providers_of(self._settings)
+        fleet = patiently(
+            lambda: FleetLoop(settings, self._ledger, providers), settings.patience_seconds
+        )
+        while not self._stop.is_set():
+            if self._leadership.sure:
+                try:
+                    fleet.round()
+                except StoreUnavailable as error:
+                    log.warning("ledger: %s", error)
+            self._stop.wait(settings.heartbeat / 2)
+
+
+def main() -> NoReturn:
+    """The process. Exit status 0 after SIGTERM, 1 after an error; it is meant to be restarted."""
+    configure_logging("controller")
+    status = 0
+    try:
+        controller = Controller(load_settings())
+        signal.signal(signal.SIGTERM, lambda _number, _frame: controller.stop())
+        signal.signal(signal.SIGINT, lambda _number, _frame: controller.stop())
+        controller.run()
+    except VcasgdError as error:
+        status = exit_status(error)
+    logging.shutdown()
+    # Ray's own farewell would wait for a head that is dead
+    os._exit(status)
