@@ -6,6 +6,9 @@ zones   = ["us-east-1a", "us-east-1b", "us-east-1c"]
 # made by: .venv/bin/pip wheel --no-deps --wheel-dir dist .
 package = "../../dist/vcasgd-0.1.0-py3-none-any.whl"
 
+# what the jobs import; the digits of the example are scikit-learn's
+python_packages = ["scikit-learn"]
+
 # your own address, to reach the API without a tunnel
 # api_cidrs = ["203.0.113.7/32"]
 
@@ -19,14 +22,8 @@ pools = {
     max_instances      = 8
     max_price_per_hour = 0.06
   }
-  gpu-spot = {
-    instance_types = ["g4dn.xlarge", "g5.xlarge"]
-    max_instances  = 4
-    gpus           = 1
-    # an image with Ubuntu 24.04 and NVIDIA's driver
-    image   = "ami-0123456789abcdef0"
-    disk_gb = 60
-  }
+  # with the id of an image that has NVIDIA's driver:
+  # gpu-spot = { instance_types = ["g4dn.xlarge"], gpus = 1, image = "ami-…", disk_gb = 60 }
   # data with this label goes to no other pool
   private = {
     instance_types = ["c6i.large"]

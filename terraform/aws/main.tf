@@ -157,9 +157,12 @@ module "worker_data" {
   source   = "../modules/cloud-init"
   for_each = var.pools
 
-  role     = "worker"
-  cloud    = "aws"
-  machine  = merge(local.machine, { PIP_OPTIONS = coalesce(each.value.pip_options, var.pip_options, " ") })
+  role  = "worker"
+  cloud = "aws"
+  machine = merge(local.machine, {
+    PIP_OPTIONS  = coalesce(each.value.pip_options, var.pip_options, " ")
+    PIP_PACKAGES = join(" ", var.python_packages)
+  })
   settings = { AWS_REGION = var.region, VCASGD_METADATA_URL = "http://169.254.169.254", VCASGD_METADATA_KIND = "aws" }
 }
 

@@ -7,6 +7,9 @@ zones   = ["us-central1-a", "us-central1-b", "us-central1-c"]
 # made by: .venv/bin/pip wheel --no-deps --wheel-dir dist .
 package = "../../dist/vcasgd-0.1.0-py3-none-any.whl"
 
+# what the jobs import; the digits of the example are scikit-learn's
+python_packages = ["scikit-learn"]
+
 # your own address, to reach the API without a tunnel
 # api_cidrs = ["203.0.113.7/32"]
 

@@ -137,9 +137,12 @@ module "worker_data" {
   source   = "../modules/cloud-init"
   for_each = var.pools
 
-  role     = "worker"
-  cloud    = "gcp"
-  machine  = merge(local.machine, { PIP_OPTIONS = coalesce(each.value.pip_options, var.pip_options, " ") })
+  role  = "worker"
+  cloud = "gcp"
+  machine = merge(local.machine, {
+    PIP_OPTIONS  = coalesce(each.value.pip_options, var.pip_options, " ")
+    PIP_PACKAGES = join(" ", var.python_packages)
+  })
   settings = { VCASGD_METADATA_URL = "http://metadata.google.internal", VCASGD_METADATA_KIND = "gcp" }
   files    = local.authority
 }

@@ -74,6 +74,17 @@ variable "pip_options" {
   default     = ""
 }
 
+variable "python_packages" {
+  description = "What jobs import beside torch and numpy, as pip understands it; installed on workers."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for name in var.python_packages : can(regex("^[A-Za-z0-9][A-Za-z0-9._,<>=!~\\[\\]-]*$", name))])
+    error_message = "python_packages must hold requirements without spaces, such as torchvision>=0.20."
+  }
+}
+
 variable "redis" {
   description = "The ledger: self-hosted, on a disk of the control plane, or managed, in Memorystore with a replica."
   type        = string

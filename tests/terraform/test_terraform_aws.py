@@ -27,10 +27,13 @@ from terraform_harness import (
     need_terraform,
 )
 
+from vcasgd.fleet.pools import AwsPoolSpec, parse_pools
+from vcasgd.fleet.providers.base import INSTANCE_ID, Boot
+from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
+from vcasgd.runtime.cluster import node_command
+
 #: of the machines that cloud-init makes, at most; EC2 takes so much
 MOST_USER_DATA = 16_384
-#: what a launch adds to it: an environment and a command
-ROOM_FOR_A_LAUNCH = 7_000
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +89,20 @@ def _files(cloud_config: str) -> dict[str, str]:
     return {row["path"]: gzip.decompress(base64.b64decode(row["content"])).decode() for row in rows}
 
 
+def _boot() -> Boot:
+    """As the controller asks for it."""
+    command = node_command(
+        address="10.80.0.10:10000",
+        instance_id=INSTANCE_ID,
+        cpus=2,
+        temp_dir=None,
+        heartbeat=2.0,
+        labels={},
+        token="t" * 48,
+    )
+    return Boot(command.argv, {**command.env, "VCASGD_STORAGE_URL": "s3://a-bucket"})
+
+
 def _named(aws: EmulatedAws, name: str) -> dict[str, Any]:
     (found,) = aws.instances({"Name": "tag:Name", "Values": [name]})
     return found
@@ -116,23 +133,25 @@ def test_what_is_applied_is_what_the_machines_need(applied: Terraform, aws: Emul
 def test_the_controller_gets_pools_with_what_was_made(applied: Terraform, aws: EmulatedAws) -> None:
     # Given the file that the control plane reads as VCASGD_POOLS
     files = _user_data(aws, _named(aws, "vcasgd-control"))
-    (pool,) = yaml.safe_load(files["/etc/vcasgd/pools.yaml"])["pools"]
+    (pool,) = parse_pools(yaml.safe_load(files["/etc/vcasgd/pools.yaml"]))
+    assert isinstance(pool, AwsPoolSpec)
     # Then its launch template, subnets and secrets are there
-    template = pool["template"]
+    template = pool.template
     (found,) = aws.client("ec2").describe_launch_template_versions(
-        LaunchTemplateId=template["launch_template"], Versions=["$Default"]
+        LaunchTemplateId=template.launch_template, Versions=[template.version]
     )["LaunchTemplateVersions"]
     data = found["LaunchTemplateData"]
     assert data["MetadataOptions"]["HttpTokens"] == "required"
     assert data["IamInstanceProfile"]["Name"] == "vcasgd-worker"
-    subnets = aws.client("ec2").describe_subnets(SubnetIds=list(template["subnets"].values()))
+    subnets = aws.client("ec2").describe_subnets(SubnetIds=list(template.subnets.values()))
     zones = {each["AvailabilityZone"] for each in subnets["Subnets"]}
-    assert zones == set(pool["zones"]) == {"us-east-1a", "us-east-1b"}
-    secret = template["secrets"]["RAY_AUTH_TOKEN"]
+    assert zones == set(pool.zones) == {"us-east-1a", "us-east-1b"}
+    secret = template.secrets["RAY_AUTH_TOKEN"]
     assert aws.client("secretsmanager").describe_secret(SecretId=secret)["Name"] == secret
     # and its machines get a cloud-config with room for what a launch adds
     worker = base64.b64decode(data["UserData"]).decode()
-    assert len(worker) < MOST_USER_DATA - ROOM_FOR_A_LAUNCH
+    told = boot_environment(_boot(), "aws", "us-east-1", template.secrets)
+    assert len(combined(worker, worker_script(told), MOST_USER_DATA)) < MOST_USER_DATA
     assert "/etc/systemd/system/vcasgd-worker.service" in _files(worker)
 
 
