@@ -27,7 +27,7 @@ RUN cd /opt/vcasgd/lib/python3*/site-packages \
 FROM ${BASE}
 LABEL org.opencontainers.image.title="vcasgd" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --system --uid 10001 --home-dir /var/lib/vcasgd vcasgd \
+RUN useradd --uid 10001 --no-create-home --home-dir /var/lib/vcasgd vcasgd \
  && install -d -o vcasgd -m 750 /var/lib/vcasgd /var/lib/vcasgd/ledger /var/lib/vcasgd/storage \
       /run/vcasgd /run/vcasgd-tensors
 COPY --from=build /opt/vcasgd /opt/vcasgd

@@ -14,16 +14,9 @@ data "aws_iam_policy_document" "fleet" {
   statement {
     sid = "Look"
     actions = [
-      "ec2:DescribeAvailabilityZones",
-      "ec2:DescribeInstanceStatus",
       "ec2:DescribeInstances",
-      "ec2:DescribeInstanceTypeOfferings",
-      "ec2:DescribeInstanceTypes",
       "ec2:DescribeLaunchTemplateVersions",
-      "ec2:DescribeLaunchTemplates",
       "ec2:DescribeSpotPriceHistory",
-      "ec2:DescribeSubnets",
-      "ec2:DescribeTags",
     ]
     # these actions know no resources
     resources = ["*"]

@@ -111,23 +111,16 @@ resource "google_project_iam_custom_role" "launch" {
     "compute.instances.setTags",
     "compute.instanceTemplates.get",
     "compute.instanceTemplates.useReadOnly",
-    "compute.machineTypes.get",
-    "compute.machineTypes.list",
-    "compute.projects.get",
-    "compute.subnetworks.get",
     "compute.subnetworks.use",
     "compute.subnetworks.useExternalIp",
     "compute.zoneOperations.get",
-    "compute.zoneOperations.list",
-    "compute.zones.get",
-    "compute.zones.list",
   ]
 }
 
 resource "google_project_iam_custom_role" "end" {
   role_id     = "${local.custom_prefix}_end"
   title       = "vcasgd ${var.cluster}: end machines"
-  permissions = ["compute.instances.delete"]
+  permissions = ["compute.instances.delete", "compute.instances.simulateMaintenanceEvent"]
 }
 
 resource "google_project_iam_member" "launch" {
