@@ -20,8 +20,9 @@ RUN python3 -m venv /opt/vcasgd \
  && /opt/vcasgd/bin/python -m pip uninstall --yes --quiet pip
 # what only compilers, tests and parts of Ray that nobody starts would need
 RUN cd /opt/vcasgd/lib/python3*/site-packages \
- && rm -rf torch/include torch/share torch/test torch/bin \
+ && rm -rf torch/include torch/share torch/test \
       ray/jars ray/cpp ray/include ray/rllib ray/dashboard/client \
+ && find torch/bin -type f ! -name torch_shm_manager -delete \
  && find scipy sklearn -type d -name tests -prune -exec rm -rf {} +
 
 FROM ${BASE}

@@ -15,7 +15,8 @@ from vcasgd.store.keys import LedgerKeys
 MACHINE = {
     "id": "i-1", "pool": "local", "state": "running", "joined": True, "job": None,
     "launched_at": 5.0, "notice_at": None, "host": "127.0.0.1", "price_per_hour": 0.1,
-    "spot": True,
+    "spot": True, "zone": "local", "instance_type": "process", "advised_at": None,
+    "on_demand_price_per_hour": 0.4,
 }  # fmt: skip
 
 
@@ -69,7 +70,11 @@ def test_a_heartbeat_that_makes_no_sense_hides_no_other_worker(api: Api, client:
 
 
 def test_instances_and_pools_are_what_the_controller_shows(api: Api, client: Client) -> None:
-    pool = {"instances": 1, "launches": 2, "blocked_until": 9.0, "reason": "full", "extra": 1}
+    pool = {
+        "instances": 1, "launches": 2, "blocked_until": 9.0, "reason": "full", "extra": 1,
+        "provider": "local", "spot": True, "capacity": 3, "labels": ["eu-only"],
+        "max_price_per_hour": None, "offers": [], "markets": [],
+    }  # fmt: skip
     api.control.show({"i-1": MACHINE}, {"local": pool})
 
     assert client.instances() == [MACHINE]

@@ -155,8 +155,7 @@ class TestBudget:
             (5.0, 4.0, 0.99, False),
             (5.0, 4.0, 1.0, True),
             (5.0, 6.0, 0.1, True),
-            # nothing that could cost more
-            (5.0, 6.0, 0.0, False),
+            (5.0, 5.0, 0.0, True),
         ],
     )
     def test_it_pauses_before_the_budget_is_spent(
@@ -166,8 +165,8 @@ class TestBudget:
 
     def test_the_reason_names_the_field_and_the_money(self) -> None:
         assert pause_reason(5.0, 4.5, 0.6) == (
-            "stop.max_cost_usd: 4.5000 of 5 USD are spent, and 0.6000 more until its machines "
-            "are gone"
+            "stop.max_cost_usd: 4.5000 of 5 USD are spent, and 0.6000 more would be spent "
+            "until its machines are gone; to go on, resume it with a larger budget"
         )
 
     def test_what_is_left(self) -> None:

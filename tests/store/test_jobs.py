@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from vcasgd.errors import Conflict, NotFound, StoreError
 from vcasgd.store import jobs as module
 from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
-from vcasgd.store.jobs import FAILURES_KEPT, Failure, Job, Jobs, State
+from vcasgd.store.jobs import FAILURES_KEPT, Facts, Failure, Job, Jobs, State
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.servers import NONCE_BITS, Control, Pool, Servers
 
@@ -32,6 +33,12 @@ def in_state(jobs: Jobs, state: State) -> str:
     job = jobs.submit(spec_of(), PACKAGE).id
     assert jobs.transition(job, state, State, why="test")
     return job
+
+
+def tell_facts(ledger: Client, job: str) -> None:
+    """As the worker does that makes the first snapshot."""
+    facts = Facts(samples=10, validation_samples=1, layout="{}", order_digest="d")
+    ledger.hset(LedgerKeys(job).facts, "facts", json.dumps(facts.to_dict()))
 
 
 def kinds(events: Iterable[dict[str, Any]]) -> list[str]:
@@ -163,7 +170,9 @@ class TestTransitions:
         assert after.traceback is None
 
     @pytest.mark.parametrize("state", State)
-    def test_what_people_may_ask_for_in_each_state(self, jobs: Jobs, state: State) -> None:
+    def test_what_people_may_ask_for_in_each_state(
+        self, jobs: Jobs, ledger: Client, state: State
+    ) -> None:
         possible: dict[str, tuple[Callable[[str], Job], State, set[State]]] = {
             "pause": (jobs.pause, State.PAUSED, {State.RUNNING}),
             "resume": (jobs.resume, State.RUNNING, {State.PAUSED}),
@@ -171,6 +180,7 @@ class TestTransitions:
         }
         for command, to, allowed in possible.values():
             job = in_state(jobs, state)
+            tell_facts(ledger, job)
             # asking for what already is so changes nothing and is no error: a repeated request
             if state in allowed | {to}:
                 assert command(job).state is to
@@ -178,6 +188,18 @@ class TestTransitions:
                 with pytest.raises(Conflict, match=f"is {state}"):
                     command(job)
                 assert jobs.get(job).state is state
+
+    def test_a_job_that_was_paused_before_its_first_snapshot_starts_again(self, jobs: Jobs) -> None:
+        job = in_state(jobs, State.PAUSED)
+        assert jobs.resume(job).state is State.STARTING
+
+    def test_a_job_goes_on_with_another_budget(self, jobs: Jobs) -> None:
+        job = in_state(jobs, State.PAUSED)
+
+        spec = jobs.resume(job, max_cost_usd=7.5).spec
+
+        assert spec.stop.max_cost_usd == 7.5
+        assert spec.model_copy(update={"stop": spec_of().stop}) == spec_of()
 
     def test_one_of_two_that_race_wins(self, jobs: Jobs) -> None:
         job = in_state(jobs, State.RUNNING)

@@ -12,7 +12,7 @@ from fastapi.security import HTTPBearer
 import vcasgd
 from vcasgd.api import problems
 from vcasgd.api.auth import BearerAuth
-from vcasgd.api.routes import checkpoints, fleet, health, history, jobs, packages
+from vcasgd.api.routes import checkpoints, fleet, health, history, jobs, money, packages
 from vcasgd.api.services import Services
 from vcasgd.errors import SpecError
 from vcasgd.runtime.storage import Storage
@@ -54,7 +54,7 @@ def _guarded() -> APIRouter:
     scheme = Security(HTTPBearer(auto_error=False, scheme_name="token"))
     anywhere = problems.documented(401, 422, 500, 503)
     router = APIRouter(prefix=PREFIX, dependencies=[scheme], responses=anywhere)
-    for part in (jobs, history, checkpoints, packages, fleet):
+    for part in (jobs, history, checkpoints, packages, fleet, money):
         router.include_router(part.router)
     return router
 

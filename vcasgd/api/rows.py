@@ -120,17 +120,30 @@ class InstanceRow(_Row):
     notice_at: float | None = None
     host: str | None = None
     price_per_hour: float | None = None
+    on_demand_price_per_hour: float | None = None
     spot: bool | None = None
+    zone: str | None = None
+    instance_type: str | None = None
+    advised_at: float | None = None
 
 
 class PoolRow(_Row):
-    """A place to buy machines, as the controller saw it last. `reason`: why it is blocked."""
+    """A place to buy machines, as the controller saw it last. `reason`: why it, or which part of
+    it, is left alone; `labels`: of the data that it may see; `offers` and `markets`: what it sells
+    in which zone, and how it answered."""
 
     name: str
     instances: int | None = None
     launches: int | None = None
     blocked_until: float | None = None
     reason: str | None = None
+    provider: str | None = None
+    spot: bool | None = None
+    capacity: int | None = None
+    labels: list[str] = []
+    max_price_per_hour: float | None = None
+    offers: list[dict[str, Any]] | None = None
+    markets: list[dict[str, Any]] = []
 
 
 class ServerRow(_Row):

@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
 from vcasgd.store.connection import Client
+from vcasgd.store.costs import Costs, Workloads
 from vcasgd.store.jobs import Jobs
 from vcasgd.store.servers import Control, Servers
 
@@ -24,11 +25,14 @@ class Services:
     jobs: Jobs
     control: Control
     servers: Servers
+    costs: Costs
+    workloads: Workloads
 
     @classmethod
     def over(cls, settings: Settings, ledger: Client, storage: Storage) -> Services:
         jobs, control, servers = Jobs(ledger), Control(ledger), Servers(ledger)
-        return cls(settings, ledger, storage, jobs, control, servers)
+        costs, workloads = Costs(ledger), Workloads(ledger)
+        return cls(settings, ledger, storage, jobs, control, servers, costs, workloads)
 
 
 async def _of_app(request: Request) -> Services:

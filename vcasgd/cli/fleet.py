@@ -23,12 +23,15 @@ _INSTANCES: Columns = {
     "STATE": lambda row: row.get("state"),
     "JOB": lambda row: row.get("job"),
     "LAUNCHED": lambda row: ago(row.get("launched_at")),
+    "ZONE": lambda row: row.get("zone"),
+    "TYPE": lambda row: row.get("instance_type"),
     "USD/H": lambda row: row.get("price_per_hour"),
 }
 _POOLS: Columns = {
     "POOL": lambda row: row["name"],
     "INSTANCES": lambda row: row.get("instances"),
     "LAUNCHES": lambda row: row.get("launches"),
+    "LABELS": lambda row: ", ".join(row.get("labels") or ()) or None,
     "BLOCKED": lambda row: row.get("reason"),
 }
 

@@ -12,6 +12,7 @@ import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.jobfile import load_job
+from vcasgd.cli.money import Changes, confirm
 from vcasgd.cli.output import (
     Columns,
     Json,
@@ -64,10 +65,10 @@ def register(app: typer.Typer) -> None:
 def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The job file.")],
     following: Annotated[bool, typer.Option("--follow", "-f", help="Watch the job.")] = False,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be repeated."),
-    ] = None,
+    changes: Changes = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Don't ask, even if it costs money.")
+    ] = False,
     idempotency_key: Annotated[
         str | None, typer.Option(help="The same key again gives the same job.")
     ] = None,
@@ -75,9 +76,14 @@ def submit(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Submit a job; with --follow watch it, and exit with 0 only if it succeeds."""
+    """Submit a job; with --follow watch it, and exit with 0 only if it succeeds.
+
+    If it costs money, it shows the plan and asks first.
+    """
     spec = load_job(file, changes or ())
     with open_client(url, token) as client:
+        if not yes:
+            confirm(client, spec)
         limit_mb = load_settings().package_limit_mb
         job = client.submit_directory(spec, limit_mb, idempotency_key or uuid.uuid4().hex)
         if as_json:
@@ -157,10 +163,17 @@ def pause(job: JobName, url: Url = None, token: Token = None) -> None:
         _tell_state(client.pause(job))
 
 
-def resume(job: JobName, url: Url = None, token: Token = None) -> None:
+def resume(
+    job: JobName,
+    max_cost_usd: Annotated[
+        float | None, typer.Option(min=0, help="Its budget from now on, all in all.")
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
     """Let a paused job go on."""
     with open_client(url, token) as client:
-        _tell_state(client.resume(job))
+        _tell_state(client.resume(job, max_cost_usd))
 
 
 def cancel(job: JobName, url: Url = None, token: Token = None) -> None:

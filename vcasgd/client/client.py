@@ -91,9 +91,11 @@ class Client:
         """Raises :class:`~vcasgd.errors.Conflict` where the job is not running."""
         return self._command(job, "pause")
 
-    def resume(self, job: str) -> JobView:
-        """Raises :class:`~vcasgd.errors.Conflict` where the job is not paused."""
-        return self._command(job, "resume")
+    def resume(self, job: str, max_cost_usd: float | None = None) -> JobView:
+        """With another budget if one is given. Raises :class:`~vcasgd.errors.Conflict` where the
+        job is not paused."""
+        body = None if max_cost_usd is None else {"max_cost_usd": max_cost_usd}
+        return self._command(job, "resume", body)
 
     def cancel(self, job: str) -> JobView:
         """Raises :class:`~vcasgd.errors.Conflict` where the job is over."""
@@ -117,6 +119,34 @@ class Client:
             if time.monotonic() + LOOK_SECONDS > started + timeout:
                 raise ApiError(f"job {job} is not over after {timeout:g} s")
             time.sleep(LOOK_SECONDS)
+
+    # -- money ------------------------------------------------------------------------------
+
+    def cost(self, job: str) -> Row:
+        """What its machines have cost so far, in USD: ``spent_usd``, ``on_demand_usd``,
+        ``saved_usd``, ``pools``, ``wasted``."""
+        row: Row = self._api.json("GET", path_of("jobs", job, "cost"))
+        return row
+
+    def plan(
+        self,
+        spec: JobSpec,
+        *,
+        samples: int | None = None,
+        samples_per_second: float | None = None,
+    ) -> Row:
+        """What a job would buy now, how long it would take and what it would cost: ``offers``,
+        ``pools``, ``usd_per_hour``, ``hours``, ``cost_usd``, ``assumptions``, ``remedies``.
+
+        Nothing is bought. ``samples``: of an epoch; ``samples_per_second``: of one machine; else
+        as earlier jobs of the same name and task had. Raises :class:`~vcasgd.errors.Conflict`
+        where no controller has told which pools there are.
+        """
+        given: Row = {"samples": samples, "samples_per_second": samples_per_second}
+        body = {name: value for name, value in given.items() if value is not None}
+        body["spec"] = spec.model_dump(mode="json")
+        row: Row = self._api.json("POST", "plan", json=body)
+        return row
 
     # -- what a job says ----------------------------------------------------------------------
 
@@ -208,5 +238,6 @@ class Client:
         request: Row = self._api.json("POST", path_of(*parts, "evict"), json=body)
         return request
 
-    def _command(self, job: str, command: str) -> JobView:
-        return JobView.from_json(self._api.json("POST", path_of("jobs", job, command)))
+    def _command(self, job: str, command: str, body: Row | None = None) -> JobView:
+        more = {} if body is None else {"json": body}
+        return JobView.from_json(self._api.json("POST", path_of("jobs", job, command), **more))

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from vcasgd.fleet.observed import Limits
 from vcasgd.fleet.providers.base import Instance
 
+#: what a job that is paused for its budget names first
+FIELD = "stop.max_cost_usd"
+
 
 def commitment(machines: Iterable[Instance], limits: Limits, now: float) -> float:
     """USD that machines still cost if they are given up at ``now`` (Unix seconds): until their
@@ -24,11 +27,16 @@ def affordable(budget: float | None, spent: float, committed: float) -> float | 
     return None if budget is None else max(0.0, budget - spent - committed)
 
 
-def pause_reason(budget: float | None, spent: float, committed: float) -> str | None:
+def pause_reason(
+    budget: float | None,
+    spent: float,
+    committed: float,
+    purpose: str = "spent until its machines are gone",
+) -> str | None:
     """Why the job has to rest now; ``None``: it may go on until the next look."""
-    if budget is None or committed <= 0 or spent + committed < budget:
+    if budget is None or spent + committed < budget:
         return None
     return (
-        f"stop.max_cost_usd: {spent:.4f} of {budget:g} USD are spent, and {committed:.4f} more "
-        "until its machines are gone"
+        f"{FIELD}: {spent:.4f} of {budget:g} USD are spent, and {committed:.4f} more would be "
+        f"{purpose}; to go on, resume it with a larger budget"
     )

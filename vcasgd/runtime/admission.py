@@ -11,6 +11,7 @@ from vcasgd.store.access import (
     TENSORS_SCRIPTS,
     Access,
     User,
+    lease_pass,
     ledger_user,
     tensors_user,
     worker_key,
@@ -38,6 +39,13 @@ def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, s
         "VCASGD_TENSORS_URL": " ".join(on_tensors.url(url) for url in tensors.split()),
         "VCASGD_WORKER_KEY": worker_key(secret, job, worker),
     }
+
+
+def own_pass(settings: Settings, job: str, worker: str) -> str:
+    """With which the worker will show the ledger who it is; empty where there is no secret."""
+    if settings.job_secret is None:
+        return ""
+    return lease_pass(worker_key(settings.job_secret.get_secret_value(), job, worker))
 
 
 class LedgerAdmission:

@@ -26,6 +26,10 @@ class Row:
     host: str
     spot: bool
     price_per_hour: float
+    zone: str = ""
+    instance_type: str = ""
+    on_demand_price_per_hour: float = 0.0
+    advised_at: float | None = None
 
 
 class Chronicle:
@@ -82,6 +86,9 @@ class Chronicle:
                 instance=name,
                 at=row.notice_at,
             )
+        if row.advised_at is not None and (before is None or before.advised_at is None):
+            text = f"the cloud advises to leave {name}; it works on until a replacement does"
+            self._jobs.event(row.job, "rebalance-advice", text, instance=name)
 
     def _tell_gone(self, name: str, last: Row) -> None:
         if last.job is None or name in self._ended:

@@ -45,6 +45,8 @@ class Desk:
         self.doing = "starting"
         self.steps = 0
         self.samples = 0
+        #: since when something is trained that is not on its way yet (Unix seconds)
+        self.unpushed_since: float | None = None
         #: pieces in a row that the user's code failed
         self.failures = 0
         self._progress_at = time.monotonic()

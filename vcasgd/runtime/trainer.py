@@ -84,6 +84,7 @@ class Trainer:
         desk, started = self._desk, time.monotonic()
         if self._seconds_per_sample is not None:
             desk.links.prefetch(self._seconds_per_sample * (step.stop - step.start))
+        desk.unpushed_since = time.time()
         base = Base(desk.links.base, desk.links.base_integers)
         trained = learner.train(
             base,
@@ -99,6 +100,7 @@ class Trainer:
         desk.samples += samples
         unchanged = torch.equal(trained.integers, base.integers)
         self._push(lease, learner, epoch, step, trained, integers_changed=not unchanged)
+        desk.unpushed_since = None
         return trained.stop
 
     def _push(

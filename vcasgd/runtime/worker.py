@@ -147,6 +147,8 @@ class Worker:
         except Fenced as error:
             log.info("%s", error)
             self._desk.drop_current()
+        finally:
+            self._desk.unpushed_since = None
 
     def _work_once(self) -> None:
         # the state comes with a heartbeat, after a word that the machine may not see the job
@@ -295,6 +297,7 @@ class Worker:
             "doing": desk.doing,
             "steps": desk.steps,
             "samples": desk.samples,
+            "unpushed_since": desk.unpushed_since,
             **desk.links.counts(),
             "resident_bytes": psutil.Process().memory_info().rss,
             "notice": notice.kind if notice else None,

@@ -132,7 +132,7 @@ def down(settings: Settings) -> bool:
         with lock:
             state = StackState.read_or_new(home.path)
             sweep(home, state)
-            destroy_instances(home, settings)
+            destroy_instances(home, settings, state.parts)
             remove_scratch(state)
     return was_running
 

@@ -160,9 +160,9 @@ class Supervisor:
         log.info("stopped")
 
     def _end_instances(self, *, known: bool) -> None:
-        destroy_instances(self._home, self._layout.settings)
+        destroy_instances(self._home, self._layout.settings, self._children)
         if known:
-            forget_instances(self._layout.urls["ledger"])
+            forget_instances(self._layout.urls["ledger"], self._layout.settings, self._children)
 
     def _stop(self, name: str) -> None:
         child = self._children[name]

@@ -44,6 +44,15 @@ class Clearances:
         digest = hashlib.sha1(lease_pass.encode()).hexdigest() if lease_pass else ""
         self._ledger.hset(LedgerKeys(job).placed, worker, f"{pool}|{digest}")
 
+    def pool_refused(self, job: str, pool: str, why: str) -> bool:
+        """A pool falls out for a job. False where that was known."""
+        key, field = LedgerKeys(job).refused, f"pool {pool}"
+        known = self._ledger.hget(key, field)
+        if known is not None and known.decode() == why:
+            return False
+        self._ledger.hset(key, field, why)
+        return True
+
     def uncleared(self, job: str, workers: Collection[str]) -> set[str]:
         """Those of the workers that may not see the job's data."""
         keys = LedgerKeys(job)

@@ -255,18 +255,28 @@ class Jobs:
         """Raises :class:`Conflict` where the job is not running."""
         return self._command(job, State.PAUSED, (State.RUNNING,), "paused by request")
 
-    def resume(self, job: str) -> Job:
-        """Raises :class:`Conflict` where the job is not paused."""
-        return self._command(job, State.RUNNING, (State.PAUSED,), "resumed by request")
+    def resume(self, job: str, *, max_cost_usd: float | None = None) -> Job:
+        """With another budget if one is given. Raises :class:`Conflict` where the job is not
+        paused."""
+        present, fields = self.get(job), {}
+        if max_cost_usd is not None:
+            stop = present.spec.stop.model_copy(update={"max_cost_usd": max_cost_usd})
+            fields["spec"] = present.spec.model_copy(update={"stop": stop}).model_dump_json()
+        # its budget may have ended before there was a first snapshot
+        begun = present.state is not State.PAUSED or present.facts is not None
+        to = State.RUNNING if begun else State.STARTING
+        return self._command(job, to, (State.PAUSED,), "resumed by request", **fields)
 
     def cancel(self, job: str) -> Job:
         """Raises :class:`Conflict` where the job is over."""
         allowed = tuple(state for state in State if not state.over)
         return self._command(job, State.CANCELLED, allowed, "cancelled by request")
 
-    def _command(self, job: str, to: State, allowed: Iterable[State], why: str) -> Job:
+    def _command(
+        self, job: str, to: State, allowed: Iterable[State], why: str, **fields: Any
+    ) -> Job:
         allowed = tuple(allowed)
-        if not self.transition(job, to, allowed, why=why):
+        if not self.transition(job, to, allowed, why=why, **fields):
             state = self.get(job).state
             if state is not to:
                 raise Conflict(

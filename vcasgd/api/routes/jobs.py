@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Response, status
+from fastapi import APIRouter, Body, Header, Query, Response, status
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from vcasgd.api.problems import documented
@@ -24,6 +24,17 @@ IdempotencyKey = Annotated[
     str | None,
     Header(min_length=1, max_length=200, pattern=r"^[\x20-\x7e]+$"),
 ]
+
+
+class Resumption(BaseModel):
+    """With which budget the job goes on; without one it has the budget that it had."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_cost_usd: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+Change = Annotated[Resumption | None, Body()]
 
 
 class Submission(BaseModel):
@@ -51,6 +62,7 @@ def submit_job(
     """Creates a job; the same `Idempotency-Key` again gives the same job."""
     _check_package(here, body.package)
     _check_pools(here, body.spec)
+    _check_labels(here, body.spec)
     job, created = here.jobs.submit_once(body.spec, body.package, idempotency_key)
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     if not created:
@@ -79,6 +91,19 @@ def _check_pools(here: Services, spec: JobSpec) -> None:
         )
 
 
+def _check_labels(here: Services, spec: JobSpec) -> None:
+    """One pool at least must be allowed to see all that the job is."""
+    wanted, known = set(spec.required_labels), here.control.pools()
+    rows = [known[pool] for pool in spec.workers.pools if pool in known]
+    if wanted and rows and not any(wanted <= set(row.get("labels") or ()) for row in rows):
+        raise SpecError(
+            f"labels: none of the pools {', '.join(spec.workers.pools)} may see all of "
+            f"{', '.join(sorted(wanted))}",
+            remedy="name a pool that may; vcasgd plan shows why each falls out",
+            field="labels",
+        )
+
+
 @router.get("/jobs")
 def list_jobs(
     here: Here,
@@ -102,9 +127,9 @@ def pause_job(here: Here, job: str) -> JobView:
 
 
 @router.post("/jobs/{job}/resume", responses=documented(404, 409))
-def resume_job(here: Here, job: str) -> JobView:
+def resume_job(here: Here, job: str, change: Change = None) -> JobView:
     """Possible while it is paused."""
-    return JobView.of(here.jobs.resume(job))
+    return JobView.of(here.jobs.resume(job, max_cost_usd=change.max_cost_usd if change else None))
 
 
 @router.post("/jobs/{job}/cancel", responses=documented(404, 409))

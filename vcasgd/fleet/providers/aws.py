@@ -89,7 +89,6 @@ class AwsProvider:
         self._ec2 = client("ec2", self._region)
         self._spot = SpotPrices(self._price_history, price_seconds)
         self._listing = Listing(self._list, listing_seconds)
-        self._templates: dict[str, str] = {}
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. What has no spot price in a zone is not sold there."""
@@ -184,13 +183,11 @@ class AwsProvider:
 
     def _template(self, spec: AwsPoolSpec) -> str:
         """The template's own user data, which ours would replace otherwise."""
-        if spec.name not in self._templates:
-            asked: dict[str, Any] = {**template_of(spec)}
-            asked["Versions"] = [asked.pop("Version")]
-            answer = self._call("describe_launch_template_versions", spec.name, asked)
-            data = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("UserData", "")
-            self._templates[spec.name] = base64.b64decode(data).decode()
-        return self._templates[spec.name]
+        asked: dict[str, Any] = {**template_of(spec)}
+        asked["Versions"] = [asked.pop("Version")]
+        answer = self._call("describe_launch_template_versions", spec.name, asked)
+        data = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("UserData", "")
+        return base64.b64decode(data).decode()
 
     def _granted(self, token: str) -> list[str]:
         """The machines of an earlier launch under this token, also those that are gone."""

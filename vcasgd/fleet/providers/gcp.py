@@ -96,7 +96,6 @@ class GcpProvider:
         self._global = _attempt(lambda: compute_v1.InstanceTemplatesClient(**options))
         self._regional = _attempt(lambda: compute_v1.RegionInstanceTemplatesClient(**options))
         self._listing = Listing(self._list, listing_seconds)
-        self._templates: dict[str, dict[str, str]] = {}
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type costs the same in all zones of a region."""
@@ -201,16 +200,13 @@ class GcpProvider:
 
     def _template(self, spec: GcpPoolSpec) -> dict[str, str]:
         """The template's own metadata, which ours would replace otherwise."""
-        if spec.name not in self._templates:
-            path = template_path(spec).split("/")
-            asked = {"project": self._project, "instance_template": path[-1]}
-            if path[2] == "regions":
-                asked["region"] = path[3]
-            client = self._regional if "region" in asked else self._global
-            found = _attempt(lambda: client.get(asked, **_limits(CALL_SECONDS)), spec.name)
-            items = found.properties.metadata.items
-            self._templates[spec.name] = {item.key: item.value for item in items}
-        return self._templates[spec.name]
+        path = template_path(spec).split("/")
+        asked = {"project": self._project, "instance_template": path[-1]}
+        if path[2] == "regions":
+            asked["region"] = path[3]
+        client = self._regional if "region" in asked else self._global
+        found = _attempt(lambda: client.get(asked, **_limits(CALL_SECONDS)), spec.name)
+        return {item.key: item.value for item in found.properties.metadata.items}
 
     def _insert(
         self,

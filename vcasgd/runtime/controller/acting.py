@@ -5,64 +5,48 @@ from __future__ import annotations
 import logging
 import time
 
-from vcasgd.errors import ClusterError, FleetError, NoCapacity
-from vcasgd.fleet.plan import Action, Launch, StartWorker, StopWorker, Terminate, backoff
-from vcasgd.fleet.providers.base import Boot, Provider
+from vcasgd.errors import ClusterError, FleetError
+from vcasgd.fleet.observed import Observed
+from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan.prices import price_of
+from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, Provider
 from vcasgd.runtime import agent
 from vcasgd.runtime.admission import worker_environment
-from vcasgd.runtime.chronicle import Chronicle
 from vcasgd.runtime.controller.boots import node_boot
 from vcasgd.runtime.controller.names import job_of, worker_name
 from vcasgd.runtime.controller.observing import Lookout
-from vcasgd.runtime.controller.providers import LOCAL_POOL
-from vcasgd.runtime.crashes import Crashes
-from vcasgd.settings import Settings
-from vcasgd.store.connection import Client
-from vcasgd.store.jobs import Jobs
-from vcasgd.store.servers import Control, Pool
+from vcasgd.runtime.controller.parts import DRAIN_LEASES, Parts
 
 log = logging.getLogger(__name__)
-
-#: a refused pool is asked again after the first number of seconds, later up to the second
-POOL_BACKOFF_SECONDS = (1.0, 300.0)
-#: a worker that was asked to leave is killed after so many lease times
-DRAIN_LEASES = 2.0
 
 
 class Hands:
     """Launches, starts, stops and terminates."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        ledger: Client,
-        providers: dict[str, Provider],
-        lookout: Lookout,
-        chronicle: Chronicle,
-        crashes: Crashes,
-    ) -> None:
-        self._settings = settings
-        self._providers = providers
-        self._jobs = Jobs(ledger)
-        self._control = Control(ledger)
+    def __init__(self, parts: Parts, lookout: Lookout) -> None:
+        self._parts = parts
+        self._settings = parts.settings
+        self._jobs = parts.jobs
         self._lookout = lookout
-        self._chronicle = chronicle
-        self._crashes = crashes
         self._draining: dict[str, float] = {}
 
-    def act(self, action: Action) -> None:
+    def act(self, action: Action, state: Observed) -> None:
+        """``state``: that it was decided from."""
         try:
             match action:
                 case Launch():
-                    self._launch(action)
+                    self._launch(action, state)
+                case Blame():
+                    self._parts.memory.blamed(action, time.time())
                 case StartWorker():
-                    self._start_worker(action)
+                    self._start_worker(action, state)
                 case StopWorker():
                     self._stop_worker(action)
                 case Terminate():
                     log.info("terminate %s: %s", action.instance_id, action.reason)
-                    self._chronicle.ended_by_us(action.instance_id, action.reason)
+                    self._parts.chronicle.ended_by_us(action.instance_id, action.reason)
                     self._provider_of(action.instance_id).terminate(action.instance_id)
+                    self._parts.listing.forget()
         except (ClusterError, FleetError) as error:
             # the next round sees what came of it, and decides anew
             log.warning("%s: %s", action, error)
@@ -78,14 +62,14 @@ class Hands:
 
     def serve_requests(self) -> None:
         """What people asked for."""
-        for request in self._control.take_requests():
+        for request in self._parts.control.take_requests():
             if request["kind"] != "evict":
                 log.warning("unknown request %s", request["kind"])
                 continue
             instance = request["instance"]
-            provider = self._provider_of(instance)
             log.info("asked to %s %s", "kill" if request.get("kill") else "evict", instance)
             try:
+                provider = self._provider_of(instance)
                 if request.get("kill"):
                     provider.kill(instance)
                 else:
@@ -93,38 +77,52 @@ class Hands:
             except FleetError as error:
                 log.warning("evict %s: %s", instance, error)
 
-    def _launch(self, action: Launch) -> None:
-        stored = self._control.pool(action.pool)
+    def _launch(self, action: Launch, state: Observed) -> None:
+        offers = _offers(action, state)
         try:
-            granted = self._providers[action.pool].launch(
-                action.pool, action.count, self._boot(action.pool), action.token
-            )
-        except (NoCapacity, FleetError) as error:
-            failures = stored.failures + 1
-            wait = backoff(failures, *POOL_BACKOFF_SECONDS)
-            log.info("%s refuses: %s; next attempt in %.0f s", action.pool, error, wait)
-            self._control.set_pool(
+            granted = self._parts.estate.providers[action.pool].launch(
                 action.pool,
-                Pool(stored.launches + 1, failures, time.time() + wait, str(error)),
+                action.count,
+                self._boot(action.pool, offers),
+                action.token,
+                zones=None if action.zone is None else (action.zone,),
+                instance_types=action.instance_types,
+                spot=action.spot,
             )
+        except FleetError as error:
+            kind = (
+                self._parts.estate.pools[action.pool].spot if action.spot is None else action.spot
+            )
+            held = sum(one.pool == action.pool and one.spot == kind for one in state.staying())
+            self._parts.memory.refused(action, error, held, time.time())
             return
         log.info("launched in %s: %s", action.pool, ", ".join(granted))
-        self._lookout.launched(granted, action.pool)
-        self._control.set_pool(action.pool, Pool(stored.launches + 1))
+        machines = [_machine(each, action, offers) for each in granted]
+        self._lookout.launched(machines)
+        self._parts.books.launched(machines, action.jobs)
+        self._parts.memory.granted(action)
 
-    def _boot(self, pool: str) -> Boot:
-        local = self._providers[pool].name == "local"
-        return node_boot(self._settings, local=local, pool=pool)
+    def _boot(self, pool: str, offers: list[Offer]) -> Boot:
+        return node_boot(
+            self._settings,
+            local=self._parts.estate.pools[pool].provider == "local",
+            pool=pool,
+            # of several types the smallest: what is more is still used by the worker's threads
+            cpus=min((each.cpus for each in offers), default=1.0),
+            gpus=min((each.gpus for each in offers), default=0),
+        )
 
-    def _start_worker(self, action: StartWorker) -> None:
+    def _start_worker(self, action: StartWorker, state: Observed) -> None:
         cluster = self._lookout.cluster
         assert cluster is not None
         name = worker_name(action.instance_id, action.job)
-        if not self._crashes.may_start(name):
+        if not self._parts.crashes.may_start(name):
             return
         log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
         self._jobs.forget_worker(action.job, name)
+        pool = next(one.pool for one in state.instances if one.id == action.instance_id)
+        self._parts.guard.place(action.job, action.instance_id, pool)
         env = worker_environment(self._settings, action.job, name)
         cluster.start_worker(action.instance_id, name, agent.ENTRY, arguments, env)
 
@@ -136,4 +134,40 @@ class Hands:
             self._draining[action.name] = time.time() + limit
 
     def _provider_of(self, instance_id: str) -> Provider:
-        return self._providers[self._chronicle.pool_of(instance_id) or LOCAL_POOL]
+        """Raises :class:`FleetError`."""
+        known = self._parts.listing.provider_of(instance_id)
+        pool = self._parts.chronicle.pool_of(instance_id)
+        provider = known or self._parts.estate.providers.get(pool or "")
+        if provider is None:
+            raise FleetError(f"nobody knows instance {instance_id}")
+        return provider
+
+
+def _offers(action: Launch, state: Observed) -> list[Offer]:
+    """Those that the launch may be answered with."""
+    pool = next(each for each in state.pools if each.name == action.pool)
+    return [
+        each
+        for each in pool.offers or ()
+        if action.zone in (None, each.zone)
+        and (action.instance_types is None or each.instance_type in action.instance_types)
+    ]
+
+
+def _machine(instance: str, action: Launch, offers: list[Offer]) -> Instance:
+    """As it will be listed, as far as is known; at the highest price that it may have."""
+    spot = action.spot is not False
+    return Instance(
+        id=instance,
+        pool=action.pool,
+        state=InstanceState.BOOTING,
+        launched_at=time.time(),
+        notice_at=None,
+        host="",
+        price_per_hour=max((price_of(each, spot=spot) for each in offers), default=0.0),
+        spot=spot,
+        zone=action.zone or "",
+        on_demand_price_per_hour=max(
+            (each.on_demand_price_per_hour for each in offers), default=0.0
+        ),
+    )

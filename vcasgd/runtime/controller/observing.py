@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from vcasgd.errors import ClusterError, JobUnreadable
 from vcasgd.fleet.observed import (
     History,
-    JobDemand,
-    Limits,
     Observed,
     PoolView,
     WorkerView,
     remember,
 )
-from vcasgd.fleet.providers.base import Instance, InstanceState, Provider
+from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
 from vcasgd.runtime.cluster import Cluster
 from vcasgd.runtime.cluster import State as WorkerLife
+from vcasgd.runtime.controller.demands import Demands
 from vcasgd.runtime.controller.names import instance_of, job_of
-from vcasgd.runtime.crashes import Crashes
-from vcasgd.settings import Settings
-from vcasgd.store.connection import Client
-from vcasgd.store.jobs import Job, Jobs, State
-from vcasgd.store.servers import Control
+from vcasgd.runtime.controller.parts import Parts
+from vcasgd.store.jobs import Job, State
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +37,14 @@ STAYING = (InstanceState.BOOTING, InstanceState.RUNNING)
 class Lookout:
     """One look after the other; remembers since when things are as they are."""
 
-    def __init__(
-        self, settings: Settings, ledger: Client, providers: dict[str, Provider], crashes: Crashes
-    ) -> None:
-        self._settings = settings
-        self._providers = providers
-        self._jobs = Jobs(ledger)
-        self._control = Control(ledger)
-        self._crashes = crashes
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._settings = parts.settings
+        self._jobs = parts.jobs
+        self._demands = Demands(parts)
         self._cluster: Cluster | None = None
         self._history = History(since=time.time())
-        self._unseen: dict[str, tuple[str, float]] = {}
+        self._unseen: dict[str, tuple[Instance, float]] = {}
         self._workers: tuple[WorkerView, ...] = ()
 
     @property
@@ -62,12 +57,15 @@ class Lookout:
         """Workers that were alive at the last look."""
         return {worker.name for worker in self._workers if worker.alive}
 
-    def launched(self, instances: list[str], pool: str) -> None:
+    def launched(self, machines: Iterable[Instance]) -> None:
         """They count although they may not be listed yet."""
-        self._unseen |= dict.fromkeys(instances, (pool, time.time()))
+        now = time.time()
+        self._unseen |= {one.id: (one, now) for one in machines}
+        self._parts.listing.forget()
 
     def look(self, now: float) -> Observed:
-        """Raises :class:`ClusterError` when the head was lost."""
+        """Raises :class:`ClusterError` when the head was lost, and
+        :class:`~vcasgd.errors.FleetError` where a cloud could never be asked."""
         state = remember(self._observe(now), now)
         self._history = state.history
         return state
@@ -75,22 +73,28 @@ class Lookout:
     def _observe(self, now: float) -> Observed:
         jobs = self._active()
         for job in jobs:
-            self._refuse_unknown_pools(job)
+            self._refuse_hopeless(job)
         nodes = self._look_at_ray()
-        noticed = self._noticed([job.id for job in jobs])
-        instances = tuple(self._with_notice(one, noticed) for one in self._instances())
+        beats = {job.id: self._jobs.workers(job.id) for job in jobs}
+        machines = self._machines(beats, now)
+        self._measure(jobs, beats, machines, nodes, now)
+        self._parts.memory.load()
+        self._parts.memory.joined(one for one in machines if one.id in (nodes or ()))
+        views = tuple(self._pool(name, machines, now) for name in self._parts.estate.pools)
+        offers: dict[str, Sequence[Offer]] = {view.name: view.offers or () for view in views}
         return Observed(
             cluster=self._settings.cluster,
-            instances=instances,
+            instances=machines,
             nodes=nodes,
             workers=self._workers,
-            jobs=tuple(self._demand(job) for job in jobs),
-            pools=tuple(self._pool(name, instances, now) for name in self._providers),
+            jobs=tuple(self._demands.of(job, machines, offers, now) for job in jobs),
+            pools=views,
             history=self._history,
-            limits=Limits(idle_seconds=self._settings.idle_seconds),
+            limits=self._parts.limits,
             quarantined=frozenset(
                 instance_of(worker) for job in jobs for worker in self._jobs.quarantined(job.id)
             ),
+            payers=self._parts.books.payers,
         )
 
     def _active(self) -> list[Job]:
@@ -102,34 +106,60 @@ class Lookout:
                 log.warning("%s", error)
         return jobs
 
-    def _noticed(self, jobs: list[str]) -> dict[str, float | None]:
-        """Machines that will be taken away, as their workers say; a worker speaks for its own
-        machine only, whatever it writes."""
-        instance = {worker.name: worker.instance_id for worker in self._workers}
-        return {
-            instance[name]: _time(beat.get("notice_at"))
-            for job in jobs
-            for name, beat in self._jobs.workers(job).items()
-            if beat.get("notice") == "terminate" and name in instance and job_of(name) == job
-        }
-
-    def _refuse_unknown_pools(self, job: Job) -> None:
+    def _refuse_hopeless(self, job: Job) -> None:
         """A job that no pool could ever serve would wait for ever."""
-        if job.state is State.STARTING and not self._providers.keys() & set(job.spec.workers.pools):
-            wanted, known = ", ".join(job.spec.workers.pools), ", ".join(self._providers)
-            why = f"workers.pools: there is no pool {wanted}; known: {known}"
-            self._jobs.transition(job.id, State.FAILED, [State.STARTING], why=why)
+        if job.state is not State.STARTING or self._parts.guard.divide(job)[0]:
+            return
+        wanted, known = job.spec.workers.pools, self._parts.estate.pools
+        why = f"workers.pools: there is no pool {', '.join(wanted)}; known: {', '.join(known)}"
+        if known.keys() & set(wanted):
+            labels = ", ".join(job.spec.required_labels)
+            why = f"workers.pools: none of {', '.join(wanted)} may see data labelled {labels}"
+        self._jobs.transition(job.id, State.FAILED, [State.STARTING], why=why)
 
-    def _instances(self) -> list[Instance]:
-        # several pools may share a provider
-        providers = dict.fromkeys(self._providers.values())
-        return [one for provider in providers for one in provider.instances()]
+    # -- machines ------------------------------------------------------------------------------
 
-    def _with_notice(self, one: Instance, noticed: dict[str, float | None]) -> Instance:
-        """Where the cloud tells only the machine, the machine's worker tells us."""
-        if one.id not in noticed or one.state is InstanceState.LEAVING:
-            return one
-        return replace(one, state=InstanceState.LEAVING, notice_at=noticed[one.id])
+    def _machines(
+        self, beats: Mapping[str, Mapping[str, Mapping[str, Any]]], now: float
+    ) -> tuple[Instance, ...]:
+        """Where the cloud tells only the machine, the machine's worker tells us; a worker speaks
+        for its own machine only, whatever it writes."""
+        instance = {worker.name: worker.instance_id for worker in self._workers}
+        said = {
+            instance[name]: beat
+            for job, workers in beats.items()
+            for name, beat in workers.items()
+            if name in instance and job_of(name) == job
+        }
+        listed = self._parts.listing.instances(now)
+        names = {one.id for one in listed}
+        self._unseen = {
+            each: (one, at)
+            for each, (one, at) in self._unseen.items()
+            if each not in names and now - at < LAUNCH_UNSEEN_SECONDS
+        }
+        return tuple(_with_notice(one, said.get(one.id, {}), now) for one in listed)
+
+    def _measure(
+        self,
+        jobs: Iterable[Job],
+        beats: Mapping[str, Mapping[str, Mapping[str, Any]]],
+        machines: Sequence[Instance],
+        nodes: frozenset[str] | None,
+        now: float,
+    ) -> None:
+        """What machines cost, and how fast they are."""
+        self._parts.books.look(
+            machines,
+            nodes=nodes,
+            joined=self._history.joined,
+            works_for={w.instance_id: w.job for w in self._workers if w.alive},
+            coming=self._unseen,
+            billing_seconds=self._parts.limits.billing_seconds,
+            now=now,
+        )
+        for job in jobs:
+            self._parts.speeds.look(job, beats[job.id], machines, now)
 
     def _look_at_ray(self) -> frozenset[str] | None:
         if self._cluster is None:
@@ -152,49 +182,57 @@ class Lookout:
         )
         for worker in self._workers:
             if worker.name in before and not worker.alive and worker.instance_id in nodes:
-                self._crashes.died(worker.name, worker.job, workers[worker.name].reason)
+                self._parts.crashes.died(worker.name, worker.job, workers[worker.name].reason)
         return frozenset(node for node in nodes if node is not None)
 
-    def _demand(self, job: Job) -> JobDemand:
-        workers = job.spec.workers
-        work = self._jobs.work(job.id)
-        left = work["total"] - work["finished"] * work["per_epoch"]
-        return JobDemand(
-            job=job.id,
-            minimum=workers.min,
-            maximum=workers.max,
-            pools=workers.pools,
-            # after the last epoch there is its evaluation still to do
-            wants=max(1, left),
-            running=job.state in (State.STARTING, State.RUNNING),
-        )
+    # -- pools ---------------------------------------------------------------------------------
 
-    def _pool(self, name: str, instances: tuple[Instance, ...], now: float) -> PoolView:
-        listed = {one.id for one in instances}
-        self._unseen = {
-            each: (pool, at)
-            for each, (pool, at) in self._unseen.items()
-            if each not in listed and now - at < LAUNCH_UNSEEN_SECONDS
-        }
-        stored = self._control.pool(name)
-        capacity = self._providers[name].capacity(name)
-        reason = stored.reason if stored.blocked_until > now else None
-        in_use = sum(one.pool == name and one.state in STAYING for one in instances)
-        if reason is None and capacity is not None and in_use >= capacity:
-            reason = f"{in_use} of {capacity} machines in use"
+    def _pool(self, name: str, machines: Sequence[Instance], now: float) -> PoolView:
+        spec, stored = self._parts.estate.pools[name], self._parts.memory.pool(name)
+        offers, problem = self._parts.listing.offers(name, now)
+        capacity = self._capacity(name)
+        in_use = sum(one.pool == name and one.state in STAYING for one in machines)
+        coming = [one for one, _ in self._unseen.values() if one.pool == name]
+        reasons = self._parts.memory.reasons(name, now)
+        if problem is not None:
+            reasons.append(f"no prices: {problem}")
+        if capacity is not None and in_use >= capacity and not reasons:
+            reasons.append(f"{in_use} of {capacity} machines in use")
         return PoolView(
             name=name,
             launches=stored.launches,
-            launching=sum(pool == name for pool, _ in self._unseen.values()),
+            launching=len(coming),
             capacity=capacity,
             blocked_until=stored.blocked_until,
-            reason=reason,
+            reason="; ".join(reasons) or None,
+            refused_since=stored.refused_since,
+            spot=spec.spot,
+            offers=offers,
+            markets=self._parts.memory.markets(name, now),
+            quotas=self._parts.memory.quotas(name, now),
+            boot_seconds=spec.boot_seconds,
+            max_price=spec.max_price_per_hour,
+            launching_on_demand=sum(not one.spot for one in coming),
         )
+
+    def _capacity(self, pool: str) -> int | None:
+        of_provider = self._parts.estate.providers[pool].capacity(pool)
+        limits = (self._parts.estate.pools[pool].max_instances, of_provider)
+        return min((each for each in limits if each is not None), default=None)
 
     @property
     def _ray_token(self) -> str | None:
         token = self._settings.ray_token
         return token.get_secret_value() if token else None
+
+
+def _with_notice(one: Instance, beat: Mapping[str, Any], now: float) -> Instance:
+    kind, at = beat.get("notice"), _time(beat.get("notice_at"))
+    if kind == "terminate" and one.state is not InstanceState.LEAVING:
+        return replace(one, state=InstanceState.LEAVING, notice_at=at)
+    if kind == "rebalance" and one.advised_at is None:
+        return replace(one, advised_at=at or now)
+    return one
 
 
 def _time(value: object) -> float | None:

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from vcasgd.errors import StoreUnavailable, VcasgdError
 from vcasgd.runtime.controller.fleet_loop import FleetLoop
-from vcasgd.runtime.controller.providers import providers_of
+from vcasgd.runtime.controller.parts import Parts
+from vcasgd.runtime.controller.providers import Estate
 from vcasgd.runtime.job_loop import JobLoop
 from vcasgd.runtime.leadership import Leadership
 from vcasgd.runtime.processes import configure_logging, exit_status
@@ -48,9 +49,10 @@ class Controller:
             self._leadership.stop()
 
     def _keep_fleet(self) -> None:
-        settings, providers = self._settings, providers_of(self._settings)
+        settings, estate = self._settings, Estate(self._settings)
         fleet = patiently(
-            lambda: FleetLoop(settings, self._ledger, providers), settings.patience_seconds
+            lambda: FleetLoop(Parts.over(settings, self._ledger, estate)),
+            settings.patience_seconds,
         )
         while not self._stop.is_set():
             if self._leadership.sure:

@@ -5,47 +5,58 @@ from __future__ import annotations
 import shutil
 
 from vcasgd.fleet.observed import Observed
-from vcasgd.runtime.chronicle import Chronicle, Row
+from vcasgd.fleet.pool_rows import to_row
+from vcasgd.fleet.providers.base import Instance
+from vcasgd.runtime.chronicle import Row
 from vcasgd.runtime.controller.names import worker_name
-from vcasgd.settings import Settings
-from vcasgd.store.jobs import Jobs
+from vcasgd.runtime.controller.parts import Parts
 
 
 class Teller:
     """Shows each look, and tidies up after machines that are gone."""
 
-    def __init__(self, settings: Settings, jobs: Jobs, chronicle: Chronicle) -> None:
-        self._settings = settings
-        self._jobs = jobs
-        self._chronicle = chronicle
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._settings = parts.settings
 
     def show(self, state: Observed) -> None:
         job_of = {worker.instance_id: worker.job for worker in state.workers if worker.alive}
-        pools = {
-            pool.name: {
-                "blocked_until": pool.blocked_until,
-                "reason": pool.reason,
-                "launches": pool.launches,
-                "instances": sum(one.pool == pool.name for one in state.instances),
-            }
-            for pool in state.pools
-        }
+        nodes = state.nodes or frozenset()
         rows = {
-            one.id: Row(
-                pool=one.pool,
-                state=one.state.value,
-                joined=one.id in (state.nodes or ()),
-                job=job_of.get(one.id),
-                launched_at=one.launched_at,
-                notice_at=one.notice_at,
-                host=one.host,
-                spot=one.spot,
-                price_per_hour=one.price_per_hour,
-            )
+            one.id: _row(one, joined=one.id in nodes, job=job_of.get(one.id))
             for one in state.instances
         }
-        for gone, job in self._chronicle.show(rows, pools).items():
+        for gone, job in self._parts.chronicle.show(rows, self._pools(state)).items():
             if job is not None:
-                self._jobs.forget_worker(job, worker_name(gone, job))
+                self._parts.jobs.forget_worker(job, worker_name(gone, job))
             if self._settings.ray_dir is not None:
                 shutil.rmtree(self._settings.ray_dir / gone, ignore_errors=True)
+
+    def _pools(self, state: Observed) -> dict[str, dict[str, object]]:
+        return {
+            view.name: to_row(
+                view,
+                provider=self._parts.estate.pools[view.name].provider,
+                labels=self._parts.estate.pools[view.name].labels,
+                instances=sum(one.pool == view.name for one in state.instances),
+            )
+            for view in state.pools
+        }
+
+
+def _row(one: Instance, *, joined: bool, job: str | None) -> Row:
+    return Row(
+        pool=one.pool,
+        state=one.state.value,
+        joined=joined,
+        job=job,
+        launched_at=one.launched_at,
+        notice_at=one.notice_at,
+        host=one.host,
+        spot=one.spot,
+        price_per_hour=one.price_per_hour,
+        zone=one.zone,
+        instance_type=one.instance_type,
+        on_demand_price_per_hour=one.on_demand_price_per_hour,
+        advised_at=one.advised_at,
+    )

@@ -1,0 +1,264 @@
+"""What jobs cost and would cost, over REST and on the command line."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from api_harness import Api, spec, zipped
+from click.testing import Result
+from typer.testing import CliRunner
+
+from vcasgd.cli import app
+from vcasgd.client import Client
+from vcasgd.errors import Conflict, NotFound, SpecError
+from vcasgd.store.costs import Costs, Workload, Workloads
+from vcasgd.store.jobs import State
+
+Run = Callable[..., Result]
+
+
+def pool(price: float = 1.0, *, provider: str = "aws", **more: Any) -> dict[str, Any]:
+    """As the controller shows it."""
+    offer = {
+        "pool": "east", "zone": "a", "instance_type": "small", "spot": True,
+        "price_per_hour": price, "on_demand_price_per_hour": 4 * price, "cpus": 4.0, "gpus": 0,
+        "as_of": time.time(), "source": "test",
+    }  # fmt: skip
+    return {
+        "provider": provider, "spot": True, "labels": ["eu-only"], "capacity": 8, "instances": 0,
+        "launches": 0, "offers": [offer], "markets": [], **more,
+    }  # fmt: skip
+
+
+EAST = {"workers": {"pools": ["east"], "max": 2}}
+
+
+@pytest.fixture
+def market(api: Api) -> Api:
+    """A controller told of one pool."""
+    api.control.show({}, {"east": pool()})
+    return api
+
+
+class TestCost:
+    def test_a_job_that_has_cost_something(self, api: Api, client: Client) -> None:
+        job = api.submit(stop={"max_cost_usd": 5})
+        amounts = {
+            "east|spot|working|seconds": 3600.0, "east|spot|working|usd": 1.0,
+            "east|spot|working|on_demand_usd": 4.0, "east|spot|working|lost_seconds": 36.0,
+            "east|spot|working|lost_usd": 0.01, "east|spot|booting|seconds": 360.0,
+            "east|spot|booting|usd": 0.1, "east|spot|booting|on_demand_usd": 0.4,
+        }  # fmt: skip
+        assert Costs(api.connection).book("m-1", None, "{}", job, amounts)
+
+        found = client.cost(job)
+
+        assert found["spent_usd"] == pytest.approx(1.1)
+        assert found["on_demand_usd"] == pytest.approx(4.4)
+        assert found["saved_usd"] == pytest.approx(3.3)
+        assert (found["max_cost_usd"], found["machine_seconds"]) == (5.0, 3960.0)
+        assert found["pools"] == [
+            {"pool": "east", "spot": True, "seconds": 3960.0, "usd": pytest.approx(1.1),
+             "on_demand_usd": pytest.approx(4.4)}
+        ]  # fmt: skip
+        assert found["wasted"] == {
+            "booting": {"seconds": 360.0, "usd": 0.1},
+            "idle": {"seconds": 0.0, "usd": 0.0},
+            "lost_work": {"seconds": 36.0, "usd": 0.01},
+        }
+
+    def test_a_job_that_has_cost_nothing(self, api: Api, client: Client) -> None:
+        found = client.cost(api.submit())
+        assert (found["spent_usd"], found["pools"], found["max_cost_usd"]) == (0.0, [], None)
+
+    def test_a_job_that_is_none(self, client: Client) -> None:
+        with pytest.raises(NotFound):
+            client.cost("none-abcdef")
+
+
+class TestPlan:
+    def test_what_earlier_jobs_have_shown(self, market: Api, client: Client) -> None:
+        known = Workload(3600, {"east|small": 10.0})
+        Workloads(market.connection).set("digits", "train:Digits", known)
+
+        found = client.plan(spec(**EAST))
+
+        assert found["machines"] == 2
+        assert found["hours"] == pytest.approx(2 * 3600 / 20 / 3600)
+        assert found["cost_usd"] == pytest.approx(0.2)
+        assert found["costs_money"]
+        (offer,) = found["offers"]
+        assert (offer["machines"], offer["samples_per_second"]) == (2, 10.0)
+        assert market.jobs.all() == [], "nothing is submitted"
+
+    def test_what_is_given(self, market: Api, client: Client) -> None:
+        unknown = client.plan(spec(**EAST))
+        given = client.plan(spec(**EAST), samples=3600, samples_per_second=10.0)
+
+        assert (unknown["hours"], len(unknown["remedies"])) == (None, 2)
+        assert (given["cost_usd"], given["remedies"]) == (pytest.approx(0.2), [])
+
+    def test_pools_that_fall_out(self, market: Api, client: Client) -> None:
+        found = client.plan(spec(labels=["secret"], workers={"pools": ["east", "moon"]}))
+
+        assert found["pools"] == [
+            {"pool": "east", "usable": False, "reasons": ["may not see secret"]},
+            {"pool": "moon", "usable": False, "reasons": ["there is no such pool"]},
+        ]
+
+    def test_prices_that_are_not_known_are_money(self, api: Api, client: Client) -> None:
+        api.control.show({}, {"east": pool(offers=None)})
+        assert client.plan(spec(**EAST))["costs_money"]
+
+    def test_machines_of_this_computer_are_not(self, api: Api, client: Client) -> None:
+        api.control.show({}, {"east": pool(provider="local")})
+        assert not client.plan(spec(**EAST))["costs_money"]
+
+    def test_no_controller_no_plan(self, client: Client) -> None:
+        with pytest.raises(Conflict, match="no controller has told"):
+            client.plan(spec())
+
+    def test_nonsense_is_refused(self, market: Api, http: httpx.Client) -> None:
+        body = {"spec": spec().model_dump(mode="json"), "samples_per_second": 0}
+        assert http.post("plan", json=body).json()["field"] == "samples_per_second"
+
+
+class TestBudget:
+    def paused(self, api: Api, *, started: bool = True) -> str:
+        job = api.submit(stop={"max_cost_usd": 1})
+        if started:
+            api.start_job(job)
+        allowed = [State.STARTING, State.RUNNING]
+        assert api.jobs.transition(job, State.PAUSED, allowed, why="stop.max_cost_usd: spent")
+        return job
+
+    def test_a_job_goes_on_with_a_larger_one(self, api: Api, client: Client) -> None:
+        job = self.paused(api)
+
+        view = client.resume(job, max_cost_usd=2.5)
+
+        assert (view.state, view.spec["stop"]["max_cost_usd"]) == ("running", 2.5)
+        assert client.cost(job)["max_cost_usd"] == 2.5
+
+    def test_one_without_a_model_starts_again(self, api: Api, client: Client) -> None:
+        assert client.resume(self.paused(api, started=False)).state == "starting"
+
+    def test_none_is_no_budget(self, api: Api, http: httpx.Client) -> None:
+        answer = http.post(f"jobs/{self.paused(api)}/resume", json={"max_cost_usd": 0})
+        assert (answer.status_code, answer.json()["field"]) == (422, "max_cost_usd")
+
+
+class TestLabels:
+    def test_a_job_that_no_pool_may_see_is_refused(self, market: Api, client: Client) -> None:
+        with pytest.raises(SpecError, match="none of the pools east may see all of") as caught:
+            client.submit(spec(**EAST, labels=["eu-only", "secret"]), zipped())
+        assert caught.value.field == "labels"
+
+    def test_one_that_some_pool_may_see_is_not(self, market: Api, client: Client) -> None:
+        assert client.submit(spec(**EAST, data={"labels": ["eu-only"]}), zipped()).id
+
+
+# -- the command line ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(market: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.setenv("VCASGD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("VCASGD_API_URL", market.url)
+    monkeypatch.setenv("VCASGD_TOKEN", market.token)
+
+    def run(*words: object, answer: str | None = None) -> Result:
+        if answer is not None:
+            monkeypatch.setattr("vcasgd.cli.money.stdin_is_a_terminal", lambda: True)
+        return CliRunner().invoke(app, [str(word) for word in words], input=answer)
+
+    return run
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("# nothing\n")
+    (folder / "job.yaml").write_text(json.dumps(
+        {"name": "digits", "task": "train:Digits", "epochs": 2, "subtasks_per_epoch": 5, **EAST}
+    ))  # fmt: skip
+    return folder / "job.yaml"
+
+
+def test_a_plan_for_people(run: Run, job_file: Path) -> None:
+    shown = run("plan", job_file, "--samples", 3600, "--samples-per-second", 10)
+
+    assert shown.exit_code == 0, shown.output
+    assert "2 machines for 2.0000 USD/h (8.0000 on demand)" in shown.stdout
+    assert "about 6 m and 0.20 USD (0.80 on demand)" in shown.stdout
+    assert "assumed: each trains 10 samples/s, as given" in shown.stdout
+
+
+def test_a_plan_for_programs(run: Run, job_file: Path) -> None:
+    shown = run("plan", job_file, "--set", "workers.pools=[moon]", "--json")
+
+    assert json.loads(shown.stdout)["pools"][0]["reasons"] == ["there is no such pool"]
+
+
+def test_the_cost_for_people(run: Run, market: Api) -> None:
+    job = market.submit(stop={"max_cost_usd": 5})
+    amounts = {"east|spot|idle|seconds": 360.0, "east|spot|idle|usd": 0.1,
+               "east|spot|idle|on_demand_usd": 0.4}  # fmt: skip
+    Costs(market.connection).book("m-1", None, "{}", job, amounts)
+
+    shown = run("cost", job)
+
+    assert shown.exit_code == 0, shown.output
+    for line in ("spent       0.1000 USD of 5", "saved       0.3000 USD (75%)",
+                 "idle        0.1000 USD, 6 m"):  # fmt: skip
+        assert line in shown.stdout
+    assert json.loads(run("cost", job, "--json").stdout)["job"] == job
+
+
+def test_a_job_that_costs_money_is_not_submitted_without_a_word(
+    run: Run, market: Api, job_file: Path
+) -> None:
+    refused = run("submit", job_file)
+
+    assert refused.exit_code == 1
+    assert "the job costs money, and there is nobody to ask" in refused.stderr
+    assert "--yes" in refused.stderr
+    assert market.jobs.all() == []
+    assert run("submit", job_file, "--yes").exit_code == 0
+    assert len(market.jobs.all()) == 1
+
+
+@pytest.mark.parametrize(("answer", "jobs"), [("n\n", 0), ("y\n", 1)])
+def test_a_person_is_asked(run: Run, market: Api, job_file: Path, answer: str, jobs: int) -> None:
+    asked = run("submit", job_file, answer=answer)
+
+    assert "2 machines for 2.0000 USD/h" in asked.stderr
+    assert len(market.jobs.all()) == jobs
+    assert (asked.exit_code == 0) is bool(jobs)
+
+
+def test_what_costs_nothing_is_not_asked(run: Run, market: Api, job_file: Path) -> None:
+    market.control.show({}, {"east": pool(provider="local")})
+    assert run("submit", job_file).exit_code == 0
+
+
+def test_what_nobody_knows_the_price_of_is_asked_too(run: Run, market: Api, job_file: Path) -> None:
+    market.control.show({}, {})
+    refused = run("submit", job_file)
+
+    assert refused.exit_code == 1
+    assert "what the job costs is not known" in refused.stderr
+
+
+def test_a_budget_is_raised(run: Run, market: Api) -> None:
+    job = TestBudget().paused(market)
+
+    assert run("resume", job, "--max-cost-usd", 3).exit_code == 0
+    assert market.jobs.get(job).spec.stop.max_cost_usd == 3

@@ -1,0 +1,138 @@
+"""Budgets and labels on a whole stack: machines are bought, given up and bought elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vcasgd.chaos.audit import Options, audit_spec
+from vcasgd.client import Client, JobView
+from vcasgd.settings import Settings
+from vcasgd.spec import JobSpec
+from vcasgd.stack import StackHome, StackState, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+Eventually = Callable[..., Any]
+HEARTBEAT = 0.5
+#: a cent a second, so that money runs out while one watches
+DEAR = "{price_per_hour: 36, on_demand_price_per_hour: 144}"
+POOLS = f"""
+pools:
+  - {{name: outside, provider: local, max_instances: 2}}
+  - {{name: inside, provider: local, max_instances: 2, labels: [eu-only]}}
+  - {{name: spare, provider: local, max_instances: 2, labels: [eu-only]}}
+  - {{name: dear, provider: local, max_instances: 2, template: {DEAR}}}
+"""
+
+
+class Fleet:
+    """A stack with several pools."""
+
+    def __init__(self, home: Path, file: Path, client: Client) -> None:
+        self.home = home
+        self.file = file
+        self.client = client
+
+    def spec(self, *pools: str, epochs: int, **fields: Any) -> JobSpec:
+        spec = audit_spec(Options(kills=7, epochs=epochs)).model_dump(mode="json")
+        spec["workers"] = {"min": 1, "max": 2, "pools": list(pools)}
+        return JobSpec.parse({**spec, **fields})
+
+    def submit(self, *pools: str, epochs: int, **fields: Any) -> str:
+        return self.client.submit_directory(self.spec(*pools, epochs=epochs, **fields)).id
+
+    def at_work(self, job: str) -> set[str]:
+        """Pools in which the job trains now."""
+        pool_of = {row["id"]: row["pool"] for row in self.client.instances()}
+        fresh = time.time() - 4 * HEARTBEAT
+        return {
+            pool_of.get(row["instance"], "gone")
+            for row in self.client.workers(job)
+            if row["at"] > fresh and row["steps"]
+        }
+
+    def of_pool(self, pool: str) -> list[str]:
+        return [row["id"] for row in self.client.instances() if row["pool"] == pool]
+
+    def events(self, job: str, kind: str) -> list[dict[str, Any]]:
+        return [event.details for event in self.client.events(job) if event.kind == kind]
+
+    def finish(self, job: str, folder: Path) -> JobView:
+        """Every sample is in the model once for each epoch."""
+        view = self.client.wait(job, 200)
+        assert view.state == "succeeded", view.reason
+        counts = load_file(self.client.download(job, folder / "model.safetensors"))["count"]
+        assert torch.equal(counts, torch.full_like(counts, view.progress.epochs))
+        return view
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    file = folder / "pools.yaml"
+    file.write_text(POOLS)
+    settings = Settings(
+        home=folder / "home", api_port=0, heartbeat=HEARTBEAT, idle_seconds=5.0, pools=file
+    )
+    with running(settings):
+        home = StackHome(settings.home_path)
+        client = Client(StackState.read(home.path).api_url, home.token() or "")
+        with client:
+            yield Fleet(home.path, file, client)
+
+
+def test_labelled_data_stays_where_it_may_be_also_when_a_pool_is_edited(
+    fleet: Fleet, eventually: Eventually, tmp_path: Path
+) -> None:
+    job = fleet.submit("outside", "inside", "spare", epochs=3, data={"labels": ["eu-only"]})
+    eventually(lambda: fleet.at_work(job) == {"inside"}, 90)
+    held = set(fleet.of_pool("inside"))
+    assert fleet.events(job, "pool-refused") == [{"pool": "outside", "why": "may not see eu-only"}]
+
+    # when the pool in which it trains may see the data no longer
+    fleet.file.write_text(POOLS.replace("labels: [eu-only]", "labels: []", 1))
+
+    eventually(lambda: not held & set(fleet.of_pool("inside")), 30)
+    eventually(lambda: fleet.at_work(job) == {"spare"}, 90)
+    assert {"pool": "inside", "why": "may not see eu-only"} in fleet.events(job, "pool-refused")
+    fleet.finish(job, tmp_path)
+    assert not fleet.of_pool("outside"), "nothing was ever bought there for it"
+    assert not (fleet.home / "cache" / "outside").exists(), "and nothing of it is cached there"
+
+
+def test_a_budget_pauses_the_job_before_it_is_spent(
+    fleet: Fleet, eventually: Eventually, tmp_path: Path
+) -> None:
+    budget, stop = 0.8, {"stop": {"max_cost_usd": 0.8}}
+    plan = fleet.client.plan(
+        fleet.spec("dear", epochs=5, **stop), samples=3600, samples_per_second=1.0
+    )
+    assert (plan["machines"], plan["usd_per_hour"], plan["hours"]) == (2, 72.0, 2.5)
+    job = fleet.submit("dear", epochs=5, **stop)
+
+    eventually(lambda: fleet.client.job(job).state == "paused", 90)
+
+    view = fleet.client.job(job)
+    assert view.reason is not None
+    assert view.reason.startswith("stop.max_cost_usd: ")
+    assert view.totals.updates > 0, "it was paused in the middle of its training"
+    eventually(lambda: not fleet.of_pool("dear"), 60)
+    cost = fleet.client.cost(job)
+    assert 0.2 < cost["spent_usd"] < budget
+    assert cost["on_demand_usd"] == pytest.approx(4 * cost["spent_usd"])
+    assert cost["wasted"]["booting"]["seconds"] > 0
+
+    # when somebody gives it more
+    assert fleet.client.resume(job, max_cost_usd=100.0).state == "running"
+
+    fleet.finish(job, tmp_path)
+    eventually(lambda: not fleet.of_pool("dear"), 60)
+    again = fleet.client.cost(job)
+    assert budget < again["spent_usd"] < 100.0

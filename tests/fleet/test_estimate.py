@@ -1,0 +1,149 @@
+"""What is told of a job before anything is bought."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fleets import NOW
+
+from vcasgd.fleet.estimate import Estimate, Known, estimate
+from vcasgd.fleet.observed import Market, PoolView
+from vcasgd.fleet.pool_rows import from_row, to_row
+from vcasgd.fleet.providers.base import Offer
+from vcasgd.spec import JobSpec
+
+MEASURED = Known(samples=36_000, rates={("east", "small"): 10.0, ("west", "small"): 10.0})
+
+
+def offer(pool: str, zone: str, price: float, kind: str = "small", **more: Any) -> Offer:
+    fields: dict[str, Any] = {"spot": True, "cpus": 4.0, "gpus": 0, **more}
+    return Offer(
+        pool=pool, zone=zone, instance_type=kind, price_per_hour=price,
+        on_demand_price_per_hour=4 * price, as_of=NOW, source="test", **fields,
+    )  # fmt: skip
+
+
+EAST = PoolView("east", offers=(offer("east", "a", 1.0), offer("east", "b", 1.0)), capacity=2)
+WEST = PoolView("west", offers=(offer("west", "c", 2.0),))
+LABELS = {"east": frozenset({"eu-only"}), "west": frozenset[str]()}
+
+
+def planned(known: Known = MEASURED, *pools: PoolView, **fields: Any) -> Estimate:
+    wanted = {"max": 3, "pools": ["east", "west"], **fields.pop("workers", {})}
+    spec = JobSpec.parse(
+        {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 9, "workers": wanted,
+         **fields}
+    )  # fmt: skip
+    return estimate(spec, pools or (EAST, WEST), LABELS, known, NOW)
+
+
+def reasons(plan: Estimate) -> dict[str, tuple[str, ...]]:
+    return {each.pool: each.reasons for each in plan.pools}
+
+
+def test_hours_and_cost() -> None:
+    plan = planned()
+
+    # two in the east, where there is room for no more, and one in the west
+    assert [(row.offer.zone, row.machines) for row in plan.offers] == [("a", 1), ("b", 1), ("c", 1)]
+    assert plan.machines == 3
+    assert plan.usd_per_hour == pytest.approx(4.0)
+    # 72,000 samples at 30 samples/s
+    assert plan.hours == pytest.approx(2 / 3)
+    assert plan.cost_usd == pytest.approx(8 / 3)
+    assert plan.on_demand_cost_usd == pytest.approx(32 / 3)
+    assert plan.offers[0].usd_per_million_samples == pytest.approx(1 / 3600 / 10 * 1e6)
+    assert plan.remedies == ()
+    assert "2 epochs of 36000 samples, as an earlier job had" in plan.assumptions
+
+
+def test_what_nobody_knows_is_said_with_its_remedy() -> None:
+    plan = planned(Known())
+
+    assert (plan.hours, plan.cost_usd, plan.on_demand_cost_usd) == (None, None, None)
+    assert plan.usd_per_hour == pytest.approx(4.0), "the price is known all the same"
+    assert ["--samples" in each for each in plan.remedies] == [True, True]
+    assert "--samples-per-second" in plan.remedies[1]
+
+
+def test_what_is_given_counts_more_than_what_was_measured() -> None:
+    given = Known(samples=3600, samples_given=True, rates=MEASURED.rates, rate_given=1.0)
+    plan = planned(given)
+
+    assert plan.hours == pytest.approx(2 * 3600 / 3 / 3600)
+    assert "each trains 1 samples/s, as given" in plan.assumptions
+
+
+def test_pools_fall_out_for_labels() -> None:
+    plan = planned(labels=["eu-only"])
+
+    assert reasons(plan) == {"east": (), "west": ("may not see eu-only",)}
+    assert [row.excluded for row in plan.offers] == [None, None, "its pool falls out"]
+    assert plan.machines == 2
+
+
+@pytest.mark.parametrize(
+    ("east", "why"),
+    [
+        (replace(EAST, blocked_until=NOW + 9, reason="credentials are wrong"),
+         "credentials are wrong"),
+        (replace(EAST, capacity=0), "all of its machines are in use"),
+        (replace(EAST, max_price=0.5), "costs more than the maximum of 0.5 USD/h"),
+        (replace(EAST, offers=()), "sells nothing at the moment"),
+        (replace(EAST, offers=None, reason="no prices: it is down"), "no prices: it is down"),
+        (replace(EAST, markets={(zone, True): Market(blocked_until=NOW + 9, reason="no capacity")
+                                for zone in ("a", "b")}), "no capacity"),
+    ],
+)  # fmt: skip
+def test_pools_fall_out_for(east: PoolView, why: str) -> None:
+    plan = planned(MEASURED, east, WEST)
+
+    assert reasons(plan) == {"east": (why,), "west": ()}
+    assert all(row.offer.pool == "west" for row in plan.offers if row.machines)
+
+
+def test_a_quota_leaves_less() -> None:
+    assert planned(MEASURED, replace(EAST, quotas={True: 1}), WEST).machines == 3
+    assert planned(MEASURED, replace(EAST, quotas={True: 1})).machines == 1
+
+
+def test_a_pool_that_nobody_has() -> None:
+    assert reasons(planned(workers={"pools": ["moon"]})) == {"moon": ("there is no such pool",)}
+    assert planned(workers={"pools": ["moon"]}).remedies == (
+        "nothing could be bought now; the pools above say why",
+    )
+
+
+def test_machines_without_risk_have_a_row_of_their_own() -> None:
+    plan = planned(workers={"on_demand_min": 1, "max": 2})
+
+    found = [(row.spot, row.price_per_hour) for row in plan.offers if row.machines]
+    assert sorted(found) == [(False, 4.0), (True, 1.0)]
+
+
+def test_a_budget_that_is_too_small_is_said() -> None:
+    plan = planned(stop={"max_cost_usd": 1, "max_duration": "30m"})
+
+    assert plan.assumptions[-2:] == (
+        "the budget of 1 USD ends after 38%: the job will be paused",
+        "stop.max_duration ends it after 0.5 h",
+    )
+
+
+def test_a_pool_survives_being_shown() -> None:
+    view = replace(
+        EAST, markets={("a", True): Market(3, NOW + 1, "no capacity", NOW)}, quotas={True: 5},
+        launching=1, reason="why",
+    )  # fmt: skip
+    row = to_row(view, provider="aws", labels=frozenset({"b", "a"}), instances=1)
+
+    again = from_row("east", row)
+
+    assert (row["labels"], row["launches"], row["provider"]) == (["a", "b"], 3, "aws")
+    assert again.offers == view.offers
+    assert again.market("a", spot=True).reason == "no capacity"
+    assert again.capacity == 0, "of two, one runs and one is coming"
+    assert again.quotas == {True: 3}
+    assert from_row("old", {}).offers is None

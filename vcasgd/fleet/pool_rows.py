@@ -1,0 +1,65 @@
+"""What is shown of a pool, and the pool again from what is shown.
+
+The controller alone asks clouds; whoever plans elsewhere works with what it has told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from vcasgd.fleet.observed import Market, PoolView
+from vcasgd.fleet.providers.base import Offer
+
+
+def to_row(
+    view: PoolView, *, provider: str, labels: Iterable[str], instances: int
+) -> dict[str, Any]:
+    """Plain data."""
+    return {
+        "provider": provider,
+        "spot": view.spot,
+        "labels": sorted(labels),
+        "blocked_until": view.blocked_until,
+        "reason": view.reason,
+        "launches": view.launches + sum(each.launches for each in view.markets.values()),
+        "instances": instances,
+        "capacity": view.capacity,
+        "launching": view.launching,
+        "max_price_per_hour": view.max_price,
+        "offers": None if view.offers is None else [asdict(each) for each in view.offers],
+        "markets": [
+            {"zone": zone, "spot": spot, **asdict(market)}
+            for (zone, spot), market in sorted(view.markets.items())
+        ],
+        "quotas": {"spot" if spot else "on-demand": most for spot, most in view.quotas.items()},
+    }
+
+
+def from_row(name: str, row: Mapping[str, Any]) -> PoolView:
+    """As far as a row of another version has it, with the room that its machines leave."""
+    offers = row.get("offers")
+    markets = {
+        (each["zone"], each["spot"]): Market(
+            blocked_until=each["blocked_until"],
+            reason=each["reason"],
+            refused_since=each["refused_since"],
+        )
+        for each in row.get("markets") or ()
+    }
+    in_use = int(row.get("launching") or 0) + int(row.get("instances") or 0)
+    capacity = row.get("capacity")
+    spot = bool(row.get("spot", True))
+    quotas = {kind == "spot": most for kind, most in (row.get("quotas") or {}).items()}
+    return PoolView(
+        name=name,
+        capacity=None if capacity is None else max(0, capacity - in_use),
+        blocked_until=float(row.get("blocked_until") or 0.0),
+        reason=row.get("reason"),
+        spot=spot,
+        offers=None if offers is None else tuple(Offer(**each) for each in offers),
+        markets=markets,
+        quotas={kind: max(0, most - in_use * (kind is spot)) for kind, most in quotas.items()},
+        max_price=row.get("max_price_per_hour"),
+    )

@@ -1,0 +1,91 @@
+"""How fast machines are, as the heartbeats of their workers say."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from vcasgd.fleet.observed import Rates
+from vcasgd.fleet.providers.base import Instance
+from vcasgd.runtime.controller.names import instance_of
+from vcasgd.store.connection import Client
+from vcasgd.store.costs import Workload, Workloads
+from vcasgd.store.jobs import Job
+
+#: a worker is measured for so long before its speed says something
+MEASURE_SECONDS = 10.0
+#: between two writes of what was measured of a job
+WRITE_SECONDS = 10.0
+
+
+class Speeds:
+    """Samples a second of each worker since its first ones; per pool and type the median, so that
+    one worker that tells tales does not decide where money goes."""
+
+    def __init__(self, ledger: Client) -> None:
+        self._workloads = Workloads(ledger)
+        self._first: dict[str, tuple[Any, float, float]] = {}
+        self._known: dict[str, Workload] = {}
+        self._written: dict[str, float] = {}
+
+    def rates(self, job: Job) -> Rates:
+        """Of jobs with the same name and task, this one among them."""
+        return {
+            (pool, kind): rate
+            for name, rate in self._of(job).rates.items()
+            for pool, _, kind in [name.partition("|")]
+        }
+
+    def look(
+        self,
+        job: Job,
+        beats: Mapping[str, Mapping[str, Any]],
+        machines: Iterable[Instance],
+        now: float,
+    ) -> None:
+        """Measures, and writes what is new."""
+        by_id = {one.id: one for one in machines}
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for worker, beat in beats.items():
+            one, rate = by_id.get(instance_of(worker)), self._rate(worker, beat)
+            if one is not None and rate is not None:
+                found[f"{one.pool}|{one.instance_type}"].append(rate)
+        self._keep(job, {name: median(rates) for name, rates in found.items()}, now)
+
+    def _keep(self, job: Job, rates: Mapping[str, float], now: float) -> None:
+        before = self._of(job)
+        samples = job.facts.samples if job.facts else before.samples
+        after = replace(before, samples=samples, rates={**before.rates, **rates})
+        if after != before and now - self._written.get(job.id, 0.0) >= WRITE_SECONDS:
+            self._workloads.set(job.spec.name, job.spec.task, after)
+            self._known[job.id], self._written[job.id] = after, now
+
+    def _of(self, job: Job) -> Workload:
+        if job.id not in self._known:
+            self._known[job.id] = self._workloads.get(job.spec.name, job.spec.task)
+        return self._known[job.id]
+
+    def _rate(self, worker: str, beat: Mapping[str, Any]) -> float | None:
+        process, at, samples = (
+            beat.get("pid"),
+            _number(beat.get("at")),
+            _number(beat.get("samples")),
+        )
+        if at is None or not samples:
+            return None
+        first = self._first.get(worker)
+        if first is None or first[0] != process or samples < first[2]:
+            self._first[worker] = (process, at, samples)
+            return None
+        seconds = at - first[1]
+        rate = (samples - first[2]) / seconds if seconds >= MEASURE_SECONDS else 0.0
+        return rate if rate > 0 else None
+
+
+def _number(value: object) -> float | None:
+    usable = isinstance(value, int | float) and isfinite(value) and value >= 0
+    return float(value) if usable else None  # type: ignore[arg-type]
