@@ -155,6 +155,17 @@ variable "pools" {
   }
 }
 
+variable "prices" {
+  description = "A file on this computer with prices of machines that vcasgd's own tables lack. Null: those tables only."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.prices == null || can(yamldecode(file(var.prices)).aws)
+    error_message = "prices must be a YAML file with prices under the word aws; docs/pools.md shows one."
+  }
+}
+
 variable "heartbeat" {
   description = "Seconds; all time-outs of the platform follow from it."
   type        = number

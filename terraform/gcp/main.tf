@@ -182,12 +182,20 @@ module "control_data" {
     LEDGER_DISK        = local.managed ? "" : "ledger"
     VCASGD_STORAGE_URL = module.bucket.url
   })
-  settings = merge(local.settings, {
-    VCASGD_API_URL        = "http://127.0.0.1:8700"
-    VCASGD_LOCAL_CAPACITY = 0
-    VCASGD_POOLS          = "/etc/vcasgd/pools.yaml"
-  })
-  files = merge(local.authority, { "pools.yaml" = yamlencode({ pools = local.pools }) })
+  settings = merge(
+    local.settings,
+    {
+      VCASGD_API_URL        = "http://127.0.0.1:8700"
+      VCASGD_LOCAL_CAPACITY = 0
+      VCASGD_POOLS          = "/etc/vcasgd/pools.yaml"
+    },
+    var.prices == null ? {} : { VCASGD_PRICES = "/etc/vcasgd/prices.yaml" },
+  )
+  files = merge(
+    local.authority,
+    { "pools.yaml" = yamlencode({ pools = local.pools }) },
+    var.prices == null ? {} : { "prices.yaml" = file(var.prices) },
+  )
 }
 
 # The machines that the controller launches are not in terraform's state. They are ended by their

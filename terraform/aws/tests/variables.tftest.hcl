@@ -65,12 +65,13 @@ run "wrong_names" {
     redis     = "none"
     heartbeat = 0
     store     = { nodes = 65 }
+    prices    = "versions.tf"
     package   = "missing.whl"
     pools     = {}
   }
 
   expect_failures = [
-    var.cluster, var.region, var.api_cidrs, var.redis, var.heartbeat, var.store, var.package, var.pools,
+    var.cluster, var.region, var.api_cidrs, var.redis, var.heartbeat, var.store, var.package, var.prices, var.pools,
   ]
 }
 

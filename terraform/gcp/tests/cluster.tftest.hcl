@@ -131,12 +131,13 @@ run "wrong_names" {
     redis     = "none"
     heartbeat = 0
     store     = { nodes = 0 }
+    prices    = "versions.tf"
     package   = "missing.whl"
   }
 
   expect_failures = [
     var.cluster, var.project, var.region, var.api_cidrs, var.redis, var.heartbeat,
-    var.store, var.package,
+    var.store, var.package, var.prices,
   ]
 }
 
