@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from vcasgd.fleet.providers.local_processes import MARKER
-from vcasgd.runtime.cluster import Command, head_command
+from vcasgd.runtime import head
+from vcasgd.runtime.cluster import Command
 from vcasgd.stack import probes
 from vcasgd.stack.comeback import Member
 from vcasgd.stack.home import StackHome
@@ -28,7 +28,6 @@ from vcasgd.store.embedded_replicas import (
     watches,
     write_sentinel_configuration,
 )
-from vcasgd.store.sentinel import address_of
 from vcasgd.store.servers import node_name
 
 #: what each kind of part needs to be ready before it is started, at every start; in order of
@@ -164,25 +163,11 @@ def _server(layout: Layout, name: str) -> Part:
 
 def _head(layout: Layout, name: str) -> Part:
     def command() -> Command | None:
-        # Ray is told one address, and told anew after a failover
-        url = address_of(layout.urls["ledger"])
-        if url is None:
-            return None
-        ledger = urlsplit(url)
-        tls = ledger.scheme == "rediss"
-        return head_command(
-            host=HOST,
-            port=layout.ports["head"],
-            ledger_address=f"{'rediss://' if tls else ''}{ledger.hostname}:{ledger.port or 6379}",
-            ledger_files={
-                name: value
-                for name, value in parse_qsl(ledger.query)
-                if tls and name.startswith("ssl_")
-            },
-            ledger_password=unquote(ledger.password) if ledger.password else None,
-            namespace=layout.settings.cluster,
+        return head.command(
+            layout.settings,
+            address=layout.ray_address,
+            ledger_url=layout.urls["ledger"],
             temp_dir=layout.scratch / "head",
-            heartbeat=layout.settings.heartbeat,
             token=layout.ray_token,
         )
 

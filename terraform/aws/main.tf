@@ -1,0 +1,267 @@
+data "aws_caller_identity" "me" {}
+
+data "aws_availability_zones" "here" {
+  state = "available"
+
+  filter {
+    name   = "opt-in-status"
+    values = ["opt-in-not-required"]
+  }
+}
+
+data "aws_ami" "ubuntu" {
+  count = var.image == null ? 1 : 0
+
+  owners      = ["099720109477"] # Canonical
+  most_recent = true
+
+  filter {
+    name   = "name"
+    values = ["ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-*"]
+  }
+}
+
+locals {
+  zones       = length(var.zones) > 0 ? var.zones : slice(sort(data.aws_availability_zones.here.names), 0, min(3, length(data.aws_availability_zones.here.names)))
+  image       = var.image != null ? var.image : data.aws_ami.ubuntu[0].id
+  managed     = var.redis == "managed"
+  open        = length(var.api_cidrs) > 0
+  node_names  = [for index in range(var.store.nodes) : "store-${index}"]
+  bucket_name = "${var.cluster}-${data.aws_caller_identity.me.account_id}-${var.region}"
+
+  # fixed, so that who needs an address need not wait for who has it
+  control_address = cidrhost(module.network.home_cidr, 10)
+  store_addresses = { for index, name in local.node_names : name => cidrhost(module.network.home_cidr, 20 + index) }
+  head_port       = 10000
+
+  is_wheel = endswith(var.package, ".whl")
+  releases = local.is_wheel ? {
+    (basename(var.package)) = var.package
+    "constraints.txt"       = "${path.module}/../../constraints.txt"
+  } : {}
+
+  ledger_url = (local.managed
+    ? "rediss://:PASSWORD@${module.store.managed_redis.address}:6379/0?replicas=1&ssl_ca_certs=/etc/ssl/certs/ca-certificates.crt"
+    : "redis://:PASSWORD@${local.control_address}:6379/0"
+  )
+
+  # what the scripts on every machine read; passwords are put in by them
+  machine = {
+    AWS_DEFAULT_REGION = var.region
+    CLUSTER            = var.cluster
+    CONSTRAINTS        = local.is_wheel ? module.bucket.releases["constraints.txt"] : ""
+    PACKAGE            = local.is_wheel ? module.bucket.releases[basename(var.package)] : var.package
+    PIP_OPTIONS        = var.pip_options
+  }
+  inside = {
+    LEDGER_URL    = local.ledger_url
+    MANAGED_REDIS = local.managed ? module.store.managed_redis.id : ""
+    STORE_HOSTS   = join(" ", [for name in local.node_names : local.store_addresses[name]])
+  }
+  settings = {
+    AWS_REGION         = var.region
+    VCASGD_CLUSTER     = var.cluster
+    VCASGD_HEARTBEAT   = var.heartbeat
+    VCASGD_HOME        = "/var/lib/vcasgd"
+    VCASGD_JOB_USERS   = !local.managed
+    VCASGD_RAY_ADDRESS = "${local.control_address}:${local.head_port}"
+    VCASGD_STORAGE_URL = module.bucket.url
+  }
+
+  pools = [
+    for name, pool in var.pools : {
+      name               = name
+      provider           = "aws"
+      region             = var.region
+      zones              = coalesce(pool.zones, local.zones)
+      instance_types     = pool.instance_types
+      spot               = pool.spot
+      max_instances      = pool.max_instances
+      labels             = pool.labels
+      boot_seconds       = pool.boot_seconds
+      max_price_per_hour = pool.max_price_per_hour
+      cpus               = pool.cpus
+      gpus               = pool.gpus
+      template = {
+        launch_template = module.worker_template[name].id
+        subnets         = { for zone in coalesce(pool.zones, local.zones) : zone => module.network.subnets[zone] }
+        secrets         = { RAY_AUTH_TOKEN = module.identity.secrets["ray-token"] }
+      }
+    }
+  ]
+}
+
+module "network" {
+  source = "../modules/aws/network"
+
+  cluster   = var.cluster
+  cidr      = var.network_cidr
+  zones     = local.zones
+  api_cidrs = var.api_cidrs
+}
+
+module "bucket" {
+  source = "../modules/aws/bucket"
+
+  name = local.bucket_name
+  keep = var.keep_bucket
+
+  encrypted_only = var.endpoint_url == null || startswith(coalesce(var.endpoint_url, "https"), "https")
+
+  releases = local.releases
+}
+
+module "identity" {
+  source = "../modules/aws/identity"
+
+  cluster    = var.cluster
+  bucket_arn = module.bucket.arn
+}
+
+module "store_data" {
+  source   = "../modules/cloud-init"
+  for_each = toset(local.node_names)
+
+  role    = "store"
+  cloud   = "aws"
+  machine = merge(local.machine, local.inside)
+  settings = merge(local.settings, {
+    VCASGD_NODE = index(local.node_names, each.key)
+  })
+}
+
+module "store" {
+  source = "../modules/aws/store"
+
+  cluster           = var.cluster
+  redis             = var.redis
+  zone              = local.zones[0]
+  subnet_ids        = [for zone in local.zones : module.network.subnets[zone]]
+  security_groups   = { store = module.network.security_groups["store"], managed = module.network.security_groups["managed"] }
+  disk              = var.ledger_disk
+  managed_node_type = var.managed_redis_type
+
+  nodes = {
+    instance_type = var.store.instance_type
+    image         = local.image
+    profile       = module.identity.profiles["store"]
+    machines = {
+      for name in local.node_names : name => {
+        address = local.store_addresses[name], user_data = module.store_data[name].user_data
+      }
+    }
+  }
+}
+
+module "worker_data" {
+  source   = "../modules/cloud-init"
+  for_each = var.pools
+
+  role  = "worker"
+  cloud = "aws"
+  machine = merge(local.machine, {
+    PIP_OPTIONS  = coalesce(each.value.pip_options, var.pip_options, " ")
+    PIP_PACKAGES = join(" ", var.python_packages)
+  })
+  settings = { AWS_REGION = var.region, VCASGD_METADATA_URL = "http://169.254.169.254", VCASGD_METADATA_KIND = "aws" }
+}
+
+module "worker_template" {
+  source   = "../modules/aws/worker-template"
+  for_each = var.pools
+
+  cluster   = var.cluster
+  pool      = each.key
+  image     = coalesce(each.value.image, local.image)
+  disk_gb   = each.value.disk_gb
+  place     = { security_group_id = module.network.security_groups["worker"], profile = module.identity.profiles["worker"] }
+  user_data = module.worker_data[each.key].user_data
+}
+
+resource "aws_eip" "api" {
+  count = local.open ? 1 : 0
+
+  domain = "vpc"
+
+  tags = { Name = "${var.cluster}-api" }
+}
+
+module "control_data" {
+  source = "../modules/cloud-init"
+
+  role  = "control-plane"
+  cloud = "aws"
+  machine = merge(local.machine, local.inside, {
+    API_NAME           = local.open ? aws_eip.api[0].public_ip : "localhost"
+    API_SUBJECT        = "IP:${local.open ? aws_eip.api[0].public_ip : "127.0.0.1"},DNS:localhost"
+    LEDGER_DISK        = local.managed ? "" : module.store.ledger_disk
+    VCASGD_STORAGE_URL = module.bucket.url
+  })
+  settings = merge(
+    local.settings,
+    {
+      VCASGD_API_URL        = "http://127.0.0.1:8700"
+      VCASGD_LOCAL_CAPACITY = 0
+      VCASGD_POOLS          = "/etc/vcasgd/pools.yaml"
+    },
+    var.prices == null ? {} : { VCASGD_PRICES = "/etc/vcasgd/prices.yaml" },
+  )
+  files = merge(
+    { "pools.yaml" = yamlencode({ pools = local.pools }) },
+    var.prices == null ? {} : { "prices.yaml" = file(var.prices) },
+  )
+}
+
+# The machines that the controller launches are not in terraform's state. They are ended by their
+# tag after the control plane, which could launch new ones, and before what they stand on.
+resource "terraform_data" "fleet" {
+  input = {
+    script   = "${path.module}/../../infra/fleet/terminate-aws"
+    cluster  = var.cluster
+    region   = var.region
+    endpoint = var.endpoint_url == null ? "" : var.endpoint_url
+  }
+
+  provisioner "local-exec" {
+    when    = destroy
+    command = "if [ -n \"$ENDPOINT\" ]; then export AWS_ENDPOINT_URL=\"$ENDPOINT\"; fi; exec \"$SCRIPT\" \"$CLUSTER\" \"$REGION\""
+
+    environment = {
+      SCRIPT   = self.input.script
+      CLUSTER  = self.input.cluster
+      REGION   = self.input.region
+      ENDPOINT = self.input.endpoint
+    }
+  }
+
+  depends_on = [module.network, module.identity, module.worker_template]
+}
+
+module "control_plane" {
+  source = "../modules/aws/control-plane"
+
+  cluster       = var.cluster
+  image         = local.image
+  instance_type = var.control_plane_type
+  user_data     = module.control_data.user_data
+
+  place = {
+    subnet_id         = module.network.subnets[local.zones[0]]
+    private_address   = local.control_address
+    security_group_id = module.network.security_groups["control"]
+    profile           = module.identity.profiles["control"]
+    role              = module.identity.roles["control"].name
+  }
+
+  fleet = {
+    launch_template_ids = [for template in module.worker_template : template.id]
+    subnet_ids          = values(module.network.subnets)
+    security_group_id   = module.network.security_groups["worker"]
+    role_arn            = module.identity.roles["worker"].arn
+  }
+
+  ledger_disk    = { id = module.store.ledger_disk, attached = !local.managed }
+  public_address = { id = one(aws_eip.api[*].id), attached = local.open }
+
+  depends_on = [terraform_data.fleet]
+}

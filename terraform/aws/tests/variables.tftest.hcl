@@ -1,0 +1,87 @@
+# What is refused before anything is made.
+
+mock_provider "aws" {
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d"] }
+  }
+
+  mock_data "aws_iam_policy_document" {
+    defaults = { json = "{}" }
+  }
+
+  mock_data "aws_ami" {
+    defaults = { id = "ami-0c0ffee" }
+  }
+
+  mock_resource "aws_subnet" {
+    defaults = { cidr_block = "10.80.0.0/20" }
+  }
+
+  mock_resource "aws_elasticache_replication_group" {
+    defaults = { primary_endpoint_address = "master.vcasgd.cache.amazonaws.com" }
+  }
+}
+
+# the end of a run looks for machines of its cluster: there is none of this name
+variables {
+  cluster = "made-by-test"
+  package = "vcasgd[aws]"
+}
+
+run "managed" {
+  variables {
+    redis = "managed"
+    store = { nodes = 2 }
+  }
+
+  assert {
+    condition     = strcontains(module.control_data.files["/etc/vcasgd/machine.env"], "LEDGER_URL='rediss://:PASSWORD@master.vcasgd.cache.amazonaws.com:6379/0?replicas=1&")
+    error_message = "a managed ledger speaks TLS and has a replica"
+  }
+
+  assert {
+    condition     = strcontains(module.store_data["store-1"].files["/etc/vcasgd/vcasgd.env"], "VCASGD_JOB_USERS=false")
+    error_message = "managed Redis does not let anybody make users"
+  }
+
+  assert {
+    condition     = module.store.ledger_disk == null && length(module.store.node_ids) == 2
+    error_message = "a managed ledger has no disk of ours"
+  }
+
+  assert {
+    condition     = yamldecode(module.control_data.files["/etc/vcasgd/pools.yaml"]).pools[0].zones == ["us-east-1a", "us-east-1b", "us-east-1c"]
+    error_message = "without zones a pool is in the first three of the region"
+  }
+}
+
+run "wrong_names" {
+  command = plan
+
+  variables {
+    cluster   = "Not A Name"
+    region    = "nowhere"
+    api_cidrs = ["0.0.0.0/0"]
+    redis     = "none"
+    heartbeat = 0
+    store     = { nodes = 65 }
+    prices    = "versions.tf"
+    package   = "missing.whl"
+    pools     = {}
+  }
+
+  expect_failures = [
+    var.cluster, var.region, var.api_cidrs, var.redis, var.heartbeat, var.store, var.package, var.prices, var.pools,
+  ]
+}
+
+run "pool_in_another_zone" {
+  command = plan
+
+  variables {
+    zones = ["us-east-1a"]
+    pools = { elsewhere = { instance_types = ["c5.large"], zones = ["us-east-1b"] } }
+  }
+
+  expect_failures = [var.pools]
+}

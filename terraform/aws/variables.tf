@@ -1,0 +1,190 @@
+variable "cluster" {
+  description = "Name of the cluster; of all that is made."
+  type        = string
+  default     = "vcasgd"
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{1,22}[a-z0-9]$", var.cluster))
+    error_message = "cluster must be 3 to 24 lower-case letters, digits and dashes, and begin with a letter."
+  }
+}
+
+variable "region" {
+  description = "AWS region."
+  type        = string
+  default     = "us-east-1"
+
+  validation {
+    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
+    error_message = "region must be one such as us-east-1."
+  }
+}
+
+variable "zones" {
+  description = "Availability zones of the fleet; empty: the first three of the region."
+  type        = list(string)
+  default     = []
+}
+
+variable "network_cidr" {
+  description = "Addresses of the network."
+  type        = string
+  default     = "10.80.0.0/16"
+}
+
+variable "api_cidrs" {
+  description = "Networks that may reach the API by HTTPS. Empty: only through a tunnel."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = !contains(var.api_cidrs, "0.0.0.0/0")
+    error_message = "api_cidrs: name the networks that you use; the API has one token and is not made for the open internet."
+  }
+}
+
+variable "package" {
+  description = "What machines install: a wheel on this computer, or a requirement as pip understands it."
+  type        = string
+
+  validation {
+    condition     = !endswith(var.package, ".whl") || fileexists(var.package)
+    error_message = "package: no such file; make it with: pip wheel --no-deps --wheel-dir dist ."
+  }
+}
+
+variable "pip_options" {
+  description = "Further options of pip on the machines, for example another index."
+  type        = string
+  default     = ""
+}
+
+variable "python_packages" {
+  description = "What jobs import beside torch and numpy, as pip understands it; installed on workers."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for name in var.python_packages : can(regex("^[A-Za-z0-9][A-Za-z0-9._,<>=!~\\[\\]-]*$", name))])
+    error_message = "python_packages must hold requirements without spaces, such as torchvision>=0.20."
+  }
+}
+
+variable "redis" {
+  description = "The ledger: self-hosted, on a disk of the control plane, or managed, in ElastiCache with a replica."
+  type        = string
+  default     = "self-hosted"
+
+  validation {
+    condition     = contains(["self-hosted", "managed"], var.redis)
+    error_message = "redis must be self-hosted or managed."
+  }
+}
+
+variable "managed_redis_type" {
+  description = "Type of each of the two managed servers."
+  type        = string
+  default     = "cache.t4g.small"
+}
+
+variable "ledger_disk" {
+  description = "Disk of a self-hosted ledger: GB, and whether a snapshot of it stays after destroy."
+  type        = object({ size_gb = optional(number, 10), final_snapshot = optional(bool, false) })
+  default     = {}
+}
+
+variable "control_plane_type" {
+  description = "Instance type of the control plane."
+  type        = string
+  default     = "t3.medium"
+}
+
+variable "store" {
+  description = "Store nodes: how many, and their instance type."
+  type        = object({ nodes = optional(number, 1), instance_type = optional(string, "m6i.large") })
+  default     = {}
+
+  validation {
+    condition     = var.store.nodes >= 1 && var.store.nodes <= 64 && floor(var.store.nodes) == var.store.nodes
+    error_message = "store.nodes must be from 1 to 64."
+  }
+}
+
+variable "image" {
+  description = "Image of the control plane and the store: Ubuntu 24.04 on amd64. Null: the newest one."
+  type        = string
+  default     = null
+}
+
+variable "pools" {
+  description = "Where workers are bought, by name, in the order of their names; image and pip_options as for all others if null."
+  type = map(object({
+    instance_types     = list(string)
+    spot               = optional(bool, true)
+    zones              = optional(list(string))
+    max_instances      = optional(number)
+    labels             = optional(list(string), [])
+    boot_seconds       = optional(number, 600)
+    max_price_per_hour = optional(number)
+    cpus               = optional(number)
+    gpus               = optional(number)
+    image              = optional(string)
+    pip_options        = optional(string)
+    disk_gb            = optional(number, 30)
+  }))
+  default = {
+    aws-spot = {
+      instance_types = ["c6i.large", "c5.large", "m6i.large", "m5.large"]
+      max_instances  = 8
+    }
+  }
+
+  validation {
+    condition     = length(var.pools) > 0 && alltrue([for name in keys(var.pools) : can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", name))])
+    error_message = "pools: there must be one at least; names are lower-case letters, digits and dashes."
+  }
+
+  validation {
+    condition     = alltrue([for pool in values(var.pools) : length(pool.instance_types) > 0])
+    error_message = "pools: instance_types must name at least one type."
+  }
+
+  validation {
+    condition     = alltrue([for pool in values(var.pools) : alltrue([for zone in coalesce(pool.zones, []) : contains(var.zones, zone)])])
+    error_message = "pools: the zones of a pool must be among the variable zones."
+  }
+}
+
+variable "prices" {
+  description = "A file on this computer with prices of machines that vcasgd's own tables lack. Null: those tables only."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.prices == null || can(yamldecode(file(var.prices)).aws)
+    error_message = "prices must be a YAML file with prices under the word aws; docs/pools.md shows one."
+  }
+}
+
+variable "heartbeat" {
+  description = "Seconds; all time-outs of the platform follow from it."
+  type        = number
+  default     = 2
+
+  validation {
+    condition     = var.heartbeat > 0 && var.heartbeat <= 60
+    error_message = "heartbeat must be more than 0 and at most 60 seconds."
+  }
+}
+
+variable "keep_bucket" {
+  description = "Whether destroy refuses to delete a bucket with models in it."
+  type        = bool
+  default     = false
+}
+
+variable "endpoint_url" {
+  description = "Another end point for all of AWS: an emulator."
+  type        = string
+  default     = null
+}

@@ -1,0 +1,28 @@
+terraform {
+  required_version = ">= 1.11, < 2.0"
+
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = "~> 5.100"
+    }
+  }
+}
+
+provider "aws" {
+  region = var.region
+
+  # an emulator has neither accounts nor names of buckets in its address
+  s3_use_path_style           = var.endpoint_url != null
+  skip_credentials_validation = var.endpoint_url != null
+  skip_metadata_api_check     = var.endpoint_url != null
+
+  endpoints {
+    ec2            = var.endpoint_url
+    elasticache    = var.endpoint_url
+    iam            = var.endpoint_url
+    s3             = var.endpoint_url
+    secretsmanager = var.endpoint_url
+    sts            = var.endpoint_url
+  }
+}

@@ -1,0 +1,241 @@
+locals {
+  managed     = var.redis == "managed"
+  open        = length(var.api_cidrs) > 0
+  node_names  = [for index in range(var.store.nodes) : "store-${index}"]
+  bucket_name = "${var.cluster}-${var.project}"
+
+  # fixed, so that who needs an address need not wait for who has it
+  control_address = cidrhost(module.network.cidr, 10)
+  store_addresses = { for index, name in local.node_names : name => cidrhost(module.network.cidr, 20 + index) }
+  head_port       = 10000
+
+  is_wheel = endswith(var.package, ".whl")
+  releases = local.is_wheel ? {
+    (basename(var.package)) = var.package
+    "constraints.txt"       = "${path.module}/../../constraints.txt"
+  } : {}
+
+  # the authority is the server's own, so that it says more than the name would
+  ledger_url = (local.managed
+    ? "rediss://:PASSWORD@${module.store.managed_redis.address}:${module.store.managed_redis.port}/0?replicas=1&ssl_ca_certs=/etc/vcasgd/redis-ca.pem&ssl_check_hostname=false"
+    : "redis://:PASSWORD@${local.control_address}:6379/0"
+  )
+  authority = local.managed ? { "redis-ca.pem" = module.store.managed_redis.authority } : {}
+
+  # what the scripts on every machine read; passwords are put in by them
+  machine = {
+    CLUSTER     = var.cluster
+    CONSTRAINTS = local.is_wheel ? module.bucket.releases["constraints.txt"] : ""
+    PACKAGE     = local.is_wheel ? module.bucket.releases[basename(var.package)] : var.package
+    PIP_OPTIONS = var.pip_options
+    PROJECT     = var.project
+  }
+  inside = {
+    LEDGER_URL    = local.ledger_url
+    MANAGED_REDIS = local.managed ? module.store.managed_redis.id : ""
+    STORE_HOSTS   = join(" ", [for name in local.node_names : local.store_addresses[name]])
+  }
+  settings = {
+    VCASGD_CLUSTER     = var.cluster
+    VCASGD_HEARTBEAT   = var.heartbeat
+    VCASGD_HOME        = "/var/lib/vcasgd"
+    VCASGD_JOB_USERS   = !local.managed
+    VCASGD_RAY_ADDRESS = "${local.control_address}:${local.head_port}"
+    VCASGD_STORAGE_URL = module.bucket.url
+  }
+
+  pools = [
+    for name, pool in var.pools : {
+      name               = name
+      provider           = "gcp"
+      region             = var.region
+      zones              = coalesce(pool.zones, var.zones)
+      instance_types     = pool.instance_types
+      spot               = pool.spot
+      max_instances      = pool.max_instances
+      labels             = pool.labels
+      boot_seconds       = pool.boot_seconds
+      max_price_per_hour = pool.max_price_per_hour
+      cpus               = pool.cpus
+      gpus               = pool.gpus
+      template = {
+        project           = var.project
+        instance_template = module.worker_template[name].path
+        secrets           = { RAY_AUTH_TOKEN = module.identity.secrets["ray-token"] }
+      }
+    }
+  ]
+}
+
+module "bucket" {
+  source = "../modules/gcp/bucket"
+
+  name     = local.bucket_name
+  location = var.region
+  keep     = var.keep_bucket
+  releases = local.releases
+}
+
+module "identity" {
+  source = "../modules/gcp/identity"
+
+  cluster = var.cluster
+  project = var.project
+  bucket  = module.bucket.name
+  pools   = keys(var.pools)
+}
+
+module "network" {
+  source = "../modules/gcp/network"
+
+  cluster   = var.cluster
+  cidr      = var.network_cidr
+  api_cidrs = var.api_cidrs
+  accounts  = module.identity.accounts
+}
+
+module "store_data" {
+  source   = "../modules/cloud-init"
+  for_each = toset(local.node_names)
+
+  role    = "store"
+  cloud   = "gcp"
+  machine = merge(local.machine, local.inside)
+  settings = merge(local.settings, {
+    VCASGD_NODE = index(local.node_names, each.key)
+  })
+  files = local.authority
+}
+
+module "store" {
+  source = "../modules/gcp/store"
+
+  cluster           = var.cluster
+  redis             = var.redis
+  disk_gb           = var.ledger_disk_gb
+  managed_memory_gb = var.managed_redis_gb
+
+  place = {
+    zone          = var.zones[0]
+    network_id    = module.network.network_id
+    subnetwork_id = module.network.subnetwork_id
+    account       = module.identity.accounts["store"]
+  }
+
+  nodes = {
+    machine_type = var.store.machine_type
+    image        = var.image
+    machines = {
+      for name in local.node_names : name => {
+        address = local.store_addresses[name], user_data = module.store_data[name].user_data
+      }
+    }
+  }
+}
+
+module "worker_data" {
+  source   = "../modules/cloud-init"
+  for_each = var.pools
+
+  role  = "worker"
+  cloud = "gcp"
+  machine = merge(local.machine, {
+    PIP_OPTIONS  = coalesce(each.value.pip_options, var.pip_options, " ")
+    PIP_PACKAGES = join(" ", var.python_packages)
+  })
+  settings = { VCASGD_METADATA_URL = "http://metadata.google.internal", VCASGD_METADATA_KIND = "gcp" }
+  files    = local.authority
+}
+
+module "worker_template" {
+  source   = "../modules/gcp/worker-template"
+  for_each = var.pools
+
+  cluster   = var.cluster
+  pool      = each.key
+  region    = var.region
+  place     = { subnetwork_id = module.network.subnetwork_id, account = module.identity.accounts["worker"] }
+  user_data = module.worker_data[each.key].user_data
+
+  machine = {
+    image        = coalesce(each.value.image, var.image)
+    disk_gb      = each.value.disk_gb
+    default_type = each.value.instance_types[0]
+  }
+}
+
+resource "google_compute_address" "api" {
+  count = local.open ? 1 : 0
+
+  name   = "${var.cluster}-api"
+  region = var.region
+}
+
+module "control_data" {
+  source = "../modules/cloud-init"
+
+  role  = "control-plane"
+  cloud = "gcp"
+  machine = merge(local.machine, local.inside, {
+    API_NAME           = local.open ? google_compute_address.api[0].address : "localhost"
+    API_SUBJECT        = "IP:${local.open ? google_compute_address.api[0].address : "127.0.0.1"},DNS:localhost"
+    LEDGER_DISK        = local.managed ? "" : "ledger"
+    VCASGD_STORAGE_URL = module.bucket.url
+  })
+  settings = merge(
+    local.settings,
+    {
+      VCASGD_API_URL        = "http://127.0.0.1:8700"
+      VCASGD_LOCAL_CAPACITY = 0
+      VCASGD_POOLS          = "/etc/vcasgd/pools.yaml"
+    },
+    var.prices == null ? {} : { VCASGD_PRICES = "/etc/vcasgd/prices.yaml" },
+  )
+  files = merge(
+    local.authority,
+    { "pools.yaml" = yamlencode({ pools = local.pools }) },
+    var.prices == null ? {} : { "prices.yaml" = file(var.prices) },
+  )
+}
+
+# The machines that the controller launches are not in terraform's state. They are ended by their
+# label after the control plane, which could launch new ones, and before what they stand on.
+resource "terraform_data" "fleet" {
+  input = {
+    script  = "${path.module}/../../infra/fleet/terminate-gcp"
+    cluster = var.cluster
+    project = var.project
+  }
+
+  provisioner "local-exec" {
+    when    = destroy
+    command = "exec \"$SCRIPT\" \"$CLUSTER\" \"$PROJECT\""
+
+    environment = {
+      SCRIPT  = self.input.script
+      CLUSTER = self.input.cluster
+      PROJECT = self.input.project
+    }
+  }
+
+  depends_on = [module.network, module.identity, module.worker_template]
+}
+
+module "control_plane" {
+  source = "../modules/gcp/control-plane"
+
+  cluster        = var.cluster
+  machine        = { type = var.control_plane_type, image = var.image }
+  user_data      = module.control_data.user_data
+  ledger_disk    = { self_link = module.store.ledger_disk, attached = !local.managed }
+  public_address = one(google_compute_address.api[*].address)
+
+  place = {
+    zone            = var.zones[0]
+    subnetwork_id   = module.network.subnetwork_id
+    private_address = local.control_address
+    account         = module.identity.accounts["control"]
+  }
+
+  depends_on = [terraform_data.fleet]
+}

@@ -1,0 +1,162 @@
+# What is planned and made, with a provider that makes up what only Google knows.
+
+mock_provider "google" {
+  mock_resource "google_compute_subnetwork" {
+    defaults = {
+      id            = "projects/my-project-123/regions/us-central1/subnetworks/made-by-test"
+      ip_cidr_range = "10.80.0.0/20"
+    }
+  }
+
+  mock_resource "google_service_account" {
+    defaults = {
+      email  = "someone@my-project-123.iam.gserviceaccount.com"
+      name   = "projects/my-project-123/serviceAccounts/someone"
+      member = "serviceAccount:someone@my-project-123.iam.gserviceaccount.com"
+    }
+  }
+
+  mock_resource "google_redis_instance" {
+    defaults = {
+      id   = "projects/my-project-123/locations/us-central1/instances/made-by-test-ledger"
+      host = "10.90.0.3"
+      port = 6378
+    }
+  }
+
+  mock_resource "google_compute_region_instance_template" {
+    defaults = { name = "made-by-test-gcp-spot-1" }
+  }
+
+  mock_resource "google_compute_address" {
+    defaults = { address = "203.0.113.20" }
+  }
+}
+
+# the end of a run looks for machines of its cluster: there is none of this name
+variables {
+  cluster = "made-by-test"
+  project = "my-project-123"
+  package = "vcasgd[gcp]"
+}
+
+run "self_hosted" {
+  assert {
+    condition     = output.api_url == "http://127.0.0.1:8700"
+    error_message = "without api_cidrs the API must be reached through a tunnel"
+  }
+
+  assert {
+    condition     = strcontains(output.token_command, "made-by-test-api-token")
+    error_message = "token_command must name the secret"
+  }
+
+  assert {
+    condition     = yamldecode(module.control_data.files["/etc/vcasgd/pools.yaml"]).pools[0].template.instance_template == "regions/us-central1/instanceTemplates/made-by-test-gcp-spot-1"
+    error_message = "the controller must be told the template that was made"
+  }
+
+  assert {
+    condition     = yamldecode(module.control_data.files["/etc/vcasgd/pools.yaml"]).pools[0].template.secrets.RAY_AUTH_TOKEN == "projects/my-project-123/secrets/made-by-test-ray-token"
+    error_message = "machines must fetch Ray's token themselves"
+  }
+
+  assert {
+    condition     = strcontains(module.control_data.files["/etc/vcasgd/machine.env"], "LEDGER_URL='redis://:PASSWORD@10.80.0.10:6379/0'")
+    error_message = "a self-hosted ledger is on the control plane"
+  }
+
+  assert {
+    condition     = module.store.managed_redis == null && module.store.ledger_disk != null
+    error_message = "a self-hosted ledger has a disk, and no managed Redis"
+  }
+}
+
+run "managed" {
+  variables {
+    redis = "managed"
+  }
+
+  assert {
+    condition     = strcontains(module.control_data.files["/etc/vcasgd/machine.env"], "LEDGER_URL='rediss://:PASSWORD@10.90.0.3:6378/0?replicas=1&")
+    error_message = "a managed ledger speaks TLS and has a replica"
+  }
+
+  assert {
+    condition     = contains(keys(module.worker_data["gcp-spot"].files), "/etc/vcasgd/redis-ca.pem")
+    error_message = "workers must know the authority of managed Redis"
+  }
+
+  assert {
+    condition     = strcontains(module.store_data["store-0"].files["/etc/vcasgd/vcasgd.env"], "VCASGD_JOB_USERS=false")
+    error_message = "managed Redis does not let anybody make users"
+  }
+
+  assert {
+    condition     = module.store.ledger_disk == null
+    error_message = "a managed ledger has no disk of ours"
+  }
+}
+
+run "open_api" {
+  variables {
+    api_cidrs = ["203.0.113.7/32"]
+    store     = { nodes = 2 }
+  }
+
+  assert {
+    condition     = output.api_url == "https://203.0.113.20"
+    error_message = "with api_cidrs the API is reached by TLS"
+  }
+
+  assert {
+    condition     = strcontains(module.store_data["store-1"].files["/etc/vcasgd/vcasgd.env"], "VCASGD_NODE=1")
+    error_message = "a store node must know its number"
+  }
+
+  assert {
+    condition     = strcontains(module.store_data["store-1"].files["/etc/vcasgd/machine.env"], "STORE_HOSTS='10.80.0.20 10.80.0.21'")
+    error_message = "all must know all store nodes, in order"
+  }
+}
+
+run "wrong_names" {
+  command = plan
+
+  variables {
+    cluster   = "Not A Name"
+    project   = "no"
+    region    = "nowhere"
+    api_cidrs = ["0.0.0.0/0"]
+    redis     = "none"
+    heartbeat = 0
+    store     = { nodes = 0 }
+    prices    = "versions.tf"
+    package   = "missing.whl"
+  }
+
+  expect_failures = [
+    var.cluster, var.project, var.region, var.api_cidrs, var.redis, var.heartbeat,
+    var.store, var.package, var.prices,
+  ]
+}
+
+run "zone_in_another_region" {
+  command = plan
+
+  variables {
+    zones = ["europe-west4-a"]
+  }
+
+  expect_failures = [var.zones]
+}
+
+run "pool_in_another_region" {
+  command = plan
+
+  variables {
+    pools = { elsewhere = { instance_types = ["e2-small"], zones = ["europe-west4-a"] } }
+  }
+
+  expect_failures = [var.pools]
+}

@@ -1,0 +1,10 @@
+terraform {
+  required_version = ">= 1.11, < 2.0"
+
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = "~> 5.100"
+    }
+  }
+}

@@ -1,0 +1,161 @@
+data "aws_caller_identity" "me" {}
+
+data "aws_region" "here" {}
+
+data "aws_partition" "here" {}
+
+locals {
+  ec2 = "arn:${data.aws_partition.here.partition}:ec2:${data.aws_region.here.name}:${data.aws_caller_identity.me.account_id}"
+}
+
+# What buys and ends machines. Only what carries the cluster's tag can be ended, and the control
+# plane and the store do not carry it.
+data "aws_iam_policy_document" "fleet" {
+  statement {
+    sid = "Look"
+    actions = [
+      "ec2:DescribeInstances",
+      "ec2:DescribeLaunchTemplateVersions",
+      "ec2:DescribeSpotPriceHistory",
+    ]
+    # these actions know no resources
+    resources = ["*"]
+  }
+
+  statement {
+    sid       = "LaunchTagged"
+    actions   = ["ec2:CreateFleet", "ec2:RunInstances"]
+    resources = ["${local.ec2}:fleet/*", "${local.ec2}:instance/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:RequestTag/vcasgd:cluster"
+      values   = [var.cluster]
+    }
+  }
+
+  statement {
+    sid       = "LaunchFromOurTemplates"
+    actions   = ["ec2:CreateFleet", "ec2:RunInstances"]
+    resources = [for id in var.fleet.launch_template_ids : "${local.ec2}:launch-template/${id}"]
+  }
+
+  statement {
+    sid     = "LaunchWith"
+    actions = ["ec2:CreateFleet", "ec2:RunInstances"]
+    resources = concat(
+      [
+        "arn:${data.aws_partition.here.partition}:ec2:${data.aws_region.here.name}::image/*",
+        "${local.ec2}:image/*",
+        "${local.ec2}:network-interface/*",
+        "${local.ec2}:spot-instances-request/*",
+        "${local.ec2}:volume/*",
+      ],
+      [for id in var.fleet.subnet_ids : "${local.ec2}:subnet/${id}"],
+      ["${local.ec2}:security-group/${var.fleet.security_group_id}"],
+    )
+  }
+
+  statement {
+    sid       = "TagWhileLaunching"
+    actions   = ["ec2:CreateTags"]
+    resources = ["${local.ec2}:fleet/*", "${local.ec2}:instance/*", "${local.ec2}:volume/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "ec2:CreateAction"
+      values   = ["CreateFleet", "RunInstances"]
+    }
+  }
+
+  statement {
+    sid       = "EndTagged"
+    actions   = ["ec2:TerminateInstances"]
+    resources = ["${local.ec2}:instance/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/vcasgd:cluster"
+      values   = [var.cluster]
+    }
+  }
+
+  statement {
+    sid       = "LendWorkersTheirRole"
+    actions   = ["iam:PassRole"]
+    resources = [var.fleet.role_arn]
+
+    condition {
+      test     = "StringEquals"
+      variable = "iam:PassedToService"
+      values   = ["ec2.amazonaws.com"]
+    }
+  }
+
+  statement {
+    sid       = "FirstSpotInstanceOfTheAccount"
+    actions   = ["iam:CreateServiceLinkedRole"]
+    resources = ["arn:${data.aws_partition.here.partition}:iam::${data.aws_caller_identity.me.account_id}:role/aws-service-role/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "iam:AWSServiceName"
+      values   = ["ec2fleet.amazonaws.com", "spot.amazonaws.com"]
+    }
+  }
+}
+
+resource "aws_iam_role_policy" "fleet" {
+  name   = "vcasgd-fleet"
+  role   = var.place.role
+  policy = data.aws_iam_policy_document.fleet.json
+}
+
+resource "aws_instance" "this" {
+  ami                    = var.image
+  instance_type          = var.instance_type
+  subnet_id              = var.place.subnet_id
+  private_ip             = var.place.private_address
+  vpc_security_group_ids = [var.place.security_group_id]
+  iam_instance_profile   = var.place.profile
+  user_data_base64       = base64gzip(var.user_data)
+
+  # the ledger is on a disk of its own, and all else is made anew
+  user_data_replace_on_change = true
+
+  metadata_options {
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  root_block_device {
+    volume_type = "gp3"
+    volume_size = 30
+    encrypted   = true
+  }
+
+  # without vcasgd:cluster, which marks what the controller may end
+  tags = { Name = "${var.cluster}-control", "vcasgd:stack" = var.cluster }
+
+  lifecycle {
+    # a new image of the system is no reason to replace a machine that works
+    ignore_changes = [ami]
+  }
+}
+
+resource "aws_volume_attachment" "ledger" {
+  count = var.ledger_disk.attached ? 1 : 0
+
+  instance_id = aws_instance.this.id
+  volume_id   = var.ledger_disk.id
+  device_name = "/dev/sdf"
+  # the append-only file is closed before the disk is taken
+  stop_instance_before_detaching = true
+}
+
+resource "aws_eip_association" "api" {
+  count = var.public_address.attached ? 1 : 0
+
+  instance_id   = aws_instance.this.id
+  allocation_id = var.public_address.id
+}

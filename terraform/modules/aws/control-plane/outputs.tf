@@ -1,0 +1,4 @@
+output "instance_id" {
+  description = "The machine."
+  value       = aws_instance.this.id
+}

@@ -1,0 +1,118 @@
+data "aws_region" "here" {}
+
+resource "aws_vpc" "this" {
+  cidr_block           = var.cidr
+  enable_dns_hostnames = true
+
+  tags = { Name = var.cluster }
+}
+
+resource "aws_internet_gateway" "this" {
+  vpc_id = aws_vpc.this.id
+
+  tags = { Name = var.cluster }
+}
+
+# Machines have public addresses to reach package indexes and the cloud without a gateway that
+# costs as much as a worker; the security groups let nobody in.
+resource "aws_subnet" "this" {
+  for_each = { for index, zone in var.zones : zone => index }
+
+  vpc_id                  = aws_vpc.this.id
+  availability_zone       = each.key
+  cidr_block              = cidrsubnet(var.cidr, 4, each.value)
+  map_public_ip_on_launch = true
+
+  tags = { Name = "${var.cluster}-${each.key}" }
+}
+
+resource "aws_route_table" "this" {
+  vpc_id = aws_vpc.this.id
+
+  tags = { Name = var.cluster }
+}
+
+resource "aws_route" "out" {
+  route_table_id         = aws_route_table.this.id
+  destination_cidr_block = "0.0.0.0/0"
+  gateway_id             = aws_internet_gateway.this.id
+}
+
+resource "aws_route_table_association" "this" {
+  for_each = aws_subnet.this
+
+  route_table_id = aws_route_table.this.id
+  subnet_id      = each.value.id
+}
+
+# object storage without a way through the internet, and without its price
+resource "aws_vpc_endpoint" "storage" {
+  vpc_id          = aws_vpc.this.id
+  service_name    = "com.amazonaws.${data.aws_region.here.name}.s3"
+  route_table_ids = [aws_route_table.this.id]
+
+  tags = { Name = "${var.cluster}-storage" }
+}
+
+resource "aws_security_group" "this" {
+  for_each = {
+    control = "API, ledger, Ray head, controller"
+    store   = "tensors servers and parameter servers"
+    worker  = "machines of the fleet"
+    managed = "managed Redis"
+  }
+
+  name        = "${var.cluster}-${each.key}"
+  description = each.value
+  vpc_id      = aws_vpc.this.id
+
+  tags = { Name = "${var.cluster}-${each.key}" }
+}
+
+resource "aws_vpc_security_group_egress_rule" "out" {
+  for_each = { for name in ["control", "store", "worker"] : name => aws_security_group.this[name].id }
+
+  security_group_id = each.value
+  description       = "package indexes, the cloud, each other"
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "-1"
+}
+
+resource "aws_vpc_security_group_ingress_rule" "api" {
+  for_each = toset(var.api_cidrs)
+
+  security_group_id = aws_security_group.this["control"].id
+  description       = "the API, with TLS"
+  cidr_ipv4         = each.value
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+}
+
+locals {
+  # Ray's processes choose their ports; all that is below 1024 stays shut
+  inside = {
+    ledger-from-store   = { to = "control", from = "store", first = 6379, last = 6379 }
+    ledger-from-worker  = { to = "control", from = "worker", first = 6379, last = 6379 }
+    ray-from-worker     = { to = "control", from = "worker", first = 10000, last = 65535 }
+    ray-to-worker       = { to = "worker", from = "control", first = 1024, last = 65535 }
+    ray-among-workers   = { to = "worker", from = "worker", first = 1024, last = 65535 }
+    tensors-from-worker = { to = "store", from = "worker", first = 6380, last = 6380 }
+    tensors-from-ours   = { to = "store", from = "control", first = 6380, last = 6380 }
+    managed-from-ours   = { to = "managed", from = "control", first = 6379, last = 6379 }
+    managed-from-store  = { to = "managed", from = "store", first = 6379, last = 6379 }
+    managed-from-worker = { to = "managed", from = "worker", first = 6379, last = 6379 }
+  }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "inside" {
+  for_each = local.inside
+
+  security_group_id            = aws_security_group.this[each.value.to].id
+  referenced_security_group_id = aws_security_group.this[each.value.from].id
+  ip_protocol                  = "tcp"
+  from_port                    = each.value.first
+  to_port                      = each.value.last
+
+  tags = { Name = each.key }
+}

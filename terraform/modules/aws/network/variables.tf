@@ -1,0 +1,34 @@
+variable "cluster" {
+  description = "Name of the cluster."
+  type        = string
+}
+
+variable "cidr" {
+  description = "Addresses of the network."
+  type        = string
+
+  validation {
+    condition     = can(cidrsubnet(var.cidr, 4, 15)) && tonumber(split("/", var.cidr)[1]) <= 20
+    error_message = "cidr must be an IPv4 network of /20 or larger, such as 10.80.0.0/16."
+  }
+}
+
+variable "zones" {
+  description = "Availability zones, one subnet in each; the first has the control plane."
+  type        = list(string)
+
+  validation {
+    condition     = length(var.zones) >= 1 && length(var.zones) <= 15 && length(distinct(var.zones)) == length(var.zones)
+    error_message = "zones must name one to fifteen different availability zones."
+  }
+}
+
+variable "api_cidrs" {
+  description = "Networks that may reach the API; none: only through a tunnel."
+  type        = list(string)
+
+  validation {
+    condition     = alltrue([for cidr in var.api_cidrs : can(cidrhost(cidr, 0))])
+    error_message = "api_cidrs must hold networks such as 203.0.113.7/32."
+  }
+}

@@ -1,0 +1,64 @@
+variable "cluster" {
+  description = "Name of the cluster."
+  type        = string
+}
+
+variable "redis" {
+  description = "Where the ledger is: self-hosted, on the control plane's disk, or managed, in ElastiCache with a replica."
+  type        = string
+
+  validation {
+    condition     = contains(["self-hosted", "managed"], var.redis)
+    error_message = "redis must be self-hosted or managed."
+  }
+}
+
+variable "zone" {
+  description = "Availability zone of the ledger's disk and of the store nodes."
+  type        = string
+}
+
+variable "subnet_ids" {
+  description = "Subnets of the network; the first one is in zone."
+  type        = list(string)
+
+  validation {
+    condition     = length(var.subnet_ids) >= 1
+    error_message = "subnet_ids must name at least one subnet."
+  }
+}
+
+variable "security_groups" {
+  description = "Security group of the store nodes, and of managed Redis."
+  type        = object({ store = string, managed = string })
+}
+
+variable "disk" {
+  description = "The ledger's disk: GB, and whether a snapshot of it stays when it is destroyed."
+  type        = object({ size_gb = number, final_snapshot = bool })
+
+  validation {
+    condition     = var.disk.size_gb >= 4 && var.disk.size_gb <= 16384
+    error_message = "disk.size_gb must be from 4 to 16384."
+  }
+}
+
+variable "managed_node_type" {
+  description = "Of managed Redis."
+  type        = string
+
+  validation {
+    condition     = startswith(var.managed_node_type, "cache.")
+    error_message = "managed_node_type must be a type such as cache.t4g.small."
+  }
+}
+
+variable "nodes" {
+  description = "The store nodes: type and image, instance profile, and for each its address and user data."
+  type = object({
+    instance_type = string
+    image         = string
+    profile       = string
+    machines      = map(object({ address = string, user_data = string }))
+  })
+}

@@ -1,0 +1,4 @@
+output "id" {
+  description = "The launch template."
+  value       = aws_launch_template.this.id
+}

@@ -1,0 +1,39 @@
+variable "cluster" {
+  description = "Name of the cluster."
+  type        = string
+}
+
+variable "pool" {
+  description = "Name of the pool whose machines are made from the template."
+  type        = string
+}
+
+variable "image" {
+  description = "Image of the machines: Ubuntu 24.04, or one made from it with all that is needed."
+  type        = string
+
+  validation {
+    condition     = startswith(var.image, "ami-")
+    error_message = "image must be an id such as ami-0abc."
+  }
+}
+
+variable "disk_gb" {
+  description = "Disk of each machine."
+  type        = number
+
+  validation {
+    condition     = var.disk_gb >= 10 && var.disk_gb <= 16384
+    error_message = "disk_gb must be from 10 to 16384."
+  }
+}
+
+variable "place" {
+  description = "Security group and instance profile."
+  type        = object({ security_group_id = string, profile = string })
+}
+
+variable "user_data" {
+  description = "Their cloud-config."
+  type        = string
+}

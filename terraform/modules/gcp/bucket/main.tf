@@ -1,0 +1,30 @@
+resource "google_storage_bucket" "this" {
+  name                        = var.name
+  location                    = var.location
+  force_destroy               = !var.keep
+  uniform_bucket_level_access = true
+  public_access_prevention    = "enforced"
+
+  # what was deleted is gone, and is not billed for another week
+  soft_delete_policy {
+    retention_duration_seconds = 0
+  }
+
+  lifecycle_rule {
+    condition {
+      age = 1
+    }
+
+    action {
+      type = "AbortIncompleteMultipartUpload"
+    }
+  }
+}
+
+resource "google_storage_bucket_object" "release" {
+  for_each = var.releases
+
+  bucket = google_storage_bucket.this.name
+  name   = "release/${each.key}"
+  source = each.value
+}

@@ -1,0 +1,14 @@
+output "name" {
+  description = "The bucket."
+  value       = google_storage_bucket.this.name
+}
+
+output "url" {
+  description = "As in VCASGD_STORAGE_URL."
+  value       = "gs://${google_storage_bucket.this.name}"
+}
+
+output "releases" {
+  description = "URL of each release, by name."
+  value       = { for name, object in google_storage_bucket_object.release : name => "gs://${object.bucket}/${object.name}" }
+}

@@ -1,0 +1,57 @@
+resource "terraform_data" "user_data" {
+  input = sha256(var.user_data)
+}
+
+resource "google_compute_instance" "this" {
+  name         = "${var.cluster}-control"
+  zone         = var.place.zone
+  machine_type = var.machine.type
+  # without vcasgd-cluster, which marks what the controller may end
+  labels = { "vcasgd-stack" = var.cluster }
+
+  boot_disk {
+    initialize_params {
+      image = var.machine.image
+      size  = 30
+      type  = "pd-balanced"
+    }
+  }
+
+  dynamic "attached_disk" {
+    for_each = var.ledger_disk.attached ? [var.ledger_disk.self_link] : []
+
+    content {
+      source      = attached_disk.value
+      device_name = "ledger"
+    }
+  }
+
+  network_interface {
+    subnetwork = var.place.subnetwork_id
+    network_ip = var.place.private_address
+
+    access_config {
+      nat_ip = var.public_address
+    }
+  }
+
+  service_account {
+    email  = var.place.account
+    scopes = ["cloud-platform"]
+  }
+
+  shielded_instance_config {
+    enable_secure_boot = true
+  }
+
+  metadata = {
+    user-data               = var.user_data
+    enable-guest-attributes = "TRUE"
+    enable-oslogin          = "TRUE"
+  }
+
+  lifecycle {
+    # cloud-init reads its data once; the ledger is on a disk of its own, and all else is made anew
+    replace_triggered_by = [terraform_data.user_data]
+  }
+}

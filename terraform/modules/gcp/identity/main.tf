@@ -1,0 +1,167 @@
+locals {
+  secrets = toset(["api-token", "ray-token", "servers"])
+  roles = {
+    control = "control plane: API, ledger, controller"
+    store   = "tensors servers and parameter servers"
+    worker  = "machines of the fleet"
+  }
+  objects = "projects/_/buckets/${var.bucket}/objects"
+
+  # who reads which secret; the control plane generates them too
+  readers = merge(
+    { for name in local.secrets : "control-${name}" => { role = "control", secret = name } },
+    {
+      "store-servers"    = { role = "store", secret = "servers" }
+      "worker-ray-token" = { role = "worker", secret = "ray-token" }
+    },
+  )
+
+  # who may do what below which names of objects
+  grants = {
+    control-packages = { role = "control", grant = "roles/storage.objectUser", below = "packages/" }
+    control-jobs     = { role = "control", grant = "roles/storage.objectUser", below = "jobs/" }
+    control-shows    = { role = "control", grant = "roles/storage.objectUser", below = "control/" }
+    control-release  = { role = "control", grant = "roles/storage.objectViewer", below = "release/" }
+    store-jobs       = { role = "store", grant = "roles/storage.objectUser", below = "jobs/" }
+    store-release    = { role = "store", grant = "roles/storage.objectViewer", below = "release/" }
+    worker-packages  = { role = "worker", grant = "roles/storage.objectViewer", below = "packages/" }
+    worker-release   = { role = "worker", grant = "roles/storage.objectViewer", below = "release/" }
+  }
+
+  custom_prefix = replace(var.cluster, "-", "_")
+}
+
+resource "google_service_account" "this" {
+  for_each = local.roles
+
+  account_id   = "${var.cluster}-${each.key}"
+  display_name = "vcasgd ${var.cluster}: ${each.value}"
+}
+
+# They have no value here: the control plane generates it at its first start, so that it is in
+# no state and in no plan.
+resource "google_secret_manager_secret" "this" {
+  for_each = local.secrets
+
+  secret_id           = "${var.cluster}-${each.key}"
+  deletion_protection = false
+
+  replication {
+    auto {}
+  }
+}
+
+resource "google_secret_manager_secret_iam_member" "reader" {
+  for_each = local.readers
+
+  secret_id = google_secret_manager_secret.this[each.value.secret].id
+  role      = "roles/secretmanager.secretAccessor"
+  member    = google_service_account.this[each.value.role].member
+}
+
+resource "google_secret_manager_secret_iam_member" "generator" {
+  for_each = local.secrets
+
+  secret_id = google_secret_manager_secret.this[each.key].id
+  role      = "roles/secretmanager.secretVersionAdder"
+  member    = google_service_account.this["control"].member
+}
+
+resource "google_storage_bucket_iam_member" "objects" {
+  for_each = local.grants
+
+  bucket = var.bucket
+  role   = each.value.grant
+  member = google_service_account.this[each.value.role].member
+
+  condition {
+    title      = each.key
+    expression = "resource.name.startsWith(\"${local.objects}/${each.value.below}\")"
+  }
+}
+
+# the permission to list is one on the bucket, which no condition on objects lets through
+resource "google_project_iam_custom_role" "list" {
+  role_id     = "${local.custom_prefix}_list_objects"
+  title       = "vcasgd ${var.cluster}: list objects"
+  permissions = ["storage.objects.list"]
+}
+
+resource "google_storage_bucket_iam_member" "list" {
+  for_each = toset(["control", "store"])
+
+  bucket = var.bucket
+  role   = google_project_iam_custom_role.list.id
+  member = google_service_account.this[each.key].member
+}
+
+resource "google_project_iam_custom_role" "launch" {
+  role_id = "${local.custom_prefix}_launch"
+  title   = "vcasgd ${var.cluster}: launch machines"
+  permissions = [
+    "compute.disks.create",
+    "compute.disks.setLabels",
+    "compute.images.useReadOnly",
+    "compute.instances.create",
+    "compute.instances.get",
+    "compute.instances.list",
+    "compute.instances.setLabels",
+    "compute.instances.setMetadata",
+    "compute.instances.setServiceAccount",
+    "compute.instances.setTags",
+    "compute.instanceTemplates.get",
+    "compute.instanceTemplates.useReadOnly",
+    "compute.subnetworks.use",
+    "compute.subnetworks.useExternalIp",
+    "compute.zoneOperations.get",
+  ]
+}
+
+resource "google_project_iam_custom_role" "end" {
+  role_id     = "${local.custom_prefix}_end"
+  title       = "vcasgd ${var.cluster}: end machines"
+  permissions = ["compute.instances.delete", "compute.instances.simulateMaintenanceEvent"]
+}
+
+resource "google_project_iam_member" "launch" {
+  project = var.project
+  role    = google_project_iam_custom_role.launch.id
+  member  = google_service_account.this["control"].member
+}
+
+# names of machines begin with that of their pool; those of the control plane and the store do not
+resource "google_project_iam_member" "end" {
+  project = var.project
+  role    = google_project_iam_custom_role.end.id
+  member  = google_service_account.this["control"].member
+
+  condition {
+    title = "machines-of-the-pools"
+    expression = join(" || ", [
+      for pool in var.pools : "resource.name.extract(\"/instances/{name}\").startsWith(\"vcasgd-${pool}-\")"
+    ])
+  }
+}
+
+resource "google_service_account_iam_member" "lend" {
+  service_account_id = google_service_account.this["worker"].name
+  role               = "roles/iam.serviceAccountUser"
+  member             = google_service_account.this["control"].member
+}
+
+resource "google_project_iam_custom_role" "managed_redis" {
+  role_id     = "${local.custom_prefix}_managed_redis"
+  title       = "vcasgd ${var.cluster}: read the password of managed Redis"
+  permissions = ["redis.instances.getAuthString"]
+}
+
+resource "google_project_iam_member" "managed_redis" {
+  project = var.project
+  role    = google_project_iam_custom_role.managed_redis.id
+  member  = google_service_account.this["control"].member
+
+  condition {
+    title      = "ledger-only"
+    expression = "resource.name.endsWith(\"/instances/${var.cluster}-ledger\")"
+  }
+}

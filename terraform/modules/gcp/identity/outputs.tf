@@ -1,0 +1,9 @@
+output "accounts" {
+  description = "E-mail of the service account of each role: control, store, worker."
+  value       = { for name, account in google_service_account.this : name => account.email }
+}
+
+output "secrets" {
+  description = "Path of each secret: api-token, ray-token, servers."
+  value       = { for name, secret in google_secret_manager_secret.this : name => "projects/${var.project}/secrets/${secret.secret_id}" }
+}

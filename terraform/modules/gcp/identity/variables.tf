@@ -1,0 +1,24 @@
+variable "cluster" {
+  description = "Name of the cluster."
+  type        = string
+}
+
+variable "project" {
+  description = "Project."
+  type        = string
+}
+
+variable "bucket" {
+  description = "The bucket of packages, checkpoints and releases."
+  type        = string
+}
+
+variable "pools" {
+  description = "Names of the pools; the controller may end machines of these only."
+  type        = list(string)
+
+  validation {
+    condition     = !contains(var.pools, "store") && !contains(var.pools, "control")
+    error_message = "pools: no pool may be called store or control, because its machines could not be told from those."
+  }
+}

@@ -1,0 +1,66 @@
+resource "google_compute_network" "this" {
+  name                    = var.cluster
+  auto_create_subnetworks = false
+}
+
+# Machines have public addresses to reach package indexes without a gateway; nobody is let in.
+resource "google_compute_subnetwork" "this" {
+  name                     = var.cluster
+  network                  = google_compute_network.this.id
+  ip_cidr_range            = var.cidr
+  private_ip_google_access = true
+}
+
+locals {
+  # Ray's processes choose their ports; all that is below 1024 stays shut
+  inside = {
+    ledger-from-store   = { to = "control", from = "store", ports = "6379" }
+    ledger-from-worker  = { to = "control", from = "worker", ports = "6379" }
+    ray-from-worker     = { to = "control", from = "worker", ports = "10000-65535" }
+    ray-to-worker       = { to = "worker", from = "control", ports = "1024-65535" }
+    ray-among-workers   = { to = "worker", from = "worker", ports = "1024-65535" }
+    tensors-from-worker = { to = "store", from = "worker", ports = "6380" }
+    tensors-from-ours   = { to = "store", from = "control", ports = "6380" }
+  }
+}
+
+resource "google_compute_firewall" "inside" {
+  for_each = local.inside
+
+  name                    = "${var.cluster}-${each.key}"
+  network                 = google_compute_network.this.id
+  source_service_accounts = [var.accounts[each.value.from]]
+  target_service_accounts = [var.accounts[each.value.to]]
+
+  allow {
+    protocol = "tcp"
+    ports    = [each.value.ports]
+  }
+}
+
+resource "google_compute_firewall" "api" {
+  count = length(var.api_cidrs) > 0 ? 1 : 0
+
+  name                    = "${var.cluster}-api"
+  network                 = google_compute_network.this.id
+  source_ranges           = var.api_cidrs
+  target_service_accounts = [var.accounts.control]
+
+  allow {
+    protocol = "tcp"
+    ports    = ["443"]
+  }
+}
+
+# shells and tunnels through Google's proxy, which asks who one is
+resource "google_compute_firewall" "tunnel" {
+  name                    = "${var.cluster}-tunnel"
+  network                 = google_compute_network.this.id
+  source_ranges           = ["35.235.240.0/20"]
+  target_service_accounts = [var.accounts.control, var.accounts.store]
+
+  allow {
+    protocol = "tcp"
+    ports    = ["22"]
+  }
+}

@@ -1,0 +1,14 @@
+output "network_id" {
+  description = "The network."
+  value       = google_compute_network.this.id
+}
+
+output "subnetwork_id" {
+  description = "Its one subnetwork, in all zones of the region."
+  value       = google_compute_subnetwork.this.id
+}
+
+output "cidr" {
+  description = "Addresses of the subnetwork."
+  value       = google_compute_subnetwork.this.ip_cidr_range
+}

@@ -1,0 +1,29 @@
+variable "cluster" {
+  description = "Name of the cluster."
+  type        = string
+}
+
+variable "cidr" {
+  description = "Addresses of the network."
+  type        = string
+
+  validation {
+    condition     = can(cidrhost(var.cidr, 100))
+    error_message = "cidr must be an IPv4 network such as 10.80.0.0/20."
+  }
+}
+
+variable "api_cidrs" {
+  description = "Networks that may reach the API; none: only through a tunnel."
+  type        = list(string)
+
+  validation {
+    condition     = alltrue([for cidr in var.api_cidrs : can(cidrhost(cidr, 0))])
+    error_message = "api_cidrs must hold networks such as 203.0.113.7/32."
+  }
+}
+
+variable "accounts" {
+  description = "E-mail of the service account of each role: control, store, worker. Firewall rules name them."
+  type        = object({ control = string, store = string, worker = string })
+}

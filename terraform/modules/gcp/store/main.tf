@@ -1,0 +1,86 @@
+locals {
+  managed = var.redis == "managed"
+  owned   = { "vcasgd-stack" = var.cluster }
+}
+
+# apart from the machine that uses it, so that it survives the machine
+resource "google_compute_disk" "ledger" {
+  count = local.managed ? 0 : 1
+
+  name   = "${var.cluster}-ledger"
+  zone   = var.place.zone
+  type   = "pd-ssd"
+  size   = var.disk_gb
+  labels = local.owned
+}
+
+resource "google_redis_instance" "ledger" {
+  count = local.managed ? 1 : 0
+
+  name                    = "${var.cluster}-ledger"
+  display_name            = "the ledger of ${var.cluster}"
+  tier                    = "STANDARD_HA"
+  memory_size_gb          = var.managed_memory_gb
+  redis_version           = "REDIS_7_2"
+  authorized_network      = var.place.network_id
+  auth_enabled            = true
+  transit_encryption_mode = "SERVER_AUTHENTICATION"
+  redis_configs           = { "maxmemory-policy" = "noeviction" }
+  deletion_protection     = false
+  labels                  = local.owned
+
+  persistence_config {
+    persistence_mode    = "RDB"
+    rdb_snapshot_period = "ONE_HOUR"
+  }
+}
+
+resource "terraform_data" "user_data" {
+  for_each = var.nodes.machines
+
+  input = sha256(each.value.user_data)
+}
+
+resource "google_compute_instance" "node" {
+  for_each = var.nodes.machines
+
+  name         = "${var.cluster}-${each.key}"
+  zone         = var.place.zone
+  machine_type = var.nodes.machine_type
+  labels       = local.owned
+
+  boot_disk {
+    initialize_params {
+      image = var.nodes.image
+      size  = 30
+      type  = "pd-balanced"
+    }
+  }
+
+  network_interface {
+    subnetwork = var.place.subnetwork_id
+    network_ip = each.value.address
+
+    access_config {}
+  }
+
+  service_account {
+    email  = var.place.account
+    scopes = ["cloud-platform"]
+  }
+
+  shielded_instance_config {
+    enable_secure_boot = true
+  }
+
+  metadata = {
+    user-data               = each.value.user_data
+    enable-guest-attributes = "TRUE"
+    enable-oslogin          = "TRUE"
+  }
+
+  lifecycle {
+    # cloud-init reads its data once
+    replace_triggered_by = [terraform_data.user_data[each.key]]
+  }
+}

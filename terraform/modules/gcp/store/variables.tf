@@ -1,0 +1,53 @@
+variable "cluster" {
+  description = "Name of the cluster."
+  type        = string
+}
+
+variable "redis" {
+  description = "Where the ledger is: self-hosted, on the control plane's disk, or managed, in Memorystore with a replica."
+  type        = string
+
+  validation {
+    condition     = contains(["self-hosted", "managed"], var.redis)
+    error_message = "redis must be self-hosted or managed."
+  }
+}
+
+variable "place" {
+  description = "Zone, network, subnetwork, and the service account of the store nodes."
+  type = object({
+    zone          = string
+    network_id    = string
+    subnetwork_id = string
+    account       = string
+  })
+}
+
+variable "disk_gb" {
+  description = "The ledger's disk."
+  type        = number
+
+  validation {
+    condition     = var.disk_gb >= 10 && var.disk_gb <= 16384
+    error_message = "disk_gb must be from 10 to 16384."
+  }
+}
+
+variable "managed_memory_gb" {
+  description = "Of managed Redis."
+  type        = number
+
+  validation {
+    condition     = var.managed_memory_gb >= 1 && var.managed_memory_gb <= 300
+    error_message = "managed_memory_gb must be from 1 to 300."
+  }
+}
+
+variable "nodes" {
+  description = "The store nodes: type and image, and for each its address and user data."
+  type = object({
+    machine_type = string
+    image        = string
+    machines     = map(object({ address = string, user_data = string }))
+  })
+}

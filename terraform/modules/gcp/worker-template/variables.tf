@@ -1,0 +1,34 @@
+variable "cluster" {
+  description = "Name of the cluster."
+  type        = string
+}
+
+variable "pool" {
+  description = "Name of the pool whose machines are made from the template."
+  type        = string
+}
+
+variable "region" {
+  description = "Region of the template."
+  type        = string
+}
+
+variable "machine" {
+  description = "Image of the machines, and their disk; the type is only a default, the controller says which with each launch."
+  type        = object({ image = string, disk_gb = number, default_type = string })
+
+  validation {
+    condition     = var.machine.disk_gb >= 10 && var.machine.disk_gb <= 16384
+    error_message = "machine.disk_gb must be from 10 to 16384."
+  }
+}
+
+variable "place" {
+  description = "Subnetwork and service account."
+  type        = object({ subnetwork_id = string, account = string })
+}
+
+variable "user_data" {
+  description = "Their cloud-config."
+  type        = string
+}

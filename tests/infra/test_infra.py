@@ -1,0 +1,127 @@
+"""What runs on the machines, as far as it can be checked without one."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from compose_pydantic.models import ComposeSpecification
+from servers import KINDS, require_binary
+from waiting import await_truth
+
+from vcasgd.errors import StoreDenied, StoreUnavailable
+from vcasgd.store.connection import Client, check_server, connect
+
+INFRA = Path(__file__).parents[2] / "infra"
+SCRIPTS = sorted(
+    path
+    for folder in ("bin", "docker", "fleet", "local")
+    for path in (INFRA / folder).iterdir()
+    if "sh" in path.read_text().partition("\n")[0]
+)
+UNITS = sorted((INFRA / "systemd").iterdir())
+
+
+def test_the_scripts_have_no_fault_that_shellcheck_knows() -> None:
+    assert len(SCRIPTS) > 8
+    done = subprocess.run(
+        [Path(sys.prefix) / "bin/shellcheck", "--external-sources", "--source-path=.", *SCRIPTS],
+        cwd=INFRA.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_systemd_understands_the_units() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *UNITS], capture_output=True, text=True
+    )
+    # their programs are on the machines only
+    said = [line for line in done.stderr.splitlines() if "is not executable" not in line]
+    assert [line for line in said if "vcasgd-" in line] == []
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_a_unit_gives_up_at_some_time_and_says_so(unit: Path) -> None:
+    text = unit.read_text()
+    if "Restart=always" in text:
+        assert "StartLimitBurst=" in text
+        assert "StartLimitIntervalSec=" in text
+    if "[Service]" in text and "unit-failed@.service" not in unit.name:
+        assert "OnFailure=vcasgd-unit-failed@%n.service" in text
+
+
+def test_the_compose_file_is_one_and_gives_nobody_a_password() -> None:
+    text = (INFRA / "compose.yaml").read_text()
+    value = {key: each for key, each in yaml.safe_load(text).items() if not key.startswith("x-")}
+    services = ComposeSpecification(**value).services
+    assert set(services) == {"ledger", "tensors", "platform", "api"}
+    # and the API is not offered to others than this machine
+    assert value["services"]["api"]["ports"] == ["127.0.0.1:8700:8700"]
+    assert [
+        each for name, each in value["services"].items() if name != "api" and "ports" in each
+    ] == []
+    # passwords are asked for, not made up
+    assert text.count("${VCASGD_REDIS_PASSWORD:?") == 4
+    assert ":-" not in text.split("VCASGD_TOKEN:")[1].splitlines()[0]
+
+
+@pytest.mark.parametrize("role", ["control-plane", "store", "worker"])
+def test_cloud_init_writes_the_files_before_it_runs_anything(role: str) -> None:
+    text = (INFRA / "cloud-init" / f"{role}.yaml").read_text()
+    assert text.startswith("#cloud-config\n")
+    assert text.index("write_files:") < text.index("runcmd:")
+    assert "[/usr/local/lib/vcasgd/boot]" in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("role", "durable"), [("ledger", True), ("tensors", False)])
+def test_redis_takes_its_configuration(kind: str, role: str, durable: bool, tmp_path: Path) -> None:
+    # Given the configuration of the machines, with other paths and another port
+    binary = require_binary(kind)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    text = (INFRA / "redis" / f"{role}.conf").read_text()
+    for path in ("/run/vcasgd-tensors", "/run/vcasgd", "/var/lib/vcasgd/ledger", "/var/lib/vcasgd"):
+        text = text.replace(path, str(tmp_path))
+    lines = [f"port {port}" if line.startswith("port ") else line for line in text.splitlines()]
+    configuration = tmp_path / "redis.conf"
+    configuration.write_text("\n".join(lines) + "\n")
+    (tmp_path / f"{role}.conf").write_text("requirepass a-password\nmaxmemory 64mb\n")
+    # When a server is started with it
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([binary, configuration], stdout=log, stderr=log)
+    try:
+        client = connect(f"redis://:a-password@127.0.0.1:{port}/0")
+        await_truth(lambda: _answers(client, role), timeout=20)
+        # Then it is one that we take, and as durable as its role has to be
+        wanted = client.config_get("append*", "save")
+        client.close()
+        stranger = connect(f"redis://127.0.0.1:{port}/0")
+        with pytest.raises(StoreDenied):
+            check_server(stranger, role)
+        stranger.close()
+    finally:
+        process.terminate()
+        process.wait(20)
+    assert wanted["appendonly"] == ("yes" if durable else "no")
+    assert wanted["save"] == ""
+    if durable:
+        assert wanted["appendfsync"] == "always"
+
+
+def _answers(client: Client, role: str) -> bool:
+    try:
+        check_server(client, role)
+    except StoreUnavailable:
+        return False
+    return True

@@ -1,0 +1,23 @@
+"""AWS, as moto emulates it over HTTP: ``python emulated_aws.py PORT``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from moto.ec2.models.instances import Instance
+from moto.server import main
+
+_init = Instance.__init__
+
+
+def _with_groups(self: Instance, *arguments: Any, **options: Any) -> None:
+    """moto forgets the groups of an instance that were given with its network interface."""
+    _init(self, *arguments, **options)
+    if not self.security_groups:
+        self.security_groups = [each for nic in self.nics.values() for each in nic.group_set]
+
+
+if __name__ == "__main__":
+    Instance.__init__ = _with_groups  # type: ignore[method-assign]
+    main(["-H", "127.0.0.1", "-p", sys.argv[1]])

@@ -1,0 +1,377 @@
+"""terraform/aws, applied for real by the real provider, to an emulated AWS."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import os
+import subprocess
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from terraform_harness import (
+    AWS_MIRROR,
+    AWS_PROVIDER,
+    REPOSITORY,
+    EmulatedAws,
+    Terraform,
+    emulated_aws,
+    need,
+    need_terraform,
+)
+
+from vcasgd.fleet.pools import AwsPoolSpec, parse_pools
+from vcasgd.fleet.providers.base import INSTANCE_ID, Boot
+from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
+from vcasgd.runtime.cluster import node_command
+
+#: of the machines that cloud-init makes, at most; EC2 takes so much
+MOST_USER_DATA = 16_384
+MOTOS_OWN_DISK_GB = 8
+#: hexadecimal digits
+SECRET_LENGTH = 48
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
+    with emulated_aws(tmp_path_factory.mktemp("aws")) as emulated:
+        yield emulated
+
+
+@pytest.fixture(scope="module")
+def before(aws: EmulatedAws) -> dict[str, list[str]]:
+    """What was there before anything was applied: moto keeps a snapshot for each image."""
+    return _inventory(aws)
+
+
+@pytest.fixture(scope="module")
+def applied(
+    aws: EmulatedAws, before: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Terraform:
+    need_terraform()
+    need((AWS_MIRROR / AWS_PROVIDER).is_dir(), f"no hashicorp/aws provider under {AWS_MIRROR}")
+    need(_aws_command_line(), "the AWS command line, which destroy calls, is not installed")
+    directory = tmp_path_factory.mktemp("terraform-aws")
+    terraform = Terraform.of(directory, "aws", AWS_MIRROR)
+    wheel = directory / "vcasgd-0.1.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    settings = {
+        "endpoint_url": aws.url,
+        "package": str(wheel),
+        "zones": '["us-east-1a", "us-east-1b"]',
+        "api_cidrs": '["203.0.113.7/32"]',
+    }
+    variables = {f"TF_VAR_{name}": value for name, value in settings.items()}
+    terraform.environment |= {**aws.environment, **variables}
+    terraform.init()
+    terraform("apply", "-auto-approve", "-no-color")
+    return terraform
+
+
+def _aws_command_line() -> bool:
+    try:
+        return (
+            subprocess.run(["aws", "--version"], capture_output=True, check=False).returncode == 0
+        )
+    except FileNotFoundError:
+        return False
+
+
+def _user_data(aws: EmulatedAws, instance: dict[str, Any]) -> dict[str, str]:
+    """The files that cloud-init will write, by path."""
+    answer = aws.client("ec2").describe_instance_attribute(
+        InstanceId=instance["InstanceId"], Attribute="userData"
+    )
+    raw = base64.b64decode(answer["UserData"]["Value"])
+    assert len(raw) < MOST_USER_DATA
+    return _files(gzip.decompress(raw).decode())
+
+
+def _files(cloud_config: str) -> dict[str, str]:
+    assert cloud_config.startswith("#cloud-config\n")
+    rows = yaml.safe_load(cloud_config)["write_files"]
+    return {row["path"]: gzip.decompress(base64.b64decode(row["content"])).decode() for row in rows}
+
+
+def _boot() -> Boot:
+    """As the controller asks for it."""
+    command = node_command(
+        address="10.80.0.10:10000",
+        instance_id=INSTANCE_ID,
+        cpus=2,
+        temp_dir=None,
+        heartbeat=2.0,
+        labels={},
+        token="t" * 48,
+    )
+    return Boot(command.argv, {**command.env, "VCASGD_STORAGE_URL": "s3://a-bucket"})
+
+
+def _named(aws: EmulatedAws, name: str) -> dict[str, Any]:
+    (found,) = aws.instances({"Name": "tag:Name", "Values": [name]})
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_is_applied_is_what_the_machines_need(applied: Terraform, aws: EmulatedAws) -> None:
+    # Given a cluster that was applied, then the outputs lead to it
+    outputs = applied.outputs()
+    assert outputs["api_url"].startswith("https://")
+    assert outputs["token_command"].startswith("aws secretsmanager get-secret-value")
+    # and its machines ask for IMDSv2, and do not carry the mark of what the controller may end
+    control, store = _named(aws, "vcasgd-control"), _named(aws, "vcasgd-store-0")
+    for machine in (control, store):
+        assert machine["MetadataOptions"]["HttpTokens"] == "required"
+        assert "vcasgd:cluster" not in {tag["Key"] for tag in machine["Tags"]}
+    # and they know each other's addresses
+    files = _user_data(aws, control)
+    assert f"STORE_HOSTS='{store['PrivateIpAddress']}'" in files["/etc/vcasgd/machine.env"]
+    ray = f"VCASGD_RAY_ADDRESS={control['PrivateIpAddress']}:10000"
+    assert ray in files["/etc/vcasgd/vcasgd.env"]
+    assert "VCASGD_NODE=0" in _user_data(aws, store)["/etc/vcasgd/vcasgd.env"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_controller_gets_pools_with_what_was_made(applied: Terraform, aws: EmulatedAws) -> None:
+    # Given the file that the control plane reads as VCASGD_POOLS
+    files = _user_data(aws, _named(aws, "vcasgd-control"))
+    (pool,) = parse_pools(yaml.safe_load(files["/etc/vcasgd/pools.yaml"]))
+    assert isinstance(pool, AwsPoolSpec)
+    # Then its launch template, subnets and secrets are there
+    template = pool.template
+    (found,) = aws.client("ec2").describe_launch_template_versions(
+        LaunchTemplateId=template.launch_template, Versions=[template.version]
+    )["LaunchTemplateVersions"]
+    data = found["LaunchTemplateData"]
+    assert data["MetadataOptions"]["HttpTokens"] == "required"
+    assert data["IamInstanceProfile"]["Name"] == "vcasgd-worker"
+    subnets = aws.client("ec2").describe_subnets(SubnetIds=list(template.subnets.values()))
+    zones = {each["AvailabilityZone"] for each in subnets["Subnets"]}
+    assert zones == set(pool.zones) == {"us-east-1a", "us-east-1b"}
+    secret = template.secrets["RAY_AUTH_TOKEN"]
+    assert aws.client("secretsmanager").describe_secret(SecretId=secret)["Name"] == secret
+    # and its machines get a cloud-config with room for what a launch adds
+    worker = base64.b64decode(data["UserData"]).decode()
+    told = boot_environment(_boot(), "aws", "us-east-1", template.secrets)
+    assert len(combined(worker, worker_script(told), MOST_USER_DATA)) < MOST_USER_DATA
+    assert "/etc/systemd/system/vcasgd-worker.service" in _files(worker)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_control_plane_generates_the_secrets_and_all_others_read_them(
+    applied: Terraform, aws: EmulatedAws, tmp_path: Path
+) -> None:
+    # Given secrets without a value
+    manager = aws.client("secretsmanager")
+    with pytest.raises(manager.exceptions.ResourceNotFoundException):
+        manager.get_secret_value(SecretId="vcasgd/servers")
+    # When the script of the control plane runs, twice, and then that of a store node
+    control = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "c")
+    again = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "d")
+    store = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-store-0")), tmp_path / "s")
+    # Then they agree, and the token is the one that token_command prints
+    assert control == again
+    assert control["VCASGD_LEDGER_URL"] == store["VCASGD_LEDGER_URL"]
+    assert control["VCASGD_TENSORS_URL"] == store["VCASGD_TENSORS_URL"]
+    assert control["VCASGD_JOB_SECRET"] == store["VCASGD_JOB_SECRET"]
+    assert "VCASGD_TOKEN" not in store
+    assert _shell(applied.outputs()["token_command"], aws).strip() == control["VCASGD_TOKEN"]
+
+
+def _shell(command: str, aws: EmulatedAws) -> str:
+    done = subprocess.run(
+        command, shell=True, env={**os.environ, **aws.environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _run_secrets(aws: EmulatedAws, files: dict[str, str], root: Path) -> dict[str, str]:
+    """Runs the script as it is on the machine, under another root; what it tells the units."""
+    for path, content in files.items():
+        target = root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+        target.chmod(0o755)
+    tool = root / "opt/vcasgd/tools/bin/aws"
+    tool.parent.mkdir(parents=True)
+    tool.write_text('#!/bin/sh\nexec aws "$@"\n')
+    tool.chmod(0o755)
+    (root / "run").mkdir()
+    group = _shell("id -gn", aws).strip()
+    done = subprocess.run(
+        [root / "usr/local/lib/vcasgd/secrets"],
+        env={**os.environ, **aws.environment, "VCASGD_ROOT": str(root), "VCASGD_GROUP": group},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    told = root / "run/vcasgd/secrets.env"
+    assert told.stat().st_mode & 0o007 == 0
+    return dict(line.split("=", 1) for line in told.read_text().splitlines())
+
+
+@contextmanager
+def _metadata(instance_id: str) -> Iterator[str]:
+    """What a machine is told about itself, over IMDSv2."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self._answer("a token")
+
+        def do_GET(self) -> None:
+            assert self.headers["X-aws-ec2-metadata-token"] == "a token"
+            assert self.path == "/latest/meta-data/instance-id"
+            self._answer(instance_id)
+
+        def _answer(self, text: str) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_unit_that_was_given_up_shows_in_the_tags_of_its_machine(
+    applied: Terraform, aws: EmulatedAws, tmp_path: Path
+) -> None:
+    # Given a machine, and its metadata
+    control = _named(aws, "vcasgd-control")
+    root = tmp_path / "machine"
+    _run_secrets(aws, _user_data(aws, control), root)
+    (root / "dev").mkdir()
+    with _metadata(control["InstanceId"]) as url:
+        # When systemd says that it gave up a unit
+        environment = {**aws.environment, "VCASGD_ROOT": str(root), "VCASGD_METADATA_URL": url}
+        done = subprocess.run(
+            [root / "usr/local/lib/vcasgd/unit-failed", "vcasgd-head.service"],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    # Then the console and the tag say so
+    said = "control-plane: vcasgd-head.service was given up"
+    assert said in (root / "dev/console").read_text()
+    tags = {tag["Key"]: tag["Value"] for tag in _named(aws, "vcasgd-control")["Tags"]}
+    assert tags["vcasgd:boot-error"].startswith(said)
+    # and the command in the outputs lists it
+    assert said in _shell(applied.outputs()["boot_errors_command"], aws)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_second_plan_shows_no_change_and_destroy_leaves_nothing(
+    applied: Terraform, aws: EmulatedAws, before: dict[str, list[str]], tmp_path: Path
+) -> None:
+    # Given a cluster whose control plane has generated its secrets
+    told = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "control")
+    # When nothing changed, then a second plan says so: 2 would be one with changes
+    ec2 = aws.client("ec2")
+    ec2.delete_tags(
+        Resources=[_named(aws, "vcasgd-control")["InstanceId"]], Tags=[{"Key": "vcasgd:boot-error"}]
+    )
+    applied("plan", "-detailed-exitcode", "-no-color", f"-out={tmp_path / 'plan'}", expect=0)
+    # and the state, read anew, has none of the secrets
+    state = zipfile.ZipFile(tmp_path / "plan").read("tfstate").decode()
+    assert "vcasgd-control" in state
+    for name in ("VCASGD_TOKEN", "VCASGD_RAY_TOKEN", "VCASGD_JOB_SECRET"):
+        assert len(told[name]) == SECRET_LENGTH
+        assert told[name] not in state
+    assert str(urlsplit(told["VCASGD_LEDGER_URL"]).password) not in state
+    there = _inventory(aws)
+    assert there["buckets"]
+    assert there["volumes"]
+    # Given machines that a controller launched from it, which terraform knows nothing of
+    files = _user_data(aws, _named(aws, "vcasgd-control"))
+    (pool,) = yaml.safe_load(files["/etc/vcasgd/pools.yaml"])["pools"]
+    launched = ec2.run_instances(
+        LaunchTemplate={"LaunchTemplateId": pool["template"]["launch_template"]},
+        SubnetId=pool["template"]["subnets"]["us-east-1b"],
+        InstanceType="c5.large",
+        MinCount=3,
+        MaxCount=3,
+        TagSpecifications=[
+            {"ResourceType": "instance", "Tags": [{"Key": "vcasgd:cluster", "Value": "vcasgd"}]}
+        ],
+    )["Instances"]
+    assert len(aws.instances()) == 2 + len(launched)
+    # When it is destroyed
+    said = applied("destroy", "-auto-approve", "-no-color")
+    # Then there is nothing left of it
+    assert all(each["InstanceId"] in said for each in launched)
+    assert aws.instances() == []
+    assert _inventory(aws) == before
+
+
+def _inventory(aws: EmulatedAws) -> dict[str, list[str]]:
+    """All that could be billed, or stand in the way of the next apply."""
+    ec2, iam = aws.client("ec2"), aws.client("iam")
+    found = {
+        # moto gives a machine that is made from a template a second disk, and forgets it
+        "volumes": [
+            each["VolumeId"]
+            for each in ec2.describe_volumes()["Volumes"]
+            if each["Size"] != MOTOS_OWN_DISK_GB
+        ],
+        "addresses": [each["AllocationId"] for each in ec2.describe_addresses()["Addresses"]],
+        "snapshots": [
+            each["SnapshotId"] for each in ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+        ],
+        "networks": [
+            each["VpcId"] for each in ec2.describe_vpcs()["Vpcs"] if not each["IsDefault"]
+        ],
+        "templates": [
+            each["LaunchTemplateId"] for each in ec2.describe_launch_templates()["LaunchTemplates"]
+        ],
+        "buckets": [each["Name"] for each in aws.client("s3").list_buckets()["Buckets"]],
+        "roles": [each["RoleName"] for each in iam.list_roles()["Roles"]],
+        "profiles": [
+            each["InstanceProfileName"] for each in iam.list_instance_profiles()["InstanceProfiles"]
+        ],
+        "secrets": [
+            each["Name"] for each in aws.client("secretsmanager").list_secrets()["SecretList"]
+        ],
+    }
+    return {kind: sorted(names) for kind, names in found.items()}
+
+
+def test_the_price_of_a_leak_is_named(tmp_path: Path) -> None:
+    # Given no command line of AWS
+    script = REPOSITORY / "infra/fleet/terminate-aws"
+    # When destroy would end the machines of the fleet
+    done = subprocess.run(
+        ["/bin/bash", script, "vcasgd", "us-east-1"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    # Then it fails before what they stand on is taken away, and says what is missing
+    assert done.returncode == 1
+    assert "no program aws" in done.stderr

@@ -1,0 +1,91 @@
+"""What can be said about the HCL without applying it: fmt, validate, and each root's own tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from terraform_harness import (
+    AWS_MIRROR,
+    AWS_PROVIDER,
+    GOOGLE_PROVIDER,
+    REPOSITORY,
+    Terraform,
+    need,
+    need_terraform,
+)
+
+#: the provider itself can't be had everywhere; one that knows the names and types is enough here
+GOOGLE_MIRRORS = (
+    os.environ.get("VCASGD_TERRAFORM_GOOGLE_MIRROR", ""),
+    "/opt/tf-plugins",
+    "/opt/terraform-google/mirror",
+    "~/.cache/vcasgd/terraform-google/mirror",
+    "~/.terraform.d/plugins",
+)
+MODULES = sorted(path.parent for path in (REPOSITORY / "terraform/modules").rglob("main.tf"))
+
+
+def _google_mirror() -> Path:
+    for place in filter(None, GOOGLE_MIRRORS):
+        if (Path(place).expanduser() / GOOGLE_PROVIDER).is_dir():
+            return Path(place).expanduser()
+    pytest.skip(
+        "no hashicorp/google provider at hand; VCASGD_TERRAFORM_GOOGLE_MIRROR names a folder "
+        f"with {GOOGLE_PROVIDER} in it"
+    )
+
+
+def _without_clouds(directory: Path) -> dict[str, str]:
+    """Command lines of the clouds that find nothing: the end of a test looks for machines."""
+    directory.mkdir()
+    for name in ("aws", "gcloud"):
+        stub = directory / name
+        stub.write_text(f'#!/bin/sh\necho "{name} $*" >>"{directory}/calls"\n')
+        stub.chmod(0o755)
+    return {"PATH": f"{directory}{os.pathsep}{os.environ['PATH']}", "VCASGD_PAUSE_SECONDS": "0.1"}
+
+
+def test_the_hcl_is_formatted() -> None:
+    need_terraform()
+    Terraform(REPOSITORY, ".")("fmt", "-check", "-recursive", "-diff")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: "-".join(path.parts[-2:]))
+def test_a_module_has_the_four_files(module: Path) -> None:
+    assert {path.name for path in module.glob("*.tf")} == {
+        "main.tf",
+        "outputs.tf",
+        "variables.tf",
+        "versions.tf",
+    }
+
+
+@pytest.mark.parametrize("root", ["aws", "gcp", "local"])
+def test_a_root_has_what_a_newcomer_needs(root: str) -> None:
+    folder = REPOSITORY / "terraform" / root
+    assert (folder / "README.md").is_file()
+    assert (folder / "example.tfvars").is_file()
+    outputs = (folder / "outputs.tf").read_text()
+    for name in ("api_url", "dashboard_url", "token_command"):
+        assert f'output "{name}"' in outputs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("root", ["aws", "gcp"])
+def test_a_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:
+    # Given a provider that knows at least the names
+    need_terraform()
+    if root == "aws":
+        need((AWS_MIRROR / AWS_PROVIDER).is_dir(), f"no hashicorp/aws provider under {AWS_MIRROR}")
+    mirror = AWS_MIRROR if root == "aws" else _google_mirror()
+    terraform = Terraform.of(tmp_path / "copy", root, mirror)
+    terraform.environment |= _without_clouds(tmp_path / "bin")
+    terraform.init()
+    # When it is checked against it, and its runs are made with made-up answers
+    said = terraform("test", "-no-color")
+    # Then all pass, and some there were
+    assert "0 failed" in said
+    assert " 0 passed" not in said

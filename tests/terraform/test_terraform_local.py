@@ -1,0 +1,102 @@
+"""terraform/local, for real: the stack of this clone, a model, and nothing left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors import safe_open
+from terraform_harness import REPOSITORY, Terraform, need_terraform
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Terraform]:
+    need_terraform()
+    terraform = Terraform.of(tmp_path / "clone", "local")
+    # as make setup leaves it
+    environment = Path(sys.prefix)
+    assert (environment / "bin" / "vcasgd").exists(), "the tests run in make's environment"
+    (terraform.copy / ".venv").symlink_to(environment)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    home = tmp_path / "home"
+    terraform.environment |= {"TF_VAR_home": str(home), "TF_VAR_port": str(port)}
+    yield terraform
+    subprocess.run(
+        [environment / "bin/vcasgd", "down", "--home", home], capture_output=True, check=False
+    )
+
+
+def _processes_of(home: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), *process.environ().values()]
+        except psutil.Error:
+            continue
+        if any(str(home) in word for word in words) and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
+    # Given a clone that nothing was done in
+    home = tmp_path / "home"
+    local.init()
+    local("apply", "-auto-approve", "-no-color")
+    # When a job is submitted to what the outputs name
+    outputs = local.outputs()
+    token = subprocess.run(
+        outputs["token_command"], shell=True, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    environment = {**os.environ, "VCASGD_API_URL": outputs["api_url"], "VCASGD_TOKEN": token}
+    job = REPOSITORY / "examples/digits/job.yaml"
+    vcasgd = Path(sys.prefix) / "bin/vcasgd"
+    submitted = subprocess.run(
+        [vcasgd, "submit", job, "--follow", "--set", "epochs=2"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    # Then its model can be fetched
+    model = tmp_path / "model.safetensors"
+    listed = subprocess.run(
+        [vcasgd, "jobs", "--json"], env=environment, capture_output=True, text=True, check=True
+    )
+    (row,) = json.loads(listed.stdout)
+    subprocess.run([vcasgd, "download", row["id"], "--to", model], env=environment, check=True)
+    with safe_open(model, framework="pt") as tensors:
+        assert list(tensors.keys())
+    # and a second apply changes nothing
+    local("plan", "-detailed-exitcode", "-no-color", expect=0)
+    assert _processes_of(home)
+    # When it is destroyed, then no process is left, and what it stored is
+    local("destroy", "-auto-approve", "-no-color")
+    assert _processes_of(home) == []
+    assert list((home / "storage/jobs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("home", "not/absolute", "home must be an absolute path"),
+        ("port", "80", "port must be from 1024 to 65535"),
+        ("python", "python3; echo", "python must be a name"),
+    ],
+)
+def test_a_wrong_variable_is_named(local: Terraform, name: str, value: str, remedy: str) -> None:
+    local.init()
+    local.environment[f"TF_VAR_{name}"] = value
+    assert remedy in local("plan", "-no-color", expect=1)
