@@ -331,6 +331,7 @@ def test_a_workers_life(
     pid, _ = rig.counter("once") or (0, 0)
     assert driver.workers()["once"].instance_id == first
 
+    eventually(lambda: second in driver.living_instances(), "the other node")
     # a second request changes nothing, whatever it says
     driver.start_worker(second, "once", "test_cluster:count", {"path": "elsewhere"}, {})
     assert driver.workers()["once"].instance_id == first
