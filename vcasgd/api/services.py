@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from vcasgd.api.sessions import Sessions
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
 from vcasgd.store.connection import Client
@@ -27,12 +28,23 @@ class Services:
     servers: Servers
     costs: Costs
     workloads: Workloads
+    sessions: Sessions
 
     @classmethod
-    def over(cls, settings: Settings, ledger: Client, storage: Storage) -> Services:
-        jobs, control, servers = Jobs(ledger), Control(ledger), Servers(ledger)
-        costs, workloads = Costs(ledger), Workloads(ledger)
-        return cls(settings, ledger, storage, jobs, control, servers, costs, workloads)
+    def over(
+        cls, settings: Settings, ledger: Client, storage: Storage, sessions: Sessions
+    ) -> Services:
+        return cls(
+            settings=settings,
+            ledger=ledger,
+            storage=storage,
+            jobs=Jobs(ledger),
+            control=Control(ledger),
+            servers=Servers(ledger),
+            costs=Costs(ledger),
+            workloads=Workloads(ledger),
+            sessions=sessions,
+        )
 
 
 async def _of_app(request: Request) -> Services:
