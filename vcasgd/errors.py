@@ -32,6 +32,7 @@
     │   └── PortInUse           another process listens on a port that we were told to use
     └── ApiError                the API refused a request
         ├── Unauthorized        token missing or wrong
+        ├── Forbidden           a page of somebody else's asks in our user's name
         ├── NotFound            no such job, worker or checkpoint
         └── Conflict            not possible in the present state
 
@@ -230,6 +231,10 @@ class ApiError(VcasgdError):
 
 class Unauthorized(ApiError):
     """The token is missing or wrong."""
+
+
+class Forbidden(ApiError):
+    """The request carries a session, and not the signs that our own page made it."""
 
 
 class NotFound(ApiError):

@@ -52,7 +52,8 @@ def as_it_is(_: Any, value: Any) -> bytes:
 
 
 schemathesis.openapi.media_type("application/zip", strategies.binary(max_size=100))
-schema = schemathesis.openapi.from_dict(described())
+# the stream of everything has no end; test_api_stream.py has it
+schema = schemathesis.openapi.from_dict(described()).exclude(operation_id="follow_everything")
 
 
 @pytest.fixture
@@ -91,7 +92,8 @@ def test_every_operation_has_a_readable_name(document: dict[str, Any]) -> None:
 def test_everything_under_api_wants_the_token(document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            assert bool(operation.get("security")) == path.startswith("/api/v1"), path
+            guarded = path.startswith("/api/v1") and operation["operationId"] != "sign_in"
+            assert bool(operation.get("security")) == guarded, path
             if path.startswith("/api/v1"):
                 assert "application/problem+json" in operation["responses"]["401"]["content"]
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
@@ -102,4 +104,6 @@ def test_no_page_loads_scripts_from_elsewhere(api: Api) -> None:
         answer = httpx.get(
             api.url + path, headers={"Authorization": f"Bearer {api.token}"}, trust_env=False
         )
-        assert answer.status_code == 404
+        # where the dashboard is built, its page answers for what it does not know
+        policy = answer.headers.get("Content-Security-Policy", "")
+        assert answer.status_code == 404 or "script-src 'self'" in policy

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Security
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPBearer
+from fastapi.security import APIKeyCookie, HTTPBearer
 
 import vcasgd
 from vcasgd.api import problems
-from vcasgd.api.auth import BearerAuth
-from vcasgd.api.routes import checkpoints, fleet, health, history, jobs, money, packages
+from vcasgd.api.auth import METRICS, Guard
+from vcasgd.api.overview import Overview
+from vcasgd.api.pages import STATIC, Pages
+from vcasgd.api.routes import (
+    checkpoints,
+    fleet,
+    health,
+    history,
+    insight,
+    jobs,
+    metrics,
+    money,
+    packages,
+    session,
+    spec,
+    store,
+    stream,
+)
 from vcasgd.api.services import Services
+from vcasgd.api.sessions import COOKIE, Sessions
 from vcasgd.errors import SpecError
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
@@ -21,11 +39,18 @@ from vcasgd.store.connection import Client
 
 PREFIX = "/api/v1"
 OPENAPI = f"{PREFIX}/openapi.json"
+#: what anybody may ask
+PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", f"{PREFIX}/session")})
+#: what is no page of the dashboard
+OWN_PATHS = ("/api/", "/healthz", "/readyz", METRICS)
 
 
-def create_app(settings: Settings, ledger: Client, storage: Storage) -> FastAPI:
+def create_app(
+    settings: Settings, ledger: Client, storage: Storage, static: Path = STATIC
+) -> FastAPI:
     """The API over one ledger and one object storage; nothing is connected to yet.
 
+    ``static``: where the built dashboard is, if it is built.
     Raises :class:`SpecError` where there is no token, or one that nobody could send.
     """
     app = FastAPI(
@@ -38,23 +63,33 @@ def create_app(settings: Settings, ledger: Client, storage: Storage) -> FastAPI:
         redirect_slashes=False,
         generate_unique_id_function=_operation_id,
     )
-    app.state.services = Services.over(settings, ledger, storage)
+    token = _token(settings)
+    sessions = Sessions(token)
+    app.state.services = services = Services.over(settings, ledger, storage, sessions)
+    app.state.overview = Overview(services)
     app.include_router(health.router)
+    app.include_router(metrics.router)
+    app.include_router(session.entrance, prefix=PREFIX)
     app.include_router(_guarded())
     problems.install(app)
-    app.add_middleware(
-        BearerAuth, token=_token(settings), prefix="/api/", public=frozenset({OPENAPI})
-    )
+    app.add_middleware(Guard, token=token, sessions=sessions, prefix="/api/", public=PUBLIC)
+    app.add_middleware(Pages, static=static, others=OWN_PATHS)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
 def _guarded() -> APIRouter:
-    # only describes the token; BearerAuth asks for it before a route is looked for
-    scheme = Security(HTTPBearer(auto_error=False, scheme_name="token"))
-    anywhere = problems.documented(401, 422, 500, 503)
-    router = APIRouter(prefix=PREFIX, dependencies=[scheme], responses=anywhere)
-    for part in (jobs, history, checkpoints, packages, fleet, money):
+    # only describe what Guard asks for before a route is looked for
+    schemes = [
+        Security(HTTPBearer(auto_error=False, scheme_name="token")),
+        Security(APIKeyCookie(name=COOKIE, auto_error=False, scheme_name="session")),
+    ]
+    anywhere = problems.documented(401, 403, 422, 500, 503)
+    router = APIRouter(prefix=PREFIX, dependencies=schemes, responses=anywhere)
+    parts = (
+        session, jobs, spec, history, insight, stream, checkpoints, packages, fleet, store, money,
+    )  # fmt: skip
+    for part in parts:
         router.include_router(part.router)
     return router
 

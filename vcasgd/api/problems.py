@@ -18,6 +18,7 @@ from vcasgd.errors import (
     ApiError,
     CheckpointDamaged,
     Conflict,
+    Forbidden,
     NotFound,
     PackageError,
     SpecError,
@@ -39,6 +40,7 @@ _KINDS: tuple[tuple[type[VcasgdError], int, str], ...] = (
     (SpecError, 422, "invalid-request"),
     (PackageError, 422, "invalid-package"),
     (Unauthorized, 401, "unauthorized"),
+    (Forbidden, 403, "forbidden"),
     (NotFound, 404, "not-found"),
     (Conflict, 409, "conflict"),
     (StoreUnavailable, 503, "store-unavailable"),
@@ -158,7 +160,8 @@ def install(app: FastAPI) -> None:
 # -- the OpenAPI document -----------------------------------------------------------------------
 
 _MEANINGS = {
-    401: "The bearer token is missing or wrong.",
+    401: "The token is missing or wrong, or the session is over.",
+    403: "The request carries a session, but does not come from the dashboard.",
     404: "There is no such thing.",
     408: "The body took too long.",
     409: "Not possible in the present state.",

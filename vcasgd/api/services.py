@@ -7,11 +7,14 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from vcasgd.api.sessions import Sessions
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
 from vcasgd.store.connection import Client
 from vcasgd.store.costs import Costs, Workloads
+from vcasgd.store.everything import Everything
 from vcasgd.store.jobs import Jobs
+from vcasgd.store.machines import Machines
 from vcasgd.store.servers import Control, Servers
 
 
@@ -27,12 +30,27 @@ class Services:
     servers: Servers
     costs: Costs
     workloads: Workloads
+    machines: Machines
+    everything: Everything
+    sessions: Sessions
 
     @classmethod
-    def over(cls, settings: Settings, ledger: Client, storage: Storage) -> Services:
-        jobs, control, servers = Jobs(ledger), Control(ledger), Servers(ledger)
-        costs, workloads = Costs(ledger), Workloads(ledger)
-        return cls(settings, ledger, storage, jobs, control, servers, costs, workloads)
+    def over(
+        cls, settings: Settings, ledger: Client, storage: Storage, sessions: Sessions
+    ) -> Services:
+        return cls(
+            settings=settings,
+            ledger=ledger,
+            storage=storage,
+            jobs=Jobs(ledger),
+            control=Control(ledger),
+            servers=Servers(ledger),
+            costs=Costs(ledger),
+            workloads=Workloads(ledger),
+            machines=Machines(ledger),
+            everything=Everything(ledger),
+            sessions=sessions,
+        )
 
 
 async def _of_app(request: Request) -> Services:

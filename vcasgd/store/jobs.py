@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -226,6 +227,19 @@ class Jobs:
             except JobUnreadable as error:
                 log.warning("%s", error)
 
+    def newest(self, most: int) -> list[str]:
+        """Their names, the newest first; 0: of all."""
+        return [job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, most - 1)]
+
+    def states(self) -> Counter[State]:
+        """How many jobs are in each."""
+        with self._ledger.pipeline() as pipe:
+            for job in self.newest(0):
+                pipe.hget(LedgerKeys(job).record, "state")
+            found = pipe.execute()
+        known = {state.value.encode(): state for state in State}
+        return Counter(known[state] for state in found if state in known)
+
     def active(self) -> list[str]:
         """Jobs that are not over, in order of submission."""
         active = self._ledger.smembers(names.ACTIVE)
@@ -345,6 +359,10 @@ class Jobs:
         read = ((as_name(worker), as_object(beat)) for worker, beat in found.items())
         return {name: beat for name, beat in read if name is not None and beat is not None}
 
+    def worker_count(self, job: str) -> int:
+        """Workers that were heard of and are not gone for good."""
+        return int(self._ledger.hlen(LedgerKeys(job).workers))
+
     def forget_worker(self, job: str, worker: str) -> None:
         keys = LedgerKeys(job)
         with self._ledger.pipeline() as pipe:
@@ -355,6 +373,10 @@ class Jobs:
     def drain(self, job: str, worker: str) -> None:
         """Asks a worker to push what it has, to give back the rest, and to leave."""
         self._ledger.sadd(LedgerKeys(job).draining, worker)
+
+    def draining(self, job: str) -> set[str]:
+        """Workers that were asked to leave."""
+        return {each.decode() for each in self._ledger.smembers(LedgerKeys(job).draining)}
 
     def quarantine(self, job: str, worker: str, why: str) -> bool:
         """A worker that is not to be trusted gets no more work. False where it was already."""

@@ -1,0 +1,120 @@
+"""The dashboard as the API serves it: files, one page for all addresses, strict headers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from api_harness import quiet_port
+from waiting import await_truth
+
+from vcasgd.api import create_app
+from vcasgd.api.pages import HEADERS
+from vcasgd.runtime.storage import Storage
+from vcasgd.settings import Settings
+from vcasgd.store.connection import connect
+
+SCRIPT = "console.log(1);" * 1000
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    static = tmp_path_factory.mktemp("static")
+    (static / "assets").mkdir()
+    (static / "index.html").write_text("<!doctype html><title>vcasgd</title>")
+    (static / "favicon.svg").write_text("<svg/>")
+    (static / "assets" / "index-1a2b.js").write_text(SCRIPT)
+    (static.parent / "secret.txt").write_text("secret")
+    return static
+
+
+@contextmanager
+def serving(static: Path) -> Iterator[httpx.Client]:
+    storage = Storage(static.as_uri())
+    app = create_app(Settings(token="x"), connect("redis://127.0.0.1:1/0"), storage, static)
+    port = quiet_port()
+    config = uvicorn.Config(app, port=port, log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        await_truth(lambda: server.started, timeout=10)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            yield http
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def pages(built: Path) -> Iterator[httpx.Client]:
+    with serving(built) as http:
+        yield http
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs", "/jobs/digits-abc234", "/sign-in?next=/fleet"])
+def test_every_address_is_the_page(pages: httpx.Client, path: str) -> None:
+    answer = pages.get(path)
+
+    assert (answer.status_code, "<title>vcasgd" in answer.text) == (200, True)
+    assert answer.headers["Cache-Control"] == "no-cache"
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+
+
+def test_files_with_a_digest_in_their_name_are_kept_for_ever(pages: httpx.Client) -> None:
+    script = pages.get("/assets/index-1a2b.js")
+
+    assert script.text == SCRIPT
+    assert script.headers["Content-Encoding"] == "gzip"
+    assert "immutable" in script.headers["Cache-Control"]
+    assert script.headers["Content-Type"].startswith("text/javascript")
+    assert pages.get("/favicon.svg").headers["Cache-Control"] == "no-cache"
+
+
+def test_a_page_that_did_not_change_is_not_sent_again(pages: httpx.Client) -> None:
+    etag = pages.get("/").headers["ETag"]
+
+    assert pages.get("/", headers={"If-None-Match": etag}).status_code == 304
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/assets/none.js", "/../secret.txt", "/%2e%2e/secret.txt", "/assets/..%2f..%2fsecret.txt"],
+)
+def test_there_is_nothing_else(pages: httpx.Client, path: str) -> None:
+    answer = pages.get(path)
+
+    assert answer.status_code == 404
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_pages_are_only_read(pages: httpx.Client) -> None:
+    assert pages.post("/").status_code == 405
+    assert pages.head("/").status_code == 200
+
+
+def test_what_is_not_under_a_page_is_the_apis(pages: httpx.Client) -> None:
+    assert pages.get("/healthz").json()["status"] == "ok"
+    assert pages.get("/api/v1/nothing").status_code == 401
+
+
+def test_without_a_build_the_page_says_how_to_make_one(tmp_path: Path) -> None:
+    with serving(tmp_path / "none") as pages:
+        answer = pages.get("/")
+
+        assert (answer.status_code, "make dashboard" in answer.text) == (200, True)
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert pages.get("/jobs").status_code == 404
+
+
+def test_a_build_appears_without_a_restart(tmp_path: Path) -> None:
+    with serving(tmp_path) as pages:
+        (tmp_path / "index.html").write_text("built")
+
+        assert pages.get("/").text == "built"

@@ -1,0 +1,133 @@
+"""Signing in with a cookie: what it opens, to whom, and for how long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.cookies import SimpleCookie
+
+import httpx
+import pytest
+from api_harness import Api
+
+import vcasgd
+from vcasgd.api.sessions import COOKIE, SESSION_SECONDS, Sessions
+
+PAGE = {"X-Vcasgd-Request": "dashboard"}
+
+
+@pytest.fixture
+def browser(api: Api) -> Iterator[httpx.Client]:
+    """Without the token."""
+    with httpx.Client(base_url=f"{api.url}/api/v1/", trust_env=False) as browser:
+        yield browser
+
+
+def sign_in(api: Api, browser: httpx.Client, **headers: str) -> httpx.Response:
+    return browser.post("session", json={"token": api.token}, headers=headers)
+
+
+def test_signing_in_and_out(api: Api, browser: httpx.Client) -> None:
+    assert browser.get("session").status_code == 401
+
+    answer = sign_in(api, browser)
+
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert browser.get("session").json() == {
+        "signed_in": True, "cluster": "vcasgd", "version": vcasgd.__version__,
+    }  # fmt: skip
+    assert browser.get("jobs").json() == []
+    assert browser.delete("session", headers=PAGE).status_code == 204
+    assert browser.get("session").status_code == 401
+
+
+def test_the_cookie_is_for_nobody_else_and_holds_no_token(api: Api, browser: httpx.Client) -> None:
+    header = sign_in(api, browser).headers["Set-Cookie"]
+    proxied = sign_in(api, browser, **{"X-Forwarded-Proto": "https"}).headers["Set-Cookie"]
+
+    cookie = SimpleCookie(header)[COOKIE]
+    assert api.token not in header
+    assert (cookie["httponly"], cookie["samesite"].lower(), cookie["path"]) == (True, "strict", "/")
+    assert cookie["max-age"] == str(SESSION_SECONDS)
+    assert not cookie["secure"]
+    assert SimpleCookie(proxied)[COOKIE]["secure"]
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "wr\u00f6ng", "\ud800"])
+def test_a_wrong_token_signs_nobody_in(browser: httpx.Client, token: str) -> None:
+    # json.dumps writes a lone surrogate as it is allowed to stand in JSON
+    body = json.dumps({"token": token})
+
+    answer = browser.post("session", content=body, headers={"Content-Type": "application/json"})
+
+    assert answer.status_code == 401
+    assert "Set-Cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"X-Vcasgd-Request": "something"},
+        {**PAGE, "Origin": "https://evil.example"},
+        {**PAGE, "Origin": "null"},
+        {**PAGE, "Origin": "http://127.0.0.1:1"},
+        {**PAGE, "Sec-Fetch-Site": "cross-site"},
+        {**PAGE, "Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_another_page_changes_nothing(
+    api: Api, browser: httpx.Client, headers: dict[str, str]
+) -> None:
+    job = api.submit()
+    sign_in(api, browser)
+
+    answer = browser.post(f"jobs/{job}/cancel", headers=headers)
+
+    assert (answer.status_code, answer.json()["type"]) == (403, "urn:vcasgd:problem:forbidden")
+    assert api.jobs.get(job).state == "starting"
+
+
+def test_our_own_page_may_change_things(api: Api, browser: httpx.Client) -> None:
+    job = api.submit()
+    sign_in(api, browser)
+    headers = {**PAGE, "Origin": api.url, "Sec-Fetch-Site": "same-origin"}
+
+    assert browser.post(f"jobs/{job}/cancel", headers=headers).status_code == 200
+
+
+def test_who_has_the_token_needs_no_header(api: Api, browser: httpx.Client) -> None:
+    job = api.submit()
+    sign_in(api, browser)
+    headers = {"Authorization": f"Bearer {api.token}"}
+
+    assert browser.post(f"jobs/{job}/cancel", headers=headers).status_code == 200
+
+
+def test_another_site_signs_nobody_in(api: Api, browser: httpx.Client) -> None:
+    answer = sign_in(api, browser, Origin="https://evil.example")
+
+    assert (answer.status_code, "Set-Cookie" in answer.headers) == (403, False)
+
+
+def test_a_session_ends_and_can_not_be_made_up() -> None:
+    now = [1000.0]
+    sessions = Sessions("token", lambda: now[0])
+    value = sessions.new()
+    later = value.replace(str(1000 + SESSION_SECONDS), str(2000 + SESSION_SECONDS))
+
+    assert sessions.valid(value)
+    assert sessions.among(f"theme=dark; {COOKIE}={value}")
+    assert later != value
+    for made_up in (later, "", "..", "x", value[:-1], f"{value}0", value.upper(), "9" * 99):
+        assert not sessions.valid(made_up), made_up
+    assert not Sessions("another", lambda: now[0]).valid(value)
+    now[0] += SESSION_SECONDS
+    assert not sessions.valid(value)
+
+
+@pytest.mark.parametrize("cookie", [b"vcasgd_session=\xff\xfe", b"vcasgd_session", b"=;=,\x01"])
+def test_a_cookie_that_makes_no_sense_opens_nothing(browser: httpx.Client, cookie: bytes) -> None:
+    answer = browser.get("jobs", headers={"Cookie": cookie})
+
+    assert answer.status_code == 401
