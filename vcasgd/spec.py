@@ -28,6 +28,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from vcasgd.errors import SpecError
 
@@ -292,37 +293,46 @@ _RULES: dict[str | int, type[BaseModel]] = {"vc-asgd": VcAsgd, "async-local-sgd"
 
 def spec_error(error: ValidationError, model: type[BaseModel] = JobSpec) -> SpecError:
     """A pydantic error as ours: names the first wrong field, counts the others."""
-    first, *others = error.errors(include_url=False)
-    path = first["loc"]
+    first, *others = spec_errors(error, model)
+    more = f" (and {len(others)} more)" if others else ""
+    return SpecError(f"{first.message}{more}", remedy=first.remedy, **first.details)
+
+
+def spec_errors(error: ValidationError, model: type[BaseModel] = JobSpec) -> list[SpecError]:
+    """One of ours for each field that is wrong."""
+    return [_spec_error(each, model) for each in error.errors(include_url=False)]
+
+
+def _spec_error(wrong: ErrorDetails, model: type[BaseModel]) -> SpecError:
+    path = wrong["loc"]
     field = ".".join(str(part) for part in path if part not in _RULES and part != "[key]")
     remedy = None
-    match first["type"]:
+    match wrong["type"]:
         case "extra_forbidden":
             message = "there is no such field"
             remedy = f"known fields: {', '.join(sorted(_fields_at(model, path[:-1])))}"
         case "union_tag_invalid":
             field = f"{field}.rule"
-            message = f"unknown rule {first['ctx']['tag']!r}"
-            remedy = f"choose one of {first['ctx']['expected_tags']}"
+            message = f"unknown rule {wrong['ctx']['tag']!r}"
+            remedy = f"choose one of {wrong['ctx']['expected_tags']}"
         case "missing":
             message = "is required"
         case "dict_type" | "model_type" | "model_attributes_type":
-            message = f"must be a mapping of fields, not {_short(first['input'])}"
+            message = f"must be a mapping of fields, not {_short(wrong['input'])}"
         case "tuple_type" | "too_short":
-            message = f"must be a list of at least one, not {_short(first['input'])}"
+            message = f"must be a list of at least one, not {_short(wrong['input'])}"
         case "string_pattern_mismatch" if field == "task":
-            message = f"{first['input']!r} is not of the form module:Class"
+            message = f"{wrong['input']!r} is not of the form module:Class"
         case "string_pattern_mismatch" if field == "name":
-            message = f"{first['input']!r} is not a name"
+            message = f"{wrong['input']!r} is not a name"
             remedy = "use up to 63 lower-case letters, digits and dashes"
         case "value_error":
-            message = first["msg"].removeprefix("Value error, ")
+            message = wrong["msg"].removeprefix("Value error, ")
         case _:
-            wanted = first["msg"].replace("Input should be", "must be")
-            message = f"{wanted}; not {_short(first['input'])}"
-    more = f" (and {len(others)} more)" if others else ""
+            wanted = wrong["msg"].replace("Input should be", "must be")
+            message = f"{wanted}; not {_short(wrong['input'])}"
     field = field or "job"
-    return SpecError(f"{field}: {message}{more}", remedy=remedy, field=field)
+    return SpecError(f"{field}: {message}", remedy=remedy, field=field)
 
 
 def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:

@@ -13,16 +13,21 @@ from fastapi.security import APIKeyCookie, HTTPBearer
 import vcasgd
 from vcasgd.api import problems
 from vcasgd.api.auth import METRICS, Guard
+from vcasgd.api.overview import Overview
 from vcasgd.api.pages import STATIC, Pages
 from vcasgd.api.routes import (
     checkpoints,
     fleet,
     health,
     history,
+    insight,
     jobs,
     money,
     packages,
     session,
+    spec,
+    store,
+    stream,
 )
 from vcasgd.api.services import Services
 from vcasgd.api.sessions import COOKIE, Sessions
@@ -59,7 +64,8 @@ def create_app(
     )
     token = _token(settings)
     sessions = Sessions(token)
-    app.state.services = Services.over(settings, ledger, storage, sessions)
+    app.state.services = services = Services.over(settings, ledger, storage, sessions)
+    app.state.overview = Overview(services)
     app.include_router(health.router)
     app.include_router(session.entrance, prefix=PREFIX)
     app.include_router(_guarded())
@@ -78,7 +84,10 @@ def _guarded() -> APIRouter:
     ]
     anywhere = problems.documented(401, 403, 422, 500, 503)
     router = APIRouter(prefix=PREFIX, dependencies=schemes, responses=anywhere)
-    for part in (session, jobs, history, checkpoints, packages, fleet, money):
+    parts = (
+        session, jobs, spec, history, insight, stream, checkpoints, packages, fleet, store, money,
+    )  # fmt: skip
+    for part in parts:
         router.include_router(part.router)
     return router
 

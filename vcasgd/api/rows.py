@@ -53,7 +53,9 @@ class LogRow(_Row):
 
 
 class MetricRow(_Row):
-    """A point of the totals over time; rates and means are since the point before."""
+    """A point of the totals over time; rates and means are since the point before. `waiting`: for
+    the parameter server; `spent_usd`: as far as it was booked; `accuracy` and `validation`: of the
+    newest evaluation then."""
 
     id: str
     at: float
@@ -68,6 +70,10 @@ class MetricRow(_Row):
     staleness_max: int | None = None
     rejected: int | None = None
     waiting: int | None = None
+    workers: int | None = None
+    spent_usd: float | None = None
+    accuracy: float | None = None
+    validation: dict[str, float | None] | None = None
 
 
 class WorkerRow(_Row):

@@ -12,7 +12,9 @@ from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
 from vcasgd.store.connection import Client
 from vcasgd.store.costs import Costs, Workloads
+from vcasgd.store.everything import Everything
 from vcasgd.store.jobs import Jobs
+from vcasgd.store.machines import Machines
 from vcasgd.store.servers import Control, Servers
 
 
@@ -28,6 +30,8 @@ class Services:
     servers: Servers
     costs: Costs
     workloads: Workloads
+    machines: Machines
+    everything: Everything
     sessions: Sessions
 
     @classmethod
@@ -43,6 +47,8 @@ class Services:
             servers=Servers(ledger),
             costs=Costs(ledger),
             workloads=Workloads(ledger),
+            machines=Machines(ledger),
+            everything=Everything(ledger),
             sessions=sessions,
         )
 

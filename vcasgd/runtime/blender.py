@@ -17,7 +17,7 @@ from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
 from vcasgd.learning.vector import Layout
 from vcasgd.spec import JobSpec
 from vcasgd.store.jobs import Facts
-from vcasgd.store.snapshots import Meta, Record, Snapshot, Totals, new_meta
+from vcasgd.store.snapshots import MOST_STALENESS, Meta, Record, Snapshot, Totals, new_meta
 from vcasgd.store.updates import UNSIGNED, Header
 
 #: updates that one publication takes at most: bounds how long a reader waits for a version
@@ -81,6 +81,8 @@ class Blender:
         self.record = AppliedRecord(
             recipe.plan, snapshot.record.finished, dict(snapshot.record.positions)
         )
+        #: subtasks that are applied in part
+        self.partly = {each for each in self.record.positions if not self.record.is_done(each)}
         self.batch = Batch()
         #: of the published version; only its totals run ahead
         self.meta = snapshot.meta
@@ -144,6 +146,10 @@ class Blender:
         batch, totals = self.batch, self.meta.totals
         batch.folded += self.record.advance(header.subtask, header.start, header.stop)
         batch.touched.add(header.subtask)
+        self.partly.add(header.subtask)
+        if self.record.is_done(header.subtask):
+            self.partly.remove(header.subtask)
+        bucket = str(min(staleness, MOST_STALENESS))
         batch.applied += 1
         batch.entries.append(entry)
         batch.dealt.append(header.update)
@@ -154,6 +160,7 @@ class Blender:
             staleness_sum=totals.staleness_sum + staleness,
             staleness_max=max(totals.staleness_max, staleness),
             loss_sum=totals.loss_sum + header.loss_sum,
+            staleness={**totals.staleness, bucket: totals.staleness.get(bucket, 0) + 1},
         )
 
     def _count(self, **changed: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -48,6 +48,11 @@ class Chronicle:
     def ended_by_us(self, instance: str, why: str) -> None:
         """Its end will be no loss."""
         self._ended[instance] = why
+
+    def ends(self, present: Collection[str]) -> dict[str, str | None]:
+        """Machines that are gone since the look before, and why we ended them; ``None`` where we
+        did not."""
+        return {name: self._ended.get(name) for name in self._known if name not in present}
 
     def show(self, rows: Mapping[str, Row], pools: Mapping[str, Any]) -> dict[str, str | None]:
         """Tells what changed and shows what is; returns the machines that are gone, each with

@@ -10,6 +10,7 @@ from typing import Any
 from vcasgd.errors import InvalidUpdate
 from vcasgd.runtime.blender import Blender
 from vcasgd.store.connection import Client
+from vcasgd.store.costs import Costs
 from vcasgd.store.jobs import Jobs
 from vcasgd.store.leases import Accounts
 from vcasgd.store.snapshots import Totals
@@ -23,6 +24,8 @@ REJECTIONS_BEFORE_QUARANTINE = 5
 METRICS_SECONDS = 1.0
 #: events kept while the ledger is away
 EVENTS_KEPT = 1000
+#: subtasks applied in part that the ledger is told of: as many as workers, usually
+MOST_PARTLY = 1000
 #: rejections that say nothing bad of a worker: another one was faster, an earlier update of the
 #: same subtask was lost, or the server that held the payload
 INNOCENT = frozenset({"duplicate", "out-of-place", "missing"})
@@ -46,6 +49,7 @@ class Reports:
         shards: int = 1,
     ) -> None:
         self._jobs = Jobs(ledger)
+        self._costs = Costs(ledger)
         self._accounts = Accounts(ledger, job, shard, shards)
         self._shard = shard
         self._where = {"shard": shard} if shards > 1 else {}
@@ -173,6 +177,8 @@ class Reports:
             "staleness_max": totals.staleness_max,
             "rejected": sum(totals.rejected.values()),
             "waiting": waiting(),
+            "workers": self._jobs.worker_count(self._job),
+            "spent_usd": self._costs.spent(self._job),
         }
         self._jobs.add_metrics(self._job, point)
         self._reported = (now, totals)
@@ -182,4 +188,5 @@ def _totals(model: Blender) -> str:
     """Two counts that must agree: samples of all updates, and what the applied record says."""
     recorded = model.record.samples_applied
     counted = model.meta.totals.samples
-    return model.meta.totals.to_json(applied=recorded, repeated=counted - recorded)
+    partly = sorted(model.partly)[:MOST_PARTLY]
+    return model.meta.totals.to_json(applied=recorded, repeated=counted - recorded, partly=partly)

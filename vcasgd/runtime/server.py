@@ -27,6 +27,7 @@ from vcasgd.errors import (
 )
 from vcasgd.runtime.admission import TensorsAdmission
 from vcasgd.runtime.checkpoints import Checkpoints
+from vcasgd.runtime.gauges import NodeGauges
 from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.shard import Shard
 from vcasgd.runtime.storage import Storage
@@ -56,6 +57,7 @@ class ParameterServer:
         self._jobs = Jobs(ledger)
         self._servers = Servers(ledger)
         self._storage = Storage(settings.required("storage_url"))
+        self._gauges = NodeGauges(tensors)
         self._secret = settings.job_secret.get_secret_value() if settings.job_secret else None
         self._admission = (
             TensorsAdmission(tensors, ledger, self._secret, settings.lease_seconds)
@@ -140,6 +142,7 @@ class ParameterServer:
             "unreplicated": self._unreplicated(),
             "versions": {shard.job: shard.version for shard in self._shards.values()},
             "publications": {shard.job: shard.publications for shard in self._shards.values()},
+            **self._gauges.read(list(self._shards.values())),
         }
 
     def _unreplicated(self) -> dict[str, float]:

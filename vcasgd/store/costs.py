@@ -45,10 +45,22 @@ class Costs:
         if gone := list(machines):
             self._ledger.hdel(names.METERS, *gone)
 
+    def spent(self, job: str) -> float:
+        """USD that are booked, at most :data:`~vcasgd.fleet.costs.CHARGE_SECONDS` ago."""
+        return sum(value for name, value in self.of(job).items() if name.endswith("|usd"))
+
     def of(self, job: str) -> dict[str, float]:
         """The sums of all amounts of a job."""
         found = self._ledger.hgetall(LedgerKeys(job).costs)
         return {name.decode(): float(value) for name, value in found.items()}
+
+    def of_all(self, jobs: Iterable[str]) -> list[dict[str, float]]:
+        """As :meth:`of`, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                pipe.hgetall(LedgerKeys(job).costs)
+            found = pipe.execute()
+        return [{name.decode(): float(value) for name, value in each.items()} for each in found]
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,10 @@ class Jobs:
             except JobUnreadable as error:
                 log.warning("%s", error)
 
+    def newest(self, most: int) -> list[str]:
+        """Their names, the newest first."""
+        return [job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, most - 1)]
+
     def active(self) -> list[str]:
         """Jobs that are not over, in order of submission."""
         active = self._ledger.smembers(names.ACTIVE)
@@ -345,6 +349,10 @@ class Jobs:
         read = ((as_name(worker), as_object(beat)) for worker, beat in found.items())
         return {name: beat for name, beat in read if name is not None and beat is not None}
 
+    def worker_count(self, job: str) -> int:
+        """Workers that were heard of and are not gone for good."""
+        return int(self._ledger.hlen(LedgerKeys(job).workers))
+
     def forget_worker(self, job: str, worker: str) -> None:
         keys = LedgerKeys(job)
         with self._ledger.pipeline() as pipe:
@@ -355,6 +363,10 @@ class Jobs:
     def drain(self, job: str, worker: str) -> None:
         """Asks a worker to push what it has, to give back the rest, and to leave."""
         self._ledger.sadd(LedgerKeys(job).draining, worker)
+
+    def draining(self, job: str) -> set[str]:
+        """Workers that were asked to leave."""
+        return {each.decode() for each in self._ledger.smembers(LedgerKeys(job).draining)}
 
     def quarantine(self, job: str, worker: str, why: str) -> bool:
         """A worker that is not to be trusted gets no more work. False where it was already."""

@@ -64,7 +64,8 @@ class LedgerKeys:
 
     @property
     def counters(self) -> str:
-        """hash: next, tokens, expired; what leasing writes, and so workers"""
+        """hash: next, tokens, expired, ``again:<subtask>`` where it was leased more than once; what
+        leasing writes, and so workers"""
         return self._key("counters")
 
     @property
@@ -136,6 +137,11 @@ class LedgerKeys:
     def vanished(self) -> str:
         """hash: instance → how the job lost it"""
         return self._key("vanished")
+
+    @property
+    def machines(self) -> str:
+        """hash: instance → what it did for the job, and when"""
+        return self._key("machines")
 
     @property
     def costs(self) -> str:

@@ -147,9 +147,9 @@ class Accounts:
         self._ledger = ledger
         self._shard, self._shards = shard, shards
         keys = LedgerKeys(job)
-        self._told, self._counters = keys.shards, keys.counters
+        self._told = keys.shards
         self._keys = [keys.work, keys.leases, keys.holders, keys.open, keys.done,
-                      keys.evaluations, keys.shards, keys.applied]  # fmt: skip
+                      keys.evaluations, keys.shards, keys.applied, keys.counters]  # fmt: skip
         self._account = ledger.script("account")
         self._reconcile = ledger.script("reconcile")
 
@@ -179,4 +179,4 @@ class Accounts:
     ) -> int:
         """The whole applied record; returns how many subtasks were opened again."""
         head = [self._shard, self._shards, token, version, finished, totals, int(initialise)]
-        return int(self._reconcile(keys=[*self._keys, self._counters], args=[*head, *done]))
+        return int(self._reconcile(keys=self._keys, args=[*head, *done]))

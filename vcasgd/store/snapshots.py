@@ -28,6 +28,8 @@ from vcasgd.store.wire import Missing, Wire, WrongLength
 READ_ATTEMPTS = 50
 #: no version is known to be on the replicas
 NOTHING_SAFE = -1
+#: of the counts by staleness: they are in every snapshot
+MOST_STALENESS = 32
 #: pinned snapshots at a time: each costs the memory of a model
 MOST_PINS = 4
 
@@ -42,12 +44,14 @@ class Totals:
     staleness_max: int = 0
     loss_sum: float = 0.0
     rejected: dict[str, int] = field(default_factory=dict)
+    #: updates by staleness; what is as stale as :data:`MOST_STALENESS` or more is counted there
+    staleness: dict[str, int] = field(default_factory=dict)
 
     @property
     def staleness_mean(self) -> float:
         return self.staleness_sum / self.updates if self.updates else 0.0
 
-    def to_json(self, **more: int) -> str:
+    def to_json(self, **more: int | list[int]) -> str:
         return json.dumps({**asdict(self), "staleness_mean": self.staleness_mean, **more})
 
 

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 
 from vcasgd.api.problems import documented
-from vcasgd.api.rows import EventRow, LogRow, MetricRow
+from vcasgd.api.rows import EventRow, LogRow, MetricRow, finite
+from vcasgd.api.series import SPIKY, only, thinned, with_evaluations
 from vcasgd.api.services import Here
 from vcasgd.api.streaming import MEDIA_TYPE, Tail, event_stream, look, wants_stream
+from vcasgd.store.jobs import METRICS_KEPT
 
 router = APIRouter(tags=["history"])
 
@@ -23,6 +25,17 @@ LastEventId = Annotated[
     str | None, Header(alias="Last-Event-ID", pattern=_ID, description="overrides `after`")
 ]
 Limit = Annotated[int, Query(ge=1, le=5000)]
+Points = Annotated[
+    int | None,
+    Query(ge=10, le=5000, description="at most so many, instead of the first `limit`"),
+]
+Names = Annotated[
+    str | None,
+    Query(
+        max_length=1000,
+        description="fields of the answer beside `id` and `at`, separated by commas; else all",
+    ),
+]
 
 _LIST_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {
@@ -70,11 +83,29 @@ async def list_log_lines(
     return await _answer(request, tail, last_event_id or after, limit)
 
 
-@router.get("/jobs/{job}/metrics", responses=documented(404))
-def list_metrics(here: Here, job: str, after: After = "0", limit: Limit = 5000) -> list[MetricRow]:
-    """The totals over time, oldest first."""
-    found = here.jobs.metrics(here.jobs.get(job).id, after, limit=limit)
-    return [MetricRow.model_validate(each) for each in found]
+@router.get(
+    "/jobs/{job}/metrics",
+    response_model=list[MetricRow],
+    response_model_exclude_unset=True,
+    responses=documented(404),
+)
+def list_metrics(
+    here: Here,
+    job: str,
+    after: After = "0",
+    limit: Limit = 5000,
+    points: Points = None,
+    names: Names = None,
+) -> Any:
+    """The totals over time, oldest first. With `points` the whole history after `after`, thinned
+    so that the highest and lowest values of the series stay."""
+    found = here.jobs.get(job)
+    rows = here.jobs.metrics(found.id, after, limit=METRICS_KEPT * 2 if points else limit)
+    wanted = [each.strip() for each in names.split(",")] if names else []
+    if points:
+        rows = thinned(rows, wanted or SPIKY, points)
+    rows = with_evaluations(rows, found.evaluations)
+    return [finite(only(row, wanted) if wanted else row) for row in rows]
 
 
 async def _answer(request: Request, tail: Tail, after: str, limit: int) -> Any:

@@ -12,6 +12,7 @@ from vcasgd.api.money import CostView, PlanView
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.jobs import Submitted
 from vcasgd.api.services import Here
+from vcasgd.api.spend import SpendView
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.estimate import Known, estimate
@@ -19,6 +20,8 @@ from vcasgd.fleet.pool_rows import from_row
 
 router = APIRouter(tags=["money"])
 
+#: that are summed up
+MOST_JOBS = 1000
 #: machines of this computer cost nobody anything, whatever price they play
 FREE_PROVIDER = "local"
 
@@ -73,6 +76,14 @@ def plan_job(here: Here, body: Question) -> PlanView:
         time.time(),
     )
     return PlanView.of(found, costs_money=any(_costs(rows.get(name)) for name in wanted))
+
+
+@router.get("/fleet/spend")
+def get_spend(here: Here) -> SpendView:
+    """What machines cost an hour now, by pool, and what the newest jobs have cost so far."""
+    rows = here.control.instances().values()
+    reports = [report(amounts) for amounts in here.costs.of_all(here.jobs.newest(MOST_JOBS))]
+    return SpendView.of(rows, here.control.pools(), reports)
 
 
 def _costs(row: dict[str, Any] | None) -> bool:

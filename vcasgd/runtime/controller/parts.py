@@ -12,6 +12,7 @@ from vcasgd.runtime.controller.listing import Listing
 from vcasgd.runtime.controller.memory import Memory
 from vcasgd.runtime.controller.providers import Estate
 from vcasgd.runtime.controller.speeds import Speeds
+from vcasgd.runtime.controller.timeline import Timeline
 from vcasgd.runtime.crashes import Crashes
 from vcasgd.settings import Settings
 from vcasgd.store.connection import Client
@@ -41,6 +42,7 @@ class Parts:
     speeds: Speeds
     crashes: Crashes
     chronicle: Chronicle
+    timeline: Timeline
 
     @classmethod
     def over(cls, settings: Settings, ledger: Client, estate: Estate) -> Parts:
@@ -58,6 +60,7 @@ class Parts:
             speeds=Speeds(ledger),
             crashes=Crashes(jobs),
             chronicle=Chronicle(control, jobs),
+            timeline=Timeline(ledger),
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.pool_rows import to_row
@@ -26,6 +27,8 @@ class Teller:
             one.id: _row(one, joined=one.id in nodes, job=job_of.get(one.id))
             for one in state.instances
         }
+        ends = self._parts.chronicle.ends(rows.keys())
+        self._parts.timeline.look(state, ends, time.time())
         for gone, job in self._parts.chronicle.show(rows, self._pools(state)).items():
             if job is not None:
                 self._parts.jobs.forget_worker(job, worker_name(gone, job))

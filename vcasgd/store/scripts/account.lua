@@ -1,5 +1,6 @@
 -- A parameter server tells what it applied to its shard. Telling it twice changes nothing.
 -- KEYS  1 work  2 leases  3 holders  4 open  5 done  6 evaluations  7 shards  8 applied
+--       9 counters
 -- ARGV  1 shard  2 how many shards there are  3 server token  4 version  5 finished epochs
 --       6 totals, as JSON  7… done subtasks
 -- Returns 1, or 0 where something newer is already known.
@@ -40,6 +41,7 @@ local function settle(subtask)
   redis.call('ZREM', KEYS[2], piece)
   redis.call('HDEL', KEYS[3], piece)
   redis.call('ZREM', KEYS[4], piece)
+  redis.call('HDEL', KEYS[9], 'again:' .. subtask)
 end
 for i = 7, #ARGV do
   local subtask = tonumber(ARGV[i])

@@ -26,8 +26,9 @@ for _, piece in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT'
   redis.call('ZADD', KEYS[5], kind == 'train' and number or -1, piece)
 end
 
-local function grant(piece)
+local function grant(piece, again)
   local kind, number = string.match(piece, '^(%a+):(%d+)$')
+  if again and kind == 'train' then redis.call('HSET', KEYS[8], 'again:' .. number, 1) end
   local token = redis.call('HINCRBY', KEYS[8], 'tokens', 1)
   local deadline = now + tonumber(ARGV[2])
   redis.call('ZADD', KEYS[3], deadline, piece)
@@ -44,7 +45,7 @@ local lowest = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
 local kind = lowest and string.match(lowest, '^(%a+):')
 if lowest and (may_train or kind ~= 'train') and (ARGV[3] == '' or kind == ARGV[3]) then
   redis.call('ZREM', KEYS[5], lowest)
-  return grant(lowest)
+  return grant(lowest, true)
 end
 if ARGV[3] ~= '' then return {'wait', 'no ' .. ARGV[3]} end
 if not may_train then return {'wait', state} end

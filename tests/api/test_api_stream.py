@@ -1,0 +1,118 @@
+"""The whole as one stream: what is, what changes, and every event once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import httpx
+import pytest
+from api_harness import Api
+
+from vcasgd.client.following import Message, parse
+from vcasgd.store.everything import Place
+
+STREAM = {"Accept": "text/event-stream"}
+
+
+@contextmanager
+def following(http: httpx.Client, **headers: str) -> Iterator[Iterator[Message]]:
+    with http.stream("GET", "stream", headers=STREAM | headers) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        yield parse(response.iter_lines())
+
+
+def until(messages: Iterator[Message], what: str, /, **wanted: Any) -> tuple[str, dict[str, Any]]:
+    """The first message like this."""
+    for message in islice(messages, 1000):
+        data = json.loads(message.data)
+        if message.event == what and wanted.items() <= data.items():
+            return message.id or "", data
+    raise AssertionError(f"no {what} with {wanted}")
+
+
+def test_what_is_and_what_changes(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    with following(http) as messages:
+        until(messages, "fleet", controller=False)
+        until(messages, "store", nodes={})
+        until(messages, "job", id=job, state="starting")
+
+        api.control.show({"i-1": {"pool": "local", "state": "running", "price_per_hour": 2.0}}, {})
+        api.servers.beat("node-0", {"versions": {job: 3}, "queued": {job: 1}})
+        api.start_job(job)
+
+        _, fleet = until(messages, "fleet", usd_per_hour=2.0)
+        assert fleet["machines"]["i-1"]["state"] == "running"
+        _, store = until(messages, "store")
+        assert store["nodes"]["node-0"]["versions"] == {job: 3}
+        assert until(messages, "job", id=job, state="running")[1]["fraction"] == 0.0
+
+
+def test_a_reader_that_comes_back_misses_no_event_and_gets_none_twice(
+    api: Api, http: httpx.Client
+) -> None:
+    first, second = api.submit(), api.submit()
+    with following(http) as messages:
+        begun, _ = until(messages, "job", id=first)
+        for number in range(6):
+            api.jobs.event((first, second)[number % 2], "count", "", number=number)
+        place, _ = until(messages, "event", kind="count", details={"number": 2})
+    api.finish(first)
+    with following(http, **{"Last-Event-ID": place}) as messages:
+        seen = []
+        while len(seen) < 4:
+            _, event = until(messages, "event")
+            seen.append((event["job"], event["kind"], event["details"].get("number")))
+    with following(http, **{"Last-Event-ID": begun}) as messages:
+        again = [until(messages, "event", kind="count")[1]["details"]["number"] for _ in range(6)]
+
+    assert seen == [
+        (second, "count", 3), (first, "count", 4), (second, "count", 5),
+        (first, "job-succeeded", None),
+    ]  # fmt: skip
+    assert again == list(range(6))
+
+
+def test_a_new_reader_is_told_of_nothing_old(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    api.jobs.event(job, "count", "", number=1)
+    time.sleep(0.5)  # a look that another test caused may be this old
+    with following(http) as messages:
+        until(messages, "job", id=job)
+        api.jobs.event(job, "count", "", number=2)
+
+        assert until(messages, "event")[1]["details"] == {"number": 2}
+
+
+def test_nothing_is_said_more_than_twice_a_second(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    api.start_job(job)
+    with following(http) as messages:
+        until(messages, "job", id=job)
+        started, seen = time.monotonic(), 0
+        for version in range(1, 5):
+            api.account(job, version, 0)
+            until(messages, "job", version=version)
+            seen += 1
+
+    assert time.monotonic() - started > (seen - 1) * 0.4
+
+
+@pytest.mark.parametrize("place", ["x", "1", "-", "1-2/a b", "1-2/\u0663"])
+def test_a_place_that_is_none_is_refused(http: httpx.Client, place: str) -> None:
+    answer = http.get("stream", headers={**STREAM, "Last-Event-ID": place.encode()})
+
+    assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
+
+
+def test_places_are_in_order() -> None:
+    places = [Place(1), Place(1, 2, "a"), Place(1, 2, "b"), Place(2, 0, "a")]
+
+    assert sorted([places[2], places[3], places[0], places[1]]) == places
+    assert [Place.parse(str(place)) for place in places] == places
+    assert Place.parse("9" * 19 + "-" + "9" * 19).before("z").count("9") < 40

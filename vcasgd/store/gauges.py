@@ -1,0 +1,37 @@
+"""What a server says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vcasgd.store.connection import Client
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """Of one server. ``memory_limit_bytes``: ``None`` where there is none; ``replicas``: how many
+    are connected; ``lengths``: of the streams that were asked for."""
+
+    memory_used_bytes: int
+    memory_limit_bytes: int | None
+    operations_per_second: int
+    replicas: int
+    lengths: tuple[int, ...] = ()
+
+
+def read_gauges(client: Client, streams: Sequence[str] = ()) -> Gauges:
+    """In one round trip. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+    with client.pipeline() as pipe:
+        for section in ("memory", "stats", "replication"):
+            pipe.info(section)
+        for stream in streams:
+            pipe.xlen(stream)
+        memory, stats, replication, *lengths = pipe.execute()
+    return Gauges(
+        memory_used_bytes=int(memory["used_memory"]),
+        memory_limit_bytes=int(memory.get("maxmemory") or 0) or None,
+        operations_per_second=int(stats["instantaneous_ops_per_sec"]),
+        replicas=int(replication.get("connected_slaves") or 0),
+        lengths=tuple(lengths),
+    )
