@@ -1,3 +1,4 @@
+import "./base.css";
 import "@mantine/core/styles.layer.css";
 import "@mantine/notifications/styles.layer.css";
 import "./app.css";

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { LANE, layout, stateOf, ticks } from "../src/lib/timeline";
+import { BAR_PAD, LANE, layout, stateOf, ticks } from "../src/lib/timeline";
 import { aMachine } from "./factories";
 
 const killed = aMachine(
@@ -25,10 +25,12 @@ test("spans stand next to each other on the scale of the whole", () => {
   expect(lanes[1]?.bars).toMatchObject([{ state: "booting", x: 620, width: 380 }]);
 });
 
-test("an arrow leads from the end of a machine to its replacement", () => {
+test("an arrow leads from the loss of a machine to its replacement", () => {
   const { arrows } = layout([killed, next], 1000, 100);
 
-  expect(arrows).toEqual([{ from: "a", to: "b", x1: 606, y1: LANE / 2, x2: 620, y2: 1.5 * LANE }]);
+  expect(arrows).toEqual([
+    { from: "a", to: "b", x1: 600, y1: LANE - BAR_PAD, x2: 620, y2: LANE + BAR_PAD },
+  ]);
 });
 
 test("a death at the very end is within the drawing", () => {

@@ -12,7 +12,13 @@ export type Curve = {
   fill?: boolean;
 };
 
-export type Axis = { format: (value: number) => string; min?: number | "dataMin"; max?: number };
+/** `log`: where the values span so much that the small ones would lie on the ground. */
+export type Axis = {
+  log?: boolean;
+  format: (value: number) => string;
+  min?: number | "dataMin";
+  max?: number;
+};
 
 const FONT = { fontFamily: "inherit", fontSize: 11 };
 
@@ -27,7 +33,7 @@ export function lines(ink: Ink, x: Axis, y: Axis, curves: Curve[]): EChartsCoreO
       ...axis(ink, x),
       splitLine: { show: false },
     },
-    yAxis: { type: "value", scale: true, splitNumber: 4, ...axis(ink, y) },
+    yAxis: { type: y.log ? "log" : "value", scale: true, splitNumber: 4, ...axis(ink, y) },
     series: curves.map((curve) => ({
       type: "line",
       name: curve.name,

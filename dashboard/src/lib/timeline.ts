@@ -4,13 +4,14 @@ export type Shown = Span["state"] | "gone";
 
 export type Bar = { state: Shown; x: number; width: number; from: number; to: number };
 
-export type Lane = { machine: Machine; y: number; bars: Bar[]; end: number };
+export type Lane = { machine: Machine; y: number; bars: Bar[]; lostAt: number };
 
 export type Arrow = { from: string; to: string; x1: number; y1: number; x2: number; y2: number };
 
 export type Layout = { lanes: Lane[]; arrows: Arrow[]; height: number; from: number; to: number };
 
 export const LANE = 26;
+export const BAR_PAD = 6;
 /** A death takes no time, and must be seen all the same. */
 const LEAST_WIDTH = 6;
 
@@ -45,8 +46,9 @@ function lane(
       to,
     };
   });
-  const last = bars.at(-1);
-  return { machine, y, bars, end: last ? last.x + last.width : 0 };
+  // the replacement is ordered when the loss is known, which may be before the end
+  const told = machine.spans.find((span) => span.state === "notice" || span.state === "dead");
+  return { machine, y, bars, lostAt: x(told?.from ?? now) };
 }
 
 function arrows(lanes: Lane[]): Arrow[] {
@@ -59,10 +61,10 @@ function arrows(lanes: Lane[]): Arrow[] {
       {
         from: lane.machine.instance,
         to: next.machine.instance,
-        x1: lane.end,
-        y1: lane.y + LANE / 2,
+        x1: lane.lostAt,
+        y1: lane.y + LANE - BAR_PAD,
         x2: first.x,
-        y2: next.y + LANE / 2,
+        y2: next.y + BAR_PAD,
       },
     ];
   });

@@ -110,8 +110,7 @@ function columns(
       key: (job) => job.name,
       cell: (job) => (
         <Link to={`/jobs/${job.id}`} className={classes.job}>
-          {job.name}
-          <span className={classes.id}>{job.id.slice(job.name.length + 1)}</span>
+          {job.name} <span className={classes.id}>{job.id.slice(job.name.length + 1)}</span>
         </Link>
       ),
     },

@@ -16,6 +16,8 @@ const AXES: { value: Against; label: string; format: (value: number) => string }
   { value: "samples", label: "Samples", format: compact },
   { value: "money", label: "Money", format: usd },
 ];
+/** From so many times the least value on, an axis has equal steps for equal factors. */
+const WIDE = 20;
 const NONE: MetricPoint[] = [];
 
 /** Loss while training and accuracy on the validation data. */
@@ -28,7 +30,7 @@ export function Curves({ job }: { job: Job }) {
   const accuracy = evaluated(job, metrics, against, start);
   const describeLoss = useCallback(
     (ink: Ink) =>
-      lines(ink, { format: x }, { format: decimalOf }, [
+      lines(ink, { format: x }, { format: decimalOf, log: spread(loss) }, [
         { name: "Loss", points: loss, color: "accent" },
       ]),
     [x, loss],
@@ -101,6 +103,12 @@ function evaluated(job: Job, metrics: MetricPoint[], against: Against, start: nu
 function said(name: string, points: Point[], text: (value: number) => string): string {
   const [first, last] = [points[0], points.at(-1)];
   return first && last ? `${name}: from ${text(first[1])} to ${text(last[1])}` : name;
+}
+
+function spread(points: Point[]): boolean {
+  const values = points.map(([, y]) => y);
+  const least = Math.min(...values);
+  return least > 0 && Math.max(...values) / least > WIDE;
 }
 
 function decimalOf(value: number): string {

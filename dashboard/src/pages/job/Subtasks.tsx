@@ -10,7 +10,7 @@ import { KINDS, type Kind, tally } from "../../lib/subtasks";
 import classes from "./Subtasks.module.css";
 
 const GAP = 2;
-const LARGEST = 22;
+const LARGEST = 34;
 const SMALLEST = 3;
 const HEIGHT = 150;
 

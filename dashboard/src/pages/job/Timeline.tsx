@@ -5,14 +5,22 @@ import { IconBell, IconBolt, IconDots } from "@tabler/icons-react";
 import { useEvict } from "../../api/jobs";
 import type { Machine } from "../../api/types";
 import { clock, duration, usd } from "../../lib/format";
-import { type Bar, LANE, type Lane, type Layout, layout, stateOf, ticks } from "../../lib/timeline";
+import {
+  BAR_PAD,
+  type Bar,
+  LANE,
+  type Lane,
+  type Layout,
+  layout,
+  stateOf,
+  ticks,
+} from "../../lib/timeline";
 import classes from "./Timeline.module.css";
 
 const STATES = ["booting", "running", "notice", "draining", "dead"] as const;
 const WORDS: Record<string, string> = { running: "training", dead: "lost", gone: "given back" };
 /** Between two names on the axis. */
 const TICK_PIXELS = 110;
-const BAR_PAD = 6;
 
 /** One lane for each machine, from its order to its end; arrows lead to replacements. */
 export function Timeline({
@@ -155,7 +163,7 @@ function Drawing({ drawn, width }: { drawn: Layout; width: number }) {
         <path
           key={`${from} ${to}`}
           data-arrow={to}
-          d={`M${x1} ${y1}C${x1 + 14} ${y1} ${x2 - 16} ${y2} ${x2 - 1} ${y2}`}
+          d={`M${x1 + 2} ${y1}L${x2 + 3} ${y2 - 1}`}
           className={classes.arrow}
           markerEnd="url(#arrowhead)"
         />
@@ -187,7 +195,7 @@ function Axis({ drawn, width }: { drawn: Layout; width: number }) {
   return (
     <div className={classes.axis} aria-hidden>
       <div className={classes.scale}>
-        {ticks(seconds, Math.max(1, Math.floor(width / TICK_PIXELS))).map((at) => (
+        {ticks(seconds, Math.max(2, Math.floor(width / TICK_PIXELS))).map((at) => (
           <span key={at} style={{ left: `${(100 * at) / seconds}%` }}>
             {duration(at)}
           </span>

@@ -2,7 +2,7 @@ import type { StoreView } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
 import { Meter } from "../../components/Meter";
 import { Panel } from "../../components/Panel";
-import { bytes, count, DASH, decimal, duration } from "../../lib/format";
+import { bytes, count, DASH, decimal, duration, percent } from "../../lib/format";
 import { useNow } from "../../lib/useNow";
 import classes from "./Store.module.css";
 
@@ -58,7 +58,11 @@ function Filled({ row }: { row: Row }) {
   if (!used || !limit) return <span className="dim">no limit</span>;
   const part = used / limit;
   return (
-    <Meter fraction={part} text={`${Math.round(100 * part)}%`} label={`Memory of ${row.name}`} />
+    <Meter
+      fraction={part}
+      text={percent(part, part < 0.1 ? 1 : 0)}
+      label={`Memory of ${row.name}`}
+    />
   );
 }
 
