@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pages import Dashboard, Notes, Site
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from vcasgd.settings import Settings
 from vcasgd.stack import running
@@ -18,6 +18,8 @@ from vcasgd.stack import running
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 WORKERS = 3
+#: how long a page may take to show what it should, on a machine that is busy
+PATIENCE_MS = 30_000
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +64,8 @@ def notes() -> Notes:
 def stranger(browser: Browser, site: Site, notes: Notes) -> Iterator[Dashboard]:
     """A page of somebody who is not signed in."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
     page = context.new_page()
     notes.follow(page)
     yield Dashboard(page, site)

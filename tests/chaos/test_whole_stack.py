@@ -157,6 +157,15 @@ def test_an_evicted_worker_hands_over_and_is_replaced_at_the_notice(
     assert last["samples"] > 0
     view = stack.finish(job, tmp_path)
     assert view.evictions == 1
+    # and all of it is seen on the timeline, and in what the parameter server counted
+    lanes = {lane["instance"]: lane for lane in stack.client.machines(job)}
+    states = [span["state"] for span in lanes[victim]["spans"]]
+    assert states == ["booting", "running", "notice", "dead"]
+    assert "running" in {span["state"] for span in lanes[lanes[victim]["replaced_by"]]["spans"]}
+    found = stack.client.staleness(job)
+    assert sum(bucket["updates"] for bucket in found["buckets"]) == view.totals.updates
+    assert stack.client.store()["nodes"][0]["memory_used_bytes"] > 0
+    assert stack.client.metrics(job, points=50)[-1]["workers"] >= 1
 
 
 def _beat(stack: Stack, job: str, instance: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from vcasgd.api.routes import (
     history,
     insight,
     jobs,
+    metrics,
     money,
     packages,
     session,
@@ -67,6 +68,7 @@ def create_app(
     app.state.services = services = Services.over(settings, ledger, storage, sessions)
     app.state.overview = Overview(services)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     app.include_router(session.entrance, prefix=PREFIX)
     app.include_router(_guarded())
     problems.install(app)

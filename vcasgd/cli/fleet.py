@@ -8,6 +8,7 @@ import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Json, ago, duration, out, show_json, show_rows
+from vcasgd.cli.top import top
 
 _WORKERS: Columns = {
     "WORKER": lambda row: row["name"],
@@ -37,7 +38,7 @@ _POOLS: Columns = {
 
 
 def register(app: typer.Typer) -> None:
-    for command in (workers, instances, pools, evict):
+    for command in (top, workers, instances, pools, evict):
         app.command(rich_help_panel="Fleet")(command)
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vcasgd.cli.output import duration, percent
+from vcasgd.cli.sparkline import MOST_BARS, sparkline
 from vcasgd.cli.watch import Look, accuracy, epoch
 from vcasgd.client import Event, JobView, Row
 
@@ -24,6 +25,9 @@ EVENTS_SHOWN = 8
 ROUTINE = ("evaluated", "checkpoint")
 #: the plain view says how far the job is when an epoch ended, and this often in between
 LINE_SECONDS = 5.0
+
+#: how much has to be done before the time that is left is told
+SOONEST_FRACTION = 0.02
 
 #: is told of each look before it is shown
 Hook = Callable[[Look], None]
@@ -71,6 +75,7 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._events: deque[Event] = deque(maxlen=EVENTS_SHOWN)
+        self._workers: deque[int] = deque(maxlen=MOST_BARS)
 
     def __enter__(self) -> LiveView:
         self._live.__enter__()
@@ -81,10 +86,12 @@ class LiveView:
 
     def show(self, look: Look) -> None:
         self._events.extend(_remarkable(look))
+        self._workers.append(len(look.workers))
         self._live.update(self._picture(look), refresh=True)
 
     def _picture(self, look: Look) -> RenderableType:
-        parts: list[RenderableType] = [_title(look), _bar(look.job), _numbers(look)]
+        parts: list[RenderableType] = [_title(look), _bar(look), _numbers(look)]
+        parts.append(_lines(look.job, self._workers))
         if look.workers:
             parts += [Text(), _workers(look.workers)]
         if self._events:
@@ -127,11 +134,33 @@ def _title(look: Look) -> RenderableType:
     return text.append(duration(look.seconds), "dim")
 
 
-def _bar(job: JobView) -> RenderableType:
+def _bar(look: Look) -> RenderableType:
+    job = look.job
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=1.0, completed=job.progress.fraction, width=50)
     label = f"epoch {epoch(job)}/{job.progress.epochs}"
-    grid.add_row(label, bar, f"{job.progress.fraction:.0%}")
+    left = time_left(look)
+    grid.add_row(
+        label, bar, f"{job.progress.fraction:.0%}", f"{duration(left)} left" if left else ""
+    )
+    return grid
+
+
+def time_left(look: Look) -> float | None:
+    """Seconds, if it goes on as it went; ``None`` where nobody can tell."""
+    job, now = look.job, look.job.created_at + look.seconds
+    begun, fraction = job.started_at, job.progress.fraction
+    if begun is None or job.state != "running" or fraction < SOONEST_FRACTION:
+        return None
+    return (now - begun) * (1 - fraction) / fraction
+
+
+def _lines(job: JobView, workers: Iterable[int]) -> RenderableType:
+    """Accuracy by epoch, and workers by look."""
+    found = [each.metrics.get("accuracy") for each in job.evaluations]
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row("accuracy", Text(sparkline(x for x in found if x is not None), style="green"))
+    grid.add_row("workers", Text(sparkline(workers, lowest=0), style="cyan"))
     return grid
 
 

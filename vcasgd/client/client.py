@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vcasgd.client.downloads import save
@@ -120,6 +120,16 @@ class Client:
                 raise ApiError(f"job {job} is not over after {timeout:g} s")
             time.sleep(LOOK_SECONDS)
 
+    def validate(self, text: str) -> Row:
+        """Whether a YAML text is a job: ``valid``, ``errors`` (``path``, ``message``, ``remedy``,
+        ``line`` each), ``spec``. Nothing is submitted."""
+        row: Row = self._api.json("POST", "jobs/validate", json={"yaml": text})
+        return row
+
+    def job_schema(self) -> Row:
+        """The JSON schema of a job file."""
+        return self._api.row("schema/job")
+
     # -- money ------------------------------------------------------------------------------
 
     def cost(self, job: str) -> Row:
@@ -127,6 +137,11 @@ class Client:
         ``saved_usd``, ``pools``, ``wasted``."""
         row: Row = self._api.json("GET", path_of("jobs", job, "cost"))
         return row
+
+    def spend(self) -> Row:
+        """What the fleet costs an hour and has cost, in USD: ``usd_per_hour``, ``spent_usd``,
+        ``saved_usd``, ``pools`` with their ``offers``."""
+        return self._api.row("fleet/spend")
 
     def plan(
         self,
@@ -176,9 +191,38 @@ class Client:
         for row in self._api.history(path_of("jobs", job, "logs"), after, follow, patience):
             yield from_row(LogLine, row)
 
-    def metrics(self, job: str, after: str | None = None) -> Iterator[Row]:
-        """The totals over time, oldest first; each point has an ``id``."""
-        return self._api.pages(path_of("jobs", job, "metrics"), after)
+    def metrics(
+        self,
+        job: str,
+        after: str | None = None,
+        *,
+        points: int | None = None,
+        names: Sequence[str] = (),
+    ) -> list[Row]:
+        """The totals over time, oldest first, as ``pandas.DataFrame`` takes them; each has an
+        ``id``. ``points``: at most so many, spikes included; ``names``: of the fields wanted."""
+        path, fields = path_of("jobs", job, "metrics"), ",".join(names) or None
+        if points is None:
+            return list(self._api.pages(path, after, names=fields))
+        return self._api.rows(path, after=after, points=points, names=fields)
+
+    def staleness(self, job: str) -> Row:
+        """Of all updates: ``buckets`` (``staleness`` and ``updates`` each), ``mean``, ``max``."""
+        return self._api.row(path_of("jobs", job, "staleness"))
+
+    def machines(self, job: str) -> list[Row]:
+        """What each machine did for the job: ``instance``, ``spans`` (``state``, ``from``,
+        ``to``), ``replaced_by``, ``reason``, ``lost``."""
+        return self._api.rows(path_of("jobs", job, "machines"))
+
+    def subtasks(self, job: str, epoch: int | None = None) -> Row:
+        """``states``: a letter for each subtask of an epoch (from 1; else the one at work): ``o``
+        open, ``l`` leased, ``r`` leased again, ``p`` applied in part, ``a`` applied."""
+        return self._api.row(path_of("jobs", job, "subtasks"), epoch=epoch)
+
+    def spec(self, job: str) -> str:
+        """The job as YAML."""
+        return self._api.call("GET", path_of("jobs", job, "spec")).text
 
     def workers(self, job: str | None = None) -> list[Row]:
         """Last heartbeats: of one job's workers, else of those of all active jobs."""
@@ -210,6 +254,18 @@ class Client:
     def pools(self) -> list[Row]:
         """Places to buy machines, as the controller sees them."""
         return self._api.rows("pools")
+
+    def store(self) -> Row:
+        """``nodes`` and ``ledger``: memory, load, queues, replication."""
+        return self._api.row("store")
+
+    def changes(
+        self, after: str | None = None, patience: float = PATIENCE_SECONDS
+    ) -> Iterator[tuple[str, Row]]:
+        """What is, and then what changes, for ever: pairs of a type (``job``, ``fleet``,
+        ``store``, ``event``) and its data. Broken connections are mended, as for
+        :meth:`events`."""
+        return self._api.changes("stream", after, patience)
 
     def servers(self) -> list[Row]:
         """Parameter servers: their last heartbeats."""

@@ -60,6 +60,15 @@ class _Patience:
 def follow(open_stream: Open, after: str | None, patience: float) -> Iterator[dict[str, Any]]:
     """The data of all events after an id, each once, until the stream says that it is over.
 
+    Raises as :func:`messages` does.
+    """
+    for message in messages(open_stream, after, patience):
+        yield json.loads(message.data)
+
+
+def messages(open_stream: Open, after: str | None, patience: float) -> Iterator[Message]:
+    """All events after an id, until the stream says that it is over.
+
     Raises :class:`ApiError` after ``patience`` seconds without a sign of life, and at once
     where waiting doesn't help.
     """
@@ -72,7 +81,7 @@ def follow(open_stream: Open, after: str | None, patience: float) -> Iterator[di
                     if message.event == "end":
                         return
                     after = message.id or after
-                    yield json.loads(message.data)
+                    yield message
         except ApiError as error:
             if not may_work_later(error):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import httpx
 
-from vcasgd.client.following import follow
+from vcasgd.client.following import Open, follow, messages
 from vcasgd.client.problems import mapped_errors, raise_for_problem
 from vcasgd.client.views import Row
 from vcasgd.errors import ApiError, SpecError
@@ -82,10 +83,15 @@ class Transport:
         rows: list[Row] = self.json("GET", path, params=given)
         return rows
 
-    def pages(self, path: str, after: str | None) -> Iterator[Row]:
+    def row(self, path: str, **query: Any) -> Row:
+        given = {name: value for name, value in query.items() if value is not None}
+        row: Row = self.json("GET", path, params=given)
+        return row
+
+    def pages(self, path: str, after: str | None, **query: Any) -> Iterator[Row]:
         """All entries of a listing that is handed out in pages."""
         while True:
-            rows = self.rows(path, after=after, limit=PAGE)
+            rows = self.rows(path, after=after, limit=PAGE, **query)
             yield from rows
             if len(rows) < PAGE:
                 return
@@ -97,12 +103,19 @@ class Transport:
         """The entries that there are, or with ``following`` those to come as well."""
         if not following:
             return self.pages(path, after)
+        return follow(self._opener(path), after, patience)
 
+    def changes(self, path: str, after: str | None, patience: float) -> Iterator[tuple[str, Row]]:
+        """The types and the data of a stream that has no end."""
+        for message in messages(self._opener(path), after, patience):
+            yield message.event, json.loads(message.data)
+
+    def _opener(self, path: str) -> Open:
         def open_after(last: str | None) -> AbstractContextManager[httpx.Response]:
             resume = {"Last-Event-ID": last} if last else {}
             return self.stream(path, {**_EVENT_STREAM, **resume})
 
-        return follow(open_after, after, patience)
+        return open_after
 
 
 def path_of(*parts: str) -> str:

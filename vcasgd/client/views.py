@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from html import escape
 from typing import Any, TypeVar
 
 #: a worker, an instance, a pool, a checkpoint: as the API shows it
@@ -113,6 +114,22 @@ class JobView:
     def to_dict(self) -> dict[str, Any]:
         """As the API's JSON has it."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        known = {
+            "state": f"{self.state}: {self.reason}" if self.reason else self.state,
+            "epoch": f"{self.progress.finished_epochs} of {self.progress.epochs} done",
+            "progress": f"{self.progress.fraction:.0%}",
+            "best accuracy": "" if self.best_accuracy is None else f"{self.best_accuracy:.2%}",
+            "updates": f"{self.totals.updates}, mean staleness {self.totals.staleness_mean:.1f}",
+            "machines lost": f"{self.evictions} evicted, {self.kills} killed",
+        }
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
+            for name, value in known.items()
+        )
+        return f"<table><caption>{escape(self.id)}</caption>{rows}</table>"
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> JobView:

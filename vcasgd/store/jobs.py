@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -227,8 +228,17 @@ class Jobs:
                 log.warning("%s", error)
 
     def newest(self, most: int) -> list[str]:
-        """Their names, the newest first."""
+        """Their names, the newest first; 0: of all."""
         return [job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, most - 1)]
+
+    def states(self) -> Counter[State]:
+        """How many jobs are in each."""
+        with self._ledger.pipeline() as pipe:
+            for job in self.newest(0):
+                pipe.hget(LedgerKeys(job).record, "state")
+            found = pipe.execute()
+        known = {state.value.encode(): state for state in State}
+        return Counter(known[state] for state in found if state in known)
 
     def active(self) -> list[str]:
         """Jobs that are not over, in order of submission."""

@@ -32,9 +32,9 @@ export function useSignOut() {
   return useMutation({
     mutationFn: () => api.DELETE("/api/v1/session"),
     onSuccess: () => {
-      // nothing that was seen stays behind
-      client.clear();
       client.setQueryData(SESSION_KEY, null);
+      // nothing that was seen stays behind
+      client.removeQueries({ predicate: ({ queryKey }) => queryKey[0] !== SESSION_KEY[0] });
     },
   });
 }

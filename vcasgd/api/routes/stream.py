@@ -53,7 +53,18 @@ LastPlace = Annotated[
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Events of the types `job`, `fleet`, `store` and `event`.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "id": {"type": "string"},
+                        "event": {"enum": ["job", "fleet", "store", "event"]},
+                        "data": {"type": "string", "contentMediaType": "application/json"},
+                    },
+                }
+            }
+        },
     }
 }
 

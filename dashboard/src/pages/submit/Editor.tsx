@@ -57,6 +57,7 @@ export function Editor({
         doc: initial,
         extensions: [
           basicSetup,
+          EditorView.lineWrapping,
           yaml(),
           syntaxHighlighting(colors),
           look,
