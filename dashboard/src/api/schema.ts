@@ -3517,7 +3517,12 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "text/event-stream": string;
+                    "text/event-stream": {
+                        id?: string;
+                        /** @enum {unknown} */
+                        event?: "job" | "fleet" | "store" | "event";
+                        data?: string;
+                    };
                 };
             };
             /** @description The token is missing or wrong, or the session is over. */
