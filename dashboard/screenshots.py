@@ -27,9 +27,9 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "digits" / "demo.yaml"
 WIDTHS = {1440: 900, 390: 844}
 THEMES = ("light", "dark")
 #: few colours make small files, and pages have few
-COLORS = 128
+COLORS = 256
 #: for charts and news to come in
-SETTLE_SECONDS = 1.5
+SETTLE_SECONDS = 2.5
 WORKERS = 4
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     with _stack() as (url, token), Client(url, token) as client:
         finished = _submit(client, "digits-small", 8)
         client.wait(finished, 300)
-        job = _submit(client, "digits", 40)
+        job = _submit(client, "digits", 150)
         _lose_machines(client, job)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
@@ -71,12 +71,12 @@ def _submit(client: Client, name: str, epochs: int) -> str:
 
 def _lose_machines(client: Client, job: str) -> None:
     """One without a notice, one with it, and time for those that replace them."""
-    _await(client, job, 0.15)
+    _await(client, job, 0.06)
     first, second, *_ = sorted(row["instance"] for row in client.workers(job))
     client.evict(instance=first, kill=True)
-    _await(client, job, 0.3)
+    _await(client, job, 0.12)
     client.evict(instance=second)
-    _await(client, job, 0.55)
+    _await(client, job, 0.2)
 
 
 def _await(client: Client, job: str, fraction: float) -> None:
@@ -123,7 +123,7 @@ def _plan(page: Page) -> None:
 
 def _save(page: Page, path: Path) -> None:
     picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
-    picture.convert("RGB").quantize(COLORS).save(path, optimize=True)
+    picture.convert("RGB").quantize(COLORS, Image.Quantize.FASTOCTREE).save(path, optimize=True)
 
 
 if __name__ == "__main__":
