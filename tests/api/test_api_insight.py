@@ -176,6 +176,13 @@ def test_a_hundred_thousand_points_are_made_short_at_once() -> None:
     assert len(json.dumps(kept)) < 100_000
 
 
+def test_what_is_no_number_is_no_spike() -> None:
+    rows = [{"at": at, "loss": {3: "high", 4: None, 5: [1]}.get(at, 1.0)} for at in range(100)]
+    rows[50]["loss"] = 7
+
+    assert rows[50] in thinned(rows, ("loss",), 10)
+
+
 @pytest.mark.parametrize("most", [10, 11, 50])
 def test_there_are_never_more_points_than_asked_for(most: int) -> None:
     rows = [{"at": at, **dict.fromkeys("abcdefgh", at * 7919 % 1009)} for at in range(5000)]

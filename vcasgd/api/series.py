@@ -35,7 +35,12 @@ def thinned(
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
     """float64 [rows], NaN where there is no number."""
-    return np.array([_number(row.get(name)) for row in rows])
+    values = [row.get(name) for row in rows]
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        # something that is no number is among them
+        return np.array([_number(value) for value in values])
 
 
 def _number(value: object) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from vcasgd.errors import StoreUnavailable
+from vcasgd.errors import StoreError
 from vcasgd.store.connection import Client
 from vcasgd.store.gauges import read_gauges
 
@@ -40,8 +40,8 @@ class NodeGauges:
         rate = {"publications_per_second": self._publications(shards)}
         try:
             found = asdict(read_gauges(self._tensors, [shard.stream for shard in shards]))
-        except StoreUnavailable:
-            # it is alive all the same, and says so
+        except StoreError:
+            # away, or not ours to ask: the parameter server is alive all the same, and says so
             return rate
         waiting = dict(zip((shard.job for shard in shards), found.pop("lengths"), strict=True))
         return {**found, **rate, "queued": waiting}

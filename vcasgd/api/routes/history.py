@@ -105,7 +105,13 @@ def list_metrics(
     if points:
         rows = thinned(rows, wanted or SPIKY, points)
     rows = with_evaluations(rows, found.evaluations)
-    return [finite(only(row, wanted) if wanted else row) for row in rows]
+    # what was asked for by name and nothing else; otherwise all fields, null where missing
+    whole = [only(row, wanted) for row in rows] if wanted else map(_whole, rows)
+    return [finite(row) for row in whole]
+
+
+def _whole(row: dict[str, Any]) -> dict[str, Any]:
+    return MetricRow.model_validate(row).model_dump()
 
 
 async def _answer(request: Request, tail: Tail, after: str, limit: int) -> Any:

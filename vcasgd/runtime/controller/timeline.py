@@ -60,7 +60,10 @@ class Timeline:
 
 
 def _up(one: Instance, state: Observed) -> bool:
-    return one.id in (state.nodes or ()) or one.id in state.history.joined
+    if state.nodes is None:
+        # nobody can tell, and a machine that works must not seem to boot again
+        return one.state is not InstanceState.BOOTING
+    return one.id in state.nodes or one.id in state.history.joined
 
 
 def _phase(one: Instance, *, up: bool, leaves: bool) -> Phase:
