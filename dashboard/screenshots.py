@@ -123,7 +123,7 @@ def _plan(page: Page) -> None:
 
 def _save(page: Page, path: Path) -> None:
     picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
-    picture.convert("RGB").quantize(COLORS, Image.Quantize.FASTOCTREE).save(path, optimize=True)
+    picture.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
 
 
 if __name__ == "__main__":
