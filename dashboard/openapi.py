@@ -1,0 +1,26 @@
+"""Writes the API's own description, from which the types of the dashboard are generated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import cast
+
+from pydantic import SecretStr
+
+from vcasgd.api.app import create_app
+from vcasgd.runtime.storage import Storage
+from vcasgd.settings import Settings
+from vcasgd.store.connection import connect
+
+
+def main() -> None:
+    # the description needs the routes alone: nothing is connected to
+    ledger = connect("redis://127.0.0.1:1")
+    app = create_app(Settings(token=SecretStr("none")), ledger, cast("Storage", None))
+    Path(sys.argv[1]).write_text(json.dumps(app.openapi(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

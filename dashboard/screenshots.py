@@ -1,0 +1,130 @@
+"""Pictures of every page, at both widths and in both themes, of a real stack at work.
+
+Two jobs run before: one to its end, one with a machine that is killed and one that is evicted.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from vcasgd.cli.jobfile import load_job
+from vcasgd.client import Client
+from vcasgd.settings import Settings
+from vcasgd.stack import StackHome, StackState, running
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits" / "demo.yaml"
+WIDTHS = {1440: 900, 390: 844}
+THEMES = ("light", "dark")
+#: few colours make small files, and pages have few
+COLORS = 256
+#: for charts and news to come in
+SETTLE_SECONDS = 2.5
+WORKERS = 4
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    with _stack() as (url, token), Client(url, token) as client:
+        finished = _submit(client, "digits-small", 8)
+        client.wait(finished, 300)
+        job = _submit(client, "digits", 150)
+        _lose_machines(client, job)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+            _shoot(browser, url, token, job, out)
+            browser.close()
+
+
+@contextmanager
+def _stack() -> Iterator[tuple[str, str]]:
+    with tempfile.TemporaryDirectory(prefix="vcasgd-screenshots-") as folder:
+        settings = Settings(
+            home=Path(folder),
+            api_port=0,
+            local_capacity=WORKERS,
+            local_price_per_hour=0.31,
+            local_on_demand_price_per_hour=1.02,
+        )
+        with running(settings):
+            home = StackHome(settings.home_path)
+            yield StackState.read(home.path).api_url, home.token() or ""
+
+
+def _submit(client: Client, name: str, epochs: int) -> str:
+    spec = load_job(EXAMPLE)
+    workers = spec.workers.model_copy(update={"max": WORKERS})
+    changes = {"name": name, "epochs": epochs, "workers": workers}
+    return client.submit_directory(spec.model_copy(update=changes)).id
+
+
+def _lose_machines(client: Client, job: str) -> None:
+    """One without a notice, one with it, and time for those that replace them."""
+    _await(client, job, 0.06)
+    first, second, *_ = sorted(row["instance"] for row in client.workers(job))
+    client.evict(instance=first, kill=True)
+    _await(client, job, 0.12)
+    client.evict(instance=second)
+    _await(client, job, 0.2)
+
+
+def _await(client: Client, job: str, fraction: float) -> None:
+    deadline = time.monotonic() + 300
+    while client.job(job).progress.fraction < fraction:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{job} is not at {fraction:.0%} after five minutes")
+        time.sleep(0.5)
+
+
+def _shoot(browser: Browser, url: str, token: str, job: str, out: Path) -> None:
+    pages = {"job": f"/jobs/{job}", "jobs": "/", "fleet": "/fleet", "store": "/store"}
+    contexts = {
+        (width, theme): browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=theme
+        )
+        for width, height in WIDTHS.items()
+        for theme in THEMES
+    }
+    signed_in: dict[tuple[int, str], Page] = {}
+    for (width, theme), context in contexts.items():
+        page = signed_in[width, theme] = context.new_page()
+        page.goto(url)
+        page.get_by_label("Token", exact=True).fill(token)
+        _save(page, out / f"sign-in-{width}-{theme}.png")
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("heading", name="Jobs", exact=True).wait_for()
+    # the same page in all shapes one after the other, while the job is still at work
+    for name, path in {**pages, "submit": "/submit"}.items():
+        for (width, theme), page in signed_in.items():
+            page.goto(url + path)
+            if name == "submit":
+                _plan(page)
+            page.wait_for_timeout(SETTLE_SECONDS * 1000)
+            _save(page, out / f"{name}-{width}-{theme}.png")
+
+
+def _plan(page: Page) -> None:
+    page.get_by_label("job.yaml", exact=True).last.fill(EXAMPLE.read_text())
+    page.get_by_text("valid", exact=True).wait_for()
+    page.get_by_role("button", name="Show the plan").click()
+    page.get_by_text("Per hour", exact=True).wait_for()
+
+
+def _save(page: Page, path: Path) -> None:
+    picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
+    picture.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+import { Center, Loader } from "@mantine/core";
+import { lazy, Suspense } from "react";
+import { Route, Routes } from "react-router";
+import { useSession } from "./api/session";
+import { ErrorState } from "./components/ErrorState";
+import { Shell } from "./components/Shell";
+import { FleetPage } from "./pages/FleetPage";
+import { JobsPage } from "./pages/JobsPage";
+import { NotFoundPage } from "./pages/NotFoundPage";
+import { SignInPage } from "./pages/SignInPage";
+import { StorePage } from "./pages/StorePage";
+
+const JobPage = lazy(() => import("./pages/JobPage"));
+const SubmitPage = lazy(() => import("./pages/SubmitPage"));
+
+export function App() {
+  const session = useSession();
+  if (session.isPending) {
+    return <Waiting />;
+  }
+  if (session.isError) {
+    return (
+      <Center mih="100vh" p="md">
+        <ErrorState error={session.error} onRetry={() => session.refetch()} />
+      </Center>
+    );
+  }
+  if (!session.data) {
+    return <SignInPage />;
+  }
+  return (
+    <Shell session={session.data}>
+      <Suspense fallback={<Waiting />}>
+        <Routes>
+          <Route path="/" element={<JobsPage />} />
+          <Route path="/submit" element={<SubmitPage />} />
+          <Route path="/jobs/:id" element={<JobPage />} />
+          <Route path="/fleet" element={<FleetPage />} />
+          <Route path="/store" element={<StorePage />} />
+          <Route path="*" element={<NotFoundPage />} />
+        </Routes>
+      </Suspense>
+    </Shell>
+  );
+}
+
+function Waiting() {
+  return (
+    <Center mih="60vh">
+      <Loader size="sm" aria-label="Loading" />
+    </Center>
+  );
+}

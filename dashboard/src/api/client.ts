@@ -1,0 +1,55 @@
+import createClient, { type Middleware } from "openapi-fetch";
+import type { paths } from "./schema";
+
+/** What the API answered instead of a result: an RFC 9457 problem, or no answer at all. */
+export class ApiError extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+    readonly remedy: string | null = null,
+    readonly field: string | null = null,
+  ) {
+    super(message);
+    this.name = "ApiError";
+  }
+
+  /** Whether asking again may help. */
+  get passing(): boolean {
+    return this.status === 0 || this.status >= 500 || this.status === 429;
+  }
+}
+
+type Problem = { detail?: string; title?: string; remedy?: string | null; field?: string | null };
+
+const sameOrigin: Middleware = {
+  onRequest({ request }) {
+    request.headers.set("X-Vcasgd-Request", "dashboard");
+    return request;
+  },
+  async onResponse({ response }) {
+    if (!response.ok) {
+      throw await problemOf(response);
+    }
+  },
+  onError() {
+    return new ApiError("The API can't be reached.", 0, "It is tried again by itself.");
+  },
+};
+
+export async function problemOf(response: Response): Promise<ApiError> {
+  const problem = (await response.json().catch(() => ({}))) as Problem;
+  const message = problem.detail ?? problem.title ?? `The API answered ${response.status}.`;
+  return new ApiError(message, response.status, problem.remedy ?? null, problem.field ?? null);
+}
+
+export const api = createClient<paths>({
+  baseUrl: window.location.origin,
+  credentials: "same-origin",
+  fetch: (request) => fetch(request),
+});
+api.use(sameOrigin);
+
+/** The body of an answer; what is not one was thrown before. */
+export function body<T>(answer: { data?: T }): T {
+  return answer.data as T;
+}

@@ -1,0 +1,43 @@
+import { useQuery } from "@tanstack/react-query";
+import { api, body } from "./client";
+import { usePolling } from "./live";
+
+export function useStatus() {
+  return useQuery({
+    queryKey: ["fleet", "status"],
+    queryFn: async () => body(await api.GET("/api/v1/status")),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function usePools() {
+  return useQuery({
+    queryKey: ["fleet", "pools"],
+    queryFn: async () => body(await api.GET("/api/v1/pools")),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function useInstances() {
+  return useQuery({
+    queryKey: ["fleet", "instances"],
+    queryFn: async () => body(await api.GET("/api/v1/instances")),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function useSpend() {
+  return useQuery({
+    queryKey: ["fleet", "spend"],
+    queryFn: async () => body(await api.GET("/api/v1/fleet/spend")),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function useStore() {
+  return useQuery({
+    queryKey: ["store"],
+    queryFn: async () => body(await api.GET("/api/v1/store")),
+    refetchInterval: usePolling(),
+  });
+}

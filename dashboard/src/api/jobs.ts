@@ -1,0 +1,170 @@
+import { useMutation, useQueries, useQuery, useQueryClient } from "@tanstack/react-query";
+import { api, body } from "./client";
+import { usePolling } from "./live";
+import type { Cost, Job } from "./types";
+
+const LIST_LIMIT = 500;
+/** Points of a curve: about one for each pixel of a narrow panel. */
+const POINTS = 500;
+const OVER: readonly string[] = ["succeeded", "failed", "cancelled"];
+
+export function isOver(job: Pick<Job, "state">): boolean {
+  return OVER.includes(job.state);
+}
+
+export function useJobs() {
+  return useQuery({
+    queryKey: ["jobs", "list"],
+    queryFn: async () =>
+      body(await api.GET("/api/v1/jobs", { params: { query: { limit: LIST_LIMIT } } })),
+    refetchInterval: usePolling(),
+  });
+}
+
+/** How many workers each job has that is not over. */
+export function useWorkerCounts() {
+  return useQuery({
+    queryKey: ["jobs", "workers"],
+    queryFn: async () => {
+      const counts = new Map<string, number>();
+      for (const worker of body(await api.GET("/api/v1/workers"))) {
+        if (!worker.quarantined) counts.set(worker.job, (counts.get(worker.job) ?? 0) + 1);
+      }
+      return counts;
+    },
+    refetchInterval: usePolling(),
+  });
+}
+
+/** Costs of some jobs, by id; what a job that is over has cost changes no more. */
+export function useCosts(jobs: Job[]): Map<string, Cost> {
+  return useQueries({
+    queries: jobs.map((job) => ({
+      ...costQuery(job.id),
+      staleTime: isOver(job) ? Number.POSITIVE_INFINITY : 5_000,
+    })),
+    combine: (answers) =>
+      new Map(answers.flatMap((each) => (each.data ? [[each.data.job, each.data] as const] : []))),
+  });
+}
+
+function costQuery(job: string) {
+  return {
+    queryKey: ["job", job, "cost"],
+    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/cost", at(job))),
+  };
+}
+
+export function useCost(job: string) {
+  return useQuery({ ...costQuery(job), refetchInterval: usePolling() });
+}
+
+export function useJob(job: string) {
+  return useQuery({
+    queryKey: ["job", job, "view"],
+    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}", at(job))),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function useMetrics(job: string) {
+  return useQuery({
+    queryKey: ["job", job, "metrics"],
+    queryFn: async () =>
+      body(
+        await api.GET("/api/v1/jobs/{job}/metrics", {
+          params: { path: { job }, query: { points: POINTS } },
+        }),
+      ),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function useStaleness(job: string) {
+  return useQuery({
+    queryKey: ["job", job, "staleness"],
+    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/staleness", at(job))),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function useMachines(job: string) {
+  return useQuery({
+    queryKey: ["job", job, "machines"],
+    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/machines", at(job))),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function useSubtasks(job: string) {
+  return useQuery({
+    queryKey: ["job", job, "subtasks"],
+    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/subtasks", at(job))),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function useJobWorkers(job: string) {
+  return useQuery({
+    queryKey: ["job", job, "workers"],
+    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/workers", at(job))),
+    refetchInterval: usePolling(),
+  });
+}
+
+export function useCheckpoints(job: string) {
+  return useQuery({
+    queryKey: ["job", job, "checkpoints"],
+    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/checkpoints", at(job))),
+    refetchInterval: usePolling(),
+  });
+}
+
+/** The job's spec, as YAML; it never changes. */
+export function useSpecText(job: string) {
+  return useQuery({
+    queryKey: ["job", job, "spec"],
+    queryFn: async () =>
+      body(await api.GET("/api/v1/jobs/{job}/spec", { ...at(job), parseAs: "text" })) as string,
+    staleTime: Number.POSITIVE_INFINITY,
+  });
+}
+
+export type Command = "pause" | "resume" | "cancel";
+
+export function useCommand(job: string) {
+  const queries = useQueryClient();
+  return useMutation({
+    mutationFn: async (command: Command) => {
+      if (command === "pause") return body(await api.POST("/api/v1/jobs/{job}/pause", at(job)));
+      if (command === "resume") return body(await api.POST("/api/v1/jobs/{job}/resume", at(job)));
+      return body(await api.POST("/api/v1/jobs/{job}/cancel", at(job)));
+    },
+    onSuccess: (view) => {
+      queries.setQueryData(["job", job, "view"], view);
+      queries.invalidateQueries({ queryKey: ["jobs"] });
+    },
+  });
+}
+
+export type Taking = { instance: string; kill: boolean };
+
+/** Takes a machine: with the notice that is usual in its cloud, or with none. */
+export function useEvict() {
+  const queries = useQueryClient();
+  return useMutation({
+    mutationFn: async ({ instance, kill }: Taking) =>
+      api.POST("/api/v1/instances/{instance}/evict", {
+        params: { path: { instance } },
+        body: { kill, notice_seconds: null },
+      }),
+    onSuccess: () => {
+      queries.invalidateQueries({ queryKey: ["job"] });
+      queries.invalidateQueries({ queryKey: ["fleet"] });
+    },
+  });
+}
+
+function at(job: string) {
+  return { params: { path: { job } } };
+}

@@ -1,0 +1,40 @@
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { SESSION_KEY } from "./cache";
+import { ApiError, api, body } from "./client";
+import type { Session } from "./types";
+
+/** Who is signed in; null: nobody. */
+export function useSession() {
+  return useQuery({ queryKey: SESSION_KEY, queryFn: readSession, staleTime: 60_000 });
+}
+
+async function readSession(): Promise<Session | null> {
+  try {
+    return body(await api.GET("/api/v1/session"));
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 401) {
+      return null;
+    }
+    throw error;
+  }
+}
+
+export function useSignIn() {
+  const client = useQueryClient();
+  return useMutation({
+    mutationFn: (token: string) => api.POST("/api/v1/session", { body: { token } }),
+    onSuccess: () => client.invalidateQueries({ queryKey: SESSION_KEY }),
+  });
+}
+
+export function useSignOut() {
+  const client = useQueryClient();
+  return useMutation({
+    mutationFn: () => api.DELETE("/api/v1/session"),
+    onSuccess: () => {
+      client.setQueryData(SESSION_KEY, null);
+      // nothing that was seen stays behind
+      client.removeQueries({ predicate: ({ queryKey }) => queryKey[0] !== SESSION_KEY[0] });
+    },
+  });
+}

@@ -1,0 +1,39 @@
+import type { paths } from "./schema";
+
+/** What the API answers, by the path that answers it. */
+type Got<P extends keyof paths> = paths[P] extends {
+  get: { responses: { 200: { content: { "application/json": infer T } } } };
+}
+  ? T
+  : never;
+
+type Posted<P extends keyof paths> = paths[P] extends {
+  post: { responses: { 200: { content: { "application/json": infer T } } } };
+}
+  ? T
+  : never;
+
+export type Session = Got<"/api/v1/session">;
+export type Job = Got<"/api/v1/jobs/{job}">;
+export type JobState = Job["state"];
+export type Cost = Got<"/api/v1/jobs/{job}/cost">;
+export type Worker = Got<"/api/v1/workers">[number];
+export type Instance = Got<"/api/v1/instances">[number];
+export type Pool = Got<"/api/v1/pools">[number];
+export type Checkpoint = Got<"/api/v1/jobs/{job}/checkpoints">[number];
+export type JobEvent = Got<"/api/v1/jobs/{job}/events">[number];
+export type LogLine = Got<"/api/v1/jobs/{job}/logs">[number];
+export type MetricPoint = Got<"/api/v1/jobs/{job}/metrics">[number];
+export type StalenessView = Got<"/api/v1/jobs/{job}/staleness">;
+export type Machine = Got<"/api/v1/jobs/{job}/machines">[number];
+export type Span = Machine["spans"][number];
+export type SubtaskMap = Got<"/api/v1/jobs/{job}/subtasks">;
+export type StoreView = Got<"/api/v1/store">;
+export type StoreNode = StoreView["nodes"][number];
+export type Spend = Got<"/api/v1/fleet/spend">;
+export type Validation = Posted<"/api/v1/jobs/validate">;
+export type Mistake = Validation["errors"][number];
+/** A job as it is sent: what it does not say has its default. */
+export type Spec =
+  paths["/api/v1/plan"]["post"]["requestBody"]["content"]["application/json"]["spec"];
+export type Plan = Posted<"/api/v1/plan">;

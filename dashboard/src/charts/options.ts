@@ -1,0 +1,98 @@
+import type { EChartsCoreOption } from "echarts/core";
+import type { Ink } from "./ink";
+
+export type Point = [x: number, y: number];
+
+export type Curve = {
+  points: Point[];
+  color: keyof Ink;
+  name: string;
+  /** Marks each point: for the few that were measured one by one. */
+  marked?: boolean;
+  fill?: boolean;
+};
+
+/** `log`: where the values span so much that the small ones would lie on the ground. */
+export type Axis = {
+  log?: boolean;
+  format: (value: number) => string;
+  min?: number | "dataMin";
+  max?: number;
+};
+
+const FONT = { fontFamily: "inherit", fontSize: 11 };
+
+/** Curves over a common axis. */
+export function lines(ink: Ink, x: Axis, y: Axis, curves: Curve[]): EChartsCoreOption {
+  return {
+    ...frame(ink, x.format, y.format),
+    xAxis: {
+      type: "value",
+      min: "dataMin",
+      max: "dataMax",
+      ...axis(ink, x),
+      splitLine: { show: false },
+    },
+    yAxis: { type: y.log ? "log" : "value", scale: true, splitNumber: 4, ...axis(ink, y) },
+    series: curves.map((curve) => ({
+      type: "line",
+      name: curve.name,
+      data: curve.points,
+      showSymbol: curve.marked ?? false,
+      symbol: "circle",
+      symbolSize: 5,
+      lineStyle: { width: 1.8, color: ink[curve.color] },
+      itemStyle: { color: ink[curve.color] },
+      areaStyle: curve.fill ? { color: ink[curve.color], opacity: 0.1 } : undefined,
+    })),
+  };
+}
+
+/** Bars with names below them. */
+export function bars(ink: Ink, names: string[], values: number[], y: Axis): EChartsCoreOption {
+  return {
+    ...frame(ink, String, y.format),
+    xAxis: { type: "category", data: names, ...axis(ink, { format: String }) },
+    yAxis: { type: "value", splitNumber: 3, ...axis(ink, y) },
+    series: [
+      {
+        type: "bar",
+        data: values,
+        itemStyle: { color: ink.accent, borderRadius: [2, 2, 0, 0] },
+        barMaxWidth: 28,
+      },
+    ],
+  };
+}
+
+function frame(ink: Ink, xText: (value: number) => string, yText: (value: number) => string) {
+  return {
+    animation: false,
+    textStyle: FONT,
+    grid: { left: 8, right: 14, top: 12, bottom: 4, containLabel: true },
+    tooltip: {
+      trigger: "axis",
+      confine: true,
+      backgroundColor: ink.panel,
+      borderColor: ink.line,
+      padding: [6, 10],
+      textStyle: { ...FONT, fontSize: 12, color: ink.text },
+      axisPointer: {
+        lineStyle: { color: ink.dim },
+        label: { formatter: ({ value }: { value: number }) => xText(value) },
+      },
+      valueFormatter: (value: unknown) => (typeof value === "number" ? yText(value) : ""),
+    },
+  };
+}
+
+function axis(ink: Ink, { format, min, max }: Axis) {
+  return {
+    ...(min === undefined ? {} : { min }),
+    ...(max === undefined ? {} : { max }),
+    axisLine: { lineStyle: { color: ink.line } },
+    axisTick: { show: false },
+    axisLabel: { ...FONT, color: ink.dim, formatter: format, hideOverlap: true },
+    splitLine: { lineStyle: { color: ink.line, opacity: 0.7 } },
+  };
+}

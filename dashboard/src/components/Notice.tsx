@@ -1,0 +1,24 @@
+import { IconAlertTriangle } from "@tabler/icons-react";
+import type { ReactNode } from "react";
+import classes from "./Notice.module.css";
+
+/** Something that should not be missed. */
+export function Notice({
+  tone,
+  title,
+  children,
+}: {
+  tone: "warn" | "bad";
+  title: string;
+  children?: ReactNode;
+}) {
+  return (
+    <div className={classes.notice} data-tone={tone} role={tone === "bad" ? "alert" : "status"}>
+      <IconAlertTriangle size={18} stroke={1.7} className={classes.icon} aria-hidden />
+      <div className={classes.content}>
+        <div className={classes.title}>{title}</div>
+        {children}
+      </div>
+    </div>
+  );
+}

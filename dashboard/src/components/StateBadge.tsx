@@ -1,0 +1,28 @@
+import classes from "./StateBadge.module.css";
+
+const TONES: Record<string, "live" | "good" | "bad" | "warn" | "quiet"> = {
+  starting: "live",
+  running: "live",
+  finishing: "live",
+  paused: "warn",
+  succeeded: "good",
+  failed: "bad",
+  cancelled: "quiet",
+  booting: "quiet",
+  training: "good",
+  leaving: "warn",
+  notice: "warn",
+  draining: "warn",
+  dead: "bad",
+  terminated: "bad",
+  idle: "quiet",
+};
+
+/** A state as a word with a dot: never by colour alone. */
+export function StateBadge({ state }: { state: string }) {
+  return (
+    <span className={classes.badge} data-tone={TONES[state] ?? "quiet"}>
+      {state}
+    </span>
+  );
+}

@@ -1,0 +1,78 @@
+/** Numbers as people read them. What is not known is a dash. */
+
+export const DASH = "–";
+
+type Maybe = number | null | undefined;
+
+const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
+
+export function count(value: Maybe): string {
+  return known(value, (number) => WHOLE.format(number));
+}
+
+export function compact(value: Maybe): string {
+  return known(value, (number) => COMPACT.format(number));
+}
+
+export function decimal(value: Maybe, digits = 2): string {
+  return known(value, (number) => number.toFixed(digits));
+}
+
+/** A fraction of 1. */
+export function percent(value: Maybe, digits = 1): string {
+  return known(value, (number) => `${(100 * number).toFixed(digits)}%`);
+}
+
+/** Cents are too coarse for a spot machine's minute. */
+export function usd(value: Maybe): string {
+  return known(value, (number) => {
+    const size = Math.abs(number);
+    const digits = size > 0 && size < 0.1 ? 4 : 2;
+    return `${number < 0 ? "−" : ""}$${size.toFixed(digits)}`;
+  });
+}
+
+export function bytes(value: Maybe): string {
+  return known(value, (number) => {
+    const units = ["B", "kB", "MB", "GB", "TB"];
+    let size = number;
+    let unit = 0;
+    while (size >= 1000 && unit < units.length - 1) {
+      size /= 1000;
+      unit += 1;
+    }
+    return `${size.toFixed(unit === 0 || size >= 100 ? 0 : 1)} ${units[unit]}`;
+  });
+}
+
+/** A length of time, its two largest units. */
+export function duration(seconds: Maybe): string {
+  return known(seconds, (value) => {
+    const whole = Math.max(0, Math.round(value));
+    const [d, h, m, s] = [
+      Math.floor(whole / 86400),
+      Math.floor(whole / 3600) % 24,
+      Math.floor(whole / 60) % 60,
+      whole % 60,
+    ];
+    if (d > 0) return `${d} d ${h} h`;
+    if (h > 0) return `${h} h ${m} min`;
+    if (m > 0) return `${m} min ${s} s`;
+    return `${s} s`;
+  });
+}
+
+/** Of Unix seconds; with the date where it is not today's. */
+export function clock(at: Maybe, now = Date.now()): string {
+  return known(at, (seconds) => {
+    const date = new Date(seconds * 1000);
+    const time = date.toLocaleTimeString("en-GB");
+    const today = date.toDateString() === new Date(now).toDateString();
+    return today ? time : `${date.toLocaleDateString("en-CA")} ${time}`;
+  });
+}
+
+function known(value: Maybe, text: (value: number) => string): string {
+  return value === null || value === undefined || !Number.isFinite(value) ? DASH : text(value);
+}

@@ -1,0 +1,93 @@
+import type { Machine, Span } from "../api/types";
+
+export type Shown = Span["state"] | "gone";
+
+export type Bar = { state: Shown; x: number; width: number; from: number; to: number };
+
+export type Lane = { machine: Machine; y: number; bars: Bar[]; lostAt: number };
+
+export type Arrow = { from: string; to: string; x1: number; y1: number; x2: number; y2: number };
+
+export type Layout = { lanes: Lane[]; arrows: Arrow[]; height: number; from: number; to: number };
+
+export const LANE = 26;
+export const BAR_PAD = 6;
+/** A death takes no time, and must be seen all the same. */
+const LEAST_WIDTH = 6;
+
+/** Where each machine's states are drawn, in pixels; `now` is where open spans end. */
+export function layout(machines: readonly Machine[], width: number, now: number): Layout {
+  const starts = machines.flatMap((each) => each.spans.map((span) => span.from));
+  const from = Math.min(now, ...starts);
+  const to = Math.max(
+    from + 1,
+    ...machines.flatMap((each) => each.spans.map((span) => span.to ?? now)),
+  );
+  const x = (at: number) => ((at - from) / (to - from)) * width;
+  const lanes = machines.map((machine, row) => lane(machine, row * LANE, x, width, now));
+  return { lanes, arrows: arrows(lanes), height: lanes.length * LANE, from, to };
+}
+
+function lane(
+  machine: Machine,
+  y: number,
+  x: (at: number) => number,
+  width: number,
+  now: number,
+): Lane {
+  const bars = machine.spans.map((span) => {
+    const to = span.state === "dead" ? span.from : (span.to ?? now);
+    const left = Math.min(x(span.from), width - LEAST_WIDTH);
+    return {
+      state: shown(machine, span),
+      x: left,
+      width: Math.max(LEAST_WIDTH, x(to) - left),
+      from: span.from,
+      to,
+    };
+  });
+  // the replacement is ordered when the loss is known, which may be before the end
+  const told = machine.spans.find((span) => span.state === "notice" || span.state === "dead");
+  return { machine, y, bars, lostAt: x(told?.from ?? now) };
+}
+
+function arrows(lanes: Lane[]): Arrow[] {
+  const byName = new Map(lanes.map((each) => [each.machine.instance, each]));
+  return lanes.flatMap((lane) => {
+    const next = lane.machine.replaced_by ? byName.get(lane.machine.replaced_by) : undefined;
+    const first = next?.bars[0];
+    if (!next || !first) return [];
+    return [
+      {
+        from: lane.machine.instance,
+        to: next.machine.instance,
+        x1: lane.lostAt,
+        y1: lane.y + LANE - BAR_PAD,
+        x2: first.x,
+        y2: next.y + BAR_PAD,
+      },
+    ];
+  });
+}
+
+/** Times for the axis: round numbers of seconds since the start, about `wanted` of them. */
+export function ticks(seconds: number, wanted: number): number[] {
+  const steps = [
+    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400,
+  ];
+  const step = steps.find((each) => seconds / each <= wanted) ?? Math.ceil(seconds / wanted);
+  const found: number[] = [];
+  for (let at = 0; at <= seconds; at += step) found.push(at);
+  return found;
+}
+
+/** As people see it: a machine that we gave back is no loss. */
+export function stateOf(machine: Machine): Shown {
+  const last = machine.spans.at(-1);
+  if (!last || (last.to !== null && last.state !== "dead")) return "gone";
+  return shown(machine, last);
+}
+
+function shown(machine: Machine, span: Span): Shown {
+  return span.state === "dead" && !machine.lost ? "gone" : span.state;
+}

@@ -1,0 +1,80 @@
+import { Skeleton } from "@mantine/core";
+import { useInstances, usePools, useSpend, useStatus } from "../api/cluster";
+import type { Instance, Pool, Spend } from "../api/types";
+import { ErrorState } from "../components/ErrorState";
+import { PageHead } from "../components/PageHead";
+import { Stat, Stats } from "../components/Stats";
+import { count, usd } from "../lib/format";
+import { Instances } from "./fleet/Instances";
+import { Offers } from "./fleet/Offers";
+import { Pools } from "./fleet/Pools";
+
+/** Where machines are bought, which there are, and what they cost. */
+export function FleetPage() {
+  const pools = usePools();
+  const instances = useInstances();
+  const spend = useSpend();
+  const status = useStatus();
+  return (
+    <div className="stack">
+      <PageHead title="Fleet" />
+      <Figures
+        instances={instances.data}
+        pools={pools.data}
+        spend={spend.data}
+        controller={status.data?.controller}
+      />
+      {pools.isError && !pools.data && <ErrorState error={pools.error} onRetry={pools.refetch} />}
+      {pools.isPending ? (
+        <Skeleton height={140} radius="md" />
+      ) : (
+        <Pools pools={pools.data ?? []} spend={spend.data} />
+      )}
+      {instances.isError && !instances.data ? (
+        <ErrorState error={instances.error} onRetry={instances.refetch} />
+      ) : (
+        <Instances instances={instances.data ?? []} />
+      )}
+      <Offers pools={pools.data ?? []} />
+    </div>
+  );
+}
+
+function Figures({
+  instances,
+  pools,
+  spend,
+  controller,
+}: {
+  instances: Instance[] | undefined;
+  pools: Pool[] | undefined;
+  spend: Spend | undefined;
+  controller: boolean | undefined;
+}) {
+  const joined = instances?.filter((each) => each.joined).length;
+  const now = Date.now() / 1000;
+  const resting = pools?.filter((each) => (each.blocked_until ?? 0) > now).length ?? 0;
+  return (
+    <Stats>
+      <Stat label="Machines" value={count(instances?.length)} note={`${count(joined)} at work`} />
+      <Stat
+        label="Spend per hour"
+        value={usd(spend?.usd_per_hour)}
+        note={`${usd(spend?.on_demand_usd_per_hour)} on demand`}
+      />
+      <Stat label="Spent in all" value={usd(spend?.spent_usd)} note="by all jobs" />
+      <Stat
+        label="Pools"
+        value={count(pools?.length)}
+        note={resting ? `${resting} left alone for now` : "none left alone"}
+        tone={resting ? "warn" : undefined}
+      />
+      <Stat
+        label="Controller"
+        value={controller === undefined ? "–" : controller ? "At work" : "Away"}
+        note={controller === false ? "no machine is bought meanwhile" : "buys and replaces"}
+        tone={controller === false ? "bad" : undefined}
+      />
+    </Stats>
+  );
+}

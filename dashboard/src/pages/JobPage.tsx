@@ -1,0 +1,76 @@
+import { Skeleton, Tabs } from "@mantine/core";
+import { useParams, useSearchParams } from "react-router";
+import { useJob } from "../api/jobs";
+import type { Job } from "../api/types";
+import { ErrorState } from "../components/ErrorState";
+import { Notice } from "../components/Notice";
+import { PageHead } from "../components/PageHead";
+import { StateBadge } from "../components/StateBadge";
+import classes from "./JobPage.module.css";
+import { Actions } from "./job/Actions";
+import { Checkpoints } from "./job/Checkpoints";
+import { Events } from "./job/Events";
+import { Logs } from "./job/Logs";
+import { Overview } from "./job/Overview";
+import { SpecText } from "./job/SpecText";
+import { Summary } from "./job/Summary";
+
+const TROUBLED = ["paused", "failed", "cancelled"];
+const TABS = [
+  { key: "overview", name: "Overview", Content: Overview },
+  { key: "events", name: "Events", Content: Events },
+  { key: "logs", name: "Logs", Content: Logs },
+  { key: "checkpoints", name: "Checkpoints", Content: Checkpoints },
+  { key: "yaml", name: "YAML", Content: SpecText },
+];
+
+export default function JobPage() {
+  const { id = "" } = useParams();
+  const job = useJob(id);
+  if (job.isPending) return <Skeleton height={320} radius="md" />;
+  if (!job.data) return <ErrorState error={job.error} onRetry={job.refetch} />;
+  return (
+    <div className="stack">
+      <PageHead title={job.data.id} beside={<StateBadge state={job.data.state} />}>
+        <Actions job={job.data} />
+      </PageHead>
+      <Trouble job={job.data} />
+      <Summary job={job.data} />
+      <Parts job={job.data} />
+    </div>
+  );
+}
+
+function Parts({ job }: { job: Job }) {
+  const [search, setSearch] = useSearchParams();
+  const tab = search.get("tab") ?? "overview";
+  return (
+    <Tabs
+      value={tab}
+      onChange={(next) => setSearch(next && next !== "overview" ? { tab: next } : {})}
+      keepMounted={false}
+    >
+      <Tabs.List mb="md" style={{ flexWrap: "nowrap", overflowX: "auto" }}>
+        {TABS.map(({ key, name }) => (
+          <Tabs.Tab key={key} value={key}>
+            {name}
+          </Tabs.Tab>
+        ))}
+      </Tabs.List>
+      {TABS.map(({ key, Content }) => (
+        <Tabs.Panel key={key} value={key}>
+          <Content job={job} />
+        </Tabs.Panel>
+      ))}
+    </Tabs>
+  );
+}
+
+function Trouble({ job }: { job: Job }) {
+  if (!job.reason || !TROUBLED.includes(job.state)) return null;
+  return (
+    <Notice tone={job.state === "failed" ? "bad" : "warn"} title={job.reason}>
+      {job.traceback && <pre className={classes.traceback}>{job.traceback}</pre>}
+    </Notice>
+  );
+}

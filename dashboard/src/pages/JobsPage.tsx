@@ -1,0 +1,173 @@
+import { Button, Code, Pagination, Select, Skeleton, TextInput } from "@mantine/core";
+import { IconPlus, IconSearch, IconStack2 } from "@tabler/icons-react";
+import { useState } from "react";
+import { Link } from "react-router";
+import { isOver, useCosts, useJobs, useWorkerCounts } from "../api/jobs";
+import type { Cost, Job } from "../api/types";
+import { type Column, DataTable } from "../components/DataTable";
+import { EmptyState } from "../components/EmptyState";
+import { ErrorState } from "../components/ErrorState";
+import { Meter } from "../components/Meter";
+import { PageHead } from "../components/PageHead";
+import { StateBadge } from "../components/StateBadge";
+import { count, DASH, duration, percent, usd } from "../lib/format";
+import { saving } from "../lib/money";
+import { useNow } from "../lib/useNow";
+import classes from "./JobsPage.module.css";
+
+const PAGE = 25;
+const STATES = ["starting", "running", "paused", "finishing", "succeeded", "failed", "cancelled"];
+
+export function JobsPage() {
+  const jobs = useJobs();
+  const [text, setText] = useState("");
+  const [state, setState] = useState<string | null>(null);
+  const [page, setPage] = useState(1);
+  const found = (jobs.data ?? []).filter((job) => matches(job, text, state));
+  const pages = Math.max(1, Math.ceil(found.length / PAGE));
+  const current = Math.min(page, pages);
+  return (
+    <div className="stack">
+      <PageHead title="Jobs">
+        <Button component={Link} to="/submit" leftSection={<IconPlus size={16} />}>
+          Submit a job
+        </Button>
+      </PageHead>
+      {jobs.isError && !jobs.data && <ErrorState error={jobs.error} onRetry={jobs.refetch} />}
+      {jobs.isPending && <Skeleton height={240} radius="md" />}
+      {jobs.data?.length === 0 && <NoJobs />}
+      {jobs.data && jobs.data.length > 0 && (
+        <section className={classes.panel} aria-label="All jobs">
+          <div className={classes.filters}>
+            <TextInput
+              aria-label="Search by name"
+              placeholder="Search by name"
+              leftSection={<IconSearch size={15} />}
+              size="xs"
+              value={text}
+              onChange={(event) => setText(event.currentTarget.value)}
+            />
+            <Select
+              aria-label="State"
+              placeholder="Any state"
+              size="xs"
+              clearable
+              data={STATES}
+              value={state}
+              onChange={setState}
+            />
+            <span className={classes.count}>{countOf(found.length, jobs.data.length)}</span>
+          </div>
+          {found.length === 0 ? (
+            <EmptyState title="No job is like that">Change the search or the state.</EmptyState>
+          ) : (
+            <JobsTable jobs={found.slice((current - 1) * PAGE, current * PAGE)} />
+          )}
+          {pages > 1 && (
+            <div className={classes.pages}>
+              <Pagination size="sm" total={pages} value={current} onChange={setPage} />
+            </div>
+          )}
+        </section>
+      )}
+    </div>
+  );
+}
+
+function countOf(found: number, all: number): string {
+  const jobs = all === 1 ? "1 job" : `${count(all)} jobs`;
+  return found === all ? jobs : `${count(found)} of ${jobs}`;
+}
+
+function matches(job: Job, text: string, state: string | null): boolean {
+  return (state === null || job.state === state) && job.id.includes(text.trim().toLowerCase());
+}
+
+function JobsTable({ jobs }: { jobs: Job[] }) {
+  const costs = useCosts(jobs);
+  const workers = useWorkerCounts();
+  const now = useNow(jobs.some((job) => !isOver(job)));
+  return (
+    <DataTable
+      label="Jobs"
+      columns={columns(costs, workers.data, now)}
+      rows={jobs}
+      id={(job) => job.id}
+    />
+  );
+}
+
+function columns(
+  costs: Map<string, Cost>,
+  workers: Map<string, number> | undefined,
+  now: number,
+): Column<Job>[] {
+  const working = (job: Job) => (isOver(job) ? null : (workers?.get(job.id) ?? 0));
+  const age = (job: Job) => (job.ended_at ?? now) - job.created_at;
+  return [
+    {
+      name: "Job",
+      key: (job) => job.name,
+      cell: (job) => (
+        <Link to={`/jobs/${job.id}`} className={classes.job}>
+          {job.name} <span className={classes.id}>{job.id.slice(job.name.length + 1)}</span>
+        </Link>
+      ),
+    },
+    {
+      name: "State",
+      key: (job) => STATES.indexOf(job.state),
+      cell: (job) => <StateBadge state={job.state} />,
+    },
+    {
+      name: "Progress",
+      key: (job) => job.progress.fraction,
+      cell: (job) => (
+        <Meter
+          fraction={job.progress.fraction}
+          text={percent(job.progress.fraction, 0)}
+          label={`Progress of ${job.id}`}
+          done={job.state === "succeeded"}
+        />
+      ),
+    },
+    {
+      name: "Accuracy",
+      right: true,
+      key: (job) => job.best_accuracy,
+      cell: (job) => percent(job.best_accuracy),
+    },
+    {
+      name: "Workers",
+      right: true,
+      wide: true,
+      key: working,
+      cell: (job) => (isOver(job) ? DASH : `${working(job)} / ${job.spec.workers?.max ?? DASH}`),
+    },
+    {
+      name: "Cost",
+      right: true,
+      wide: true,
+      key: (job) => costs.get(job.id)?.spent_usd,
+      cell: (job) => usd(costs.get(job.id)?.spent_usd),
+    },
+    {
+      name: "Saved",
+      right: true,
+      wide: true,
+      key: (job) => saving(costs.get(job.id)),
+      cell: (job) => percent(saving(costs.get(job.id)), 0),
+    },
+    { name: "Age", right: true, wide: true, key: age, cell: (job) => duration(age(job)) },
+  ];
+}
+
+function NoJobs() {
+  return (
+    <section className={classes.panel} aria-label="All jobs">
+      <EmptyState icon={<IconStack2 size={30} stroke={1.4} aria-hidden />} title="No jobs yet">
+        Submit one here, or from a shell: <Code>vcasgd submit job.yaml --follow</Code>
+      </EmptyState>
+    </section>
+  );
+}

@@ -1,0 +1,47 @@
+import { Button, PasswordInput, Text } from "@mantine/core";
+import { type FormEvent, useState } from "react";
+import { ApiError } from "../api/client";
+import { useSignIn } from "../api/session";
+import mark from "../mark.svg";
+import classes from "./SignInPage.module.css";
+
+export function SignInPage() {
+  const [token, setToken] = useState("");
+  const signIn = useSignIn();
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    signIn.mutate(token.trim());
+  };
+  return (
+    <main className={classes.page}>
+      <form className={classes.form} onSubmit={submit}>
+        <img src={mark} width={40} height={40} alt="" />
+        <h1 className={classes.title}>Sign in to vcasgd</h1>
+        <PasswordInput
+          label="Token"
+          description={
+            <>
+              The API's token. On the machine of the stack: <code>cat ~/.vcasgd/token</code>
+            </>
+          }
+          autoFocus
+          autoComplete="current-password"
+          value={token}
+          onChange={(event) => setToken(event.currentTarget.value)}
+          error={signIn.isError && complaint(signIn.error)}
+        />
+        <Button type="submit" fullWidth disabled={!token.trim()} loading={signIn.isPending}>
+          Sign in
+        </Button>
+        <Text size="xs" c="dimmed">
+          The token is exchanged for a cookie that scripts can't read; it is not kept here.
+        </Text>
+      </form>
+    </main>
+  );
+}
+
+function complaint(error: unknown): string {
+  if (error instanceof ApiError && error.status === 401) return "This is not the token.";
+  return error instanceof Error ? error.message : String(error);
+}

@@ -1,0 +1,89 @@
+import { Skeleton } from "@mantine/core";
+import { IconDatabase } from "@tabler/icons-react";
+import { useStore } from "../api/cluster";
+import type { StoreNode, StoreView } from "../api/types";
+import { EmptyState } from "../components/EmptyState";
+import { ErrorState } from "../components/ErrorState";
+import { PageHead } from "../components/PageHead";
+import { Panel } from "../components/Panel";
+import { Stat, Stats } from "../components/Stats";
+import { compact, count, decimal } from "../lib/format";
+import { Models } from "./store/Models";
+import { Servers } from "./store/Servers";
+
+/** The servers that hold the models and the books. */
+export function StorePage() {
+  const store = useStore();
+  return (
+    <div className="stack">
+      <PageHead title="Store" />
+      {store.isPending && <Skeleton height={200} radius="md" />}
+      {store.isError && !store.data && <ErrorState error={store.error} onRetry={store.refetch} />}
+      {store.data && <Content store={store.data} />}
+    </div>
+  );
+}
+
+function Content({ store }: { store: StoreView }) {
+  const { nodes, ledger } = store;
+  return (
+    <>
+      <Stats>
+        <Stat label="Store nodes" value={count(nodes.length)} note="each with a parameter server" />
+        <Stat
+          label="Snapshots per second"
+          value={decimal(
+            total(nodes, (node) => node.publications_per_second),
+            1,
+          )}
+          note="published by all nodes"
+        />
+        <Stat
+          label="Updates waiting"
+          value={count(total(nodes, (node) => sum(node.queued)))}
+          note="pushed and not applied yet"
+        />
+        <Stat
+          label="Operations per second"
+          value={compact(total(nodes, (node) => node.operations_per_second))}
+          note={`ledger ${compact(ledger.operations_per_second)}`}
+        />
+        <Replication store={store} />
+      </Stats>
+      <Servers store={store} />
+      <Panel title="Models" flush>
+        {nodes.some((node) => Object.keys(node.versions ?? {}).length > 0) ? (
+          <Models nodes={nodes} />
+        ) : (
+          <EmptyState icon={<IconDatabase size={28} stroke={1.4} aria-hidden />} title="No models">
+            A parameter server holds the models of the jobs that are not over.
+          </EmptyState>
+        )}
+      </Panel>
+    </>
+  );
+}
+
+function Replication({ store }: { store: StoreView }) {
+  const servers = [...store.nodes, store.ledger];
+  const alone = servers.filter((each) => each.unreplicated_since).length;
+  const replicas = total(servers, (each) => each.replicas);
+  return (
+    <Stat
+      label="Replication"
+      value={alone ? "Behind" : replicas ? "In step" : "None"}
+      note={alone ? `${alone} without its replicas` : `${count(replicas)} replicas`}
+      tone={alone ? "bad" : undefined}
+    />
+  );
+}
+
+/** Of what is known; null where nothing is. */
+function total<T>(rows: T[], value: (row: T) => number | null | undefined): number | null {
+  const known = rows.map(value).filter((each) => each !== null && each !== undefined);
+  return known.length ? known.reduce((all, each) => all + each, 0) : null;
+}
+
+function sum(counts: StoreNode["queued"]): number {
+  return Object.values(counts ?? {}).reduce((all, each) => all + each, 0);
+}

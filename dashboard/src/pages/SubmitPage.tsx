@@ -1,0 +1,168 @@
+import { Button, FileButton, Group } from "@mantine/core";
+import { useDebouncedValue } from "@mantine/hooks";
+import { IconFileZip, IconFolder } from "@tabler/icons-react";
+import { useRef, useState } from "react";
+import { useNavigate } from "react-router";
+import { ApiError } from "../api/client";
+import { usePlan, useSubmit, useValidation } from "../api/submitting";
+import type { Mistake } from "../api/types";
+import { Notice } from "../components/Notice";
+import { PageHead } from "../components/PageHead";
+import { Panel } from "../components/Panel";
+import { bytes } from "../lib/format";
+import { type Package, packageOf } from "../lib/packing";
+import classes from "./SubmitPage.module.css";
+import { Editor } from "./submit/Editor";
+import { PlanPanel } from "./submit/PlanPanel";
+import { TEMPLATE } from "./submit/template";
+
+const TYPING_MS = 350;
+const NONE: Mistake[] = [];
+
+/** A new job: its YAML, its code, what it would cost, and then the order. */
+export default function SubmitPage() {
+  const [text, setText] = useState(TEMPLATE);
+  const [code, setCode] = useState<Package | null>(null);
+  const [settled] = useDebouncedValue(text, TYPING_MS);
+  const checked = useValidation(settled);
+  const mistakes = checked.data?.errors ?? NONE;
+  // what was checked is not what is there now while somebody types
+  const spec = settled === text && !checked.isPlaceholderData ? checked.data?.spec : null;
+  const plan = usePlan();
+  const submit = useSubmit();
+  const navigate = useNavigate();
+  // one key for one intention: pressed twice, it is one job
+  const key = useRef(crypto.getRandomValues(new Uint32Array(4)).join("-"));
+  const change = (next: string) => {
+    setText(next);
+    plan.reset();
+    submit.reset();
+  };
+  const order = () => {
+    if (!code || !spec) return;
+    submit.mutate(
+      { spec, zip: code.zip, key: key.current },
+      { onSuccess: (job) => navigate(`/jobs/${job.id}`) },
+    );
+  };
+  return (
+    <div className="stack">
+      <PageHead title="Submit a job" />
+      <div className={classes.columns}>
+        <Panel title="job.yaml" note={<Verdict checked={checked} />} flush>
+          <Editor initial={TEMPLATE} mistakes={mistakes} onChange={change} />
+          <Mistakes found={mistakes} />
+        </Panel>
+        <div className="stack">
+          <Code code={code} onCode={setCode} />
+          <PlanPanel
+            plan={plan}
+            ready={Boolean(spec)}
+            onPlan={() => spec && plan.mutate(spec)}
+            action={
+              <Button
+                fullWidth
+                disabled={!spec || !code || !(plan.isSuccess || plan.isError)}
+                loading={submit.isPending}
+                onClick={order}
+              >
+                Submit the job
+              </Button>
+            }
+          />
+          {!code && plan.isSuccess && (
+            <span className={classes.hint}>Choose the working directory to submit it.</span>
+          )}
+          {submit.isError && <Refusal error={submit.error} />}
+        </div>
+      </div>
+    </div>
+  );
+}
+
+function Verdict({ checked }: { checked: ReturnType<typeof useValidation> }) {
+  if (checked.isError) return <span className={classes.bad}>can't be checked now</span>;
+  if (!checked.data) return <span>checking</span>;
+  return checked.data.valid ? (
+    <span className={classes.good}>valid</span>
+  ) : (
+    <span className={classes.bad}>
+      {checked.data.errors.length === 1 ? "1 mistake" : `${checked.data.errors.length} mistakes`}
+    </span>
+  );
+}
+
+function Mistakes({ found }: { found: Mistake[] }) {
+  if (found.length === 0) return null;
+  return (
+    <ul className={classes.mistakes} aria-live="polite">
+      {found.map((each) => (
+        <li key={`${each.path} ${each.message}`}>
+          {each.path && <b>{each.path}: </b>}
+          {each.message}
+          {each.remedy && <span className={classes.remedy}>{each.remedy}</span>}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function Code({ code, onCode }: { code: Package | null; onCode: (code: Package) => void }) {
+  const [trouble, setTrouble] = useState<string | null>(null);
+  const take = async (files: File[]) => {
+    try {
+      onCode(await packageOf(files));
+      setTrouble(null);
+    } catch (error) {
+      setTrouble(error instanceof Error ? error.message : String(error));
+    }
+  };
+  return (
+    <Panel
+      title="Working directory"
+      note={code ? `${code.name}, ${bytes(code.zip.length)}` : "the code that the workers run"}
+    >
+      <Group gap="xs">
+        <FileButton
+          multiple
+          onChange={take}
+          inputProps={{ webkitdirectory: "" } as React.ComponentProps<"input">}
+        >
+          {(props) => (
+            <Button
+              {...props}
+              variant="default"
+              leftSection={<IconFolder size={16} stroke={1.7} />}
+            >
+              Choose a folder
+            </Button>
+          )}
+        </FileButton>
+        <FileButton
+          accept=".zip,application/zip"
+          onChange={(file) => file && take([file])}
+          inputProps={{ "aria-label": "Zip file" }}
+        >
+          {(props) => (
+            <Button
+              {...props}
+              variant="default"
+              leftSection={<IconFileZip size={16} stroke={1.7} />}
+            >
+              Choose a zip
+            </Button>
+          )}
+        </FileButton>
+      </Group>
+      {trouble && <span className={classes.bad}>{trouble}</span>}
+    </Panel>
+  );
+}
+
+function Refusal({ error }: { error: Error }) {
+  return (
+    <Notice tone="bad" title={error.message}>
+      {error instanceof ApiError && error.remedy}
+    </Notice>
+  );
+}

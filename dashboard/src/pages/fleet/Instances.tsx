@@ -1,0 +1,57 @@
+import { IconServerOff } from "@tabler/icons-react";
+import { Link } from "react-router";
+import type { Instance } from "../../api/types";
+import { type Column, DataTable } from "../../components/DataTable";
+import { EmptyState } from "../../components/EmptyState";
+import { Panel } from "../../components/Panel";
+import { StateBadge } from "../../components/StateBadge";
+import { DASH, duration, usd } from "../../lib/format";
+import { useNow } from "../../lib/useNow";
+
+/** Machines that are there now. */
+export function Instances({ instances }: { instances: Instance[] }) {
+  const now = useNow(instances.length > 0);
+  return (
+    <Panel title="Machines" flush>
+      {instances.length === 0 ? (
+        <EmptyState icon={<IconServerOff size={28} stroke={1.4} aria-hidden />} title="No machines">
+          They are bought when a job needs them and given back when none does.
+        </EmptyState>
+      ) : (
+        <DataTable label="Machines" columns={columns(now)} rows={instances} id={(row) => row.id} />
+      )}
+    </Panel>
+  );
+}
+
+function columns(now: number): Column<Instance>[] {
+  const age = (row: Instance) => (row.launched_at ? now - row.launched_at : null);
+  return [
+    {
+      name: "Machine",
+      key: (row) => row.id,
+      cell: (row) => <span className="mono">{row.id}</span>,
+    },
+    {
+      name: "State",
+      key: (row) => row.state,
+      cell: (row) => <StateBadge state={row.state ?? DASH} />,
+    },
+    { name: "Pool", wide: true, key: (row) => row.pool, cell: (row) => row.pool ?? DASH },
+    { name: "Zone", wide: true, key: (row) => row.zone, cell: (row) => row.zone || DASH },
+    { name: "Type", wide: true, cell: (row) => row.instance_type || DASH },
+    {
+      name: "Job",
+      key: (row) => row.job,
+      cell: (row) => (row.job ? <Link to={`/jobs/${row.job}`}>{row.job}</Link> : DASH),
+    },
+    {
+      name: "USD per hour",
+      right: true,
+      wide: true,
+      key: (row) => row.price_per_hour,
+      cell: (row) => usd(row.price_per_hour),
+    },
+    { name: "Age", right: true, wide: true, key: age, cell: (row) => duration(age(row)) },
+  ];
+}

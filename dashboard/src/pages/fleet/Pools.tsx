@@ -1,0 +1,96 @@
+import { Badge } from "@mantine/core";
+import type { Pool, Spend } from "../../api/types";
+import { type Column, DataTable } from "../../components/DataTable";
+import { EmptyState } from "../../components/EmptyState";
+import { Panel } from "../../components/Panel";
+import { count, DASH, duration, usd } from "../../lib/format";
+import { useNow } from "../../lib/useNow";
+import classes from "./Fleet.module.css";
+
+/** Places to buy machines, and which are left alone for a while. */
+export function Pools({ pools, spend }: { pools: Pool[]; spend: Spend | undefined }) {
+  const now = useNow(pools.some((each) => each.blocked_until));
+  return (
+    <Panel title="Pools" flush>
+      {pools.length === 0 ? (
+        <EmptyState title="No pools yet">
+          A controller tells of them as soon as it is at work.
+        </EmptyState>
+      ) : (
+        <DataTable
+          label="Pools"
+          columns={columns(now, spend)}
+          rows={pools}
+          id={(row) => row.name}
+        />
+      )}
+    </Panel>
+  );
+}
+
+function columns(now: number, spend: Spend | undefined): Column<Pool>[] {
+  const perHour = new Map(spend?.pools.map((each) => [each.pool, each.usd_per_hour]));
+  return [
+    {
+      name: "Pool",
+      key: (row) => row.name,
+      cell: (row) => (
+        <>
+          <b className={classes.strong}>{row.name}</b>
+          <span className={classes.beside}>{row.provider}</span>
+        </>
+      ),
+    },
+    { name: "Kind", wide: true, cell: (row) => (row.spot ? "spot" : "on demand") },
+    {
+      name: "Machines",
+      right: true,
+      key: (row) => row.instances,
+      cell: (row) =>
+        `${count(row.instances ?? 0)}${row.capacity ? ` / ${count(row.capacity)}` : ""}`,
+    },
+    {
+      name: "Launches",
+      right: true,
+      wide: true,
+      key: (row) => row.launches,
+      cell: (row) => count(row.launches),
+    },
+    { name: "Cheapest", right: true, key: cheapest, cell: (row) => usd(cheapest(row)) },
+    {
+      name: "Per hour",
+      right: true,
+      key: (row) => perHour.get(row.name),
+      cell: (row) => usd(perHour.get(row.name)),
+    },
+    {
+      name: "Labels",
+      wide: true,
+      cell: (row) =>
+        row.labels?.length
+          ? row.labels.map((label) => (
+              <Badge key={label} variant="default" size="sm" tt="none" mr={4}>
+                {label}
+              </Badge>
+            ))
+          : DASH,
+    },
+    { name: "State", cell: (row) => <Rest pool={row} now={now} /> },
+  ];
+}
+
+function cheapest(pool: Pool): number | null {
+  const prices = (pool.offers ?? []).map((each) => Number(each.price_per_hour));
+  return prices.length ? Math.min(...prices) : null;
+}
+
+function Rest({ pool, now }: { pool: Pool; now: number }) {
+  const left = (pool.blocked_until ?? 0) - now;
+  if (left <= 0) return <span className={classes.ready}>buying</span>;
+  return (
+    <span className={classes.resting} title={pool.reason ?? undefined}>
+      left alone for {duration(left)}
+      {pool.reason && <span className={classes.reason}>{pool.reason}</span>}
+    </span>
+  );
+}

@@ -1,0 +1,66 @@
+import { ActionIcon } from "@mantine/core";
+import { IconDownload } from "@tabler/icons-react";
+import { useCheckpoints } from "../../api/jobs";
+import type { Checkpoint, Job } from "../../api/types";
+import { type Column, DataTable } from "../../components/DataTable";
+import { EmptyState } from "../../components/EmptyState";
+import { ErrorState } from "../../components/ErrorState";
+import { Panel } from "../../components/Panel";
+import { bytes, clock, count, DASH } from "../../lib/format";
+
+/** The files that the job can go on from, newest first. */
+export function Checkpoints({ job }: { job: Job }) {
+  const found = useCheckpoints(job.id);
+  const rows = [...(found.data ?? [])].reverse();
+  return (
+    <Panel
+      title="Checkpoints"
+      note={`the newest ${job.spec.checkpoint?.keep ?? 3} and the best are kept`}
+      flush
+    >
+      {found.isError && !found.data ? (
+        <ErrorState error={found.error} onRetry={found.refetch} />
+      ) : rows.length === 0 ? (
+        <EmptyState title="No checkpoints yet">
+          The end of the first epoch brings the first one.
+        </EmptyState>
+      ) : (
+        <DataTable label="Checkpoints" columns={columns(job)} rows={rows} id={(row) => row.name} />
+      )}
+    </Panel>
+  );
+}
+
+function columns(job: Job): Column<Checkpoint>[] {
+  return [
+    { name: "Version", key: (row) => row.version, cell: (row) => count(row.version) },
+    { name: "Epochs", right: true, cell: (row) => row.finished_epochs ?? DASH },
+    { name: "Samples", right: true, wide: true, cell: (row) => count(row.samples) },
+    { name: "Written", right: true, cell: (row) => clock(row.at) },
+    { name: "Size", right: true, key: (row) => row.size, cell: (row) => bytes(row.size) },
+    {
+      name: "SHA-256",
+      wide: true,
+      cell: (row) => (
+        <span className="mono" title={row.digest}>
+          {row.digest.slice(0, 12)}
+        </span>
+      ),
+    },
+    {
+      name: "File",
+      right: true,
+      cell: (row) => (
+        <ActionIcon
+          component="a"
+          href={`/api/v1/jobs/${job.id}/checkpoints/${row.name}`}
+          download
+          variant="subtle"
+          aria-label={`Download version ${row.version}`}
+        >
+          <IconDownload size={17} stroke={1.7} />
+        </ActionIcon>
+      ),
+    },
+  ];
+}

@@ -1,0 +1,120 @@
+import { SegmentedControl } from "@mantine/core";
+import { useCallback, useState } from "react";
+import { useMetrics } from "../../api/jobs";
+import type { Job, MetricPoint } from "../../api/types";
+import { Chart } from "../../charts/Chart";
+import type { Ink } from "../../charts/ink";
+import { lines, type Point } from "../../charts/options";
+import { EmptyState } from "../../components/EmptyState";
+import { Panel } from "../../components/Panel";
+import { type Against, curve, placed } from "../../lib/curves";
+import { compact, decimal, duration, percent, usd } from "../../lib/format";
+import classes from "./Curves.module.css";
+
+const AXES: { value: Against; label: string; format: (value: number) => string }[] = [
+  { value: "time", label: "Time", format: duration },
+  { value: "samples", label: "Samples", format: compact },
+  { value: "money", label: "Money", format: usd },
+];
+/** From so many times the least value on, an axis has equal steps for equal factors. */
+const WIDE = 20;
+const NONE: MetricPoint[] = [];
+
+/** Loss while training and accuracy on the validation data. */
+export function Curves({ job }: { job: Job }) {
+  const [against, setAgainst] = useState<Against>("time");
+  const metrics = useMetrics(job.id).data ?? NONE;
+  const start = job.started_at ?? job.created_at;
+  const x = AXES.find((each) => each.value === against)?.format ?? duration;
+  const loss = curve(metrics, against, start, (each) => each.loss);
+  const accuracy = evaluated(job, metrics, against, start);
+  const describeLoss = useCallback(
+    (ink: Ink) =>
+      lines(ink, { format: x }, { format: decimalOf, log: spread(loss) }, [
+        { name: "Loss", points: loss, color: "accent" },
+      ]),
+    [x, loss],
+  );
+  const describeAccuracy = useCallback(
+    (ink: Ink) =>
+      lines(ink, { format: x }, { format: percentOf }, [
+        { name: "Accuracy", points: accuracy, color: "good", marked: accuracy.length < 60 },
+      ]),
+    [x, accuracy],
+  );
+  return (
+    <Panel
+      title="Learning"
+      tools={
+        <SegmentedControl
+          size="xs"
+          aria-label="Against"
+          data={AXES.map(({ value, label }) => ({ value, label }))}
+          value={against}
+          onChange={(value) => setAgainst(value as Against)}
+        />
+      }
+    >
+      <div className="two">
+        <figure className={classes.figure}>
+          <figcaption>
+            Training loss <b>{decimal(loss.at(-1)?.[1], 3)}</b>
+          </figcaption>
+          {loss.length ? (
+            <Chart label={said("Training loss", loss, decimalOf)} describe={describeLoss} />
+          ) : (
+            <Nothing against={against} first="The first update brings the first loss." />
+          )}
+        </figure>
+        <figure className={classes.figure}>
+          <figcaption>
+            Validation accuracy <b>{percent(accuracy.at(-1)?.[1])}</b>
+          </figcaption>
+          {accuracy.length ? (
+            <Chart
+              label={said("Validation accuracy", accuracy, percentOf)}
+              describe={describeAccuracy}
+            />
+          ) : (
+            <Nothing against={against} first="The end of an epoch brings the first evaluation." />
+          )}
+        </figure>
+      </div>
+    </Panel>
+  );
+}
+
+function Nothing({ against, first }: { against: Against; first: string }) {
+  return (
+    <EmptyState title="Nothing to draw yet">
+      {against === "money" ? "What the machines cost is not known yet." : first}
+    </EmptyState>
+  );
+}
+
+function evaluated(job: Job, metrics: MetricPoint[], against: Against, start: number): Point[] {
+  return job.evaluations.flatMap((each) => {
+    const y = each.metrics.accuracy;
+    const x = placed(metrics, against, start, each.at);
+    return y === null || y === undefined || x === null ? [] : [[x, y] as Point];
+  });
+}
+
+function said(name: string, points: Point[], text: (value: number) => string): string {
+  const [first, last] = [points[0], points.at(-1)];
+  return first && last ? `${name}: from ${text(first[1])} to ${text(last[1])}` : name;
+}
+
+function spread(points: Point[]): boolean {
+  const values = points.map(([, y]) => y);
+  const least = Math.min(...values);
+  return least > 0 && Math.max(...values) / least > WIDE;
+}
+
+function decimalOf(value: number): string {
+  return String(Number(value.toPrecision(3)));
+}
+
+function percentOf(value: number): string {
+  return `${Number((100 * value).toFixed(1))}%`;
+}

@@ -1,0 +1,82 @@
+import { MultiSelect, TextInput } from "@mantine/core";
+import { useState } from "react";
+import { useEvents } from "../../api/tail";
+import type { Job, JobEvent } from "../../api/types";
+import { EmptyState } from "../../components/EmptyState";
+import { ErrorState } from "../../components/ErrorState";
+import { Panel } from "../../components/Panel";
+import { clock, count } from "../../lib/format";
+import classes from "./Events.module.css";
+
+/** Shown at once; the filters reach all. */
+const SHOWN = 300;
+const BAD = /kill|fail|crash|lost|refused|missing|reject|quarantine|damaged/;
+const WARN = /evict|notice|advice|pause|stopped|budget/;
+
+/** What happened, newest first. */
+export function Events({ job }: { job: Job }) {
+  const events = useEvents(job.id);
+  const [kinds, setKinds] = useState<string[]>([]);
+  const [text, setText] = useState("");
+  const all = events.data ?? [];
+  const found = all.filter((each) => matches(each, kinds, text)).reverse();
+  return (
+    <Panel
+      title="Events"
+      note={
+        found.length > SHOWN ? `the newest ${SHOWN} of ${count(found.length)}` : count(found.length)
+      }
+      tools={
+        <>
+          <MultiSelect
+            size="xs"
+            aria-label="Kinds"
+            placeholder={kinds.length ? undefined : "Any kind"}
+            data={[...new Set(all.map((each) => each.kind))].sort()}
+            value={kinds}
+            onChange={setKinds}
+            clearable
+            maw={260}
+          />
+          <TextInput
+            size="xs"
+            aria-label="Search events"
+            placeholder="Search"
+            value={text}
+            onChange={(event) => setText(event.currentTarget.value)}
+          />
+        </>
+      }
+      flush
+    >
+      {events.isError && !events.data ? (
+        <ErrorState error={events.error} onRetry={events.refetch} />
+      ) : found.length === 0 ? (
+        <EmptyState title={all.length ? "No event is like that" : "Nothing has happened yet"} />
+      ) : (
+        <ol className={classes.list}>
+          {found.slice(0, SHOWN).map((each) => (
+            <li key={each.id} className={classes.event} data-tone={tone(each.kind)}>
+              <time className={classes.time}>{clock(each.at)}</time>
+              <span className={classes.kind}>{each.kind}</span>
+              <span className={classes.text}>{each.text}</span>
+            </li>
+          ))}
+        </ol>
+      )}
+    </Panel>
+  );
+}
+
+function matches(event: JobEvent, kinds: string[], text: string): boolean {
+  const wanted = text.trim().toLowerCase();
+  return (
+    (kinds.length === 0 || kinds.includes(event.kind)) &&
+    `${event.kind} ${event.text}`.toLowerCase().includes(wanted)
+  );
+}
+
+function tone(kind: string): string | undefined {
+  if (BAD.test(kind)) return "bad";
+  return WARN.test(kind) ? "warn" : undefined;
+}

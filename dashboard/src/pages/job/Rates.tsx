@@ -1,0 +1,42 @@
+import { useCallback } from "react";
+import { useMetrics } from "../../api/jobs";
+import type { Job, MetricPoint } from "../../api/types";
+import { Chart } from "../../charts/Chart";
+import type { Ink } from "../../charts/ink";
+import { lines } from "../../charts/options";
+import { EmptyState } from "../../components/EmptyState";
+import { Panel } from "../../components/Panel";
+import { curve } from "../../lib/curves";
+import { decimal, duration } from "../../lib/format";
+
+const NONE: MetricPoint[] = [];
+
+/** How fast updates are applied. */
+export function Rates({ job }: { job: Job }) {
+  const metrics = useMetrics(job.id).data ?? NONE;
+  const start = job.started_at ?? job.created_at;
+  const rate = curve(metrics, "time", start, (each) => each.updates_per_second);
+  const describe = useCallback(
+    (ink: Ink) =>
+      lines(ink, { format: duration }, { format: (value) => decimal(value, 1), min: 0 }, [
+        { name: "Updates per second", points: rate, color: "accent", fill: true },
+      ]),
+    [rate],
+  );
+  return (
+    <Panel
+      title="Updates per second"
+      note={rate.length ? `${decimal(rate.at(-1)?.[1], 1)} now` : undefined}
+    >
+      {rate.length ? (
+        <Chart
+          height={180}
+          label={`Updates per second, ${rate.length} points`}
+          describe={describe}
+        />
+      ) : (
+        <EmptyState title="No updates yet">Workers push their first ones soon.</EmptyState>
+      )}
+    </Panel>
+  );
+}

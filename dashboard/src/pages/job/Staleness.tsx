@@ -1,0 +1,79 @@
+import { SegmentedControl } from "@mantine/core";
+import { useCallback, useState } from "react";
+import { useMetrics, useStaleness } from "../../api/jobs";
+import type { Job, MetricPoint } from "../../api/types";
+import { Chart } from "../../charts/Chart";
+import type { Ink } from "../../charts/ink";
+import { bars, lines } from "../../charts/options";
+import { EmptyState } from "../../components/EmptyState";
+import { Panel } from "../../components/Panel";
+import { curve } from "../../lib/curves";
+import { compact, decimal, duration } from "../../lib/format";
+
+/** From here on a bucket stands for itself and all above. */
+const LAST_BUCKET = 32;
+const NONE: MetricPoint[] = [];
+
+/** How old the copies were that updates had been trained from. */
+export function Staleness({ job }: { job: Job }) {
+  const [shown, setShown] = useState("histogram");
+  const view = useStaleness(job.id).data;
+  const note = view ? `mean ${decimal(view.mean)}, at most ${view.max}` : undefined;
+  const empty = !view?.buckets.some((each) => each.updates > 0);
+  return (
+    <Panel
+      title="Staleness"
+      note={empty ? undefined : note}
+      tools={
+        <SegmentedControl
+          size="xs"
+          aria-label="Staleness as"
+          data={[
+            { value: "histogram", label: "Histogram" },
+            { value: "mean", label: "Mean" },
+          ]}
+          value={shown}
+          onChange={setShown}
+        />
+      }
+    >
+      {empty ? (
+        <EmptyState title="No updates yet">Staleness is counted as updates are applied.</EmptyState>
+      ) : shown === "histogram" ? (
+        <Histogram buckets={view?.buckets ?? []} />
+      ) : (
+        <Mean job={job} />
+      )}
+    </Panel>
+  );
+}
+
+function Histogram({ buckets }: { buckets: { staleness: number; updates: number }[] }) {
+  const describe = useCallback(
+    (ink: Ink) =>
+      bars(
+        ink,
+        buckets.map(({ staleness }) =>
+          staleness >= LAST_BUCKET ? `${staleness}+` : String(staleness),
+        ),
+        buckets.map(({ updates }) => updates),
+        { format: compact },
+      ),
+    [buckets],
+  );
+  return <Chart height={180} label="Updates by staleness" describe={describe} />;
+}
+
+function Mean({ job }: { job: Job }) {
+  const metrics = useMetrics(job.id).data ?? NONE;
+  const start = job.started_at ?? job.created_at;
+  const mean = curve(metrics, "time", start, (each) => each.staleness_mean);
+  const describe = useCallback(
+    (ink: Ink) =>
+      lines(ink, { format: duration }, { format: (value) => decimal(value, 1), min: 0 }, [
+        { name: "Mean staleness", points: mean, color: "accent" },
+      ]),
+    [mean],
+  );
+  return <Chart height={180} label="Mean staleness over time" describe={describe} />;
+}

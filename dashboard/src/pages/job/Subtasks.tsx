@@ -1,0 +1,104 @@
+import { useComputedColorScheme } from "@mantine/core";
+import { useEffect, useRef } from "react";
+import { useSubtasks } from "../../api/jobs";
+import type { Job } from "../../api/types";
+import { readInk } from "../../charts/ink";
+import { EmptyState } from "../../components/EmptyState";
+import { Panel } from "../../components/Panel";
+import { count } from "../../lib/format";
+import { KINDS, type Kind, tally } from "../../lib/subtasks";
+import classes from "./Subtasks.module.css";
+
+const GAP = 2;
+const LARGEST = 34;
+const SMALLEST = 3;
+const HEIGHT = 150;
+
+/** Each subtask of the epoch as a square. */
+export function Subtasks({ job }: { job: Job }) {
+  const view = useSubtasks(job.id).data;
+  return (
+    <Panel
+      title="Subtasks"
+      note={view?.states ? `epoch ${view.epoch}, ${count(view.total)} in all` : undefined}
+    >
+      {view?.states ? (
+        <>
+          <Squares states={view.states} />
+          <Legend states={view.states} />
+        </>
+      ) : (
+        <EmptyState title="No subtasks yet">
+          An epoch is cut when the data was looked at.
+        </EmptyState>
+      )}
+    </Panel>
+  );
+}
+
+function Squares({ states }: { states: string }) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const scheme = useComputedColorScheme("light");
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the colours change with the scheme
+  useEffect(() => {
+    const element = canvas.current;
+    if (!element) return;
+    const resize = new ResizeObserver(() => draw(element, states));
+    resize.observe(element);
+    return () => resize.disconnect();
+  }, [states, scheme]);
+  const counts = tally(states);
+  const label = KINDS.map(({ key, name }) => `${counts[key]} ${name}`).join(", ");
+  return (
+    <canvas ref={canvas} className={classes.map} role="img" aria-label={`Subtasks: ${label}`} />
+  );
+}
+
+/** The largest square of which all fit. */
+export function sideOf(number: number, width: number, height: number): number {
+  for (let side = LARGEST; side > SMALLEST; side -= 1) {
+    const columns = Math.floor((width + GAP) / (side + GAP));
+    if (Math.ceil(number / columns) * (side + GAP) <= height + GAP) return side;
+  }
+  return SMALLEST;
+}
+
+function draw(canvas: HTMLCanvasElement, states: string): void {
+  const width = canvas.clientWidth;
+  const context = canvas.getContext("2d");
+  if (!context || width === 0) return;
+  const side = sideOf(states.length, width, HEIGHT);
+  const columns = Math.max(1, Math.floor((width + GAP) / (side + GAP)));
+  const height = Math.ceil(states.length / columns) * (side + GAP);
+  const scale = window.devicePixelRatio || 1;
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  canvas.style.height = `${height}px`;
+  context.scale(scale, scale);
+  const colors = colorsOf();
+  for (let index = 0; index < states.length; index += 1) {
+    context.fillStyle = colors[states[index] as Kind] ?? colors.o;
+    const [column, row] = [index % columns, Math.floor(index / columns)];
+    context.beginPath();
+    context.roundRect(column * (side + GAP), row * (side + GAP), side, side, side > 8 ? 3 : 1);
+    context.fill();
+  }
+}
+
+function colorsOf(): Record<Kind, string> {
+  const ink = readInk();
+  return { o: ink.line, l: ink.accent, p: "#5fb8c9", r: ink.warn, a: ink.good };
+}
+
+function Legend({ states }: { states: string }) {
+  const counts = tally(states);
+  return (
+    <ul className={classes.legend}>
+      {KINDS.map(({ key, name }) => (
+        <li key={key} data-kind={key}>
+          {name} <b>{counts[key]}</b>
+        </li>
+      ))}
+    </ul>
+  );
+}

@@ -1,0 +1,55 @@
+import { isOver, useCost, useJobWorkers } from "../../api/jobs";
+import type { Job } from "../../api/types";
+import { Stat, Stats } from "../../components/Stats";
+import { count, duration, percent, usd } from "../../lib/format";
+import { saving } from "../../lib/money";
+import { useNow } from "../../lib/useNow";
+
+/** A job in six figures. */
+export function Summary({ job }: { job: Job }) {
+  const over = isOver(job);
+  const cost = useCost(job.id).data;
+  const workers = useJobWorkers(job.id).data ?? [];
+  const now = useNow(!over);
+  const { progress, totals } = job;
+  const saved = saving(cost);
+  const running = (job.ended_at ?? now) - (job.started_at ?? job.created_at);
+  return (
+    <Stats>
+      <Stat
+        label="Progress"
+        value={percent(progress.fraction)}
+        note={`epoch ${Math.min(progress.finished_epochs + (over ? 0 : 1), progress.epochs)} of ${progress.epochs}`}
+      />
+      <Stat
+        label="Best accuracy"
+        value={percent(job.best_accuracy)}
+        note={
+          job.spec.stop?.accuracy ? `goal ${percent(job.spec.stop.accuracy)}` : "on validation data"
+        }
+      />
+      <Stat
+        label="Workers"
+        value={over ? 0 : workers.filter((each) => !each.quarantined).length}
+        note={`${job.evictions} evicted, ${job.kills} killed`}
+      />
+      <Stat
+        label="Updates"
+        value={count(totals.updates)}
+        note={`staleness ${(totals.staleness_mean ?? 0).toFixed(2)} on average`}
+      />
+      <Stat
+        label="Spent"
+        value={usd(cost?.spent_usd)}
+        note={saved === null ? "no prices known" : `${percent(saved, 0)} saved against on demand`}
+      />
+      <Stat label={over ? "Took" : "Running for"} value={duration(running)} note={lost(job)} />
+    </Stats>
+  );
+}
+
+function lost(job: Job): string {
+  const { samples_lost, samples_repeated, samples_applied } = job.progress;
+  if (samples_lost === null) return `${count(samples_applied)} samples`;
+  return `${count(samples_lost)} samples lost, ${count(samples_repeated)} repeated`;
+}

@@ -1,0 +1,206 @@
+import { ActionIcon, Menu } from "@mantine/core";
+import { useElementSize } from "@mantine/hooks";
+import { notifications } from "@mantine/notifications";
+import { IconBell, IconBolt, IconDots } from "@tabler/icons-react";
+import { useEvict } from "../../api/jobs";
+import type { Machine } from "../../api/types";
+import { clock, duration, usd } from "../../lib/format";
+import {
+  BAR_PAD,
+  type Bar,
+  LANE,
+  type Lane,
+  type Layout,
+  layout,
+  stateOf,
+  ticks,
+} from "../../lib/timeline";
+import classes from "./Timeline.module.css";
+
+const STATES = ["booting", "running", "notice", "draining", "dead"] as const;
+const WORDS: Record<string, string> = { running: "training", dead: "lost", gone: "given back" };
+/** Between two names on the axis. */
+const TICK_PIXELS = 110;
+
+/** One lane for each machine, from its order to its end; arrows lead to replacements. */
+export function Timeline({
+  machines,
+  now,
+  over,
+}: {
+  machines: Machine[];
+  now: number;
+  over: boolean;
+}) {
+  const { ref, width } = useElementSize();
+  const drawn = layout(machines, Math.max(width - 2, 50), now);
+  return (
+    <>
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard */}
+      <section className={classes.scroll} tabIndex={0} aria-label="Timeline of machines">
+        <div className={classes.grid}>
+          <ul className={classes.names}>
+            {drawn.lanes.map((lane) => (
+              <Name key={lane.machine.instance} machine={lane.machine} over={over} />
+            ))}
+          </ul>
+          <div ref={ref} className={classes.lanes} style={{ height: drawn.height }}>
+            {width > 0 && <Drawing drawn={drawn} width={width} />}
+          </div>
+        </div>
+      </section>
+      <Axis drawn={drawn} width={width} />
+      <ul className={classes.legend}>
+        {STATES.map((state) => (
+          <li key={state} data-state={state}>
+            {WORDS[state] ?? state}
+          </li>
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function Name({ machine, over }: { machine: Machine; over: boolean }) {
+  const state = stateOf(machine);
+  const alive = !over && (state === "running" || state === "booting");
+  const word = WORDS[state] ?? state;
+  return (
+    <li
+      className={classes.name}
+      style={{ height: LANE }}
+      data-state={state}
+      data-machine={machine.instance}
+    >
+      <span className={classes.label} title={described(machine)}>
+        {short(machine.instance)}
+      </span>
+      <span className={classes.word}>{word}</span>
+      {alive && <Take instance={machine.instance} />}
+    </li>
+  );
+}
+
+/** The end of a name is what tells it from the others. */
+function short(instance: string): string {
+  return instance.length > 14 ? `…${instance.slice(-12)}` : instance;
+}
+
+function described(machine: Machine): string {
+  const price = machine.price_per_hour ? `, ${usd(machine.price_per_hour)} an hour` : "";
+  const kind = machine.spot ? "spot" : "on demand";
+  const why = machine.reason ? `; ${machine.reason}` : "";
+  return `${machine.instance}: ${machine.pool} ${machine.zone ?? ""} ${kind}${price}${why}`;
+}
+
+function Take({ instance }: { instance: string }) {
+  const evict = useEvict();
+  const take = (kill: boolean) =>
+    evict.mutate(
+      { instance, kill },
+      {
+        onSuccess: () =>
+          notifications.show({ message: `${instance} will be ${kill ? "killed" : "evicted"}` }),
+        onError: (error) => notifications.show({ color: "red", message: error.message }),
+      },
+    );
+  return (
+    <Menu position="bottom-start" width={210}>
+      <Menu.Target>
+        <ActionIcon variant="subtle" color="gray" size={22} aria-label={`Take ${instance} away`}>
+          <IconDots size={15} />
+        </ActionIcon>
+      </Menu.Target>
+      <Menu.Dropdown>
+        <Menu.Item leftSection={<IconBell size={15} />} onClick={() => take(false)}>
+          Evict with notice
+        </Menu.Item>
+        <Menu.Item color="red" leftSection={<IconBolt size={15} />} onClick={() => take(true)}>
+          Kill without notice
+        </Menu.Item>
+      </Menu.Dropdown>
+    </Menu>
+  );
+}
+
+function Drawing({ drawn, width }: { drawn: Layout; width: number }) {
+  return (
+    <svg
+      width={width}
+      height={drawn.height}
+      className={classes.drawing}
+      role="img"
+      aria-label={`${drawn.lanes.length} machines`}
+    >
+      <defs>
+        <marker
+          id="arrowhead"
+          viewBox="0 0 6 6"
+          refX="5"
+          refY="3"
+          markerWidth="6"
+          markerHeight="6"
+          orient="auto"
+        >
+          <path d="M0 0L6 3L0 6z" className={classes.head} />
+        </marker>
+      </defs>
+      {drawn.lanes.map((lane) => (
+        <g key={lane.machine.instance} data-lane={lane.machine.instance}>
+          <line
+            x1={0}
+            x2={width}
+            y1={lane.y + LANE - 0.5}
+            y2={lane.y + LANE - 0.5}
+            className={classes.rule}
+          />
+          {lane.bars.map((bar) => (
+            <Block key={`${bar.state}${bar.from}`} lane={lane} bar={bar} />
+          ))}
+        </g>
+      ))}
+      {drawn.arrows.map(({ from, to, x1, y1, x2, y2 }) => (
+        <path
+          key={`${from} ${to}`}
+          data-arrow={to}
+          d={`M${x1 + 2} ${y1}L${x2 + 3} ${y2 - 1}`}
+          className={classes.arrow}
+          markerEnd="url(#arrowhead)"
+        />
+      ))}
+    </svg>
+  );
+}
+
+function Block({ lane, bar }: { lane: Lane; bar: Bar }) {
+  const long =
+    bar.state === "dead" || bar.state === "gone" ? "" : `, ${duration(bar.to - bar.from)}`;
+  return (
+    <rect
+      x={bar.x}
+      y={lane.y + BAR_PAD}
+      width={bar.width}
+      height={LANE - 2 * BAR_PAD}
+      rx={2}
+      className={classes.bar}
+      data-state={bar.state}
+    >
+      <title>{`${WORDS[bar.state] ?? bar.state} at ${clock(bar.from)}${long}`}</title>
+    </rect>
+  );
+}
+
+function Axis({ drawn, width }: { drawn: Layout; width: number }) {
+  const seconds = drawn.to - drawn.from;
+  return (
+    <div className={classes.axis} aria-hidden>
+      <div className={classes.scale}>
+        {ticks(seconds, Math.max(2, Math.floor(width / TICK_PIXELS))).map((at) => (
+          <span key={at} style={{ left: `${(100 * at) / seconds}%` }}>
+            {duration(at)}
+          </span>
+        ))}
+      </div>
+    </div>
+  );
+}

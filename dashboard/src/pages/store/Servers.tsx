@@ -1,0 +1,74 @@
+import type { StoreView } from "../../api/types";
+import { type Column, DataTable } from "../../components/DataTable";
+import { Meter } from "../../components/Meter";
+import { Panel } from "../../components/Panel";
+import { bytes, count, DASH, decimal, duration, percent } from "../../lib/format";
+import { useNow } from "../../lib/useNow";
+import classes from "./Store.module.css";
+
+type Row = StoreView["ledger"] & {
+  name: string;
+  at?: number | null;
+  publications_per_second?: number | null;
+};
+
+/** What each server holds and does. */
+export function Servers({ store }: { store: StoreView }) {
+  const now = useNow();
+  const rows: Row[] = [
+    ...store.nodes.map((node) => ({ ...node, name: `tensors ${node.node}` })),
+    { ...store.ledger, name: "ledger" },
+  ];
+  return (
+    <Panel title="Servers" flush>
+      <DataTable label="Servers" columns={columns(now)} rows={rows} id={(row) => row.name} />
+    </Panel>
+  );
+}
+
+function columns(now: number): Column<Row>[] {
+  return [
+    { name: "Server", cell: (row) => <b className={classes.strong}>{row.name}</b> },
+    { name: "Memory", right: true, cell: (row) => bytes(row.memory_used_bytes) },
+    { name: "Of its limit", cell: (row) => <Filled row={row} /> },
+    {
+      name: "Operations/s",
+      right: true,
+      wide: true,
+      cell: (row) => count(row.operations_per_second),
+    },
+    {
+      name: "Snapshots/s",
+      right: true,
+      wide: true,
+      cell: (row) => decimal(row.publications_per_second, 1),
+    },
+    { name: "Replicas", right: true, wide: true, cell: (row) => <Replicas row={row} now={now} /> },
+    {
+      name: "Heartbeat",
+      right: true,
+      wide: true,
+      cell: (row) => (row.at ? `${duration(now - row.at)} ago` : DASH),
+    },
+  ];
+}
+
+function Filled({ row }: { row: Row }) {
+  const { memory_used_bytes: used, memory_limit_bytes: limit } = row;
+  if (!used || !limit) return <span className="dim">no limit</span>;
+  const part = used / limit;
+  return (
+    <Meter
+      fraction={part}
+      text={percent(part, part < 0.1 ? 1 : 0)}
+      label={`Memory of ${row.name}`}
+    />
+  );
+}
+
+function Replicas({ row, now }: { row: Row; now: number }) {
+  if (row.unreplicated_since) {
+    return <span className={classes.bad}>away for {duration(now - row.unreplicated_since)}</span>;
+  }
+  return count(row.replicas);
+}

@@ -1,0 +1,98 @@
+import { Button } from "@mantine/core";
+import type { UseMutationResult } from "@tanstack/react-query";
+import type { ReactNode } from "react";
+import type { Plan, Spec } from "../../api/types";
+import { DataTable } from "../../components/DataTable";
+import { Notice } from "../../components/Notice";
+import { Panel } from "../../components/Panel";
+import { DASH, duration, usd } from "../../lib/format";
+import classes from "./PlanPanel.module.css";
+
+/** What the job would buy and cost, before anything is bought. */
+export function PlanPanel({
+  plan,
+  ready,
+  onPlan,
+  action,
+}: {
+  plan: UseMutationResult<Plan, Error, Spec>;
+  ready: boolean;
+  onPlan: () => void;
+  action: ReactNode;
+}) {
+  return (
+    <Panel title="Plan" note="nothing is bought by looking at it">
+      <div className="stack">
+        {plan.data ? <Priced plan={plan.data} /> : null}
+        {plan.isError && (
+          <Notice tone="warn" title="There is no plan">
+            {plan.error.message}
+          </Notice>
+        )}
+        {!plan.data && !plan.isError && (
+          <Button
+            variant="default"
+            fullWidth
+            disabled={!ready}
+            loading={plan.isPending}
+            onClick={onPlan}
+          >
+            Show the plan
+          </Button>
+        )}
+        {action}
+      </div>
+    </Panel>
+  );
+}
+
+function Priced({ plan }: { plan: Plan }) {
+  const bought = plan.offers.filter((each) => each.machines > 0);
+  return (
+    <>
+      <dl className={classes.figures}>
+        <Figure
+          name="Cost"
+          value={plan.costs_money ? usd(plan.cost_usd) : "free"}
+          note={`${usd(plan.on_demand_cost_usd)} on demand`}
+        />
+        <Figure name="Per hour" value={usd(plan.usd_per_hour)} note={`${plan.machines} machines`} />
+        <Figure
+          name="Takes"
+          value={plan.hours === null ? DASH : duration(3600 * plan.hours)}
+          note="about"
+        />
+      </dl>
+      {bought.length > 0 && (
+        <DataTable
+          label="What would be bought"
+          rows={bought}
+          id={(row) => `${row.pool} ${row.zone} ${row.instance_type} ${row.spot}`}
+          columns={[
+            {
+              name: "Machines",
+              cell: (row) => `${row.machines} × ${row.instance_type || row.pool}`,
+            },
+            { name: "Where", cell: (row) => row.zone || row.pool },
+            { name: "USD per hour", right: true, cell: (row) => usd(row.price_per_hour) },
+          ]}
+        />
+      )}
+      <ul className={classes.remarks}>
+        {[...plan.remedies, ...plan.assumptions].map((each) => (
+          <li key={each}>{each}</li>
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function Figure({ name, value, note }: { name: string; value: string; note: string }) {
+  return (
+    <div>
+      <dt>{name}</dt>
+      <dd className={classes.value}>{value}</dd>
+      <dd>{note}</dd>
+    </div>
+  );
+}

@@ -1,0 +1,9 @@
+export const TEMPLATE = `name: my-model
+task: train:MyTask        # module:Class in the working directory
+epochs: 10
+subtasks_per_epoch: 20
+push_every: subtask
+update: {rule: vc-asgd, alpha: var}
+workers: {min: 1, max: 4}
+checkpoint: {every: 5m, keep: 3}
+`;

@@ -1,0 +1,67 @@
+import { screen, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { expect, test } from "vitest";
+import { JobsPage } from "../src/pages/JobsPage";
+import { aCost, aJob, anApi, show } from "./factories";
+
+const JOBS = [
+  aJob({ id: "digits-abc123" }),
+  aJob({ id: "mnist-def456", state: "succeeded", best_accuracy: 0.99, ended_at: 1_700_000_090 }),
+];
+
+function anApiWithJobs() {
+  anApi({
+    "/api/v1/jobs": { body: JOBS },
+    "/api/v1/jobs/digits-abc123/cost": { body: aCost("digits-abc123") },
+    "/api/v1/jobs/mnist-def456/cost": { body: aCost("mnist-def456", { on_demand_usd: 0 }) },
+    "/api/v1/workers": { body: [{ name: "w", job: "digits-abc123" }] },
+  });
+}
+
+test("each job has its state, progress, workers, cost and saving in a row", async () => {
+  anApiWithJobs();
+  show(<JobsPage />);
+
+  const row = (await screen.findByRole("link", { name: /digits/ })).closest("tr");
+  const cells = within(row as HTMLElement);
+  await cells.findByText("70%");
+  expect(cells.getByText("running")).toBeTruthy();
+  expect(cells.getByRole("progressbar").getAttribute("aria-valuenow")).toBe("34");
+  expect(cells.getByText("91.2%")).toBeTruthy();
+  expect(cells.getByText("$0.30")).toBeTruthy();
+  const other = within(screen.getByRole("link", { name: /mnist/ }).closest("tr") as HTMLElement);
+  expect(other.getByText("1 min 30 s")).toBeTruthy();
+});
+
+test("jobs are found by name and put in order by accuracy", async () => {
+  anApiWithJobs();
+  show(<JobsPage />);
+  const names = () =>
+    screen.getAllByRole("link", { name: /\d{3}$/ }).map((each) => each.textContent);
+  await screen.findByRole("link", { name: /digits/ });
+
+  await userEvent.click(screen.getByRole("button", { name: "Accuracy" }));
+  await userEvent.click(screen.getByRole("button", { name: "Accuracy" }));
+  expect(names()).toEqual(["mnist def456", "digits abc123"]);
+
+  await userEvent.type(screen.getByLabelText("Search by name"), "dig");
+  expect(names()).toEqual(["digits abc123"]);
+  expect(screen.getByText("1 of 2 jobs")).toBeTruthy();
+
+  await userEvent.type(screen.getByLabelText("Search by name"), "zzz");
+  expect(screen.getByText("No job is like that")).toBeTruthy();
+});
+
+test("without jobs it says how to submit one", async () => {
+  anApi({ "/api/v1/jobs": { body: [] } });
+  show(<JobsPage />);
+  expect(await screen.findByText("No jobs yet")).toBeTruthy();
+});
+
+test("an error is told in the API's words, with its remedy", async () => {
+  const problem = { detail: "the token is wrong", remedy: "send another one" };
+  anApi({ "/api/v1/jobs": { status: 422, body: problem } });
+  show(<JobsPage />);
+  expect(await screen.findByText("the token is wrong")).toBeTruthy();
+  expect(screen.getByText("send another one")).toBeTruthy();
+});

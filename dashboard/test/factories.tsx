@@ -1,0 +1,105 @@
+import { MantineProvider } from "@mantine/core";
+import { QueryClientProvider } from "@tanstack/react-query";
+import { render } from "@testing-library/react";
+import type { ReactNode } from "react";
+import { MemoryRouter } from "react-router";
+import { vi } from "vitest";
+import { makeQueryClient } from "../src/api/cache";
+import type { Cost, Job, Machine, Span } from "../src/api/types";
+
+export const START = 1_700_000_000;
+
+export function aJob(changes: Partial<Job> = {}): Job {
+  const id = changes.id ?? "digits-abc123";
+  return {
+    id,
+    name: id.split("-")[0] ?? id,
+    state: "running",
+    reason: null,
+    traceback: null,
+    created_at: START,
+    started_at: START,
+    ended_at: null,
+    spec: { name: "digits", task: "train:Digits", epochs: 10, subtasks_per_epoch: 4 },
+    progress: {
+      epochs: 10,
+      finished_epochs: 3,
+      subtasks_total: 40,
+      samples_expected: 1000,
+      samples_applied: 340,
+      samples_repeated: 0,
+      samples_lost: null,
+      fraction: 0.34,
+    },
+    totals: { updates: 17, staleness_mean: 1.5, staleness_max: 4, rejected: {} },
+    evaluations: [],
+    best_accuracy: 0.912,
+    version: 17,
+    model: null,
+    package: "0".repeat(64),
+    evictions: 0,
+    kills: 0,
+    store_nodes: 1,
+    ...changes,
+  } as Job;
+}
+
+export function aCost(job: string, changes: Partial<Cost> = {}): Cost {
+  const waste = { seconds: 0, usd: 0 };
+  return {
+    job,
+    spent_usd: 0.3,
+    on_demand_usd: 1,
+    saved_usd: 0.7,
+    max_cost_usd: null,
+    machine_seconds: 3600,
+    pools: [],
+    wasted: { booting: waste, idle: waste, lost_work: waste },
+    ...changes,
+  };
+}
+
+export function aMachine(instance: string, spans: Span[], changes: Partial<Machine> = {}): Machine {
+  return {
+    instance,
+    pool: "local",
+    zone: "local",
+    instance_type: "process",
+    spot: true,
+    price_per_hour: 0.3,
+    replaced_by: null,
+    reason: null,
+    lost: false,
+    spans,
+    ...changes,
+  };
+}
+
+type Answer = { status?: number; body: unknown };
+
+/** An API that knows some addresses, the longest first; returns what it was asked. */
+export function anApi(answers: Record<string, Answer>): Request[] {
+  const asked: Request[] = [];
+  const paths = Object.keys(answers).sort((a, b) => b.length - a.length);
+  vi.stubGlobal("fetch", async (input: Request) => {
+    asked.push(input);
+    const { pathname } = new URL(input.url);
+    const found = paths.find((path) => pathname.startsWith(path));
+    const { status, body } = found ? (answers[found] as Answer) : { status: 404, body: {} };
+    return new Response(JSON.stringify(body), {
+      status: status ?? 200,
+      headers: { "Content-Type": "application/json" },
+    });
+  });
+  return asked;
+}
+
+export function show(page: ReactNode) {
+  return render(
+    <MantineProvider env="test">
+      <QueryClientProvider client={makeQueryClient()}>
+        <MemoryRouter>{page}</MemoryRouter>
+      </QueryClientProvider>
+    </MantineProvider>,
+  );
+}

@@ -1,0 +1,31 @@
+import { expect, test } from "vitest";
+import { bytes, clock, compact, count, duration, percent, usd } from "../src/lib/format";
+
+test.each([
+  [count(1234567), "1,234,567"],
+  [compact(1234567), "1.2M"],
+  [percent(0.9744), "97.4%"],
+  [usd(0.0123), "$0.0123"],
+  [usd(12.3), "$12.30"],
+  [usd(-0.5), "−$0.50"],
+  [usd(0), "$0.00"],
+  [bytes(999), "999 B"],
+  [bytes(1_500_000), "1.5 MB"],
+  [duration(59.6), "1 min 0 s"],
+  [duration(3_660), "1 h 1 min"],
+  [duration(200_000), "2 d 7 h"],
+])("%s is read as %s", (text, wanted) => {
+  expect(text).toBe(wanted);
+});
+
+test.each([null, undefined, Number.NaN, Number.POSITIVE_INFINITY])("%s is a dash", (value) => {
+  expect([count(value), percent(value), usd(value), bytes(value), duration(value)]).toEqual(
+    Array(5).fill("–"),
+  );
+});
+
+test("a time of another day has its date", () => {
+  const now = new Date(2026, 4, 2, 12).getTime();
+  expect(clock(now / 1000, now)).toBe("12:00:00");
+  expect(clock(now / 1000 - 86_400, now)).toBe("2026-05-01 12:00:00");
+});

@@ -1,0 +1,70 @@
+import { expect, test } from "vitest";
+import { BAR_PAD, LANE, layout, stateOf, ticks } from "../src/lib/timeline";
+import { aMachine } from "./factories";
+
+const killed = aMachine(
+  "a",
+  [
+    { state: "booting", from: 0, to: 10 },
+    { state: "running", from: 10, to: 60 },
+    { state: "dead", from: 60, to: null },
+  ],
+  { lost: true, replaced_by: "b" },
+);
+const next = aMachine("b", [{ state: "booting", from: 62, to: null }]);
+
+test("spans stand next to each other on the scale of the whole", () => {
+  const { lanes, from, to } = layout([killed, next], 1000, 100);
+
+  expect([from, to]).toEqual([0, 100]);
+  expect(lanes[0]?.bars.map((bar) => [bar.state, bar.x, bar.width])).toEqual([
+    ["booting", 0, 100],
+    ["running", 100, 500],
+    ["dead", 600, 6],
+  ]);
+  expect(lanes[1]?.bars).toMatchObject([{ state: "booting", x: 620, width: 380 }]);
+});
+
+test("an arrow leads from the loss of a machine to its replacement", () => {
+  const { arrows } = layout([killed, next], 1000, 100);
+
+  expect(arrows).toEqual([
+    { from: "a", to: "b", x1: 600, y1: LANE - BAR_PAD, x2: 620, y2: LANE + BAR_PAD },
+  ]);
+});
+
+test("a death at the very end is within the drawing", () => {
+  const { lanes } = layout([aMachine("a", [{ state: "dead", from: 100, to: null }])], 500, 100);
+
+  const bar = lanes[0]?.bars[0];
+  expect((bar?.x ?? 0) + (bar?.width ?? 0)).toBeLessThanOrEqual(500);
+});
+
+test("a machine that was given back is gone, not lost", () => {
+  expect(stateOf(killed)).toBe("dead");
+  expect(stateOf({ ...killed, lost: false })).toBe("gone");
+  expect(stateOf(aMachine("c", [{ state: "running", from: 0, to: 5 }]))).toBe("gone");
+  expect(stateOf(next)).toBe("booting");
+});
+
+test("200 machines with 5,000 spans are laid out within a frame", () => {
+  const machines = Array.from({ length: 200 }, (_, row) =>
+    aMachine(
+      `m${row}`,
+      Array.from({ length: 25 }, (_, at) => ({ state: "running", from: at, to: at + 1 })),
+      { replaced_by: `m${row + 1}` },
+    ),
+  );
+  const begun = performance.now();
+  const { lanes, arrows } = layout(machines, 1200, 25);
+  expect(performance.now() - begun).toBeLessThan(100);
+  expect([lanes.length, arrows.length]).toEqual([200, 199]);
+});
+
+test.each([
+  [45, 5, [0, 10, 20, 30, 40]],
+  [100, 4, [0, 30, 60, 90]],
+  [4 * 86400, 4, [0, 86400, 172800, 259200, 345600]],
+])("%d seconds in about %d steps", (seconds, wanted, found) => {
+  expect(ticks(seconds, wanted)).toEqual(found);
+});

@@ -1,0 +1,81 @@
+"""A real stack, and a real browser that looks at it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import Dashboard, Notes, Site
+from playwright.sync_api import Browser, expect, sync_playwright
+
+from vcasgd.settings import Settings
+from vcasgd.stack import running
+
+#: of Debian; no browser is downloaded
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+WORKERS = 3
+#: how long a page may take to show what it should, on a machine that is busy
+PATIENCE_MS = 30_000
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium") or CHROMIUM
+    if not Path(program).exists():
+        reason = f"there is no {CHROMIUM}; apt install chromium"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One stack for all tests of this folder; machines have made-up prices."""
+    settings = Settings(
+        home=tmp_path_factory.mktemp("browser") / "home",
+        api_port=0,
+        heartbeat=0.5,
+        local_capacity=WORKERS,
+        idle_seconds=120.0,
+        local_price_per_hour=0.3,
+        local_on_demand_price_per_hour=1.0,
+    )
+    with running(settings):
+        site = Site(settings)
+        yield site
+        site.close()
+
+
+@pytest.fixture
+def notes() -> Notes:
+    """What the browser complains about; a test that provokes complaints clears it."""
+    return Notes()
+
+
+@pytest.fixture
+def stranger(browser: Browser, site: Site, notes: Notes) -> Iterator[Dashboard]:
+    """A page of somebody who is not signed in."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
+    context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    page = context.new_page()
+    notes.follow(page)
+    yield Dashboard(page, site)
+    context.close()
+    assert notes.complaints == []
+    assert notes.hosts <= {site.host}, "no other host is ever contacted"
+
+
+@pytest.fixture
+def dashboard(stranger: Dashboard) -> Dashboard:
+    """A page of somebody who is signed in."""
+    stranger.sign_in()
+    return stranger

@@ -1,0 +1,148 @@
+"""The dashboard in a real Chromium, on a real stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import EXAMPLE, Dashboard, Notes, Site, packed_example
+from playwright.sync_api import Page, Request, expect
+from safetensors.torch import load_file
+
+from vcasgd.client import Client
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+Eventually = Callable[..., Any]
+#: what the first page may load, compressed
+SCRIPT_BYTES = 400_000
+
+
+@pytest.fixture(scope="session")
+def job(site: Site) -> str:
+    """A job that others may look at, running or over."""
+    return site.submit()
+
+
+def test_a_job_from_its_submission_to_its_model(
+    dashboard: Dashboard, eventually: Eventually, tmp_path: Path
+) -> None:
+    page = dashboard.page
+
+    # When somebody submits a job
+    text = (EXAMPLE / "demo.yaml").read_text().replace("epochs: 40", "epochs: 10")
+    job = dashboard.submit(text, packed_example(tmp_path))
+
+    # Then its progress moves by itself, and each machine has a lane
+    eventually(lambda: dashboard.fraction() > 5, 120)
+    eventually(lambda: len(dashboard.machines("running")) == 3, 30)
+    before = set(dashboard.machines("running"))
+
+    # When a worker is killed
+    victim = min(before)
+    page.get_by_role("button", name=f"Take {victim} away").click()
+    page.get_by_role("menuitem", name="Kill without notice").click()
+
+    # Then its lane turns red, and an arrow leads to the one that replaces it
+    eventually(lambda: victim in dashboard.machines("dead"), 30)
+    red = dashboard.drawn(victim, "dead").evaluate("bar => getComputedStyle(bar).fill")
+    assert red == "rgb(224, 49, 49)"
+    eventually(lambda: set(dashboard.machines("running")) - before, 40)
+    (newcomer,) = set(dashboard.machines("running")) - before
+    expect(page.locator(f"path[data-arrow={newcomer}]")).to_have_count(1)
+
+    # And the model can be downloaded, and is one
+    link = page.get_by_role("link", name="Download model")
+    expect(link).to_be_visible(timeout=90_000)
+    with page.expect_download() as download:
+        link.click()
+    path = tmp_path / "model.safetensors"
+    download.value.save_as(path)
+    assert sum(each.numel() for each in load_file(path).values()) > 1000
+    expect(dashboard.figure("Progress")).to_have_text("100.0%")
+    assert dashboard.site.client.job(job).kills == 1
+
+
+def test_a_wrong_token_is_refused(stranger: Dashboard) -> None:
+    stranger.open("/fleet")
+    stranger.page.get_by_label("Token", exact=True).fill("not-the-token")
+    stranger.page.get_by_role("button", name="Sign in").click()
+    expect(stranger.page.get_by_text("This is not the token.")).to_be_visible()
+
+
+def test_who_signs_out_is_out(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    assert dashboard.site.token not in page.evaluate(
+        "JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}, location.href])"
+    )
+
+    page.get_by_role("button", name="Sign out").click()
+
+    expect(page.get_by_role("heading", name="Sign in to vcasgd")).to_be_visible()
+    dashboard.open("/fleet")
+    expect(page.get_by_role("heading", name="Sign in to vcasgd")).to_be_visible()
+    assert page.context.cookies() == []
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
+def test_each_page_can_be_used_by_everybody(
+    dashboard: Dashboard, job: str, theme: str, width: int
+) -> None:
+    page = dashboard.page
+    page.set_viewport_size({"width": width, "height": 900})
+    _choose(page, theme)
+    findings: dict[str, list[str]] = {}
+    tabs = [f"/jobs/{job}?tab={tab}" for tab in ("events", "logs", "checkpoints", "yaml")]
+    for path in ("/", "/submit", f"/jobs/{job}", *tabs, "/fleet", "/store", "/no-such-page"):
+        dashboard.open(path)
+        expect(page.get_by_role("status")).to_have_text("Live")
+        expect(page.locator("main h1")).to_be_visible()
+        page.wait_for_load_state("load")
+        findings[path] = dashboard.serious_findings()
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"{path} is {wide} pixels wide"
+    assert {path: each for path, each in findings.items() if each} == {}
+
+
+def test_a_connection_that_breaks_is_shown_and_heals(
+    dashboard: Dashboard, notes: Notes, eventually: Eventually
+) -> None:
+    state = dashboard.page.get_by_role("status")
+    expect(state).to_have_text("Live")
+
+    dashboard.site.kill_api()
+
+    expect(state).to_have_text("Offline")
+    expect(state).to_have_text("Live", timeout=60_000)
+    # And news arrive again, without a click
+    job = _patiently(dashboard.site, eventually)
+    expect(dashboard.page.get_by_role("link", name=job.replace("-", " "))).to_be_visible()
+    # what the browser says about the connection that was cut is no fault of the page
+    assert all("Failed to load" in each or "net::" in each for each in notes.complaints)
+    notes.complaints.clear()
+
+
+def test_the_first_page_is_small(stranger: Dashboard) -> None:
+    finished: list[Request] = []
+    stranger.page.on("requestfinished", lambda request: finished.append(request))
+
+    stranger.sign_in()
+
+    sizes = [each.sizes()["responseBodySize"] for each in finished if each.url.endswith(".js")]
+    assert sum(sizes) > 100_000, "they were measured"
+    assert sum(sizes) <= SCRIPT_BYTES
+
+
+def _choose(page: Page, theme: str) -> None:
+    switch = page.get_by_role("button", name=f"{theme.capitalize()} theme")
+    if switch.count():
+        switch.click()
+    expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", theme)
+
+
+def _patiently(site: Site, eventually: Eventually) -> str:
+    with Client(site.url, site.token) as client:
+        eventually(lambda: client.status()["controller"], 30)
+    return site.submit(epochs=1)
