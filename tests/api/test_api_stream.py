@@ -61,6 +61,7 @@ def test_a_reader_that_comes_back_misses_no_event_and_gets_none_twice(
         begun, _ = until(messages, "job", id=first)
         for number in range(6):
             api.jobs.event((first, second)[number % 2], "count", "", number=number)
+            time.sleep(0.002)  # in one millisecond, those of one job come before those of another
         place, _ = until(messages, "event", kind="count", details={"number": 2})
     api.finish(first)
     with following(http, **{"Last-Event-ID": place}) as messages:
