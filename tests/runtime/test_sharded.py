@@ -110,6 +110,29 @@ def test_a_parameter_server_killed(sharded: Plain, node: int) -> None:
 
 
 @pytest.mark.slow
+def test_updates_that_wait_in_a_buffer_are_in_no_less_safe_a_place(sharded: Plain) -> None:
+    # Given a rule that adds the sum of seven updates at a time, and a checkpoint
+    fedbuff = {"rule": "fedbuff", "eta": 7.0, "buffer": 7, "staleness": {"function": "constant"}}
+    training = Training(sharded, update=fedbuff)
+    training.start(workers=2)
+    training.reach(60)
+    sharded.checkpoint(training.job)
+    training.go_on(40)
+
+    # When one node loses its parameter server, and another one both of its servers
+    sharded.servers[0].kill()
+    sharded.nodes[1].process.kill()
+    sharded.servers[1].kill()
+    sharded.start_server(0)
+    sharded.nodes[1].start()
+    sharded.start_server(1)
+
+    # Then each sample of each epoch is in the model once
+    training.finish()
+    assert events(training, "restored") == [1]
+
+
+@pytest.mark.slow
 def test_one_shard_goes_back_to_a_checkpoint_and_the_others_stay_ahead(
     sharded: Plain, eventually: Eventually
 ) -> None:

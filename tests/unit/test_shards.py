@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vcasgd.learning.rules import Context, make_rule
 from vcasgd.learning.shards import Cut, Step, next_step, shards_for
-from vcasgd.spec import AsyncLocalSgd, VcAsgd
+from vcasgd.update_spec import AsyncLocalSgd, VcAsgd
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,8 @@ class JobKeeper:
         present = self._checkpoints.find(versions_of(whole))
         if present is not None:
             return present
-        stored = self._checkpoints.write(whole, Layout.from_json(job.facts.layout), floats)
+        state = self._snapshots(job).fetch_states(whole)
+        stored = self._checkpoints.write(whole, Layout.from_json(job.facts.layout), floats, state)
         self._list(job, stored, pin, whole)
         return stored
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.codecs import make_codec
-from vcasgd.learning.rules import Payload, make_rule, payload_of
+from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
 from vcasgd.learning.shards import Cut, shards_for
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
@@ -56,7 +56,9 @@ class Learner:
         self.layout = Layout.of(self._model)
         self.layout_digest = self.layout.digest()
         self.codec = make_codec(spec.update.codec)
-        self._payload = make_rule(spec.update).payload
+        self._rule = make_rule(spec.update)
+        #: this worker's own copy, float32 [floats], where the rule has it keep one
+        self._local: Tensor | None = None
         self._optimizer: Optimizer | None = None
 
     def cut(self, shards: int) -> Cut:
@@ -155,7 +157,8 @@ class Learner:
         Raises :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
         """
         assert self._optimizer is not None
-        scatter(base.floats, base.integers, self._model, self.layout)
+        start_from = pulled(self._rule, self._local, base.floats)
+        scatter(start_from, base.integers, self._model, self.layout)
         torch.manual_seed(seed_for(self._spec.seed, subtask, start))
         interval = train(
             self._task,
@@ -176,13 +179,17 @@ class Learner:
         local = torch.empty(self.layout.floats)
         integers = torch.empty(self.layout.integers, dtype=torch.int64)
         gather(self._model, self.layout, local, integers)
-        out = torch.empty_like(local) if self._payload is Payload.DELTA else local
-        update = payload_of(self._payload, self.layout.parameters, local, base.floats, out)
+        payload = self._rule.payload
+        out = torch.empty_like(local) if payload is Payload.DELTA else local
+        update = payload_of(payload, self.layout.parameters, local, base.floats, out)
+        self._local = None
         if not math.isfinite(float(update.sum())) and not bool(torch.isfinite(update).all()):
             raise NonFiniteLoss(
                 "the model's parameters are no longer finite after a push interval",
                 remedy="lower the learning rate or clip gradients",
             )
+        if self._rule.pull < 1:
+            self._local = local
         return update, integers
 
     def evaluate(

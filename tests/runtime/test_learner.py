@@ -1,0 +1,75 @@
+"""The part of a worker that learns, on a task whose every step is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+import vcasgd
+from vcasgd.runtime.learner import Base, Learner, Trained
+from vcasgd.spec import JobSpec
+
+
+class Ones(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(1)
+
+
+class Slope(vcasgd.Task):
+    """Each local step takes 1 off the only weight."""
+
+    batch_size = 2
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1, bias=False)
+
+    def dataset(self, split: str) -> Dataset[Tensor]:
+        return Ones()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        mean: Tensor = model(batch).mean()
+        return mean
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0)
+
+
+def learner_of(task: vcasgd.Task | None = None, **fields: Any) -> Learner:
+    given = {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 2, **fields}
+    learner = Learner(JobSpec.parse(given), task or Slope(), "cpu")
+    learner.start_subtask()
+    return learner
+
+
+def interval(learner: Learner, weight: float, subtask: int = 0) -> Trained:
+    """One of two local steps, from a snapshot with this weight."""
+    base = Base(torch.tensor([weight]), torch.empty(0, dtype=torch.int64))
+    return learner.train(base, subtask, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+
+
+def test_weights_start_from_the_snapshot() -> None:
+    learner = learner_of(update={"rule": "vc-asgd"})
+
+    assert [interval(learner, 10.0).update.item(), interval(learner, 20.0).update.item()] == [8, 18]
+
+
+def test_differences_are_those_to_the_snapshot() -> None:
+    learner = learner_of(update={"rule": "async-local-sgd"})
+
+    assert interval(learner, 10.0).update.item() == -2
+
+
+def test_under_an_elastic_rule_a_worker_goes_on_from_its_own_copy() -> None:
+    learner = learner_of(update={"rule": "easgd", "moving_rate": 0.25})
+
+    assert interval(learner, 10.0).update.item() == 8
+    # 8 + 0.25·(20 − 8) = 11, and two steps further
+    assert interval(learner, 20.0).update.item() == 9
