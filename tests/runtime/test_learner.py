@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 import vcasgd
+from vcasgd.learning.shards import Part
 from vcasgd.runtime.learner import Base, Learner, Trained
 from vcasgd.spec import JobSpec
 
@@ -73,3 +74,19 @@ def test_under_an_elastic_rule_a_worker_goes_on_from_its_own_copy() -> None:
     assert interval(learner, 10.0).update.item() == 8
     # 8 + 0.25·(20 − 8) = 11, and two steps further
     assert interval(learner, 20.0).update.item() == 9
+
+
+def test_each_shard_gets_what_its_encoding_lost_with_its_own_next_push() -> None:
+    learner = learner_of(update={"rule": "async-local-sgd", "codec": "int8"})
+    first, second = Part(0, 0, 2, 2), Part(1, 2, 4, 2)
+    update = torch.tensor([127.0, 0.4, 127.0, 0.4])
+
+    rounds = [[first, second], [first], [first, second]]
+    sent = [[_bytes(learner, part, update)[5] for part in parts] for parts in rounds]
+
+    # 0.4, then 0.8, which is 1, then 0.4 again less what was too much
+    assert sent == [[0, 0], [1], [0, 1]]
+
+
+def _bytes(learner: Learner, part: Part, update: Tensor) -> bytes:
+    return b"".join(learner.encoded(part, update).chunks(1024))

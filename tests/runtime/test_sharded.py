@@ -112,7 +112,8 @@ def test_a_parameter_server_killed(sharded: Plain, node: int) -> None:
 @pytest.mark.slow
 def test_updates_that_wait_in_a_buffer_are_in_no_less_safe_a_place(sharded: Plain) -> None:
     # Given a rule that adds the sum of seven updates at a time, and a checkpoint
-    fedbuff = {"rule": "fedbuff", "eta": 7.0, "buffer": 7, "staleness": {"function": "constant"}}
+    constant = {"function": "constant"}
+    fedbuff = {"rule": "fedbuff", "eta": 7.0, "buffer": 7, "staleness": constant, "codec": "int8"}
     training = Training(sharded, update=fedbuff)
     training.start(workers=2)
     training.reach(60)

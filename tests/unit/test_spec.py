@@ -118,6 +118,11 @@ def test_the_json_schema_can_be_made() -> None:
         ({"update": {"rule": "fedbuff", "buffer": 0}}, "update.buffer", "greater than or equal"),
         ({"update": {"rule": "downpour", "staleness": {}}}, "update.staleness", "no such field"),
         ({"update": {"codec": "int8"}}, "update.codec", "must be 'float32' or 'bfloat16'"),
+        (
+            {"update": {"rule": "downpour", "codec": "topk"}},
+            "update.codec",
+            "must be 'float32', 'bfloat16' or 'int8'",
+        ),
         ({"update": {"staleness": {"a": float("inf")}}}, "update.staleness.a", "finite number"),
         ({"push_every": 0}, "push_every", "number of local steps above 0 or the word subtask; not"),
         ({"push_every": True}, "push_every", "not True"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.codecs import make_codec
+from vcasgd.learning.encoding import Format
 from vcasgd.learning.rules import Context, make_rule, merge_integers
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
@@ -37,8 +38,9 @@ class Recipe:
         self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
         self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
         self.rule = make_rule(spec.update)
-        self.codec = make_codec(spec.update.codec)
-        self.payload_size = self.codec.encoded_size(self.part.floats)
+        codec = make_codec(spec.update.codec)
+        self.format = Format(codec, self.part.floats, self.part.parameters)
+        self.payload_size = self.format.size
         #: bytes of the weights, and of what the rule remembers
         self.snapshot_size = self.part.floats * 4 * (2 if self.rule.stateful else 1)
 
@@ -78,7 +80,7 @@ class Blender:
         self, recipe: Recipe, snapshot: Snapshot, weights: Tensor, state: Tensor | None = None
     ) -> None:
         self._recipe = recipe
-        self._scratch = torch.empty(min(PIECE_FLOATS, recipe.part.floats))
+        self._scratch = recipe.format.scratch(PIECE_FLOATS)
         #: where an update's bytes are received
         self.payload = memoryview(bytearray(recipe.payload_size))
         self.weights = weights
@@ -105,15 +107,15 @@ class Blender:
             raise InvalidUpdate(f"the update is of shard {header.shard}", reason="shard")
         if header.layout != self._recipe.layout_digest:
             raise InvalidUpdate("the update is of another model", reason="layout")
-        if header.codec != self._recipe.codec.name:
+        if header.codec != self._recipe.format.codec.name:
             raise InvalidUpdate(f"encoding {header.codec}", reason="codec")
         self.record.copy().advance(header.subtask, header.start, header.stop)
 
-    def inspect(self, chunk: memoryview) -> None:
-        """Looks at a part of an update before anything of it is applied. Raises
+    def inspect(self, chunk: memoryview, at: int) -> None:
+        """Looks at the bytes of an update from ``at`` on before anything of it is applied. Raises
         :class:`InvalidUpdate` (``non-finite``)."""
         # NaN fails any comparison, so this refuses it together with infinity
-        if not self._recipe.codec.largest(chunk) <= LARGEST_VALUE:
+        if not self._recipe.format.largest(chunk, at) <= LARGEST_VALUE:
             raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
 
     def blend(self, entry: str, header: Header, keys: list[str]) -> None:
@@ -143,13 +145,11 @@ class Blender:
 
     def _blend_floats(self, context: Context) -> None:
         """Piece by piece, so that what is decoded is still in the cache when it is blended."""
-        recipe, floats = self._recipe, self.weights.numel()
-        itemsize = recipe.codec.itemsize
-        for start in range(0, floats, PIECE_FLOATS):
-            stop = min(start + PIECE_FLOATS, floats)
-            encoded = self.payload[start * itemsize : stop * itemsize]
-            piece = recipe.codec.decoded(encoded, self._scratch)
-            recipe.rule.blend(self.weights[start:stop], piece, context.piece(start, stop))
+        rule = self._recipe.rule
+        for piece in self._recipe.format.pieces(PIECE_FLOATS):
+            numbers = piece.decoded(self.payload, self._scratch)
+            part = context.piece(piece.start, piece.stop)
+            rule.blend(self.weights[piece.start : piece.stop], numbers, part)
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
         """Counts an update that failed a check; its worker will be told."""

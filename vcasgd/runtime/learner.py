@@ -15,8 +15,9 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.codecs import make_codec
+from vcasgd.learning.encoding import Encoding, Feedback, Format
 from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
-from vcasgd.learning.shards import Cut, shards_for
+from vcasgd.learning.shards import Cut, Part, shards_for
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.vector import Layout, gather, scatter
@@ -57,6 +58,8 @@ class Learner:
         self.layout_digest = self.layout.digest()
         self.codec = make_codec(spec.update.codec)
         self._rule = make_rule(spec.update)
+        #: of each part of the vector that was pushed
+        self._feedback: dict[Part, Feedback] = {}
         #: this worker's own copy, float32 [floats], where the rule has it keep one
         self._local: Tensor | None = None
         self._optimizer: Optimizer | None = None
@@ -191,6 +194,13 @@ class Learner:
         if self._rule.pull < 1:
             self._local = local
         return update, integers
+
+    def encoded(self, part: Part, update: Tensor) -> Encoding:
+        """One shard's part of an update, float32 [floats], as it is pushed; each is to be asked
+        for once, since what its encoding loses is part of the next one."""
+        wire = Format(self.codec, part.floats, part.parameters)
+        feedback = self._feedback.setdefault(part, Feedback(wire))
+        return Encoding(wire, feedback.corrected(part.of(update)))
 
     def evaluate(
         self,

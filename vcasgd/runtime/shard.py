@@ -293,8 +293,10 @@ class Shard:
             self._check_author(header)
             keys = self._reader.payload_keys(header, size)
             model.check(header)
+            at = 0
             for chunk in self._reader.receive(header, model.payload):
-                model.inspect(chunk)
+                model.inspect(chunk, at)
+                at += chunk.nbytes
             model.blend(entry.id, header, keys)
         except InvalidUpdate as error:
             if error.reason == "missing":
