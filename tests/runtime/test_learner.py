@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -74,6 +75,27 @@ def test_under_an_elastic_rule_a_worker_goes_on_from_its_own_copy() -> None:
     assert interval(learner, 10.0).update.item() == 8
     # 8 + 0.25·(20 − 8) = 11, and two steps further
     assert interval(learner, 20.0).update.item() == 9
+
+
+def test_a_schedule_follows_the_job_and_not_the_worker() -> None:
+    class Falling(Slope):
+        def schedule(self, progress: float) -> float:
+            return 1 - progress
+
+    # of 16 samples in four subtasks of two steps each, by a worker that begins in the middle
+    learner = learner_of(Falling(), update={"rule": "async-local-sgd"})
+    steps = [interval(learner, 0.0, subtask).update.item() for subtask in (2, 3, 0)]
+
+    assert steps == [-(0.5 + 0.375), -(0.25 + 0.125), -(1 + 0.875)]
+
+
+def test_gradients_are_clipped_before_the_step() -> None:
+    class Clipped(Slope):
+        clip_norm = 0.25
+
+    learner = learner_of(Clipped(), update={"rule": "async-local-sgd"})
+
+    assert interval(learner, 0.0).update.item() == pytest.approx(-0.5, rel=1e-4)
 
 
 def test_each_shard_gets_what_its_encoding_lost_with_its_own_next_push() -> None:

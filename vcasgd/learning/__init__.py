@@ -9,5 +9,6 @@ tested with hand-computed numbers and replayed in a simulation.
 ``codecs``     how numbers are encoded for the wire
 ``encoding``   an update on the wire: parameters, statistics, and what an encoding loses
 ``subtasks``   an epoch's seeded order cut into subtasks, and the record of what is applied
+``rates``      learning rates over the job's progress, and clipped gradients
 ``training``   the local loop of a worker
 """

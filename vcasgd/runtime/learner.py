@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.codecs import make_codec
 from vcasgd.learning.encoding import Encoding, Feedback, Format
+from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
 from vcasgd.learning.shards import Cut, Part, shards_for
 from vcasgd.learning.subtasks import EpochPlan
@@ -63,6 +64,7 @@ class Learner:
         #: this worker's own copy, float32 [floats], where the rule has it keep one
         self._local: Tensor | None = None
         self._optimizer: Optimizer | None = None
+        self._rates: Rates | None = None
 
     def cut(self, shards: int) -> Cut:
         return Cut(self.layout.floats, self.layout.parameters, shards)
@@ -137,6 +139,7 @@ class Learner:
             )
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
+        self._rates = Rates(self._task, self._optimizer)
 
     def interval_stop(self, subtask: int, position: int) -> int:
         """Up to which sample one push interval reaches that starts at ``position``."""
@@ -160,6 +163,8 @@ class Learner:
         Raises :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
         """
         assert self._optimizer is not None
+        assert self._rates is not None
+        rates, plan = self._rates, self.plan
         start_from = pulled(self._rule, self._local, base.floats)
         scatter(start_from, base.integers, self._model, self.layout)
         torch.manual_seed(seed_for(self._spec.seed, subtask, start))
@@ -171,6 +176,7 @@ class Learner:
             self._device,
             should_stop=should_stop,
             on_step=on_step,
+            before_step=lambda done: rates.follow(plan.progress(subtask, start + done)),
         )
         update, integers = self._update(base)
         return Trained(
