@@ -429,7 +429,7 @@ class Plain:
     def cut(self, job: str) -> Cut:
         facts, layout = self.jobs.get(job).facts, self.layout(job)
         assert facts is not None
-        return Cut(layout.floats, layout.parameters, facts.shards)
+        return Cut(layout.floats, layout.parameters, facts.shards, layout.sent)
 
     def layout(self, job: str) -> Layout:
         facts = self.jobs.get(job).facts

@@ -189,7 +189,7 @@ class World:
         """An update as an honest worker would send it, but for ``changes`` of its header."""
         if payload is None:
             whole = self.delta(subtask, start, stop) if vector is None else vector
-            wire = Format(self.codec, self.layout.floats, self.layout.parameters)
+            wire = Format(self.codec, self.layout.sent, self.layout.parameters)
             payload = memoryview(b"".join(Encoding(wire, whole).chunks(CHUNK_BYTES)))
         fields = {
             "update": f"u{next(self._named)}",

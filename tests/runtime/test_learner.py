@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 import vcasgd
+from vcasgd.errors import SpecError
 from vcasgd.learning.shards import Part
 from vcasgd.runtime.learner import Base, Learner, Trained
 from vcasgd.spec import JobSpec
@@ -98,9 +100,39 @@ def test_gradients_are_clipped_before_the_step() -> None:
     assert interval(learner, 0.0).update.item() == pytest.approx(-0.5, rel=1e-4)
 
 
+class Tuned(Slope):
+    """A frozen layer before the weight that is trained."""
+
+    def model(self) -> nn.Module:
+        frozen = nn.Linear(1, 3, bias=False).requires_grad_(False)
+        nn.init.ones_(frozen.weight)
+        return nn.Sequential(frozen, nn.Linear(3, 1, bias=False))
+
+
+@pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
+def test_frozen_parameters_are_never_sent(rule: str) -> None:
+    learner = learner_of(Tuned(), update={"rule": rule})
+    (part,) = learner.cut(1).parts
+    base = Base(torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]), torch.empty(0, dtype=torch.int64))
+
+    trained = learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+
+    payload = _bytes(learner, part, trained.update)
+    assert payload == struct.pack("<3f", -2, -2, -2)
+
+
+def test_a_parameter_that_thaws_is_refused() -> None:
+    learner = learner_of(Tuned())
+
+    learner._model.requires_grad_(True)
+
+    with pytest.raises(SpecError, match=r"task: 0\.weight of the model was frozen"):
+        learner.start_subtask()
+
+
 def test_each_shard_gets_what_its_encoding_lost_with_its_own_next_push() -> None:
     learner = learner_of(update={"rule": "async-local-sgd", "codec": "int8"})
-    first, second = Part(0, 0, 2, 2), Part(1, 2, 4, 2)
+    first, second = Part(0, 0, 2, 2, 2), Part(1, 2, 4, 2, 2)
     update = torch.tensor([127.0, 0.4, 127.0, 0.4])
 
     rounds = [[first, second], [first], [first, second]]

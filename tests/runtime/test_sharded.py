@@ -10,8 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 from harness import Plain
-from training import Training
+from training import TASKS, Training
+from waiting import await_truth
 
 from vcasgd.errors import SnapshotMissing
 from vcasgd.runtime.outbox import MOST_UNAPPLIED
@@ -74,6 +76,31 @@ def test_a_model_on_three_nodes(sharded: Plain) -> None:
     assert len(job.evaluations) == training.plan.epochs
     assert all(len(each.versions) == 3 for each in job.evaluations)
     assert job.evaluations[-1].metrics["applied"] == training.plan.epochs
+
+
+@pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
+def test_nodes_that_have_only_frozen_parameters(sharded: Plain, rule: str) -> None:
+    # Given a model of which the second and the third node hold what no update carries
+    job = sharded.submit_audit(
+        samples=100,
+        epochs=2,
+        subtasks=4,
+        working_dir=TASKS,
+        task="half_frozen:HalfFrozen",
+        args={"copies": 1},
+        update={"rule": rule, "codec": "bfloat16"},
+    )
+    sharded.start_servers()
+    sharded.start_workers(job, 2)
+    sharded.play_controller(job)
+
+    await_truth(lambda: sharded.jobs.get(job).finished_epochs == 2, 60, interval=0.05)
+
+    vector = sharded.vector(job)
+    assert torch.equal(vector[100:], torch.full((200,), 0.3)), "not even rounded"
+    assert bool(vector[:100].gt(0).all())
+    if rule == "async-local-sgd":
+        assert bool(vector[:100].eq(2).all())
 
 
 @pytest.mark.slow

@@ -35,11 +35,11 @@ class Recipe:
     def __init__(self, spec: JobSpec, facts: Facts, shard: int = 0) -> None:
         layout = Layout.from_json(facts.layout)
         self.layout_digest = layout.digest()
-        self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
+        self.part = Cut(layout.floats, layout.parameters, facts.shards, layout.sent).parts[shard]
         self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
         self.rule = make_rule(spec.update)
         codec = make_codec(spec.update.codec)
-        self.format = Format(codec, self.part.floats, self.part.parameters)
+        self.format = Format(codec, self.part.sent, self.part.parameters)
         self.payload_size = self.format.size
         #: bytes of the weights, and of what the rule remembers
         self.snapshot_size = self.part.floats * 4 * (2 if self.rule.stateful else 1)

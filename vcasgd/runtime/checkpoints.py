@@ -178,7 +178,7 @@ def parse(name: str, data: bytes) -> Loaded:
         state = _state(whole, layout, tensors)
     except _NONSENSE as error:
         raise CheckpointDamaged(f"checkpoint {name}: {type(error).__name__}: {error}") from error
-    parts = Cut(layout.floats, layout.parameters, len(whole)).parts
+    parts = Cut(layout.floats, layout.parameters, len(whole), layout.sent).parts
     if not whole or any(
         each.meta.floats != part.floats for each, part in zip(whole, parts, strict=True)
     ):

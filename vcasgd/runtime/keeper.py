@@ -90,7 +90,7 @@ class JobKeeper:
         if self._model is None:
             assert job.facts is not None
             layout = Layout.from_json(job.facts.layout)
-            cut = Cut(layout.floats, layout.parameters, job.facts.shards)
+            cut = Cut(layout.floats, layout.parameters, job.facts.shards, layout.sent)
             try:
                 self._model = ShardedSnapshots(self._nodes, job.id, cut)
             except StoreUnavailable as error:

@@ -21,7 +21,7 @@ from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
 from vcasgd.learning.shards import Cut, Part, shards_for
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
-from vcasgd.learning.vector import Layout, gather, scatter
+from vcasgd.learning.vector import Layout, gather, scatter, thawed
 from vcasgd.spec import JobSpec
 from vcasgd.store.jobs import Facts
 from vcasgd.task import Task, calling_user_code
@@ -67,7 +67,7 @@ class Learner:
         self._rates: Rates | None = None
 
     def cut(self, shards: int) -> Cut:
-        return Cut(self.layout.floats, self.layout.parameters, shards)
+        return Cut(self.layout.floats, self.layout.parameters, shards, self.layout.sent)
 
     # -- what only the user's code knows -------------------------------------------------------
 
@@ -132,7 +132,17 @@ class Learner:
     # -- training and evaluation ---------------------------------------------------------------
 
     def start_subtask(self) -> None:
-        """A new local optimizer: momentum of an old subtask is not carried into a new model."""
+        """A new local optimizer: momentum of an old subtask is not carried into a new model.
+
+        Raises :class:`SpecError` where parameters were thawed that no update carries.
+        """
+        names = thawed(self._model, self.layout)
+        if names:
+            raise SpecError(
+                f"task: {names[0]} of the model was frozen when the job began and no longer is",
+                remedy="let Task.model() set requires_grad for good",
+                field="task",
+            )
         try:
             self._optimizer = self._task.optimizer(
                 [each for each in self._model.parameters() if each.requires_grad]
@@ -204,9 +214,9 @@ class Learner:
     def encoded(self, part: Part, update: Tensor) -> Encoding:
         """One shard's part of an update, float32 [floats], as it is pushed; each is to be asked
         for once, since what its encoding loses is part of the next one."""
-        wire = Format(self.codec, part.floats, part.parameters)
+        wire = Format(self.codec, part.sent, part.parameters)
         feedback = self._feedback.setdefault(part, Feedback(wire))
-        return Encoding(wire, feedback.corrected(part.of(update)))
+        return Encoding(wire, feedback.corrected(part.sent_of(update)))
 
     def evaluate(
         self,
