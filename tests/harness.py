@@ -374,6 +374,7 @@ class Plain:
         working_dir: Path = AUDIT_TASK,
         task: str = "audit:Audit",
         args: Mapping[str, Any] | None = None,
+        update: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> str:
         return self.submit(
@@ -389,7 +390,7 @@ class Plain:
             epochs=epochs,
             subtasks_per_epoch=subtasks,
             push_every=push_every,
-            update={"rule": "async-local-sgd", "eta": 1.0},
+            update=dict(update or {"rule": "async-local-sgd", "eta": 1.0}),
             **fields,
         )
 
@@ -404,7 +405,8 @@ class Plain:
         snapshots.want_pin("test")
         await_truth(lambda: snapshots.pinned("test"))
         whole, floats = snapshots.fetch_pinned("test")
-        stored = self.checkpoints(job).write(whole, self.layout(job), floats)
+        state = snapshots.fetch_states(whole)
+        stored = self.checkpoints(job).write(whole, self.layout(job), floats, state)
         snapshots.unpin("test")
         return stored.name
 
@@ -427,7 +429,7 @@ class Plain:
     def cut(self, job: str) -> Cut:
         facts, layout = self.jobs.get(job).facts, self.layout(job)
         assert facts is not None
-        return Cut(layout.floats, layout.parameters, facts.shards)
+        return Cut(layout.floats, layout.parameters, facts.shards, layout.sent)
 
     def layout(self, job: str) -> Layout:
         facts = self.jobs.get(job).facts

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing
 from vcasgd.learning.codecs import make_codec
+from vcasgd.learning.encoding import Encoding, Format
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.vector import Entry, Kind, Layout
 from vcasgd.runtime.checkpoints import Checkpoints, Stored
@@ -30,6 +31,7 @@ from vcasgd.store.jobs import Facts, Jobs, State
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.leases import Accounts, Lease, Leases, Wait
 from vcasgd.store.leases import Kind as Work
+from vcasgd.store.planes import CHUNK_BYTES
 from vcasgd.store.snapshots import Meta, Record, Snapshots, encode_integers
 from vcasgd.store.updates import Header, Pushed, UpdateReader, UpdateSender, checksum
 
@@ -187,7 +189,8 @@ class World:
         """An update as an honest worker would send it, but for ``changes`` of its header."""
         if payload is None:
             whole = self.delta(subtask, start, stop) if vector is None else vector
-            payload = self.codec.encode(whole)
+            wire = Format(self.codec, self.layout.sent, self.layout.parameters)
+            payload = memoryview(b"".join(Encoding(wire, whole).chunks(CHUNK_BYTES)))
         fields = {
             "update": f"u{next(self._named)}",
             "worker": "worker",

@@ -20,7 +20,6 @@ import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     ValidationError,
@@ -31,6 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from vcasgd.errors import SpecError
+from vcasgd.update_spec import RULES, Part, Update, VcAsgd
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION_SCHEMA = {
@@ -80,10 +80,6 @@ def _push_interval(value: object) -> object:
     raise ValueError(f"must be a number of local steps above 0 or the word subtask; not {value!r}")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 #: what data is, as far as the places are concerned that may see it: ``confidential``, ``eu-only``
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
@@ -98,60 +94,7 @@ def _set_of_labels(value: object) -> object:
 Labels = Annotated[tuple[Label, ...], BeforeValidator(_set_of_labels)]
 
 
-class Staleness(_Part):
-    """How an update loses weight with its staleness τ (FedAsync, Xie 2019, section 5.2).
-
-    ``constant``: 1. ``polynomial``: (1+τ)^−a. ``hinge``: 1 if τ ≤ b, else 1/(a(τ−b)+1).
-    Unless given, a is 0.5, for hinge 10, as in the paper.
-    """
-
-    function: Literal["constant", "polynomial", "hinge"] = "constant"
-    a: float = Field(default=0.5, gt=0, strict=True, description="steepness; 10 for hinge")
-    b: float = Field(default=4.0, ge=0, strict=True, description="hinge: nothing is lost up to b")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _steepness_of_the_hinge(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("function") == "hinge":
-            return {"a": 10.0, **value}
-        return value
-
-
-class VcAsgd(_Part):
-    """``W ← αW + (1−α)w`` (Atre 2021); ``alpha: var`` is α = e/(e+1) in epoch e = 1, 2, …"""
-
-    rule: Literal["vc-asgd"] = "vc-asgd"
-    alpha: Annotated[float, Field(gt=0, lt=1)] | Literal["var"] = "var"
-    staleness: Staleness = Staleness()
-    codec: Literal["float32", "bfloat16"] = "float32"
-
-    @field_validator("alpha", mode="before")
-    @classmethod
-    def _between_zero_and_one(cls, value: object) -> object:
-        if value == "var":
-            return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-            raise ValueError(
-                f"must be a number between 0 and 1, exclusive, or the word var; not {value!r}"
-            )
-        return float(value)
-
-
-class AsyncLocalSgd(_Part):
-    """``W ← W + η·s(τ)·Δ`` (Liu 2024); running statistics are averaged with weight
-    ``statistics_mix``, never summed."""
-
-    rule: Literal["async-local-sgd"]
-    eta: float = Field(default=1.0, gt=0, le=10, strict=True)
-    statistics_mix: float = Field(default=0.5, gt=0, le=1, strict=True)
-    staleness: Staleness = Staleness()
-    codec: Literal["float32", "bfloat16"] = "float32"
-
-
-Update = Annotated[VcAsgd | AsyncLocalSgd, Field(discriminator="rule")]
-
-
-class Workers(_Part):
+class Workers(Part):
     """How many machines the job wants, and from which pools, in order of preference.
 
     ``fallback: on-demand``: once all spot pools have refused for ``fallback_after``, the minimum
@@ -178,20 +121,20 @@ class Workers(_Part):
         return self
 
 
-class Data(_Part):
+class Data(Part):
     """What the task reads: ``labels`` bound it to pools that may see all of them."""
 
     labels: Labels = ()
 
 
-class Checkpoint(_Part):
+class Checkpoint(Part):
     """When to write checkpoints beside those at the end of each epoch, and how many to keep."""
 
     every: Duration = Field(default=timedelta(minutes=5), json_schema_extra={"default": 300})
     keep: int = Field(default=3, ge=1, le=1000, strict=True)
 
 
-class Stop(_Part):
+class Stop(Part):
     """What ends the job before its last epoch, or lets it rest. ``accuracy`` refers to the metric
     of that name that the task's ``evaluate`` returns; the job is paused before its machines have
     cost ``max_cost_usd``."""
@@ -201,7 +144,7 @@ class Stop(_Part):
     max_duration: Duration | None = None
 
 
-class JobSpec(_Part):
+class JobSpec(Part):
     """One training run, as the user asks for it."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
@@ -287,10 +230,6 @@ class JobSpec(_Part):
         )
 
 
-#: pydantic puts the tag of a discriminated union into the path; the user wrote no such level
-_RULES: dict[str | int, type[BaseModel]] = {"vc-asgd": VcAsgd, "async-local-sgd": AsyncLocalSgd}
-
-
 def spec_error(error: ValidationError, model: type[BaseModel] = JobSpec) -> SpecError:
     """A pydantic error as ours: names the first wrong field, counts the others."""
     first, *others = spec_errors(error, model)
@@ -305,7 +244,8 @@ def spec_errors(error: ValidationError, model: type[BaseModel] = JobSpec) -> lis
 
 def _spec_error(wrong: ErrorDetails, model: type[BaseModel]) -> SpecError:
     path = wrong["loc"]
-    field = ".".join(str(part) for part in path if part not in _RULES and part != "[key]")
+    # pydantic puts the tag of a discriminated union into the path; the user wrote no such level
+    field = ".".join(str(part) for part in path if part not in RULES and part != "[key]")
     remedy = None
     match wrong["type"]:
         case "extra_forbidden":
@@ -338,7 +278,7 @@ def _spec_error(wrong: ErrorDetails, model: type[BaseModel]) -> SpecError:
 def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
     """The fields of the part of a model that a path leads to."""
     for part in path:
-        model = _RULES.get(part) or model.model_fields[part].annotation
+        model = RULES.get(part) or model.model_fields[part].annotation
     fields: dict[str, Any] = model.model_fields
     return fields
 

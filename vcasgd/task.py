@@ -29,6 +29,8 @@ class Task:
     batch_size: int = 64
     #: samples in a step of the evaluation, which needs no gradients
     evaluation_batch_size: int = 512
+    #: the largest norm of all gradients together in a local step; larger ones are scaled down to it
+    clip_norm: float | None = None
 
     def model(self) -> nn.Module:
         """A freshly initialised model. Called under the job's seed, so every call is alike."""
@@ -48,6 +50,14 @@ class Task:
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """The local optimizer. A new one is made for every subtask."""
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    def schedule(self, progress: float) -> float:  # noqa: ARG002 - constant unless overridden
+        """The factor, at least 0, of the optimizer's learning rates in a local step.
+
+        ``progress`` in [0, 1) is the share of the job's samples that come before the step's, in
+        their order over all epochs; so it is the same whichever worker makes the step, and when.
+        """
+        return 1.0
 
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Sums over a batch, without gradients, and ``"count"``, by which they are divided.

@@ -274,7 +274,13 @@ class TestShards:
         layout = Layout.of(small_model())
         return Cut(layout.floats, layout.parameters, 3)
 
-    def write(self, checkpoints: Checkpoints, cut: Cut, versions: tuple[int, ...]) -> Stored:
+    def write(
+        self,
+        checkpoints: Checkpoints,
+        cut: Cut,
+        versions: tuple[int, ...],
+        state: Tensor | None = None,
+    ) -> Stored:
         snapshot, layout, floats = snapshot_of(small_model())
         whole = tuple(
             Snapshot(
@@ -284,12 +290,14 @@ class TestShards:
                     floats=part.floats,
                     parameters=part.parameters,
                     integers=snapshot.meta.integers if part.shard == 0 else "",
+                    # the first has not applied anything yet
+                    rule_state=state is not None and part.shard > 0,
                 ),
                 Record(2, {40 + part.shard: 5}),
             )
             for part, version in zip(cut.parts, versions, strict=True)
         )
-        return checkpoints.write(whole, layout, floats)
+        return checkpoints.write(whole, layout, floats, state)
 
     def test_each_comes_back_with_its_own_record(self, checkpoints: Checkpoints, cut: Cut) -> None:
         _, _, floats = snapshot_of(small_model())
@@ -297,11 +305,34 @@ class TestShards:
         loaded = checkpoints.read(self.write(checkpoints, cut, (7, 8, 9)).name)
 
         for part, version in zip(cut.parts, (7, 8, 9), strict=True):
-            snapshot, vector = loaded.part(part)
+            snapshot, vector, _ = loaded.part(part)
             assert snapshot.meta.version == version
             assert snapshot.record == Record(2, {40 + part.shard: 5})
             assert torch.equal(vector, part.of(floats))
             assert vector.untyped_storage().nbytes() == 4 * part.floats, "it keeps no other alive"
+
+    def test_each_gets_back_what_its_rule_remembers(
+        self, checkpoints: Checkpoints, cut: Cut
+    ) -> None:
+        state = torch.arange(float(cut.floats))
+
+        loaded = checkpoints.read(self.write(checkpoints, cut, (0, 8, 9), state).name)
+
+        first, second, third = (loaded.part(part)[2] for part in cut.parts)
+        assert first is None
+        assert second is not None
+        assert torch.equal(second, cut.parts[1].of(state))
+        assert third is not None
+        assert torch.equal(third, cut.parts[2].of(state))
+
+    @pytest.mark.parametrize("state", [torch.zeros(3), torch.zeros(0)])
+    def test_a_memory_of_another_length_is_damage(
+        self, checkpoints: Checkpoints, cut: Cut, state: Tensor
+    ) -> None:
+        stored = self.write(checkpoints, cut, (7, 8, 9), state)
+
+        with pytest.raises(CheckpointDamaged, match="the rule's state has shape"):
+            checkpoints.read(stored.name)
 
     def test_the_name_tells_the_versions_of_all(self, checkpoints: Checkpoints, cut: Cut) -> None:
         stored = [self.write(checkpoints, cut, versions) for versions in ((7, 8, 9), (7, 8, 10))]

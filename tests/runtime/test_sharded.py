@@ -10,8 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 from harness import Plain
-from training import Training
+from training import TASKS, Training
+from waiting import await_truth
 
 from vcasgd.errors import SnapshotMissing
 from vcasgd.runtime.outbox import MOST_UNAPPLIED
@@ -76,6 +78,31 @@ def test_a_model_on_three_nodes(sharded: Plain) -> None:
     assert job.evaluations[-1].metrics["applied"] == training.plan.epochs
 
 
+@pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
+def test_nodes_that_have_only_frozen_parameters(sharded: Plain, rule: str) -> None:
+    # Given a model of which the second and the third node hold what no update carries
+    job = sharded.submit_audit(
+        samples=100,
+        epochs=2,
+        subtasks=4,
+        working_dir=TASKS,
+        task="half_frozen:HalfFrozen",
+        args={"copies": 1},
+        update={"rule": rule, "codec": "bfloat16"},
+    )
+    sharded.start_servers()
+    sharded.start_workers(job, 2)
+    sharded.play_controller(job)
+
+    await_truth(lambda: sharded.jobs.get(job).finished_epochs == 2, 60, interval=0.05)
+
+    vector = sharded.vector(job)
+    assert torch.equal(vector[100:], torch.full((200,), 0.3)), "not even rounded"
+    assert bool(vector[:100].gt(0).all())
+    if rule == "async-local-sgd":
+        assert bool(vector[:100].eq(2).all())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_tensors_server_killed_in_the_middle_of_a_push(
@@ -107,6 +134,30 @@ def test_a_parameter_server_killed(sharded: Plain, node: int) -> None:
     advance_without(training, node, before)
     sharded.start_server(node)
     training.finish()
+
+
+@pytest.mark.slow
+def test_updates_that_wait_in_a_buffer_are_in_no_less_safe_a_place(sharded: Plain) -> None:
+    # Given a rule that adds the sum of seven updates at a time, and a checkpoint
+    constant = {"function": "constant"}
+    fedbuff = {"rule": "fedbuff", "eta": 7.0, "buffer": 7, "staleness": constant, "codec": "int8"}
+    training = Training(sharded, update=fedbuff)
+    training.start(workers=2)
+    training.reach(60)
+    sharded.checkpoint(training.job)
+    training.go_on(40)
+
+    # When one node loses its parameter server, and another one both of its servers
+    sharded.servers[0].kill()
+    sharded.nodes[1].process.kill()
+    sharded.servers[1].kill()
+    sharded.start_server(0)
+    sharded.nodes[1].start()
+    sharded.start_server(1)
+
+    # Then each sample of each epoch is in the model once
+    training.finish()
+    assert events(training, "restored") == [1]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,38 @@ class TestApplies:
         assert evaluated in ([1], [1, 2]), "the last one may still be open"
         totals = world.jobs.get(world.job).totals
         assert (totals["samples"], totals["applied"], totals["repeated"]) == (24, 24, 0)
+
+
+class TestInt8:
+    def test_differences_are_rounded_and_statistics_are_not(self, make_world: MakeWorld) -> None:
+        world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": "int8"})
+        delta = torch.tensor([127.0, -63.4, *[0.0] * 10, 1e-6])
+
+        world.push(0, 0, 2, vector=delta)
+        assert world.shard().turn() == 1
+
+        assert world.vector().tolist() == [127.0, -63.0, *[0.0] * 10, (delta[-1] / 2).item()]
+
+    def test_a_whole_job(self, make_world: MakeWorld) -> None:
+        world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": "int8"})
+        shard = world.shard()
+
+        run_to_end(world, [Volunteer(world, "a"), Volunteer(world, "b", interval=3)], shard.turn)
+
+        assert world.complete
+        world.assert_exact()
+
+    @pytest.mark.parametrize("at", [0, 256])
+    def test_numbers_that_are_none_are_refused(self, make_world: MakeWorld, at: int) -> None:
+        world = make_world(update={"rule": "async-local-sgd", "codec": "int8"})
+        payload = bytearray(260)
+        payload[at : at + 4] = struct.pack("<f", math.nan)
+
+        header, _ = world.push(0, 0, 2, payload=bytes(payload))
+        world.shard().turn()
+
+        assert world.fate(header) == "rejected:non-finite"
+        assert not world.vector().any()
 
 
 class TestBatches:

@@ -126,15 +126,16 @@ class TestRoundTrip:
             meta_of(constant(1), 41, 7),
             parameters=900,
             integers=encode_integers(counters),
-            rule_state={"momentum": [0.5]},
+            rule_state=True,
             totals=Totals(41, 820, 12, 3, 7.5, {"checksum": 2}),
             created_at=12.5,
         )
         record = Record(3, {12: 5, 14: 1})
 
-        assert snapshots.install(7, meta, record, constant(1))
+        assert snapshots.install(7, meta, record, constant(1), constant(2))
 
         assert snapshots.read() == Snapshot(meta, record)
+        assert torch.equal(snapshots.fetch_state(meta), constant(2))
         assert snapshots.version() == 41
         assert snapshots.read().meta.integer_vector().tolist() == counters.tolist()
         assert meta.totals.staleness_mean == 12 / 41

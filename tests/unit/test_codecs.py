@@ -78,11 +78,11 @@ def test_chunk_by_chunk_is_the_same_as_the_whole(
     codec: Codec, vector: Tensor, data: st.DataObject
 ) -> None:
     payload = bytes(codec.encode(vector))
-    chunk = data.draw(st.integers(1, 10)) * codec.itemsize
+    chunk = data.draw(st.integers(1, 10)) * codec.block_bytes
     out = torch.full_like(vector, 123.0)
 
     for start in range(0, len(payload), chunk):
-        codec.decode(payload[start : start + chunk], out, start // codec.itemsize)
+        codec.decode(payload[start : start + chunk], out, start // codec.block_bytes)
 
     assert torch.equal(out, decoded(codec, payload, len(vector)))
 
@@ -138,7 +138,7 @@ def test_what_is_not_a_plain_vector_is_made_one() -> None:
 
 def test_codecs_are_found_by_name() -> None:
     assert [make_codec(codec.name).name for codec in CODECS] == ["float32", "bfloat16"]
-    with pytest.raises(SpecError, match="choose one of float32, bfloat16") as caught:
+    with pytest.raises(SpecError, match="choose one of float32, bfloat16, int8") as caught:
         make_codec("pickle")
     assert caught.value.field == "update.codec"
 

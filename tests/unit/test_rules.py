@@ -11,9 +11,29 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.rules import Context, Payload, Rule, make_rule, merge_integers, payload_of
+from vcasgd.learning.rules import (
+    Context,
+    Payload,
+    Rule,
+    make_rule,
+    merge_integers,
+    payload_of,
+    pulled,
+)
 from vcasgd.learning.vector import Layout, gather
-from vcasgd.spec import AsyncLocalSgd, Staleness, Update, VcAsgd
+from vcasgd.update_spec import (
+    AsyncLocalSgd,
+    DcAsgd,
+    DelayedNesterov,
+    Downpour,
+    Easgd,
+    FedAsync,
+    FedBuff,
+    Sma,
+    Staleness,
+    Update,
+    VcAsgd,
+)
 
 POLYNOMIAL = Staleness(function="polynomial")
 FRESH = Context(staleness=0, epoch=1, parameters=2)
@@ -68,16 +88,144 @@ def test_async_local_sgd_trusts_a_stale_update_less() -> None:
     assert given_weight == 0.5
 
 
-@pytest.mark.parametrize("update", [VcAsgd(), AsyncLocalSgd(rule="async-local-sgd")])
+def test_fedasync_weighs_by_age() -> None:
+    update = FedAsync(rule="fedasync", beta=0.5)
+
+    weights, given_weight = blended(update, [14.0, 24.0, 34.0], replace(FRESH, staleness=3))
+
+    assert weights == [11.0, 21.0, 31.0]  # 0.5 · 4^-½ = 0.25 of the way
+    assert given_weight == 0.25
+
+
+def test_easgd_moves_both_ends_of_the_spring() -> None:
+    rule = make_rule(Easgd(rule="easgd", moving_rate=0.25))
+    weights, local = torch.tensor([10.0, 20.0]), torch.tensor([14.0, 12.0])
+
+    start = pulled(rule, local, weights)
+    rule.blend(weights, local, FRESH)
+
+    assert weights.tolist() == [11.0, 18.0]  # W + 0.25·(w − W)
+    assert start.tolist() == [13.0, 14.0]  # w − 0.25·(w − W)
+
+
+def test_a_worker_without_a_copy_of_its_own_starts_from_the_snapshot() -> None:
+    base, local = torch.tensor([1.0]), torch.tensor([5.0])
+
+    assert pulled(make_rule(Easgd(rule="easgd")), None, base) is base
+    assert pulled(make_rule(VcAsgd()), local, base) is base
+
+
+def test_sma_has_momentum_for_parameters_alone() -> None:
+    rule = make_rule(Sma(rule="sma", moving_rate=0.5, momentum=0.5))
+    weights, state = torch.tensor([0.0, 8.0]), torch.zeros(2)
+    context = Context(0, 1, 1, state=state)
+
+    rule.blend(weights, torch.tensor([4.0, 4.0]), context)
+    assert weights.tolist() == [2.0, 6.0]  # v = 0.5·4
+    rule.blend(weights, torch.tensor([4.0, 4.0]), context)
+
+    assert weights.tolist() == [4.0, 5.0]  # v = 0.5·2 + 0.5·(4 − 2) = 2
+    assert state.tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(("staleness", "parameters"), [(0, 14.0), (1, 14.0), (4, 11.0)])
+def test_downpour_divides_by_the_staleness(staleness: int, parameters: float) -> None:
+    update = Downpour(rule="downpour", eta=1.0, statistics_mix=0.5)
+
+    weights, _ = blended(update, [4.0, 0.0, 70.0], replace(FRESH, staleness=staleness))
+
+    assert weights == [parameters, 20.0, 35.0 if staleness == 4 else 50.0]
+
+
+def test_delayed_nesterov_steps_with_each_and_has_momentum_with_each_second() -> None:
+    rule = make_rule(DelayedNesterov(rule="delayed-nesterov", eta=1.0, buffer=2, momentum=0.5))
+    weights, state = torch.zeros(1), torch.zeros(1)
+
+    seen = []
+    for number, delta in enumerate([2.0, 6.0, 4.0, 0.0], start=1):
+        context = Context(0, 1, 1, number=number, state=state)
+        rule.blend(weights, torch.tensor([delta]), context)
+        seen.append(weights.item())
+
+    # m is (2 + 6)/2 = 4 with the second, and 0.5·4 + (4 + 0)/2 = 4 with the fourth
+    assert seen == [1.0, 1 + 3 + 0.5 * 4, 6 + 2, 8 + 0 + 0.5 * 4]
+
+
+def test_fedbuff_waits_until_its_buffer_is_full() -> None:
+    rule = make_rule(FedBuff(rule="fedbuff", eta=1.0, buffer=2))
+    weights, state = torch.zeros(1), torch.zeros(1)
+
+    seen = []
+    for number, (delta, staleness) in enumerate([(4.0, 0), (4.0, 3), (6.0, 0)], start=1):
+        context = Context(staleness, 1, 1, number=number, state=state)
+        rule.blend(weights, torch.tensor([delta]), context)
+        seen.append(weights.item())
+
+    assert seen == [0.0, 3.0, 3.0]  # (4 + ½·4)/2
+    assert state.tolist() == [6.0]
+
+
+def test_dc_asgd_on_a_parabola_makes_the_step_of_the_newer_point() -> None:
+    # Given the loss h·W²/2 with the gradient hW, and a worker's step of rate 0.1 from w₀ = 1
+    rate, curvature, base, now = 0.1, 0.8, torch.tensor([1.0]), torch.tensor([0.5])
+    delta = -rate * curvature * base
+    # When λ′·g² is the Hessian h, that is λ′ = 1/h here, and λ = λ′/(rate · 1 step)
+    rule = make_rule(DcAsgd(rule="dc-asgd", compensation=1 / curvature / rate))
+    weights = now.clone()
+    rule.blend(weights, delta, Context(0, 1, 1, base=base))
+
+    # Then the step is what the gradient at 0.5 would have made
+    torch.testing.assert_close(weights, now - rate * curvature * now)
+
+
+def test_dc_asgd_never_goes_further_than_back_or_twice() -> None:
+    rule = make_rule(DcAsgd(rule="dc-asgd", compensation=1e6))
+    weights = torch.tensor([1e30, -1e30, 5.0])
+    context = Context(0, 1, 3, base=torch.zeros(3))
+
+    rule.blend(weights, torch.tensor([1e30, 1e30, 0.0]), context)
+
+    assert weights.tolist() == pytest.approx([1e30, 1e30, 5.0])
+
+
+EVERY_RULE: list[Update] = [
+    VcAsgd(),
+    FedAsync(rule="fedasync"),
+    Easgd(rule="easgd"),
+    Sma(rule="sma"),
+    AsyncLocalSgd(rule="async-local-sgd"),
+    Downpour(rule="downpour"),
+    DelayedNesterov(rule="delayed-nesterov"),
+    FedBuff(rule="fedbuff"),
+    DcAsgd(rule="dc-asgd", compensation=1.0),
+]
+
+
+@pytest.mark.parametrize("update", EVERY_RULE, ids=lambda update: update.rule)
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_an_update_of_another_length_changes_nothing(update: Update, length: int) -> None:
-    weights = torch.tensor([10.0, 20.0, 30.0])
+    weights, state = torch.tensor([10.0, 20.0, 30.0]), torch.ones(3)
 
     with pytest.raises(InvalidUpdate) as caught:
-        make_rule(update).blend(weights, torch.zeros(length), FRESH)
+        make_rule(update).blend(weights, torch.zeros(length), replace(FRESH, state=state))
 
     assert caught.value.reason == "length"
     assert weights.tolist() == [10.0, 20.0, 30.0]
+    assert state.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("update", EVERY_RULE, ids=lambda update: update.rule)
+def test_statistics_of_many_workers_come_close_and_never_further(update: Update) -> None:
+    rule, weights, state = make_rule(update), torch.zeros(1), torch.zeros(1)
+
+    for number in range(1, 13):
+        before = weights.item()
+        context = Context(0, 1, 0, number=number, state=state, base=torch.zeros(1))
+        rule.blend(weights, torch.tensor([8.0]), context)
+        assert before <= weights.item() <= 8.0
+
+    assert weights.item() > 4
+    assert state.item() == 0
 
 
 def test_batch_norm_statistics_of_many_workers_do_not_add_up() -> None:
@@ -126,15 +274,26 @@ def test_counters_never_run_backwards() -> None:
         merge_integers(current, torch.tensor([9]))
 
 
-rules = st.one_of(
-    st.builds(VcAsgd, alpha=st.one_of(st.just("var"), st.floats(0.001, 0.999))),
-    st.builds(
-        AsyncLocalSgd,
-        rule=st.just("async-local-sgd"),
-        eta=st.floats(0.01, 10),
-        statistics_mix=st.floats(0.01, 1),
-    ),
+mixes = st.floats(0.001, 0.999)
+averaging = st.one_of(
+    st.builds(VcAsgd, alpha=st.one_of(st.just("var"), mixes)),
+    st.builds(FedAsync, rule=st.just("fedasync"), beta=mixes),
+    st.builds(Easgd, rule=st.just("easgd"), moving_rate=mixes),
 ).map(make_rule)
+differences = {"eta": st.floats(0.01, 10), "statistics_mix": st.floats(0.01, 1)}
+rules = st.one_of(
+    averaging,
+    st.builds(Sma, rule=st.just("sma"), moving_rate=mixes, momentum=mixes).map(make_rule),
+    st.builds(AsyncLocalSgd, rule=st.just("async-local-sgd"), **differences).map(make_rule),
+    st.builds(Downpour, rule=st.just("downpour"), **differences).map(make_rule),
+    st.builds(DelayedNesterov, rule=st.just("delayed-nesterov"), momentum=mixes, **differences).map(
+        make_rule
+    ),
+    st.builds(FedBuff, rule=st.just("fedbuff"), **differences).map(make_rule),
+    st.builds(
+        DcAsgd, rule=st.just("dc-asgd"), compensation=st.floats(1e-6, 1e6), **differences
+    ).map(make_rule),
+)
 numbers = st.floats(-(2.0**100), 2.0**100, width=32)
 pairs = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=70)
 
@@ -151,27 +310,38 @@ def test_shard_by_shard_is_the_same_as_the_whole(
 ) -> None:
     weights, update = columns(values)
     cut = data.draw(st.integers(0, len(values)))
-    context = Context(2, 3, data.draw(st.integers(0, len(values))))
-    shards = [weights[:cut].clone(), weights[cut:].clone()]
+    context = Context(
+        staleness=2,
+        epoch=3,
+        parameters=data.draw(st.integers(0, len(values))),
+        number=data.draw(st.integers(1, 8)),
+        ends_epoch=data.draw(st.booleans()),
+        state=update.flip(0) / 2,
+        base=weights.flip(0),
+    )
+    parts = [(0, cut), (cut, len(values))]
+    shards = [weights[start:stop].clone() for start, stop in parts]
+    assert context.state is not None
+    memories = [context.state[start:stop].clone() for start, stop in parts]
 
+    for shard, memory, (start, stop) in zip(shards, memories, parts, strict=True):
+        rule.blend(shard, update[start:stop], replace(context.piece(start, stop), state=memory))
     rule.blend(weights, update, context)
-    rule.blend(shards[0], update[:cut], context)
-    rule.blend(shards[1], update[cut:], replace(context, parameters=context.parameters - cut))
 
     torch.testing.assert_close(torch.cat(shards), weights)
+    torch.testing.assert_close(torch.cat(memories), context.state)
+    assert bool(weights.isfinite().all())
 
 
 @settings(deadline=None)
-@given(st.one_of(st.just("var"), st.floats(0.001, 0.999)), pairs, st.integers(0, 50))
+@given(averaging, pairs, st.integers(0, 50))
 def test_averaging_stays_between_old_and_new(
-    alpha: float, values: list[tuple[float, float]], staleness: int
+    rule: Rule, values: list[tuple[float, float]], staleness: int
 ) -> None:
     weights, update = columns(values)
     low, high = torch.minimum(weights, update), torch.maximum(weights, update)
 
-    given_weight = make_rule(VcAsgd(alpha=alpha, staleness=POLYNOMIAL)).blend(
-        weights, update, Context(staleness, 1, 0)
-    )
+    given_weight = rule.blend(weights, update, Context(staleness, 1, 0))
 
     assert 0 < given_weight < 1
     assert low.le(weights).all()

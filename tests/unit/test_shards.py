@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vcasgd.learning.rules import Context, make_rule
 from vcasgd.learning.shards import Cut, Step, next_step, shards_for
-from vcasgd.spec import AsyncLocalSgd, VcAsgd
+from vcasgd.update_spec import AsyncLocalSgd, VcAsgd
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,11 @@ def test_shards_that_met_stay_together(positions: list[int], interval: int) -> N
         assert len(set(positions)) <= together
         steps += 1
     assert steps <= lacking
+
+
+def test_frozen_parameters_are_in_no_update() -> None:
+    parts = Cut(floats=10, parameters=3, shards=3, sent=5).parts
+
+    assert [part.floats for part in parts] == [3, 3, 4]
+    assert [part.parameters for part in parts] == [3, 0, 0]
+    assert [part.sent_of(torch.arange(10)).tolist() for part in parts] == [[0, 1, 2], [3, 4], []]

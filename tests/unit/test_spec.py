@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from vcasgd.errors import SpecError
-from vcasgd.spec import AsyncLocalSgd, JobSpec, Staleness, VcAsgd, parse_duration
+from vcasgd.spec import JobSpec, parse_duration
+from vcasgd.update_spec import AsyncLocalSgd, Staleness, VcAsgd
 
 LEAST: dict[str, Any] = {
     "name": "digits",
@@ -110,7 +111,18 @@ def test_the_json_schema_can_be_made() -> None:
         ({"update": "vc-asgd"}, "update", "must be a mapping of fields, not 'vc-asgd'"),
         ({"update": {"alpha": 1}}, "update.alpha", "between 0 and 1, exclusive, .* not 1$"),
         ({"update": {"alpha": True}}, "update.alpha", "not True"),
+        ({"update": {"rule": "dc-asgd"}}, "update.compensation", "is required"),
+        ({"update": {"rule": "fedasync", "beta": 1.0}}, "update.beta", "less than 1"),
+        ({"update": {"rule": "easgd", "moving_rate": 0.0}}, "update.moving_rate", "greater than 0"),
+        ({"update": {"rule": "sma", "momentum": 1.0}}, "update.momentum", "less than 1"),
+        ({"update": {"rule": "fedbuff", "buffer": 0}}, "update.buffer", "greater than or equal"),
+        ({"update": {"rule": "downpour", "staleness": {}}}, "update.staleness", "no such field"),
         ({"update": {"codec": "int8"}}, "update.codec", "must be 'float32' or 'bfloat16'"),
+        (
+            {"update": {"rule": "downpour", "codec": "topk"}},
+            "update.codec",
+            "must be 'float32', 'bfloat16' or 'int8'",
+        ),
         ({"update": {"staleness": {"a": float("inf")}}}, "update.staleness.a", "finite number"),
         ({"push_every": 0}, "push_every", "number of local steps above 0 or the word subtask; not"),
         ({"push_every": True}, "push_every", "not True"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcasgd.learning.staleness import weight
-from vcasgd.spec import Staleness
+from vcasgd.update_spec import Staleness
 
 
 @pytest.mark.parametrize(

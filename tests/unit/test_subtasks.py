@@ -64,6 +64,16 @@ class TestEpochPlan:
         assert np.array_equal(twin.indices(subtask, start, stop), whole[start:stop])
         assert twin.order_digest() == plan.order_digest()
 
+    def test_progress_is_that_of_the_job(self) -> None:
+        plan = EpochPlan(samples=10, subtasks_per_epoch=3, epochs=2, seed=0)
+
+        # the subtasks of an epoch begin at 0, 3 and 6
+        assert [plan.progress(subtask, 0) for subtask in range(6)] == [
+            0.0, 0.15, 0.3, 0.5, 0.65, 0.8,
+        ]  # fmt: skip
+        assert plan.progress(4, 2) == 0.75
+        assert plan.progress(5, 4) == 1.0
+
     def test_the_order_never_changes_between_releases(self) -> None:
         assert PLAN.indices(0, 0, 3).tolist() == [6, 1, 0]
         assert PLAN.order_digest().startswith("4e1379dab346")

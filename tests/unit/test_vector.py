@@ -40,13 +40,13 @@ def state_of(module: nn.Module) -> tuple[Tensor, Tensor]:
 
 def test_parameters_come_first_then_statistics_and_integers_lie_apart() -> None:
     assert Layout.of(Net()).entries == (
-        Entry("frozen", (2,), Kind.PARAMETER, 0),
-        Entry("scale", (), Kind.PARAMETER, 2),
-        Entry("norm.weight", (3,), Kind.PARAMETER, 3),
-        Entry("norm.bias", (3,), Kind.PARAMETER, 6),
-        Entry("encoder.weight", (2, 3), Kind.PARAMETER, 9),
-        Entry("norm.running_mean", (3,), Kind.STATISTIC, 15),
-        Entry("norm.running_var", (3,), Kind.STATISTIC, 18),
+        Entry("scale", (), Kind.PARAMETER, 0),
+        Entry("norm.weight", (3,), Kind.PARAMETER, 1),
+        Entry("norm.bias", (3,), Kind.PARAMETER, 4),
+        Entry("encoder.weight", (2, 3), Kind.PARAMETER, 7),
+        Entry("norm.running_mean", (3,), Kind.STATISTIC, 13),
+        Entry("norm.running_var", (3,), Kind.STATISTIC, 16),
+        Entry("frozen", (2,), Kind.FROZEN, 19),
         Entry("mask", (2,), Kind.INTEGER, 0),
         Entry("norm.num_batches_tracked", (), Kind.INTEGER, 2),
     )
@@ -55,7 +55,7 @@ def test_parameters_come_first_then_statistics_and_integers_lie_apart() -> None:
 def test_counts() -> None:
     layout = Layout.of(Net())
 
-    assert (layout.parameters, layout.floats, layout.integers) == (15, 21, 3)
+    assert (layout.parameters, layout.sent, layout.floats, layout.integers) == (13, 19, 21, 3)
 
 
 def test_statistics_inside_the_module_tree_still_follow_all_parameters() -> None:

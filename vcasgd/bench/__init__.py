@@ -7,6 +7,7 @@
 ``tally``     what such a worker counts, in memory that it shares with whoever measures
 ``gauges``    resident memory and processor time of processes
 ``loopback``  what the machine itself can move between two processes
+``codecs``    what the encodings of updates cost, without any process around them
 ``copies``    how often the bytes of an update are copied, by name
 ``figures``   the numbers that are printed
 """

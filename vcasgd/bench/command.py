@@ -84,6 +84,34 @@ def store_command(
         _show(figures)
 
 
+@app.command("codecs")
+def codecs_command(
+    size_mb: Annotated[int, typer.Option(min=1, help="MiB of an update, as float32.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Of each measurement.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure size, speed and error of the encodings of updates, in this process."""
+    from vcasgd.bench.codecs import measure_codecs
+
+    figures = measure_codecs(size_mb, seconds)
+    if as_json:
+        typer.echo(json.dumps({"size_mb": size_mb, "codecs": [each.to_dict() for each in figures]}))
+        return
+    table = Table(box=None, pad_edge=False)
+    for head in ("codec", "MB", "of float32", "encode GB/s", "decode GB/s", "relative error"):
+        table.add_column(head, justify="left" if head == "codec" else "right")
+    for each in figures:
+        table.add_row(
+            each.codec,
+            f"{each.bytes_per_update / 1e6:.1f}",
+            f"{each.share_of_float32:.1%}",
+            f"{each.encode_gb_s:.2f}",
+            f"{each.decode_gb_s:.2f}",
+            f"{each.relative_error:.2g}",
+        )
+    Console(highlight=False).print(table)
+
+
 def _show(figures: Figures) -> None:
     console = Console(highlight=False)
     table = Table(show_header=False, box=None, pad_edge=False)

@@ -1,13 +1,13 @@
-"""How a vector is encoded for the wire: raw little-endian numbers, never a pickle.
+"""How numbers are encoded for the wire: raw and little-endian, never a pickle.
 
-NumPy does the reading because torch refuses read-only memory, and what arrives from a socket
-is read-only.
+What an update of parameters and statistics looks like as a whole is in
+:mod:`vcasgd.learning.encoding`. NumPy does the reading because torch refuses read-only memory,
+and what arrives from a socket is read-only.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,8 +26,17 @@ class Codec(Protocol):
         """As in ``update.codec`` of a job."""
 
     @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
+    def block_floats(self) -> int:
+        """Elements of a block, the least that can be decoded by itself."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block; a power of two, so that blocks end where chunks do."""
+
+    @property
+    def for_statistics(self) -> bool:
+        """Whether running statistics can be encoded with it: with an error that is relative to
+        each single number."""
 
     @property
     def halves(self) -> bool:
@@ -37,11 +46,12 @@ class Codec(Protocol):
         """The contiguous bytes of a vector; may share its memory, so send before you change."""
 
     def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
-        """Decodes into ``out[offset : offset + len(payload) / itemsize]``.
+        """Decodes whole blocks into ``out[offset:]``.
 
-        ``out`` is a contiguous float32 vector on the CPU. Chunks that are cut at multiples of
-        ``itemsize`` can be decoded one by one. Raises :class:`InvalidUpdate` with the reason
-        ``length``, and nothing written, if the payload is not whole or does not fit.
+        ``out`` is a contiguous float32 vector on the CPU, with room for the last block too.
+        Chunks that are cut at multiples of ``block_bytes`` can be decoded one by one. Raises
+        :class:`InvalidUpdate` with the reason ``length``, and nothing written, if the payload is
+        not whole or does not fit.
         """
 
     def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
@@ -49,17 +59,19 @@ class Codec(Protocol):
         where nothing has to be decoded, in the payload's own memory, which must be writable."""
 
     def largest(self, payload: bytes | memoryview) -> float:
-        """The largest magnitude among the encoded numbers; NaN or infinity if one is."""
+        """The largest magnitude among the encoded numbers, or a bound just above it; NaN or
+        infinity if one of them is."""
 
     def encoded_size(self, elements: int) -> int:
-        """Bytes of an encoded vector of so many elements."""
+        """Bytes of an encoded vector of so many elements: whole blocks."""
 
 
 class Float32:
     """As it is: four bytes an element, no loss, no copy on little-endian machines."""
 
     name = "float32"
-    itemsize = 4
+    block_floats, block_bytes = 1, 4
+    for_statistics = True
     halves = False
 
     def encode(self, vector: Tensor) -> memoryview:
@@ -74,7 +86,7 @@ class Float32:
         if sys.byteorder == "little":
             return torch.frombuffer(payload, dtype=torch.float32)
         self.decode(payload, scratch)
-        return scratch[: payload.nbytes // self.itemsize]
+        return scratch[: payload.nbytes // self.block_bytes]
 
     def largest(self, payload: bytes | memoryview) -> float:
         numbers = np.frombuffer(payload, "<f4")
@@ -82,7 +94,7 @@ class Float32:
         return float(max(np.max(numbers), -np.min(numbers))) if len(numbers) else 0.0
 
     def encoded_size(self, elements: int) -> int:
-        return elements * self.itemsize
+        return elements * self.block_bytes
 
 
 class BFloat16:
@@ -92,7 +104,8 @@ class BFloat16:
     """
 
     name = "bfloat16"
-    itemsize = 2
+    block_floats, block_bytes = 1, 2
+    for_statistics = True
     halves = True
 
     def encode(self, vector: Tensor) -> memoryview:
@@ -106,7 +119,7 @@ class BFloat16:
         np.left_shift(np.frombuffer(payload, "<u2"), 16, out=target, dtype=np.uint32)
 
     def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        out = scratch[: payload.nbytes // self.itemsize]
+        out = scratch[: payload.nbytes // self.block_bytes]
         if sys.byteorder == "little":
             # torch converts with vector instructions, NumPy's shift has to widen first
             return out.copy_(torch.frombuffer(payload, dtype=torch.bfloat16))
@@ -122,40 +135,81 @@ class BFloat16:
         return float(np.uint32(max(negative, positive) << 16).view(np.float32))
 
     def encoded_size(self, elements: int) -> int:
-        return elements * self.itemsize
+        return elements * self.block_bytes
 
 
-class Encoding:
-    """A vector as its codec encodes it: piece by piece while it is sent, so that the whole is
-    never copied. The vector (float32 ``[n]``) must not change."""
+class Int8:
+    """Blocks of 252 numbers: their scale as a float32, ``s = max|x|/127``, then ``round(x/s)``,
+    each as a byte; 256 bytes. (Blockwise quantization: Dettmers 2021, arXiv 2110.02861.)
 
-    def __init__(self, codec: Codec, vector: Tensor) -> None:
-        self._codec = codec
-        self._vector = vector
+    The error of a number is at most s/2, 1/254 of the largest in its block: small numbers beside
+    large ones become 0. So it is for differences, where what was lost is sent with the next update
+    (:class:`~vcasgd.learning.encoding.Feedback`), and not for running statistics. A block with a
+    number that is not finite has a scale that is not. The last block is filled up with zeros.
+    """
 
-    def __len__(self) -> int:
-        """Bytes."""
-        return self._codec.encoded_size(self._vector.numel())
+    name = "int8"
+    block_floats, block_bytes = 252, 256
+    for_statistics = False
+    halves = False
 
-    def chunks(self, size: int) -> Iterator[memoryview]:
-        """Pieces of ``size`` bytes, the last one shorter."""
-        step = size // self._codec.itemsize
-        for start in range(0, self._vector.numel(), step):
-            yield self._codec.encode(self._vector[start : start + step])
+    def encode(self, vector: Tensor) -> memoryview:
+        """Always a copy."""
+        numbers = vector.detach().to("cpu", torch.float32)
+        spare = -len(numbers) % self.block_floats
+        blocks_needed = (len(numbers) + spare) // self.block_floats
+        rows = torch.nn.functional.pad(numbers, (0, spare)).view(blocks_needed, self.block_floats)
+        least, most = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+        # all three let NaN through
+        scales = torch.maximum(most, -least) / 127
+        # nothing is left of a block whose scale underflows or is not finite
+        usable = (scales >= torch.finfo(torch.float32).tiny) & scales.isfinite()
+        quotients = rows * torch.where(usable, 1 / scales, 0)
+        quotients.round_().clamp_(-127, 127).nan_to_num_(0)
+        blocks = np.empty((len(rows), self.block_bytes), np.uint8)
+        blocks[:, :4] = scales.numpy().astype("<f4").view(np.uint8)
+        blocks[:, 4:] = quotients.to(torch.int8).numpy().view(np.uint8)
+        return blocks.reshape(-1).data.toreadonly()
+
+    def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
+        target = _target(self, payload, out, offset).reshape(-1, self.block_floats)
+        blocks = np.frombuffer(payload, np.uint8).reshape(-1, self.block_bytes)
+        # garbage has been decoded here only where nobody looked at it before
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.multiply(blocks[:, 4:].view(np.int8), _scales(blocks), out=target)
+
+    def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        out = scratch[: payload.nbytes // self.block_bytes * self.block_floats]
+        self.decode(payload, out)
+        return out
+
+    def largest(self, payload: bytes | memoryview) -> float:
+        scales = _scales(np.frombuffer(payload, np.uint8).reshape(-1, self.block_bytes))
+        # a byte goes down to -128, whatever an honest worker sends
+        return 128 * float(np.max(np.abs(scales))) if len(scales) else 0.0
+
+    def encoded_size(self, elements: int) -> int:
+        return -(-elements // self.block_floats) * self.block_bytes
 
 
-_CODECS: dict[str, type[Codec]] = {"float32": Float32, "bfloat16": BFloat16}
+def _scales(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """float32 [blocks, 1] of uint8 [blocks, 256]."""
+    return np.ascontiguousarray(blocks[:, :4]).view("<f4")
+
+
+#: by the name in ``update.codec`` of a job
+CODECS: dict[str, type[Codec]] = {"float32": Float32, "bfloat16": BFloat16, "int8": Int8}
 
 
 def make_codec(name: str) -> Codec:
     """The codec of that name. Raises :class:`SpecError` if there is none."""
-    if name not in _CODECS:
+    if name not in CODECS:
         raise SpecError(
             f"update.codec: unknown codec {name!r}",
-            remedy=f"choose one of {', '.join(_CODECS)}",
+            remedy=f"choose one of {', '.join(CODECS)}",
             field="update.codec",
         )
-    return _CODECS[name]()
+    return CODECS[name]()
 
 
 def _bytes_of(array: NDArray[Any], wire_type: str) -> memoryview:
@@ -168,8 +222,8 @@ def _target(
 ) -> NDArray[np.float32]:
     """The part of ``out`` that the payload fills, sharing its memory."""
     length = memoryview(payload).nbytes
-    stop = offset + length // codec.itemsize
-    if length % codec.itemsize or offset < 0 or stop > out.numel():
+    stop = offset + length // codec.block_bytes * codec.block_floats
+    if length % codec.block_bytes or offset < 0 or stop > out.numel():
         raise InvalidUpdate(
             f"{length} bytes of {codec.name} at element {offset} do not fit "
             f"into a vector of {out.numel()} elements",

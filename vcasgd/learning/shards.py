@@ -18,13 +18,15 @@ from torch import Tensor
 class Part:
     """One shard: elements ``[start, stop)`` of the job's float32 vector.
 
-    ``parameters`` is the index inside the shard where its running statistics start.
+    ``parameters`` is the index inside the shard where its running statistics start, ``sent``
+    where its frozen parameters do.
     """
 
     shard: int
     start: int
     stop: int
     parameters: int
+    sent: int
 
     @property
     def floats(self) -> int:
@@ -35,14 +37,20 @@ class Part:
         """The shard of a vector of the whole job, nothing copied."""
         return vector[self.start : self.stop]
 
+    def sent_of(self, vector: Tensor) -> Tensor:
+        """What updates carry of it, nothing copied."""
+        return vector[self.start : self.start + self.sent]
+
 
 @dataclass(frozen=True)
 class Cut:
-    """``floats`` elements, the first ``parameters`` of them trained, cut evenly into ``shards``."""
+    """``floats`` elements, cut evenly into ``shards``. The first ``parameters`` are trained, those
+    behind the first ``sent`` are frozen; all are sent unless it is said."""
 
     floats: int
     parameters: int
     shards: int
+    sent: int | None = None
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -51,7 +59,9 @@ class Cut:
 
     def _part(self, shard: int) -> Part:
         start, stop = (self.floats * each // self.shards for each in (shard, shard + 1))
-        return Part(shard, start, stop, min(max(self.parameters - start, 0), stop - start))
+        sent = self.floats if self.sent is None else self.sent
+        edges = (min(max(edge - start, 0), stop - start) for edge in (self.parameters, sent))
+        return Part(shard, start, stop, *edges)
 
 
 def shards_for(nodes: int, floats: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vcasgd.spec import Staleness
+from vcasgd.update_spec import Staleness
 
 
 def weight(spec: Staleness, tau: int) -> float:

@@ -77,6 +77,12 @@ class EpochPlan:
         start, stop = self.bounds(subtask)
         return stop - start
 
+    def progress(self, subtask: int, position: int) -> float:
+        """The share in [0, 1] of the job's samples that come before a subtask's ``position``, in
+        their order over all epochs; the error of :meth:`bounds`."""
+        before = self.epoch_of(subtask) * self.samples + self.bounds(subtask)[0] + position
+        return before / (self.epochs * self.samples)
+
     def indices(self, subtask: int, start: int, stop: int) -> NDArray[np.int64]:
         """Data set indices, int64 ``[stop − start]``, of a subtask's samples ``[start, stop)``
         counted from its own beginning. Read-only; the error of :meth:`bounds`.

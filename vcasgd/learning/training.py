@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
+from vcasgd.learning.rates import clip
 from vcasgd.task import Task, calling_user_code
 
 
@@ -95,8 +96,11 @@ def train(
     *,
     should_stop: Callable[[], bool],
     on_step: Callable[[], None],
+    before_step: Callable[[int], None] = lambda _: None,
 ) -> Interval:
     """One local step per batch, until the batches end or ``should_stop`` turns true.
+
+    ``before_step`` is told how many samples came before the step.
 
     The step at work is always finished, so at least one is made. The training mode of the
     model is left as it is: a layer that the user froze in evaluation mode stays so. Raises
@@ -105,6 +109,7 @@ def train(
     samples, steps, loss_sum = 0, 0, 0.0
     for batch, count in batches:
         steps += 1
+        before_step(samples)
         loss_sum += count * _step(task, model, optimizer, to_device(batch, device), steps)
         samples += count
         on_step()
@@ -157,6 +162,7 @@ def _step(task: Task, model: nn.Module, optimizer: Optimizer, batch: Any, step: 
         )
     with _user_code("backward of the loss"):
         loss.backward()  # type: ignore[no-untyped-call]
+    clip(task, optimizer, step)
     with _user_code("optimizer.step"):
         optimizer.step()
     return value

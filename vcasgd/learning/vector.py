@@ -2,7 +2,8 @@
 
 All floating-point state is in one float32 vector: first the parameters, then the buffers
 (BatchNorm's running statistics), so that a rule can treat the two differently by a single
-index. Integer and boolean state (``num_batches_tracked``) lies beside it in an int64 vector.
+index, and last the frozen parameters, which no update carries. Integer and boolean state
+(``num_batches_tracked``) lies beside it in an int64 vector.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Kind(StrEnum):
 
     PARAMETER = "parameter"  #: trained by the optimizer
     STATISTIC = "statistic"  #: floating-point buffer, measured and not trained
+    FROZEN = "frozen"  #: parameter without gradient: as it was in the first snapshot, for ever
     INTEGER = "integer"  #: counters and masks, in a vector of their own
 
 
@@ -68,6 +70,7 @@ class Layout:
         state = list(_state(module))
         floats = [part for part in state if part[2] is Kind.PARAMETER]
         floats += [part for part in state if part[2] is Kind.STATISTIC]
+        floats += [part for part in state if part[2] is Kind.FROZEN]
         integers = [part for part in state if part[2] is Kind.INTEGER]
         return cls((*_placed(floats), *_placed(integers)))
 
@@ -77,9 +80,14 @@ class Layout:
         return self._count(Kind.PARAMETER)
 
     @cached_property
+    def sent(self) -> int:
+        """Floats that updates carry: parameters and statistics."""
+        return self._count(Kind.PARAMETER, Kind.STATISTIC)
+
+    @cached_property
     def floats(self) -> int:
         """Length of the float32 vector."""
-        return self._count(Kind.PARAMETER, Kind.STATISTIC)
+        return self._count(Kind.PARAMETER, Kind.STATISTIC, Kind.FROZEN)
 
     @cached_property
     def integers(self) -> int:
@@ -128,6 +136,16 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
             tensor.copy_(part)
 
 
+def thawed(module: nn.Module, layout: Layout) -> list[str]:
+    """Names of parameters that are frozen in the layout and have a gradient now."""
+    frozen = {entry.name for entry in layout.entries if entry.kind is Kind.FROZEN}
+    return [
+        name
+        for name, parameter in module.named_parameters()
+        if name in frozen and parameter.requires_grad
+    ]
+
+
 def named_tensors(layout: Layout, floats: Tensor, integers: Tensor) -> dict[str, Tensor]:
     """The vectors as the tensors of a ``state_dict``, tied ones once, without a copy.
 
@@ -140,7 +158,8 @@ def named_tensors(layout: Layout, floats: Tensor, integers: Tensor) -> dict[str,
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor, Kind]]:
     for name, parameter in module.named_parameters():
-        yield name, parameter, _kind(name, parameter, Kind.PARAMETER)
+        kind = Kind.PARAMETER if parameter.requires_grad else Kind.FROZEN
+        yield name, parameter, _kind(name, parameter, kind)
     persistent = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers():
         if name in persistent:

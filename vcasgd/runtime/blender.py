@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.codecs import make_codec
+from vcasgd.learning.encoding import Format
 from vcasgd.learning.rules import Context, make_rule, merge_integers
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
@@ -34,11 +35,14 @@ class Recipe:
     def __init__(self, spec: JobSpec, facts: Facts, shard: int = 0) -> None:
         layout = Layout.from_json(facts.layout)
         self.layout_digest = layout.digest()
-        self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
+        self.part = Cut(layout.floats, layout.parameters, facts.shards, layout.sent).parts[shard]
         self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
         self.rule = make_rule(spec.update)
-        self.codec = make_codec(spec.update.codec)
-        self.payload_size = self.codec.encoded_size(self.part.floats)
+        codec = make_codec(spec.update.codec)
+        self.format = Format(codec, self.part.sent, self.part.parameters)
+        self.payload_size = self.format.size
+        #: bytes of the weights, and of what the rule remembers
+        self.snapshot_size = self.part.floats * 4 * (2 if self.rule.stateful else 1)
 
 
 @dataclass
@@ -67,16 +71,25 @@ class Batch:
 class Blender:
     """The parameters, applied record and totals of one shard of a job.
 
-    ``weights`` is float32 [floats], ``integers`` int64 [k]. They are ahead of what is
-    published by what ``batch`` holds; :meth:`published` starts a new batch.
+    ``weights`` is float32 [floats], ``integers`` int64 [k], ``state`` of the rule float32 [floats]
+    or None where it needs none. They are ahead of what is published by what ``batch`` holds;
+    :meth:`published` starts a new batch.
     """
 
-    def __init__(self, recipe: Recipe, snapshot: Snapshot, weights: Tensor) -> None:
+    def __init__(
+        self, recipe: Recipe, snapshot: Snapshot, weights: Tensor, state: Tensor | None = None
+    ) -> None:
         self._recipe = recipe
-        self._scratch = torch.empty(min(PIECE_FLOATS, recipe.part.floats))
+        self._scratch = recipe.format.scratch(PIECE_FLOATS)
         #: where an update's bytes are received
         self.payload = memoryview(bytearray(recipe.payload_size))
         self.weights = weights
+        if recipe.rule.stateful and state is None:
+            # the first snapshot is a worker's, who knows nothing of it
+            state = torch.zeros_like(weights)
+        self.state = state
+        #: published versions that updates may have been made from
+        self._bases: dict[int, Tensor] = {}
         self.integers = snapshot.meta.integer_vector()
         self.record = AppliedRecord(
             recipe.plan, snapshot.record.finished, dict(snapshot.record.positions)
@@ -86,6 +99,7 @@ class Blender:
         self.batch = Batch()
         #: of the published version; only its totals run ahead
         self.meta = snapshot.meta
+        self._remember()
 
     # -- updates -------------------------------------------------------------------------------
 
@@ -95,15 +109,15 @@ class Blender:
             raise InvalidUpdate(f"the update is of shard {header.shard}", reason="shard")
         if header.layout != self._recipe.layout_digest:
             raise InvalidUpdate("the update is of another model", reason="layout")
-        if header.codec != self._recipe.codec.name:
+        if header.codec != self._recipe.format.codec.name:
             raise InvalidUpdate(f"encoding {header.codec}", reason="codec")
         self.record.copy().advance(header.subtask, header.start, header.stop)
 
-    def inspect(self, chunk: memoryview) -> None:
-        """Looks at a part of an update before anything of it is applied. Raises
+    def inspect(self, chunk: memoryview, at: int) -> None:
+        """Looks at the bytes of an update from ``at`` on before anything of it is applied. Raises
         :class:`InvalidUpdate` (``non-finite``)."""
         # NaN fails any comparison, so this refuses it together with infinity
-        if not self._recipe.codec.largest(chunk) <= LARGEST_VALUE:
+        if not self._recipe.format.largest(chunk, at) <= LARGEST_VALUE:
             raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
 
     def blend(self, entry: str, header: Header, keys: list[str]) -> None:
@@ -112,22 +126,32 @@ class Blender:
         Raises :class:`InvalidUpdate` and has changed nothing then.
         """
         integers = _integers(header, self.integers.numel())
-        staleness = max(0, self.meta.version + self.batch.applied - header.base)
-        self._blend_floats(staleness, self._recipe.plan.epoch_of(header.subtask) + 1)
+        version = self.meta.version + self.batch.applied
+        staleness = max(0, version - header.base)
+        self._blend_floats(
+            Context(
+                staleness,
+                epoch=self._recipe.plan.epoch_of(header.subtask) + 1,
+                parameters=self._recipe.part.parameters,
+                number=version + 1,
+                ends_epoch=bool(
+                    self.record.copy().advance(header.subtask, header.start, header.stop)
+                ),
+                state=self.state,
+                base=self._bases.get(header.base),
+            )
+        )
         if integers is not None:
             merge_integers(self.integers, integers)
         self._note(entry, header, staleness, keys)
 
-    def _blend_floats(self, staleness: int, epoch: int) -> None:
+    def _blend_floats(self, context: Context) -> None:
         """Piece by piece, so that what is decoded is still in the cache when it is blended."""
-        recipe, floats = self._recipe, self.weights.numel()
-        itemsize = recipe.codec.itemsize
-        for start in range(0, floats, PIECE_FLOATS):
-            stop = min(start + PIECE_FLOATS, floats)
-            encoded = self.payload[start * itemsize : stop * itemsize]
-            piece = recipe.codec.decoded(encoded, self._scratch)
-            context = Context(staleness, epoch, recipe.part.parameters - start)
-            recipe.rule.blend(self.weights[start:stop], piece, context)
+        rule = self._recipe.rule
+        for piece in self._recipe.format.pieces(PIECE_FLOATS):
+            numbers = piece.decoded(self.payload, self._scratch)
+            part = context.piece(piece.start, piece.stop)
+            rule.blend(self.weights[piece.start : piece.stop], numbers, part)
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
         """Counts an update that failed a check; its worker will be told."""
@@ -175,7 +199,12 @@ class Blender:
             return self.meta
         version = self.meta.version + self.batch.applied
         return new_meta(
-            self.meta, token, version=version, integers=self.integers, exact=self.batch.exact
+            self.meta,
+            token,
+            version=version,
+            integers=self.integers,
+            exact=self.batch.exact,
+            rule_state=self.state is not None,
         )
 
     def changed_fields(self, meta: Meta) -> dict[str, int]:
@@ -205,6 +234,15 @@ class Blender:
     def published(self, meta: Meta) -> None:
         """What the batch held is out; a new one begins."""
         self.meta, self.batch = meta, Batch()
+        self._remember()
+
+    def _remember(self) -> None:
+        """What workers train from now on, where the rule wants to know it. After a restart older
+        ones are forgotten; their updates are then blended without."""
+        if self._recipe.rule.history:
+            self._bases[self.meta.version] = self.weights.clone()
+            while len(self._bases) > self._recipe.rule.history:
+                del self._bases[next(iter(self._bases))]
 
 
 def _integers(header: Header, expected: int) -> Tensor | None:

@@ -28,6 +28,8 @@ from vcasgd.store.snapshots import Meta, Record, Snapshot, encode_integers
 
 _NAME = re.compile(r"v(\d{12})(?:\.[0-9a-f]{8})?-([0-9a-f]{64})\.safetensors$")
 _METADATA = "vcasgd"
+#: what the update rule remembers, float32 [floats], beside the tensors of the model
+_STATE = "vcasgd:rule_state"
 #: what reading something else than a checkpoint can raise
 _NONSENSE = (
     SafetensorError,
@@ -57,18 +59,24 @@ class Stored:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was read and found whole. ``floats`` float32, ``integers`` int64."""
+    """A checkpoint that was read and found whole. ``floats`` float32, ``integers`` int64,
+    ``state`` of the update rule float32 [floats], or None where it needs none."""
 
     name: str
     whole: Whole
     floats: Tensor
     integers: Tensor
+    state: Tensor | None = None
 
-    def part(self, part: Part) -> tuple[Snapshot, Tensor]:
-        """One shard with its own record, and float32 [part.floats] that keeps no other alive."""
+    def part(self, part: Part) -> tuple[Snapshot, Tensor, Tensor | None]:
+        """One shard with its own record, float32 [part.floats] that keep no other alive, and the
+        state of its rule."""
+        snapshot = self.whole[part.shard]
+        state = self.state if snapshot.meta.rule_state else None
         if len(self.whole) == 1:
-            return self.whole[0], self.floats
-        return self.whole[part.shard], part.of(self.floats).clone()
+            return snapshot, self.floats, state
+        own = None if state is None else part.of(state).clone()
+        return snapshot, part.of(self.floats).clone(), own
 
 
 class Checkpoints:
@@ -78,12 +86,17 @@ class Checkpoints:
         self._storage = storage
         self._prefix = f"jobs/{job}/checkpoints"
 
-    def write(self, whole: Whole, layout: Layout, floats: Tensor) -> Stored:
-        """Writes the snapshots of all shards and their vector, float32 [floats].
+    def write(
+        self, whole: Whole, layout: Layout, floats: Tensor, state: Tensor | None = None
+    ) -> Stored:
+        """Writes the snapshots of all shards, their vector, and the state of their rules, both
+        float32 [floats].
 
         Raises :class:`~vcasgd.errors.StorageUnavailable`.
         """
         tensors = named_tensors(layout, floats, whole[0].meta.integer_vector())
+        if state is not None:
+            tensors[_STATE] = state
         document = {
             "shards": [
                 {"meta": asdict(each.meta), "record": each.record.to_dict()} for each in whole
@@ -162,16 +175,17 @@ def parse(name: str, data: bytes) -> Loaded:
         whole = tuple(_snapshot(each) for each in document["shards"])
         layout = Layout.from_json(document["layout"])
         floats, integers = _vectors(layout, tensors)
+        state = _state(whole, layout, tensors)
     except _NONSENSE as error:
         raise CheckpointDamaged(f"checkpoint {name}: {type(error).__name__}: {error}") from error
-    parts = Cut(layout.floats, layout.parameters, len(whole)).parts
+    parts = Cut(layout.floats, layout.parameters, len(whole), layout.sent).parts
     if not whole or any(
         each.meta.floats != part.floats for each, part in zip(whole, parts, strict=True)
     ):
         raise CheckpointDamaged(f"checkpoint {name}: its layout disagrees with its metadata")
     if whole[0].meta.integers != encode_integers(integers):
         raise CheckpointDamaged(f"checkpoint {name}: its counters disagree with its metadata")
-    return Loaded(name, whole, floats, integers)
+    return Loaded(name, whole, floats, integers, state)
 
 
 def _of_shards(loaded: Loaded, shards: int) -> Loaded:
@@ -210,3 +224,12 @@ def _vectors(layout: Layout, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor
             raise ValueError(f"{entry.name} has shape {list(tensor.shape)}")
         part.copy_(tensor)
     return floats, integers
+
+
+def _state(whole: Whole, layout: Layout, tensors: dict[str, Tensor]) -> Tensor | None:
+    if not any(each.meta.rule_state for each in whole):
+        return None
+    state = tensors[_STATE]
+    if state.shape != (layout.floats,) or state.dtype != torch.float32:
+        raise ValueError(f"the rule's state has shape {list(state.shape)}")
+    return state

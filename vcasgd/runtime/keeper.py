@@ -90,7 +90,7 @@ class JobKeeper:
         if self._model is None:
             assert job.facts is not None
             layout = Layout.from_json(job.facts.layout)
-            cut = Cut(layout.floats, layout.parameters, job.facts.shards)
+            cut = Cut(layout.floats, layout.parameters, job.facts.shards, layout.sent)
             try:
                 self._model = ShardedSnapshots(self._nodes, job.id, cut)
             except StoreUnavailable as error:
@@ -265,7 +265,8 @@ class JobKeeper:
         present = self._checkpoints.find(versions_of(whole))
         if present is not None:
             return present
-        stored = self._checkpoints.write(whole, Layout.from_json(job.facts.layout), floats)
+        state = self._snapshots(job).fetch_states(whole)
+        stored = self._checkpoints.write(whole, Layout.from_json(job.facts.layout), floats, state)
         self._list(job, stored, pin, whole)
         return stored
 

@@ -15,11 +15,13 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.codecs import make_codec
-from vcasgd.learning.rules import Payload, make_rule, payload_of
-from vcasgd.learning.shards import Cut, shards_for
+from vcasgd.learning.encoding import Encoding, Feedback, Format
+from vcasgd.learning.rates import Rates
+from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
+from vcasgd.learning.shards import Cut, Part, shards_for
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
-from vcasgd.learning.vector import Layout, gather, scatter
+from vcasgd.learning.vector import Layout, gather, scatter, thawed
 from vcasgd.spec import JobSpec
 from vcasgd.store.jobs import Facts
 from vcasgd.task import Task, calling_user_code
@@ -56,11 +58,16 @@ class Learner:
         self.layout = Layout.of(self._model)
         self.layout_digest = self.layout.digest()
         self.codec = make_codec(spec.update.codec)
-        self._payload = make_rule(spec.update).payload
+        self._rule = make_rule(spec.update)
+        #: of each part of the vector that was pushed
+        self._feedback: dict[Part, Feedback] = {}
+        #: this worker's own copy, float32 [floats], where the rule has it keep one
+        self._local: Tensor | None = None
         self._optimizer: Optimizer | None = None
+        self._rates: Rates | None = None
 
     def cut(self, shards: int) -> Cut:
-        return Cut(self.layout.floats, self.layout.parameters, shards)
+        return Cut(self.layout.floats, self.layout.parameters, shards, self.layout.sent)
 
     # -- what only the user's code knows -------------------------------------------------------
 
@@ -125,13 +132,24 @@ class Learner:
     # -- training and evaluation ---------------------------------------------------------------
 
     def start_subtask(self) -> None:
-        """A new local optimizer: momentum of an old subtask is not carried into a new model."""
+        """A new local optimizer: momentum of an old subtask is not carried into a new model.
+
+        Raises :class:`SpecError` where parameters were thawed that no update carries.
+        """
+        names = thawed(self._model, self.layout)
+        if names:
+            raise SpecError(
+                f"task: {names[0]} of the model was frozen when the job began and no longer is",
+                remedy="let Task.model() set requires_grad for good",
+                field="task",
+            )
         try:
             self._optimizer = self._task.optimizer(
                 [each for each in self._model.parameters() if each.requires_grad]
             )
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
+        self._rates = Rates(self._task, self._optimizer)
 
     def interval_stop(self, subtask: int, position: int) -> int:
         """Up to which sample one push interval reaches that starts at ``position``."""
@@ -155,7 +173,10 @@ class Learner:
         Raises :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
         """
         assert self._optimizer is not None
-        scatter(base.floats, base.integers, self._model, self.layout)
+        assert self._rates is not None
+        rates, plan = self._rates, self.plan
+        start_from = pulled(self._rule, self._local, base.floats)
+        scatter(start_from, base.integers, self._model, self.layout)
         torch.manual_seed(seed_for(self._spec.seed, subtask, start))
         interval = train(
             self._task,
@@ -165,6 +186,7 @@ class Learner:
             self._device,
             should_stop=should_stop,
             on_step=on_step,
+            before_step=lambda done: rates.follow(plan.progress(subtask, start + done)),
         )
         update, integers = self._update(base)
         return Trained(
@@ -176,14 +198,25 @@ class Learner:
         local = torch.empty(self.layout.floats)
         integers = torch.empty(self.layout.integers, dtype=torch.int64)
         gather(self._model, self.layout, local, integers)
-        out = torch.empty_like(local) if self._payload is Payload.DELTA else local
-        update = payload_of(self._payload, self.layout.parameters, local, base.floats, out)
+        payload = self._rule.payload
+        out = torch.empty_like(local) if payload is Payload.DELTA else local
+        update = payload_of(payload, self.layout.parameters, local, base.floats, out)
+        self._local = None
         if not math.isfinite(float(update.sum())) and not bool(torch.isfinite(update).all()):
             raise NonFiniteLoss(
                 "the model's parameters are no longer finite after a push interval",
                 remedy="lower the learning rate or clip gradients",
             )
+        if self._rule.pull < 1:
+            self._local = local
         return update, integers
+
+    def encoded(self, part: Part, update: Tensor) -> Encoding:
+        """One shard's part of an update, float32 [floats], as it is pushed; each is to be asked
+        for once, since what its encoding loses is part of the next one."""
+        wire = Format(self.codec, part.sent, part.parameters)
+        feedback = self._feedback.setdefault(part, Feedback(wire))
+        return Encoding(wire, feedback.corrected(part.sent_of(update)))
 
     def evaluate(
         self,

@@ -162,7 +162,7 @@ class Shard:
         if time.monotonic() - self._tended_at < TEND_SECONDS:
             return
         recipe = self._recipe
-        self._places.tend(recipe.part.floats * 4, recipe.payload_size, self.memory_share)
+        self._places.tend(recipe.snapshot_size, recipe.payload_size, self.memory_share)
         self._tended_at = time.monotonic()
 
     def _tell_ledger(self, model: Blender) -> None:
@@ -207,7 +207,10 @@ class Shard:
     def _stored(self) -> Blender | None:
         weights = torch.empty(self._recipe.part.floats)
         try:
-            return Blender(self._recipe, self._snapshots.fetch(weights), weights)
+            snapshot = self._snapshots.fetch(weights)
+            # nobody else publishes any more, so it is of the same version
+            state = self._snapshots.fetch_state(snapshot.meta)
+            return Blender(self._recipe, snapshot, weights, state)
         except SnapshotMissing:
             return None
 
@@ -216,17 +219,17 @@ class Shard:
         loaded = self._checkpoints.newest(self._say_damaged, self._shards)
         if loaded is None:
             return None
-        stored, weights = loaded.part(self._recipe.part)
+        stored, weights, state = loaded.part(self._recipe.part)
         meta = replace(stored.meta, token=self._token)
         snapshot = Snapshot(meta, stored.record)
-        self._snapshots.install(self._token, meta, snapshot.record, weights)
+        self._snapshots.install(self._token, meta, snapshot.record, weights, state)
         self._reports.say(
             "restored",
             f"the tensors server and its parameter server were both lost; the model is back at "
             f"version {meta.version} from checkpoint {loaded.name}",
             version=meta.version,
         )
-        return Blender(self._recipe, snapshot, weights)
+        return Blender(self._recipe, snapshot, weights, state)
 
     def _ask_for_initial(self) -> None:
         if not self._asked_for_initial:
@@ -244,14 +247,13 @@ class Shard:
             return
         self._check_newest()
         meta, record = replace(model.next_meta(self._token), exact=True), model.stored_record()
+        parts = (meta, record, model.weights, model.state if meta.rule_state else None)
         if stored is None:
-            self._snapshots.install(self._token, meta, record, model.weights, stored=False)
+            self._snapshots.install(self._token, *parts, stored=False)
             self._pins.forget()
         else:
             first_open = record.finished * self._recipe.plan.subtasks_per_epoch
-            if self._snapshots.replace(
-                self._token, meta, record, model.weights, first_open=first_open
-            ):
+            if self._snapshots.replace(self._token, *parts, first_open=first_open):
                 self._snapshots.forget_orphans(self._token, [meta, *self._pins.load()])
         self._reports.published(model.newly_done())
         model.published(meta)
@@ -291,8 +293,10 @@ class Shard:
             self._check_author(header)
             keys = self._reader.payload_keys(header, size)
             model.check(header)
+            at = 0
             for chunk in self._reader.receive(header, model.payload):
-                model.inspect(chunk)
+                model.inspect(chunk, at)
+                at += chunk.nbytes
             model.blend(entry.id, header, keys)
         except InvalidUpdate as error:
             if error.reason == "missing":
@@ -341,7 +345,7 @@ class Shard:
         batch = model.batch
         spare: list[str] = []
         if batch.applied:
-            self._snapshots.write(meta, model.weights)
+            self._snapshots.write(meta, model.weights, model.state)
             spare = self._pins.spare(model.meta)
         change = Change(
             base=model.meta.version,

@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 
-from vcasgd.learning.codecs import Encoding
 from vcasgd.learning.shards import Step, next_step
 from vcasgd.runtime.desk import Desk, Interrupted
 from vcasgd.runtime.learner import Base, Learner, Trained
@@ -119,7 +118,7 @@ class Trainer:
         for shard in step.shards:
             link = self._desk.links[shard]
             assert link.base is not None
-            payload = Encoding(learner.codec, link.part.of(trained.update))
+            payload = learner.encoded(link.part, trained.update)
             header = Header(
                 update=f"{self._desk.name}.{os.getpid()}.{self._pushes}",
                 worker=self._desk.name,

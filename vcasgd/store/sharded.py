@@ -90,6 +90,19 @@ class ShardedSnapshots:
         with ThreadPoolExecutor(max_workers=len(self.shards)) as pool:
             return tuple(pool.map(fetch, self._cut.parts)), out
 
+    def fetch_states(self, whole: Whole) -> Tensor | None:
+        """What the update rules remember in versions that are pinned, float32 [floats]; None
+        where they need nothing. Raises :class:`SnapshotMissing`."""
+        if not any(snapshot.meta.rule_state for snapshot in whole):
+            return None
+        # a shard whose rule has nothing to remember yet has zeros
+        out = torch.zeros(self._cut.floats)
+        for part, snapshot in zip(self._cut.parts, whole, strict=True):
+            state = self.shards[part.shard].fetch_state(snapshot.meta)
+            if state is not None:
+                part.of(out).copy_(state)
+        return out
+
     def still_there(self, name: str, versions: tuple[int, ...]) -> bool:
         """Whether these versions are kept or present; a present one gets its pin back.
 

@@ -63,6 +63,7 @@ class Meta:
     ``exact``: whether the low plane is among them.
     ``floats``: length of its float32 vector, of which the first ``parameters`` are parameters
     and the others running statistics. ``layout``: digest of the layout. ``integers``: base64.
+    ``rule_state``: whether the update rule remembers something, float32 [floats] in chunks ``r…``.
     """
 
     version: int
@@ -71,7 +72,7 @@ class Meta:
     parameters: int
     layout: str
     integers: str = ""
-    rule_state: dict[str, Any] = field(default_factory=dict)
+    rule_state: bool = False
     totals: Totals = Totals()
     created_at: float = 0.0
     halves: bool = False
@@ -230,7 +231,7 @@ class Snapshots:
         if out.numel() != meta.floats:
             raise StoreError(f"a vector of {out.numel()} can't take a snapshot of {meta.floats}")
         rounded = rounded or not meta.exact
-        keys = self.chunk_keys(replace(meta, exact=False) if rounded else meta)
+        keys = self._vector_keys(replace(meta, exact=False) if rounded else meta)
         try:
             receive(self._wire, keys, out, halves=meta.halves, rounded=rounded)
         except Missing:
@@ -239,12 +240,30 @@ class Snapshots:
             raise StoreError(f"chunk {error.index} of a snapshot is {error.found}") from error
         return True
 
+    def fetch_state(self, meta: Meta) -> Tensor | None:
+        """What the update rule remembers in a version that is present or pinned, float32 [floats];
+        None where it needs nothing. Raises :class:`SnapshotMissing`."""
+        if not meta.rule_state:
+            return None
+        out = torch.empty(meta.floats)
+        try:
+            receive(self._wire, self._state_keys(meta), out, halves=False, rounded=False)
+        except Missing as error:
+            raise SnapshotMissing("the snapshot is no longer complete") from error
+        except WrongLength as error:
+            raise StoreError(f"chunk {error.index} of a rule's state is {error.found}") from error
+        return out
+
     # -- writing: the parameter server, or a worker where there is no snapshot yet -------------
 
-    def write(self, meta: Meta, vector: Tensor) -> None:
-        """Writes the chunks of a version that nobody sees yet."""
+    def write(self, meta: Meta, vector: Tensor, state: Tensor | None = None) -> None:
+        """Writes the chunks of a version that nobody sees yet; ``state``: of the update rule,
+        where ``meta.rule_state`` says that there is one."""
         chunks = outgoing(vector, halves=meta.halves, planes=meta.planes)
-        self._wire.store(zip(self.chunk_keys(meta), chunks, strict=True))
+        self._wire.store(zip(self._vector_keys(meta), chunks, strict=True))
+        if state is not None:
+            chunks = outgoing(state, halves=False)
+            self._wire.store(zip(self._state_keys(meta), chunks, strict=True))
 
     def complete(self, meta: Meta, vector: Tensor) -> Meta:
         """Adds the low plane to a version that was written without, and returns its new
@@ -266,14 +285,21 @@ class Snapshots:
         return bool(self._tensors.exists(self._keys.fence))
 
     def install(
-        self, token: int, meta: Meta, record: Record, vector: Tensor, *, stored: bool = True
+        self,
+        token: int,
+        meta: Meta,
+        record: Record,
+        vector: Tensor,
+        state: Tensor | None = None,
+        *,
+        stored: bool = True,
     ) -> bool:
         """Makes this the present snapshot where there is none; False where there is one.
 
         ``stored``: all of it can be had elsewhere, too (nothing was applied yet, or there is
         a checkpoint), so that nobody has to wait until it is on the replicas.
         """
-        self.write(meta, vector)
+        self.write(meta, vector, state)
         keys = self._keys
         safe = meta.version if stored or not self._tensors.replicated else NOTHING_SAFE
         installed = self._install(
@@ -287,14 +313,21 @@ class Snapshots:
         return bool(installed)
 
     def replace(
-        self, token: int, meta: Meta, record: Record, vector: Tensor, *, first_open: int
+        self,
+        token: int,
+        meta: Meta,
+        record: Record,
+        vector: Tensor,
+        state: Tensor | None = None,
+        *,
+        first_open: int,
     ) -> bool:
         """Puts this over an older snapshot; False where the present one is not older.
 
         ``first_open``: the first subtask of the first unfinished epoch. Raises as
         :meth:`commit` does.
         """
-        self.write(meta, vector)
+        self.write(meta, vector, state)
         keys = self._keys
         safe = NOTHING_SAFE if self._tensors.replicated else meta.version
         replaced = self._replace(
@@ -352,10 +385,18 @@ class Snapshots:
             self.advance(token, meta.version)
 
     def chunk_keys(self, meta: Meta) -> list[str]:
+        """Of all that belongs to a version."""
+        return self._vector_keys(meta) + self._state_keys(meta)
+
+    def _vector_keys(self, meta: Meta) -> list[str]:
         return [
             self._keys.snapshot_chunk(meta.version, meta.token, name)
             for name in chunk_names(meta.floats, halves=meta.halves, planes=meta.planes)
         ]
+
+    def _state_keys(self, meta: Meta) -> list[str]:
+        names = chunk_names(meta.floats, halves=False) if meta.rule_state else []
+        return [self._keys.snapshot_chunk(meta.version, meta.token, f"r{name}") for name in names]
 
     def remove(self, metas: Sequence[Meta]) -> None:
         doomed = [key for meta in metas for key in self.chunk_keys(meta)]
@@ -437,7 +478,9 @@ def pin_text(snapshot: Snapshot) -> str:
     return json.dumps({"meta": asdict(snapshot.meta), "record": snapshot.record.to_dict()})
 
 
-def new_meta(old: Meta, token: int, *, version: int, integers: Tensor, exact: bool) -> Meta:
+def new_meta(
+    old: Meta, token: int, *, version: int, integers: Tensor, exact: bool, rule_state: bool
+) -> Meta:
     """The next version's description. ``integers``: int64 [k]."""
     return replace(
         old,
@@ -446,6 +489,7 @@ def new_meta(old: Meta, token: int, *, version: int, integers: Tensor, exact: bo
         integers=encode_integers(integers),
         created_at=time.time(),
         exact=exact or not old.halves,
+        rule_state=rule_state,
     )
 
 

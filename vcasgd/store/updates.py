@@ -19,7 +19,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
-from vcasgd.learning.codecs import Encoding
+from vcasgd.learning.encoding import Encoding
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.places import RENEW_SECONDS, Places

@@ -1,0 +1,31 @@
+"""``vcasgd bench codecs``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from vcasgd.bench.command import app
+from vcasgd.learning.codecs import CODECS
+
+
+def test_every_codec_is_measured() -> None:
+    result = CliRunner().invoke(app, ["codecs", "--size-mb", "1", "--seconds", "0.01", "--json"])
+
+    assert result.exit_code == 0
+    figures = {each["codec"]: each for each in json.loads(result.stdout)["codecs"]}
+    assert set(figures) == set(CODECS)
+    shares = {name: each["share_of_float32"] for name, each in figures.items()}
+    assert shares == {"float32": 1.0, "bfloat16": 0.5, "int8": pytest.approx(64 / 252, rel=1e-3)}
+    assert figures["float32"]["relative_error"] == 0
+    assert 0 < figures["bfloat16"]["relative_error"] < figures["int8"]["relative_error"] < 0.01
+    assert all(each["encode_gb_s"] > 0 and each["decode_gb_s"] > 0 for each in figures.values())
+
+
+def test_the_table() -> None:
+    result = CliRunner().invoke(app, ["codecs", "--size-mb", "1", "--seconds", "0.01"])
+
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["codec", *CODECS]

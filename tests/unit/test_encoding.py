@@ -1,0 +1,173 @@
+"""Updates as they are on the wire: int8 blocks, statistics kept exact, error feedback."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vcasgd.errors import InvalidUpdate
+from vcasgd.learning.codecs import Int8, make_codec
+from vcasgd.learning.encoding import Encoding, Feedback, Format
+
+#: of codec, elements, parameters
+formats = st.builds(
+    lambda name, floats, share: Format(make_codec(name), floats, int(share * floats)),
+    st.sampled_from(["float32", "bfloat16", "int8"]),
+    st.integers(0, 3000),
+    st.floats(0, 1),
+)
+
+
+def encoded(wire: Format, vector: Tensor, chunk: int = 1024) -> memoryview:
+    chunks = [bytes(each) for each in Encoding(wire, vector).chunks(chunk)]
+    assert all(len(each) == chunk for each in chunks[:-1])
+    return memoryview(bytearray(b"".join(chunks)))
+
+
+def decoded(wire: Format, payload: memoryview, most: int = 600) -> Tensor:
+    out, scratch = torch.full((wire.floats,), math.nan), wire.scratch(most)
+    for piece in wire.pieces(most):
+        out[piece.start : piece.stop] = piece.decoded(payload, scratch)
+    return out
+
+
+def largest(wire: Format, payload: memoryview, chunk: int = 1024) -> list[float]:
+    starts = range(0, len(payload), chunk)
+    return [wire.largest(payload[at : at + chunk], at) for at in starts]
+
+
+def random(floats: int, seed: int = 0) -> Tensor:
+    return torch.randn(floats, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_block_of_int8_by_hand() -> None:
+    payload = bytes(Int8().encode(torch.tensor([254.0, -127.0, 2.9, 0.9])))
+
+    # the scale is 254 / 127 = 2; 2.9 is nearest to 1 · 2, 0.9 to 0
+    assert payload == struct.pack("<f4b", 2.0, 127, -64, 1, 0) + bytes(248)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), max_size=600))
+def test_int8_is_within_half_a_step_of_its_block(values: list[float]) -> None:
+    vector = torch.tensor(values)
+    wire = Format(Int8(), len(values), len(values))
+
+    result = decoded(wire, encoded(wire, vector))
+
+    for start in range(0, len(values), Int8.block_floats):
+        block = vector[start : start + Int8.block_floats]
+        bound = block.abs().max() / 254 * (1 + 1e-5) + 1e-38
+        assert (result[start : start + len(block)] - block).abs().max() <= bound
+
+
+def test_statistics_are_exact_where_differences_are_rounded() -> None:
+    # a small variance behind a large mean, and a large difference
+    vector = torch.tensor([100.0, 0.001, 1000.0, 1e-5])
+    wire = Format(Int8(), 4, 2)
+
+    result = decoded(wire, encoded(wire, vector))
+
+    assert result.tolist() == [100.0, 0.0, 1000.0, vector[3].item()]
+    assert wire.size == 256 + 2 * 4
+
+
+@settings(deadline=None)
+@given(formats, st.integers(0, 5), st.sampled_from([256, 512, 4096]))
+def test_size_and_pieces_are_those_of_the_whole(wire: Format, seed: int, chunk: int) -> None:
+    vector = random(wire.floats, seed)
+
+    payload = encoded(wire, vector, chunk)
+
+    assert len(payload) == wire.size == len(Encoding(wire, vector))
+    assert torch.equal(decoded(wire, payload, 300), decoded(wire, payload, 100_000))
+    torch.testing.assert_close(decoded(wire, payload), vector, rtol=0.01, atol=0.02)
+
+
+@settings(deadline=None)
+@given(formats, st.integers(0, 5))
+def test_no_number_is_larger_than_was_said(wire: Format, seed: int) -> None:
+    payload = encoded(wire, random(wire.floats, seed))
+
+    bound = max(largest(wire, payload), default=0.0)
+
+    assert all(abs(number) <= bound for number in decoded(wire, payload).tolist())
+    assert bound < 10
+
+
+@settings(deadline=None)
+@given(formats, st.data(), st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_what_is_not_finite_is_found_wherever_it_is(
+    wire: Format, data: st.DataObject, bad: float
+) -> None:
+    vector = random(wire.floats)
+    if wire.floats == 0:
+        return
+    vector[data.draw(st.integers(0, wire.floats - 1))] = bad
+
+    assert not all(each <= 1e30 for each in largest(wire, encoded(wire, vector)))
+
+
+@settings(deadline=None)
+@given(formats, st.data())
+def test_garbage_is_numbers_or_is_found(wire: Format, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
+    garbage = torch.randint(0, 256, (wire.size,), dtype=torch.uint8, generator=generator)
+    payload = memoryview(bytearray(garbage.numpy().tobytes()))
+
+    bounds = largest(wire, payload)
+    numbers = decoded(wire, payload)
+
+    if all(each <= 1e30 for each in bounds):
+        assert bool(numbers.abs().le(1e30).all())
+
+
+@pytest.mark.parametrize("length", [1, 255, 257, 512])
+def test_int8_that_does_not_fit_is_refused_and_nothing_written(length: int) -> None:
+    out = torch.full((300,), 7.0)
+
+    with pytest.raises(InvalidUpdate) as caught:
+        Int8().decode(bytes(length), out)
+
+    assert caught.value.reason == "length"
+    assert out.eq(7.0).all()
+
+
+@settings(deadline=None)
+@given(formats, st.integers(1, 6))
+def test_what_is_sent_and_what_is_kept_is_what_was_produced(wire: Format, updates: int) -> None:
+    feedback = Feedback(wire)
+    produced, sent = torch.zeros(wire.parameters), torch.zeros(wire.parameters)
+
+    for update in range(updates):
+        vector = random(wire.floats, update)
+        before = vector.clone()
+        payload = encoded(wire, feedback.corrected(vector))
+        assert torch.equal(vector, before)
+        produced += vector[: wire.parameters]
+        sent += decoded(wire, payload)[: wire.parameters]
+
+    kept = feedback.kept if not wire.codec.for_statistics else produced - sent
+    torch.testing.assert_close(sent + kept, produced, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_too_small_for_one_update_comes_with_a_later_one() -> None:
+    wire = Format(Int8(), 2, 2)
+    feedback, sent = Feedback(wire), torch.zeros(2)
+
+    for _ in range(10):
+        sent += decoded(wire, encoded(wire, feedback.corrected(torch.tensor([127.0, 0.2]))))
+
+    assert sent.tolist() == [1270.0, 2.0]
+
+
+def test_there_is_no_feedback_where_nothing_is_lost() -> None:
+    vector = random(5)
+
+    assert Feedback(Format(make_codec("float32"), 5, 3)).corrected(vector) is vector

@@ -1,0 +1,110 @@
+"""Schedules and clipping, on parameters whose every step can be computed by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vcasgd
+from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
+from vcasgd.learning.rates import Rates, clip
+
+
+class Falling(vcasgd.Task):
+    def schedule(self, progress: float) -> float:
+        return 1 - progress
+
+
+def parameters(*gradients: float) -> list[torch.nn.Parameter]:
+    made = []
+    for gradient in gradients:
+        made.append(torch.nn.Parameter(torch.zeros(1)))
+        made[-1].grad = torch.tensor([gradient])
+    return made
+
+
+def test_every_group_follows_from_its_own_rate() -> None:
+    first, second = parameters(1.0, 1.0)
+    groups: list[dict[str, Any]] = [{"params": [first], "lr": 1.0}, {"params": [second], "lr": 4.0}]
+    optimizer = torch.optim.SGD(groups)
+    rates = Rates(Falling(), optimizer)
+
+    for progress in (0.5, 0.75):
+        rates.follow(progress)
+        optimizer.step()
+
+    assert (first.item(), second.item()) == (-0.75, -3.0)
+
+
+def test_the_rate_is_constant_unless_there_is_a_schedule() -> None:
+    optimizer = torch.optim.SGD(parameters(1.0), lr=0.1)
+
+    Rates(vcasgd.Task(), optimizer).follow(0.99)
+
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("factor", [-0.1, math.nan, math.inf, "fast", None])
+def test_what_is_no_factor_is_the_users_error(factor: Any) -> None:
+    class Wrong(vcasgd.Task):
+        def schedule(self, progress: float) -> float:
+            return factor  # type: ignore[no-any-return]
+
+    with pytest.raises(UserCodeError, match=r"^schedule "):
+        Rates(Wrong(), torch.optim.SGD(parameters(1.0))).follow(0.25)
+
+
+class Clipped(vcasgd.Task):
+    clip_norm = 1.0
+
+
+def test_all_gradients_are_scaled_together() -> None:
+    first, second = parameters(3.0, 4.0)
+
+    clip(Clipped(), torch.optim.SGD([{"params": [first]}, {"params": [second]}]), 1)
+
+    assert first.grad is not None
+    assert second.grad is not None
+    assert first.grad.item() == pytest.approx(0.6, rel=1e-5)
+    assert second.grad.item() == pytest.approx(0.8, rel=1e-5)
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=8))
+def test_the_norm_is_never_larger_and_small_gradients_stay(gradients: list[float]) -> None:
+    clipped = parameters(*gradients)
+    norm = math.hypot(*gradients)
+
+    clip(Clipped(), torch.optim.SGD(clipped), 1)
+
+    found = [each.grad.item() for each in clipped if each.grad is not None]
+    assert math.hypot(*found) <= 1 + 1e-4
+    if norm < 0.99:
+        assert found == gradients
+
+
+def test_nothing_is_clipped_unless_it_is_asked_for() -> None:
+    (parameter,) = parameters(1e6)
+
+    clip(vcasgd.Task(), torch.optim.SGD([parameter]), 1)
+
+    assert parameter.grad is not None
+    assert parameter.grad.item() == 1e6
+
+
+def test_a_gradient_that_is_not_finite_is_said() -> None:
+    with pytest.raises(NonFiniteLoss, match="the norm of the gradient is inf in local step 7"):
+        clip(Clipped(), torch.optim.SGD(parameters(math.inf, 1.0)), 7)
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, True, "1", math.nan, math.inf])
+def test_what_is_no_norm_is_refused(norm: Any) -> None:
+    task = vcasgd.Task()
+    task.clip_norm = norm
+
+    with pytest.raises(SpecError, match="task: clip_norm is"):
+        clip(task, torch.optim.SGD(parameters(1.0)), 1)

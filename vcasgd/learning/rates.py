@@ -1,0 +1,71 @@
+"""Learning rates that follow the job's progress, and gradients that are clipped."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
+from vcasgd.task import Task, calling_user_code
+
+
+class Rates:
+    """The learning rates that the user gave to an optimizer, times the factor of the task's
+    ``schedule``. Optimizers without any, and groups that have none, stay as they are."""
+
+    def __init__(self, task: Task, optimizer: Optimizer) -> None:
+        self._task = task
+        self._given = [(group, group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+    def follow(self, progress: float) -> None:
+        """Sets the rates for a step at this share in [0, 1) of the job. Raises
+        :class:`UserCodeError`."""
+        factor = self._factor(progress)
+        for group, rate in self._given:
+            group["lr"] = rate * factor
+
+    def _factor(self, progress: float) -> float:
+        try:
+            factor = float(self._task.schedule(progress))
+        except Exception as error:
+            raise calling_user_code("schedule", error) from error
+        if not 0 <= factor < math.inf:
+            raise UserCodeError(
+                f"schedule returned {factor} at {progress:.1%} of the job",
+                remedy="return a factor of the learning rate, a number of at least 0",
+            )
+        return factor
+
+
+def clip(task: Task, optimizer: Optimizer, step: int) -> None:
+    """Scales the gradients of all parameters of an optimizer so that their common norm is at most
+    ``task.clip_norm``, if there is one. Raises :class:`NonFiniteLoss` and :class:`SpecError`."""
+    most = clip_norm_of(task)
+    if most is None:
+        return
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, most))
+    # the loss may be finite where its gradient is not, and clipping would make all of it NaN
+    if not math.isfinite(norm):
+        raise NonFiniteLoss(
+            f"the norm of the gradient is {norm} in local step {step}",
+            remedy="lower the learning rate, or look for a division by 0 in the loss",
+            step=step,
+        )
+
+
+def clip_norm_of(task: Task) -> float | None:
+    """Raises :class:`SpecError`."""
+    norm: Any = task.clip_norm
+    if norm is None:
+        return None
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 < norm < math.inf:
+        raise SpecError(
+            f"task: clip_norm is {norm!r}, not a number above 0",
+            remedy="leave it out where gradients are not to be clipped",
+            field="task",
+        )
+    return float(norm)

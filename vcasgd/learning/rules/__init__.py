@@ -1,0 +1,47 @@
+"""Update rules: how an update changes the global vector.
+
+``W`` is the global vector, ``w`` the worker's copy, ``w₀`` the base it was trained from,
+``Δ = w − w₀``, τ the staleness and s(τ) its weight. Every rule acts element by element, so a
+vector can be cut into shards anywhere and the result is the same.
+
+Running statistics (BatchNorm) are averaged and never summed: each worker has measured the
+same quantity, and a sum of differences would move it once per worker.
+
+``base``         what a rule is, and what it is told
+``averaging``    rules that blend the worker's weights: ``vc-asgd``, ``fedasync``, ``easgd``,
+                 ``sma``
+``differences``  rules that add what the worker has learned: ``async-local-sgd``, ``downpour``,
+                 ``delayed-nesterov``, ``fedbuff``, ``dc-asgd``
+"""
+
+from __future__ import annotations
+
+from vcasgd.learning.rules.averaging import Easgd, FedAsync, Sma, VcAsgd
+from vcasgd.learning.rules.base import Context, Payload, Rule, merge_integers, payload_of, pulled
+from vcasgd.learning.rules.differences import (
+    AsyncLocalSgd,
+    DcAsgd,
+    DelayedNesterov,
+    Downpour,
+    FedBuff,
+)
+from vcasgd.update_spec import Update
+
+__all__ = ["Context", "Payload", "Rule", "make_rule", "merge_integers", "payload_of", "pulled"]
+
+_RULES: dict[str, type[Rule]] = {
+    "vc-asgd": VcAsgd,
+    "fedasync": FedAsync,
+    "easgd": Easgd,
+    "sma": Sma,
+    "async-local-sgd": AsyncLocalSgd,
+    "downpour": Downpour,
+    "delayed-nesterov": DelayedNesterov,
+    "fedbuff": FedBuff,
+    "dc-asgd": DcAsgd,
+}
+
+
+def make_rule(update: Update) -> Rule:
+    """The rule that a job asks for."""
+    return _RULES[update.rule](update)

@@ -1,0 +1,99 @@
+"""Rules that blend the worker's weights ``w`` into the global ones, statistics like parameters.
+
+But for the momentum of ``sma`` the result lies between the old weights and the worker's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vcasgd.learning.rules.base import Context, Payload, Rule
+from vcasgd.learning.staleness import weight
+from vcasgd.update_spec import Easgd as EasgdSpec
+from vcasgd.update_spec import FedAsync as FedAsyncSpec
+from vcasgd.update_spec import Sma as SmaSpec
+from vcasgd.update_spec import VcAsgd as VcAsgdSpec
+
+
+class Averaging(Rule):
+    """``W ← (1−m·s(τ))W + m·s(τ)·w`` with the mixing weight m."""
+
+    payload = Payload.WEIGHTS
+    _spec: VcAsgdSpec | FedAsyncSpec | EasgdSpec
+
+    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
+        mixing = self._mixing(context.epoch) * weight(self._spec.staleness, context.staleness)
+        weights.lerp_(update, mixing)
+        return mixing
+
+    def _mixing(self, epoch: int) -> float:
+        raise NotImplementedError
+
+
+class VcAsgd(Averaging):
+    """``W ← αW + (1−α)w`` (VC-ASGD, Atre 2021), the mixing weight 1−α multiplied by s(τ).
+
+    ``alpha="var"`` is α = e/(e+1): the newcomer has weight 1/2 in epoch 1, 1/3 in epoch 2, …
+    """
+
+    _spec: VcAsgdSpec
+
+    def _mixing(self, epoch: int) -> float:
+        alpha = self._spec.alpha
+        return 1 / (epoch + 1) if alpha == "var" else 1 - alpha
+
+
+class FedAsync(Averaging):
+    """``W ← (1−β·s(τ))W + β·s(τ)·w`` (FedAsync, Xie 2019; its α is our β)."""
+
+    _spec: FedAsyncSpec
+
+    def _mixing(self, epoch: int) -> float:  # noqa: ARG002 - the same in all
+        return self._spec.beta
+
+
+class Easgd(Averaging):
+    """``W ← W + α·s(τ)·(w − W)`` (asynchronous EASGD, Zhang 2015).
+
+    The worker's half of the elastic force is in ``pull``: where the paper's worker moves by
+    α towards the W that it reads, ``w ← w − α(w − W)``, and trains on from there, so does ours,
+    with the newest snapshot. A worker that is new, or that came back, starts from W.
+    """
+
+    _spec: EasgdSpec
+
+    def __init__(self, update: EasgdSpec) -> None:
+        super().__init__(update)
+        self.pull = update.moving_rate
+
+    def _mixing(self, epoch: int) -> float:  # noqa: ARG002 - the same in all
+        return self._spec.moving_rate
+
+
+class Sma(Rule):
+    """``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v`` (synchronous model averaging, CROSSBOW,
+    Koliousis 2019: ``z ← z + Σ c_j + μ(z − z_prev)``, ``c_j = α(w_j − z)``).
+
+    Here each learner's correction is a step of its own, so that nobody waits for the others;
+    v is ``z − z_prev``. The worker's half is as in :class:`Easgd`. Statistics have no momentum,
+    which could make a variance negative.
+    """
+
+    payload = Payload.WEIGHTS
+    stateful = True
+    _spec: SmaSpec
+
+    def __init__(self, update: SmaSpec) -> None:
+        super().__init__(update)
+        self.pull = update.moving_rate
+
+    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
+        assert context.state is not None
+        mixing = self._spec.moving_rate * weight(self._spec.staleness, context.staleness)
+        start = max(context.parameters, 0)
+        velocity = context.state[:start]
+        velocity.mul_(self._spec.momentum)
+        velocity.add_(update[:start], alpha=mixing).sub_(weights[:start], alpha=mixing)
+        weights[:start].add_(velocity)
+        weights[start:].lerp_(update[start:], mixing)
+        return mixing
