@@ -710,11 +710,6 @@ export interface components {
          */
         AsyncLocalSgd: {
             /**
-             * @description discriminator enum property added by openapi-typescript
-             * @enum {string}
-             */
-            rule: "async-local-sgd";
-            /**
              * Eta
              * @default 1
              */
@@ -725,6 +720,17 @@ export interface components {
              */
             statistics_mix: number;
             /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16" | "int8";
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "async-local-sgd";
+            /**
              * @default {
              *       "function": "constant",
              *       "a": 0.5,
@@ -732,12 +738,6 @@ export interface components {
              *     }
              */
             staleness: components["schemas"]["Staleness"];
-            /**
-             * Codec
-             * @default float32
-             * @enum {string}
-             */
-            codec: "float32" | "bfloat16";
         };
         /**
          * Checkpoint
@@ -828,6 +828,154 @@ export interface components {
             labels: string[];
         };
         /**
+         * DcAsgd
+         * @description ``W ← W + η·s(τ)·(Δ − λ·Δ⊙Δ⊙(W − w₀))`` (Zheng 2017). ``compensation`` is λ: the paper's
+         *     divided by the local learning rate and by the local steps of a push. ``history``: how many
+         *     published versions the parameter server remembers; updates of older ones are not compensated.
+         */
+        DcAsgd: {
+            /**
+             * Eta
+             * @default 1
+             */
+            eta: number;
+            /**
+             * Statistics Mix
+             * @default 0.5
+             */
+            statistics_mix: number;
+            /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16" | "int8";
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "dc-asgd";
+            /** Compensation */
+            compensation: number;
+            /**
+             * History
+             * @default 8
+             */
+            history: number;
+            /**
+             * @default {
+             *       "function": "constant",
+             *       "a": 0.5,
+             *       "b": 4
+             *     }
+             */
+            staleness: components["schemas"]["Staleness"];
+        };
+        /**
+         * DelayedNesterov
+         * @description ``W ← W + η·s(τ)·Δ/N``, and with each N-th update a step of momentum (Liu 2024).
+         *     ``buffer`` is N, ``momentum`` β.
+         */
+        DelayedNesterov: {
+            /**
+             * Eta
+             * @default 1
+             */
+            eta: number;
+            /**
+             * Statistics Mix
+             * @default 0.5
+             */
+            statistics_mix: number;
+            /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16" | "int8";
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "delayed-nesterov";
+            /**
+             * Buffer
+             * @default 4
+             */
+            buffer: number;
+            /**
+             * Momentum
+             * @default 0.9
+             */
+            momentum: number;
+            /**
+             * @default {
+             *       "function": "constant",
+             *       "a": 0.5,
+             *       "b": 4
+             *     }
+             */
+            staleness: components["schemas"]["Staleness"];
+        };
+        /**
+         * Downpour
+         * @description ``W ← W + η·Δ/max(τ, 1)``: Downpour SGD with a staleness-aware rate (Zhang 2016).
+         */
+        Downpour: {
+            /**
+             * Eta
+             * @default 1
+             */
+            eta: number;
+            /**
+             * Statistics Mix
+             * @default 0.5
+             */
+            statistics_mix: number;
+            /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16" | "int8";
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "downpour";
+        };
+        /**
+         * Easgd
+         * @description ``W ← W + α·s(τ)·(w − W)``, and the worker's copy, which it keeps, moves by α towards W
+         *     (Zhang 2015). ``moving_rate`` is α; the paper's is 0.9 divided by the number of workers.
+         */
+        Easgd: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "easgd";
+            /**
+             * Moving Rate
+             * @default 0.225
+             */
+            moving_rate: number;
+            /**
+             * @default {
+             *       "function": "constant",
+             *       "a": 0.5,
+             *       "b": 4
+             *     }
+             */
+            staleness: components["schemas"]["Staleness"];
+            /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16";
+        };
+        /**
          * EvaluationView
          * @description The result of one evaluation on the validation split.
          */
@@ -901,6 +1049,77 @@ export interface components {
             notice_seconds: number | null;
             /** Kill */
             kill: boolean;
+        };
+        /**
+         * FedAsync
+         * @description ``W ← (1−β·s(τ))W + β·s(τ)·w`` (Xie 2019).
+         */
+        FedAsync: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "fedasync";
+            /**
+             * Beta
+             * @default 0.6
+             */
+            beta: number;
+            /**
+             * @default {
+             *       "function": "polynomial",
+             *       "a": 0.5,
+             *       "b": 4
+             *     }
+             */
+            staleness: components["schemas"]["Staleness"];
+            /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16";
+        };
+        /**
+         * FedBuff
+         * @description ``W ← W + (η/K)·Σ s(τᵢ)Δᵢ`` with each K-th update, and at the end of each epoch
+         *     (Nguyen 2022). ``buffer`` is K.
+         */
+        FedBuff: {
+            /**
+             * Eta
+             * @default 1
+             */
+            eta: number;
+            /**
+             * Statistics Mix
+             * @default 0.5
+             */
+            statistics_mix: number;
+            /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16" | "int8";
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "fedbuff";
+            /**
+             * Buffer
+             * @default 10
+             */
+            buffer: number;
+            /**
+             * @default {
+             *       "function": "polynomial",
+             *       "a": 0.5,
+             *       "b": 4
+             *     }
+             */
+            staleness: components["schemas"]["Staleness"];
         };
         /**
          * Health
@@ -1008,7 +1227,7 @@ export interface components {
              *       "codec": "float32"
              *     }
              */
-            update: components["schemas"]["VcAsgd"] | components["schemas"]["AsyncLocalSgd"];
+            update: components["schemas"]["VcAsgd"] | components["schemas"]["FedAsync"] | components["schemas"]["Easgd"] | components["schemas"]["Sma"] | components["schemas"]["AsyncLocalSgd"] | components["schemas"]["Downpour"] | components["schemas"]["DelayedNesterov"] | components["schemas"]["FedBuff"] | components["schemas"]["DcAsgd"];
             /**
              * @default {
              *       "min": 1,
@@ -1096,7 +1315,7 @@ export interface components {
              *       "codec": "float32"
              *     }
              */
-            update: components["schemas"]["VcAsgd"] | components["schemas"]["AsyncLocalSgd"];
+            update: components["schemas"]["VcAsgd"] | components["schemas"]["FedAsync"] | components["schemas"]["Easgd"] | components["schemas"]["Sma"] | components["schemas"]["AsyncLocalSgd"] | components["schemas"]["Downpour"] | components["schemas"]["DelayedNesterov"] | components["schemas"]["FedBuff"] | components["schemas"]["DcAsgd"];
             /**
              * @default {
              *       "min": 1,
@@ -1622,6 +1841,43 @@ export interface components {
              * Format: password
              */
             token: string;
+        };
+        /**
+         * Sma
+         * @description As ``easgd``, and the central average has momentum (CROSSBOW, Koliousis 2019):
+         *     ``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v``. ``moving_rate`` is α, near 1 divided by the
+         *     number of workers in the paper; ``momentum`` is μ.
+         */
+        Sma: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "sma";
+            /**
+             * Moving Rate
+             * @default 0.25
+             */
+            moving_rate: number;
+            /**
+             * Momentum
+             * @default 0.5
+             */
+            momentum: number;
+            /**
+             * @default {
+             *       "function": "constant",
+             *       "a": 0.5,
+             *       "b": 4
+             *     }
+             */
+            staleness: components["schemas"]["Staleness"];
+            /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16";
         };
         /**
          * SpanView
