@@ -1,0 +1,71 @@
+"""The names in Prometheus rules and in the Grafana dashboard are those that the API tells."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from vcasgd.api.exposition import Facts, exposition
+from vcasgd.store.gauges import Gauges
+
+INFRA = Path(__file__).parents[2] / "infra"
+NAME = re.compile(r"\bvcasgd_[a-z_]+")
+
+
+def names_of_a_family(name: str, kind: str) -> set[str]:
+    match kind:
+        case "counter":
+            return {f"{name}_total"}
+        case "histogram":
+            return {f"{name}_bucket", f"{name}_sum", f"{name}_count"}
+        case "info":
+            return {f"{name}_info"}
+    return {name}
+
+
+def told() -> set[str]:
+    gauges = Gauges(**dict.fromkeys(Gauges.__dataclass_fields__))
+    text = exposition(Facts("0", False, {}, [], {}, gauges, {})).decode()
+    families = text_string_to_metric_families(text)
+    return {name for each in families for name in names_of_a_family(each.name, each.type)}
+
+
+def queries(panels: list[dict[str, Any]]) -> Iterator[str]:
+    for panel in panels:
+        yield from (target["expr"] for target in panel.get("targets", []))
+
+
+def test_the_dashboard_shows_all_that_is_told_and_nothing_else() -> None:
+    board = json.loads((INFRA / "grafana" / "vcasgd.json").read_text())
+
+    assert set(NAME.findall(" ".join(queries(board["panels"])))) == told()
+
+
+def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
+    panels = json.loads((INFRA / "grafana" / "vcasgd.json").read_text())["panels"]
+    cells = [
+        (column, line)
+        for place in (panel["gridPos"] for panel in panels)
+        for column in range(place["x"], place["x"] + place["w"])
+        for line in range(place["y"], place["y"] + place["h"])
+    ]
+
+    assert len(cells) == len(set(cells))
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def test_alerts_ask_for_what_is_told() -> None:
+    rules = yaml.safe_load((INFRA / "prometheus" / "rules.yml").read_text())
+    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
+
+    assert {name for rule in alerts for name in NAME.findall(rule["expr"])} <= told()
+    assert all(rule["annotations"]["summary"] for rule in alerts)
+    scrape = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())
+    assert scrape["rule_files"] == ["rules.yml"]
+    assert scrape["scrape_configs"][0]["metrics_path"] == "/metrics"
