@@ -37,7 +37,7 @@ class Staleness(Part):
 POLYNOMIAL = Staleness(function="polynomial")
 
 _WeightsCodec = Literal["float32", "bfloat16"]
-_DeltaCodec = Literal["float32", "bfloat16", "int8"]
+_DeltaCodec = Literal["float32", "bfloat16", "int8", "topk"]
 _Buffer = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 
 

@@ -97,6 +97,13 @@ class TestInt8:
         assert world.complete
         world.assert_exact()
 
+    def test_a_whole_job_with_the_largest_alone(self, make_world: MakeWorld) -> None:
+        world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": "topk"})
+
+        run_to_end(world, [Volunteer(world, "a"), Volunteer(world, "b")], world.shard().turn)
+
+        world.assert_exact()
+
     @pytest.mark.parametrize("at", [0, 256])
     def test_numbers_that_are_none_are_refused(self, make_world: MakeWorld, at: int) -> None:
         world = make_world(update={"rule": "async-local-sgd", "codec": "int8"})

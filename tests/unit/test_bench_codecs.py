@@ -18,9 +18,11 @@ def test_every_codec_is_measured() -> None:
     figures = {each["codec"]: each for each in json.loads(result.stdout)["codecs"]}
     assert set(figures) == set(CODECS)
     shares = {name: each["share_of_float32"] for name, each in figures.items()}
-    assert shares == {"float32": 1.0, "bfloat16": 0.5, "int8": pytest.approx(64 / 252, rel=1e-3)}
+    int8 = pytest.approx(64 / 252, rel=1e-3)
+    assert shares == {"float32": 1.0, "bfloat16": 0.5, "int8": int8, "topk": 1 / 64}
     assert figures["float32"]["relative_error"] == 0
     assert 0 < figures["bfloat16"]["relative_error"] < figures["int8"]["relative_error"] < 0.01
+    assert 0.5 < figures["topk"]["relative_error"] < 1
     assert all(each["encode_gb_s"] > 0 and each["decode_gb_s"] > 0 for each in figures.values())
 
 

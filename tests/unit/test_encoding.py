@@ -12,19 +12,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.codecs import Int8, make_codec
+from vcasgd.learning.codecs import Int8, TopK, make_codec
 from vcasgd.learning.encoding import Encoding, Feedback, Format
 
-#: of codec, elements, parameters
-formats = st.builds(
-    lambda name, floats, share: Format(make_codec(name), floats, int(share * floats)),
-    st.sampled_from(["float32", "bfloat16", "int8"]),
-    st.integers(0, 3000),
-    st.floats(0, 1),
-)
+
+def formats_of(*names: str) -> st.SearchStrategy[Format]:
+    """Of codec, elements, parameters."""
+    return st.builds(
+        lambda name, floats, share: Format(make_codec(name), floats, int(share * floats)),
+        st.sampled_from(names),
+        st.integers(0, 3000),
+        st.floats(0, 1),
+    )
 
 
-def encoded(wire: Format, vector: Tensor, chunk: int = 1024) -> memoryview:
+dense = formats_of("float32", "bfloat16", "int8")
+formats = formats_of("float32", "bfloat16", "int8", "topk")
+
+
+def encoded(wire: Format, vector: Tensor, chunk: int = 4096) -> memoryview:
     chunks = [bytes(each) for each in Encoding(wire, vector).chunks(chunk)]
     assert all(len(each) == chunk for each in chunks[:-1])
     return memoryview(bytearray(b"".join(chunks)))
@@ -37,7 +43,7 @@ def decoded(wire: Format, payload: memoryview, most: int = 600) -> Tensor:
     return out
 
 
-def largest(wire: Format, payload: memoryview, chunk: int = 1024) -> list[float]:
+def largest(wire: Format, payload: memoryview, chunk: int = 4096) -> list[float]:
     starts = range(0, len(payload), chunk)
     return [wire.largest(payload[at : at + chunk], at) for at in starts]
 
@@ -63,7 +69,7 @@ def test_int8_is_within_half_a_step_of_its_block(values: list[float]) -> None:
 
     for start in range(0, len(values), Int8.block_floats):
         block = vector[start : start + Int8.block_floats]
-        bound = block.abs().max() / 254 * (1 + 1e-5) + 1e-38
+        bound = block.abs().max() / 254 * (1 + 1e-5) + 2e-36  # less than that is nothing
         assert (result[start : start + len(block)] - block).abs().max() <= bound
 
 
@@ -79,7 +85,7 @@ def test_statistics_are_exact_where_differences_are_rounded() -> None:
 
 
 @settings(deadline=None)
-@given(formats, st.integers(0, 5), st.sampled_from([256, 512, 4096]))
+@given(dense, st.integers(0, 5), st.sampled_from([256, 512, 4096]))
 def test_size_and_pieces_are_those_of_the_whole(wire: Format, seed: int, chunk: int) -> None:
     vector = random(wire.floats, seed)
 
@@ -165,6 +171,25 @@ def test_what_is_too_small_for_one_update_comes_with_a_later_one() -> None:
         sent += decoded(wire, encoded(wire, feedback.corrected(torch.tensor([127.0, 0.2]))))
 
     assert sent.tolist() == [1270.0, 2.0]
+
+
+def test_the_largest_of_each_block_are_sent_and_all_others_later() -> None:
+    # Given 70,000 numbers, the largest at the end of each block, and so small a number elsewhere
+    vector = torch.full((70_000,), 2.0**-10)
+    vector[65_536 - 1024 : 65_536] = -8.0
+    vector[70_000 - 1024 :] = 4.0
+    wire = Format(TopK(), 70_000, 70_000)
+    feedback = Feedback(wire)
+
+    first = decoded(wire, encoded(wire, feedback.corrected(vector)))
+
+    assert wire.size == 2 * 4096
+    assert torch.equal(first, torch.where(vector.abs() > 1, vector, 0))
+    rest = feedback.kept.clone()
+    second = decoded(wire, encoded(wire, feedback.corrected(torch.zeros(70_000))))
+    assert torch.equal(rest, torch.where(vector.abs() > 1, 0, vector))
+    assert torch.equal(second + feedback.kept, rest)
+    assert int(second.count_nonzero()) == 2 * 1024
 
 
 def test_there_is_no_feedback_where_nothing_is_lost() -> None:
