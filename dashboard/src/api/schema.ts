@@ -724,7 +724,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8";
+            codec: "float32" | "bfloat16" | "int8" | "topk";
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -849,7 +849,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8";
+            codec: "float32" | "bfloat16" | "int8" | "topk";
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -892,7 +892,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8";
+            codec: "float32" | "bfloat16" | "int8" | "topk";
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -937,7 +937,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8";
+            codec: "float32" | "bfloat16" | "int8" | "topk";
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -1101,7 +1101,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8";
+            codec: "float32" | "bfloat16" | "int8" | "topk";
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
