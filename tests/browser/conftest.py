@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pages import Dashboard, Notes, Site
 from playwright.sync_api import Browser, expect, sync_playwright
+from waiting import await_truth
 
 from vcasgd.settings import Settings
 from vcasgd.stack import running
@@ -50,6 +51,8 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     )
     with running(settings):
         site = Site(settings)
+        # a stack is ready a moment before its controller has told what there is to buy
+        await_truth(site.client.pools, 60)
         yield site
         site.close()
 
