@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from machine_scripts import script_of
+
 from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
 from vcasgd.fleet.providers.local_processes import MARKER, Process, kill_all, processes_of
-from vcasgd.fleet.providers.user_data import script_of
 
 log = logging.getLogger(__name__)
 

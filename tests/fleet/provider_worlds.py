@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import pytest
 from emulated_ec2 import ENVIRONMENT, EmulatedEc2, emulated_ec2
 from fake_compute import ComputeServer, FakeCompute
+from machine_scripts import script_of
 
 from vcasgd.fleet.pools import AwsPoolSpec, GcpPoolSpec, parse_pools
 from vcasgd.fleet.prices import PriceTable
@@ -18,7 +19,6 @@ from vcasgd.fleet.providers.aws import AwsProvider
 from vcasgd.fleet.providers.base import Boot, Provider
 from vcasgd.fleet.providers.gcp import GcpProvider
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
-from vcasgd.fleet.providers.user_data import script_of
 
 AWS_ZONES = ("us-east-1a", "us-east-1b")
 GCP_ZONES = ("us-central1-a", "us-central1-b")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine_scripts import script_of
 from provider_worlds import AwsWorld, GcpWorld, aws_world, boot_script, gcp_world
 
 from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
@@ -26,7 +27,6 @@ from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
 from vcasgd.fleet.providers.user_data import (
     boot_environment,
     combined,
-    script_of,
     worker_script,
 )
 

@@ -91,11 +91,6 @@ def combined(template: str, script: str, limit_bytes: int) -> str:
     return text
 
 
-def script_of(user_data: str) -> str:
-    """The script in what :func:`combined` made."""
-    return str(_parts(user_data)[-1].get_payload())
-
-
 def _parts(user_data: str) -> list[Message]:
     if not user_data.strip():
         return []
@@ -110,10 +105,6 @@ def _parts(user_data: str) -> list[Message]:
     if user_data.startswith("#!"):
         return [_part(user_data, "x-shellscript")]
     return [_part(user_data, "cloud-config")]
-
-
-def _several(payload: object) -> list[object]:
-    return payload if isinstance(payload, list) else []
 
 
 def _part(text: str, kind: str) -> Message:

@@ -1,0 +1,12 @@
+"""What a machine of a cloud would run."""
+
+from __future__ import annotations
+
+import email
+
+
+def script_of(user_data: str) -> str:
+    """The last part of what the provider handed over, which is the platform's own."""
+    parts = email.message_from_string(user_data).get_payload()
+    assert isinstance(parts, list)
+    return str(parts[-1].get_payload())
