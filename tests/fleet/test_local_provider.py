@@ -415,7 +415,8 @@ def test_a_launch_that_died_half_way_is_given_up_in_the_end(
     cluster.provider.kill(id_)
     directory = cluster.directory(id_)
     for name in ("machine", "condemned", "buried"):
-        (directory.path / f"{name}.json").unlink()
+        # one that was killed very early has not written all of them
+        (directory.path / f"{name}.json").unlink(missing_ok=True)
     monkeypatch.setattr("vcasgd.fleet.providers.local_directory.START_LIMIT_SECONDS", 0.0)
     assert cluster.state(id_) is None
     assert directory.buried()
