@@ -156,6 +156,9 @@ class JobSpec(Part):
     push_every: Annotated[
         Literal["subtask"] | Annotated[int, Field(ge=1)], BeforeValidator(_push_interval)
     ] = "subtask"
+    optimizer_state: Literal["reset", "keep"] = Field(
+        default="reset", description="of the local optimizer, between two subtasks of a worker"
+    )
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_epoch_lead: int = Field(default=1, ge=0, le=100, strict=True)
     update: Update = VcAsgd()

@@ -48,7 +48,8 @@ class Task:
         raise NotImplementedError
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The local optimizer. A new one is made for every subtask."""
+        """The local optimizer. A new one is made for every subtask, unless the job says
+        ``optimizer_state: keep``."""
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
     def schedule(self, progress: float) -> float:  # noqa: ARG002 - constant unless overridden

@@ -109,6 +109,22 @@ class Tuned(Slope):
         return nn.Sequential(frozen, nn.Linear(3, 1, bias=False))
 
 
+class WithMomentum(Slope):
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+
+
+@pytest.mark.parametrize(("state", "second"), [("reset", -2.5), ("keep", -3.625)])
+def test_momentum_is_kept_between_subtasks_where_the_job_says_so(state: str, second: float) -> None:
+    learner = learner_of(WithMomentum(), update={"rule": "async-local-sgd"}, optimizer_state=state)
+    # steps of 1 and 1.5; then from a momentum of 1.5 or of none
+    assert interval(learner, 10.0).update.item() == -2.5
+
+    learner.start_subtask()
+
+    assert interval(learner, 10.0, subtask=1).update.item() == second
+
+
 @pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
 def test_frozen_parameters_are_never_sent(rule: str) -> None:
     learner = learner_of(Tuned(), update={"rule": rule})

@@ -132,7 +132,8 @@ class Learner:
     # -- training and evaluation ---------------------------------------------------------------
 
     def start_subtask(self) -> None:
-        """A new local optimizer: momentum of an old subtask is not carried into a new model.
+        """A new local optimizer, unless the job keeps what the last one remembers: its momentum
+        is of an older model, but without it the first steps of each subtask are short.
 
         Raises :class:`SpecError` where parameters were thawed that no update carries.
         """
@@ -143,6 +144,8 @@ class Learner:
                 remedy="let Task.model() set requires_grad for good",
                 field="task",
             )
+        if self._optimizer is not None and self._spec.optimizer_state == "keep":
+            return
         try:
             self._optimizer = self._task.optimizer(
                 [each for each in self._model.parameters() if each.requires_grad]

@@ -1,0 +1,184 @@
+"""CIFAR-10: 50,000 small colour pictures of ten kinds to train on, 10,000 to validate.
+
+A residual network for 32×32 pictures (He 2015, arXiv 1512.03385, section 4.2) of depth 6n + 2,
+with the usual augmentation: a random crop of the picture padded by 4, and a flip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+import vcasgd
+
+Batch = tuple[Tensor, Tensor]  # pictures float32 [n, 3, 32, 32], labels int64 [n]
+
+MEAN = torch.tensor([0.4914, 0.4822, 0.4465])
+DEVIATION = torch.tensor([0.2470, 0.2435, 0.2616])
+
+
+class Cifar10(vcasgd.Task):
+    """``warm_up``: the share of the job in which the learning rate rises in a straight line;
+    after it the rate falls to 0 along a cosine (Loshchilov 2016, arXiv 1608.03983)."""
+
+    evaluation_batch_size = 1000
+
+    def __init__(
+        self,
+        data: str = "data/cifar10.npz",
+        depth: int = 8,
+        learning_rate: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+        warm_up: float = 0.0,
+        batch_size: int = 64,
+        autocast: bool = True,
+    ) -> None:
+        self.data = str(Path(__file__).parent / data)
+        self.depth = depth
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.warm_up = warm_up
+        self.batch_size = batch_size
+        self.autocast = autocast
+
+    def model(self) -> nn.Module:
+        return ResNet(self.depth).to(memory_format=torch.channels_last)
+
+    def dataset(self, split: str) -> Dataset[Batch]:
+        return Pictures(*load(self.data, "train" if split == "train" else "test"), split)
+
+    def collate(self, samples: Any) -> Any:
+        return samples  # Pictures gives whole batches
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(
+            parameters,
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            nesterov=self.momentum > 0,
+            weight_decay=self.weight_decay,
+        )
+
+    def schedule(self, progress: float) -> float:
+        if progress < self.warm_up:
+            return progress / self.warm_up
+        return (1 + math.cos(math.pi * (progress - self.warm_up) / (1 - self.warm_up))) / 2
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        pictures, labels = batch
+        return F.cross_entropy(self._scores(model, pictures), labels)
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        pictures, labels = batch
+        scores = self._scores(model, pictures)
+        return {
+            "loss": F.cross_entropy(scores, labels, reduction="sum"),
+            "accuracy": (scores.argmax(1) == labels).sum(),
+            "count": torch.tensor(len(labels)),
+        }
+
+    def _scores(self, model: nn.Module, pictures: Tensor) -> Tensor:
+        with torch.autocast(pictures.device.type, torch.bfloat16, enabled=self.autocast):
+            scores: Tensor = model(pictures)
+        return scores.float()
+
+
+class ResNet(nn.Module):
+    """Three stages of n = (depth − 2)/6 blocks, of 16, 32 and 64 channels; shortcuts without
+    parameters (option A of the paper)."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        blocks = (depth - 2) // 6
+        self.first = _convolution(3, 16, 1)
+        self.normal = nn.BatchNorm2d(16)
+        stages = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
+        self.blocks = nn.Sequential(
+            *(
+                Block(inputs if nth == 0 else outputs, outputs, stride if nth == 0 else 1)
+                for inputs, outputs, stride in stages
+                for nth in range(blocks)
+            )
+        )
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        x = F.relu(self.normal(self.first(pictures)))
+        scores: Tensor = self.last(self.blocks(x).mean((2, 3)))
+        return scores
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.stride, self.more = stride, outputs - inputs
+        self.first, self.second = (
+            _convolution(inputs, outputs, stride),
+            _convolution(outputs, outputs, 1),
+        )
+        self.normal_1, self.normal_2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.normal_1(self.first(x)))
+        y = self.normal_2(self.second(y))
+        if self.more:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
+        return F.relu(x + y)
+
+
+def _convolution(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
+    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer
+
+
+class Pictures(Dataset[Batch]):
+    """All pictures in memory as bytes; normalised as they are asked for, a batch at a time, and
+    those of the training split cropped and flipped by torch's random numbers."""
+
+    def __init__(self, pictures: Tensor, labels: Tensor, split: str) -> None:
+        self.pictures, self.labels, self.augment = pictures, labels, split == "train"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        chosen = torch.tensor(indices)
+        places = torch.arange(32).expand(len(chosen), 32)
+        rows = columns = places + 4
+        if self.augment:
+            rows = places + torch.randint(9, (len(chosen), 1))
+            columns = places + torch.randint(9, (len(chosen), 1))
+            flipped = torch.rand(len(chosen), 1) < 0.5
+            columns = torch.where(flipped, columns.flip(1), columns)
+        pixels = self.pictures[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
+        # channels come last in memory already
+        normal = pixels.to(torch.float32).div_(255).sub_(MEAN).div_(DEVIATION).permute(0, 3, 1, 2)
+        return normal, self.labels[chosen]
+
+
+@lru_cache(maxsize=2)
+def load(path: str, part: str) -> tuple[Tensor, Tensor]:
+    """Pictures uint8 ``[n, 40, 40, 3]``, padded by 4 with the mean colour, and labels int64
+    ``[n]``, of ``"train"`` or ``"test"``."""
+    with np.load(path) as arrays:
+        pictures, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
+    padded = np.empty((len(pictures), 40, 40, 3), np.uint8)
+    padded[:] = (MEAN * 255).round().to(torch.uint8).numpy()
+    padded[:, 4:36, 4:36] = pictures
+    return torch.from_numpy(padded), torch.from_numpy(labels.astype(np.int64))
