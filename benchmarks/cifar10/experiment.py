@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +16,53 @@ from vcasgd.bench.simulation import Conditions, Point, Simulation
 from vcasgd.spec import JobSpec
 from vcasgd.task import load_task
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows.yaml"
 TRACES = HERE / "traces"
-#: modelled: of one ResNet-8 on one core
+#: modelled: of an average machine
 SECONDS_PER_SAMPLE = 0.0005
 
 
 @dataclass(frozen=True)
 class Row:
-    """``job``: fields of a job; ``args``: of the task; ``trace``: when machines are there, and how
-    many times faster than it was recorded."""
+    """``job``: fields of a job; ``args``: of the task. ``trace``: when machines are there, and how
+    many times ``faster`` than it was recorded; ``spread``: of their times."""
 
     name: str
+    group: str
+    about: str
     workers: int = 4
     epochs: int = 10
-    job: dict[str, Any] = field(default_factory=dict)
+    push_every: int | str = 1
+    update: dict[str, Any] = field(default_factory=dict)
     args: dict[str, Any] = field(default_factory=dict)
+    optimizer_state: str = "keep"
     trace: str | None = None
     faster: float = 1.0
     spread: float = 0.2
+    seeds: tuple[int, ...] = (0,)
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides about the outcome, as JSON has it."""
+        spec = self.spec(0).model_dump(mode="json", exclude={"working_dir", "seed"})
+        machines = [self.workers, self.trace, self.faster, self.spread]
+        return {"job": spec, "machines": machines}
 
     def spec(self, seed: int) -> JobSpec:
-        given: dict[str, Any] = {
-            "name": "cifar10",
-            "task": "train:Cifar10",
-            "working_dir": str(HERE),
-            "args": self.args,
-            "epochs": self.epochs,
-            "subtasks_per_epoch": 50,
-            "seed": seed,
-            **self.job,
-        }
-        return JobSpec.parse(given)
+        return JobSpec.parse(
+            {
+                "name": "cifar10",
+                "task": "train:Cifar10",
+                "working_dir": str(HERE),
+                "args": self.args,
+                "epochs": self.epochs,
+                "subtasks_per_epoch": 50,
+                "push_every": self.push_every,
+                "optimizer_state": self.optimizer_state,
+                "update": self.update,
+                "seed": seed,
+            }
+        )
 
     def conditions(self, seed: int) -> Conditions:
         if self.trace is None:
@@ -61,15 +74,20 @@ class Row:
 
 
 def read_rows(path: Path = ROWS) -> dict[str, Row]:
-    """All rows by name."""
-    given = yaml.safe_load(path.read_text())
-    return {name: Row(name, **(fields or {})) for name, fields in given.items()}
+    """All rows by name; ``defaults`` of their arguments come first in the file."""
+    content = yaml.safe_load(path.read_text())
+    args = content.pop("defaults")
+    rows = {}
+    for group, given in content.items():
+        for name, fields in given.items():
+            more = {**fields, "args": {**args, **fields.get("args", {})}}
+            seeds = tuple(more.pop("seeds", (0,)))
+            rows[name] = Row(name, group, seeds=seeds, **more)
+    return rows
 
 
-def run(
-    row: Row, seed: int, *, evaluate_every: int = 1, say: Callable[[Point], None] = lambda _: None
-) -> dict[str, Any]:
-    """Trains to the end; the outcome with the row's settings, to be kept as JSON."""
+def run(row: Row, seed: int, *, say: Callable[[Point], None]) -> dict[str, Any]:
+    """Trains to the end; the outcome as plain data."""
     torch.set_num_threads(1)
     spec = row.spec(seed)
     started = time.monotonic()
@@ -77,13 +95,7 @@ def run(
         spec,
         lambda: load_task(spec.task, spec.args, Path(spec.working_dir)),
         row.conditions(seed),
-        evaluate_every=evaluate_every,
         say=say,
     ).run()
-    return {
-        "row": asdict(row),
-        "seed": seed,
-        "took_seconds": round(time.monotonic() - started, 1),
-        "torch": torch.__version__,
-        **json.loads(json.dumps(outcome.to_dict())),
-    }
+    took = round(time.monotonic() - started)
+    return {"seed": seed, "took_seconds": took, "torch": torch.__version__, **outcome.to_dict()}

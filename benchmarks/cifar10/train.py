@@ -29,7 +29,9 @@ DEVIATION = torch.tensor([0.2470, 0.2435, 0.2616])
 
 class Cifar10(vcasgd.Task):
     """``warm_up``: the share of the job in which the learning rate rises in a straight line;
-    after it the rate falls to 0 along a cosine (Loshchilov 2016, arXiv 1608.03983)."""
+    after it the rate falls to 0 along a cosine (Loshchilov 2016, arXiv 1608.03983). ``pixels``:
+    32, or 16 to search for settings in less time. ``compiled``: by torch.compile, which needs a
+    C++ compiler."""
 
     evaluation_batch_size = 1000
 
@@ -42,7 +44,9 @@ class Cifar10(vcasgd.Task):
         weight_decay: float = 5e-4,
         warm_up: float = 0.0,
         batch_size: int = 64,
+        pixels: int = 32,
         autocast: bool = True,
+        compiled: bool = False,
     ) -> None:
         self.data = str(Path(__file__).parent / data)
         self.depth = depth
@@ -51,13 +55,19 @@ class Cifar10(vcasgd.Task):
         self.weight_decay = weight_decay
         self.warm_up = warm_up
         self.batch_size = batch_size
+        self.pixels = pixels
+        self.compiled = compiled
         self.autocast = autocast
 
     def model(self) -> nn.Module:
-        return ResNet(self.depth).to(memory_format=torch.channels_last)
+        model = ResNet(self.depth).to(memory_format=torch.channels_last)
+        if self.compiled:
+            model.compile()
+        return model
 
     def dataset(self, split: str) -> Dataset[Batch]:
-        return Pictures(*load(self.data, "train" if split == "train" else "test"), split)
+        part = "train" if split == "train" else "test"
+        return Pictures(*load(self.data, part, self.pixels), self.pixels, split)
 
     def collate(self, samples: Any) -> Any:
         return samples  # Pictures gives whole batches
@@ -148,8 +158,9 @@ class Pictures(Dataset[Batch]):
     """All pictures in memory as bytes; normalised as they are asked for, a batch at a time, and
     those of the training split cropped and flipped by torch's random numbers."""
 
-    def __init__(self, pictures: Tensor, labels: Tensor, split: str) -> None:
-        self.pictures, self.labels, self.augment = pictures, labels, split == "train"
+    def __init__(self, pictures: Tensor, labels: Tensor, pixels: int, split: str) -> None:
+        self.pictures, self.labels = pictures, labels
+        self.pixels, self.augment = pixels, split == "train"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -159,11 +170,12 @@ class Pictures(Dataset[Batch]):
 
     def __getitems__(self, indices: list[int]) -> Batch:
         chosen = torch.tensor(indices)
-        places = torch.arange(32).expand(len(chosen), 32)
-        rows = columns = places + 4
+        border = self.pixels // 8
+        places = torch.arange(self.pixels).expand(len(chosen), self.pixels)
+        rows = columns = places + border
         if self.augment:
-            rows = places + torch.randint(9, (len(chosen), 1))
-            columns = places + torch.randint(9, (len(chosen), 1))
+            rows = places + torch.randint(2 * border + 1, (len(chosen), 1))
+            columns = places + torch.randint(2 * border + 1, (len(chosen), 1))
             flipped = torch.rand(len(chosen), 1) < 0.5
             columns = torch.where(flipped, columns.flip(1), columns)
         pixels = self.pictures[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
@@ -173,12 +185,16 @@ class Pictures(Dataset[Batch]):
 
 
 @lru_cache(maxsize=2)
-def load(path: str, part: str) -> tuple[Tensor, Tensor]:
-    """Pictures uint8 ``[n, 40, 40, 3]``, padded by 4 with the mean colour, and labels int64
-    ``[n]``, of ``"train"`` or ``"test"``."""
+def load(path: str, part: str, pixels: int) -> tuple[Tensor, Tensor]:
+    """Pictures uint8 ``[n, 40, 40, 3]``, padded by 4 with the mean colour, or, where ``pixels`` is
+    16, half of that, and labels int64 ``[n]``, of ``"train"`` or ``"test"``."""
     with np.load(path) as arrays:
         pictures, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
     padded = np.empty((len(pictures), 40, 40, 3), np.uint8)
     padded[:] = (MEAN * 255).round().to(torch.uint8).numpy()
     padded[:, 4:36, 4:36] = pictures
-    return torch.from_numpy(padded), torch.from_numpy(labels.astype(np.int64))
+    found = torch.from_numpy(padded)
+    if pixels == 16:
+        pooled = F.avg_pool2d(found.permute(0, 3, 1, 2).float(), 2).round()
+        found = pooled.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    return found, torch.from_numpy(labels.astype(np.int64))

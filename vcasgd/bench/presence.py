@@ -47,8 +47,8 @@ def lives(counts: Sequence[int], gap: float, seed: int) -> list[Life]:
 def read_counts(path: Path, most: int) -> tuple[list[int], float]:
     """The number of machines over time, at most ``most``, and the seconds between two numbers.
 
-    The file is JSON, ``{"metadata": {"gap_seconds": 300}, "data": [4, 4, 2, …]}``, as SkyPilot's
-    published spot traces are. Raises :class:`SpecError`.
+    The file is JSON, ``{"metadata": {"gap_seconds": 300}, "data": [4, 4, 2, …]}``. Raises
+    :class:`SpecError`.
     """
     try:
         content = json.loads(path.read_text())

@@ -9,7 +9,7 @@ import typer
 import vcasgd
 from vcasgd.bench.command import app as bench
 from vcasgd.chaos.command import app as chaos
-from vcasgd.cli import demo, fleet, jobs, money, stack
+from vcasgd.cli import demo, fleet, jobs, money, simulate, stack
 from vcasgd.cli.output import Group
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _part in (stack, jobs, fleet, money, demo):
+for _part in (stack, jobs, fleet, money, simulate, demo):
     _part.register(app)
 app.add_typer(bench, name="bench", cls=Group, help="Measure the product on this machine.")
 app.add_typer(chaos, name="chaos", cls=Group, help="Kill parts on purpose, and count what is lost.")

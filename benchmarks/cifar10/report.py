@@ -1,0 +1,94 @@
+"""Tables and plots of the outcomes that ``run.py`` has kept, into ``docs/experiments/cifar10.md``.
+
+Each table stands between ``<!-- rows: GROUP -->`` and ``<!-- end -->`` and is written anew; the
+words around it are written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import cycle
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from experiment import Row, read_rows
+from matplotlib import pyplot as plt
+from run import read_runs
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "experiments" / "cifar10.md"
+#: the same bytes for the same numbers
+STYLE = {"svg.hashsalt": "vcasgd", "svg.fonttype": "none", "font.size": 9, "figure.figsize": (7, 4)}
+
+Kept = list[tuple[Row, list[dict[str, Any]]]]
+
+
+def main() -> None:
+    rows = [(row, runs) for row in read_rows().values() if (runs := read_runs(row))]
+    text = DOCUMENT.read_text()
+    DOCUMENT.write_text(
+        re.sub(
+            r"(<!-- rows: ([\w-]+) -->\n).*?(<!-- end -->)",
+            lambda found: found[1] + _table(found[2], rows) + found[3],
+            text,
+            flags=re.DOTALL,
+        )
+    )
+    with plt.rc_context(STYLE):
+        for group in {row.group for row, _ in rows}:
+            _plot(group, rows, "samples")
+        _plot("workers", rows, "seconds")
+
+
+def _table(group: str, rows: Kept) -> str:
+    lines = [
+        "| row | what | accuracy, % | seeds | staleness | pushed, MB | machines lost |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row, runs in rows:
+        if row.group == group:
+            cells = [
+                f"`{row.name}`",
+                row.about,
+                _accuracy(runs),
+                str(len(runs)),
+                f"{mean(run['staleness_mean'] for run in runs):.1f}",
+                f"{mean(run['bytes_pushed'] for run in runs) / 1e6:.0f}",
+                f"{mean(run['machines_lost'] for run in runs):.0f}",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _accuracy(runs: list[dict[str, Any]]) -> str:
+    found = [100 * run["points"][-1]["metrics"]["accuracy"] for run in runs]
+    if len(found) == 1:
+        return f"{found[0]:.2f}"
+    return f"**{mean(found):.2f}** ({min(found):.2f} – {max(found):.2f})"
+
+
+def _plot(group: str, rows: Kept, axis: str) -> None:
+    figure, axes = plt.subplots()
+    for (row, runs), line in zip(rows, cycle(["-", "--", ":", "-."]), strict=False):
+        if row.group == group:
+            points = list(zip(*(run["points"] for run in runs), strict=True))
+            axes.plot(
+                [mean(point[axis] for point in each) for each in points],
+                [mean(100 * point["metrics"]["accuracy"] for point in each) for each in points],
+                line,
+                label=row.name,
+            )
+    axes.set_xlabel("samples trained" if axis == "samples" else "seconds, modelled")
+    axes.set_ylabel("validation accuracy, %")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    name = f"cifar10-{group}-{axis}.svg"
+    figure.savefig(DOCUMENT.parent / name, metadata={"Date": None}, bbox_inches="tight")
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""``vcasgd simulate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from vcasgd.cli.app import app
+
+JOB = str(Path(__file__).parents[2] / "examples" / "digits" / "job.yaml")
+SHORT = ["--set", "epochs=1"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Batches this small only lose by being shared out to threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_job_is_trained_by_machines_that_do_not_exist() -> None:
+    result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--json"])
+
+    assert result.exit_code == 0, result.stderr
+    outcome = json.loads(result.stdout)
+    assert outcome["updates"] == 15
+    assert 1 < outcome["staleness_mean"] <= 3
+    assert outcome["machines_lost"] == 0
+    assert outcome["points"][-1]["metrics"]["accuracy"] > 0.5
+    assert result.stderr.startswith("epoch 1 ")
+
+
+def test_machines_come_and_go_as_in_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [4, 2, 3, 0, 4] * 9}))
+    arguments = ["--trace", str(trace), "--faster", "3000"]
+
+    result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, *arguments])
+
+    assert result.exit_code == 0, result.stderr
+    facts = dict(line.split("  ", 1) for line in result.stdout.splitlines())
+    assert int(facts["machines lost"]) > 0
+    assert facts["updates"].strip().startswith("15,")
+
+
+def test_a_wrong_field_is_named() -> None:
+    result = CliRunner().invoke(app, ["simulate", JOB, "--set", "update.alpha=2"])
+
+    assert result.exit_code == 1
+    assert "update.alpha" in result.stderr
+
+
+def test_nothing_can_go_by_faster_without_a_trace() -> None:
+    result = CliRunner().invoke(app, ["simulate", JOB, "--faster", "10"])
+
+    assert result.exit_code == 1
+    assert "--faster" in result.stderr
