@@ -17,6 +17,7 @@ import matplotlib
 matplotlib.use("svg")
 from experiment import Row, read_rows
 from matplotlib import pyplot as plt
+
 from run import read_runs
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "experiments" / "cifar10.md"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment import HERE, Row, read_rows, run
+
 from vcasgd.bench.simulation import Point
 
 RESULTS = HERE.parent / "results" / "cifar10"
