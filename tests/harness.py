@@ -37,7 +37,8 @@ from vcasgd.settings import Settings, load_settings
 from vcasgd.spec import JobSpec
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.embedded import ServerFiles, server_command, write_configuration
-from vcasgd.store.jobs import Jobs, State
+from vcasgd.store.job import State
+from vcasgd.store.jobs import Jobs
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.servers import Control, Servers
 from vcasgd.store.sharded import ShardedSnapshots

@@ -27,12 +27,14 @@ from vcasgd.runtime.shard import Shard
 from vcasgd.runtime.storage import Storage
 from vcasgd.spec import JobSpec
 from vcasgd.store.connection import Client
-from vcasgd.store.jobs import Facts, Jobs, State
+from vcasgd.store.job import Facts, State
+from vcasgd.store.jobs import Jobs
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.leases import Accounts, Lease, Leases, Wait
 from vcasgd.store.leases import Kind as Work
 from vcasgd.store.planes import CHUNK_BYTES
-from vcasgd.store.snapshots import Meta, Record, Snapshots, encode_integers
+from vcasgd.store.snapshot import Meta, Record, encode_integers
+from vcasgd.store.snapshots import Snapshots
 from vcasgd.store.updates import Header, Pushed, UpdateReader, UpdateSender, checksum
 
 COUNTING = {"rule": "async-local-sgd", "eta": 1.0}

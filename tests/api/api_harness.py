@@ -25,7 +25,8 @@ from waiting import await_truth
 from vcasgd.client import Client
 from vcasgd.runtime.storage import Storage
 from vcasgd.spec import JobSpec
-from vcasgd.store.jobs import Jobs, State
+from vcasgd.store.job import State
+from vcasgd.store.jobs import Jobs
 from vcasgd.store.leases import Accounts, Lease, Leases
 from vcasgd.store.servers import Control, Servers
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from vcasgd.client import Client
 from vcasgd.errors import CheckpointDamaged, Conflict, NotFound
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 
 
 def test_checkpoints_are_listed_oldest_first(api: Api, client: Client) -> None:

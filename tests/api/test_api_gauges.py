@@ -11,7 +11,7 @@ from api_harness import Api
 from prometheus_client.parser import text_string_to_metric_families
 
 from vcasgd.store.costs import Costs
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 
 NODE = {
     "at": 5.0, "pid": 7, "token": 3, "memory_used_bytes": 1000, "memory_limit_bytes": None,

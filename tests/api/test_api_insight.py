@@ -12,7 +12,7 @@ from api_harness import Api, spec
 
 from vcasgd.api.series import thinned
 from vcasgd.spec import JobSpec
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 from vcasgd.store.leases import Accounts
 from vcasgd.store.machines import Machines
 

@@ -13,7 +13,7 @@ from api_harness import Api, spec, zipped
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.package import digest_of
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 from vcasgd.store.keys import LedgerKeys
 
 

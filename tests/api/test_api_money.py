@@ -18,7 +18,7 @@ from vcasgd.cli import app
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.store.costs import Costs, Workload, Workloads
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 
 Run = Callable[..., Result]
 

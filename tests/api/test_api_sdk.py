@@ -5,7 +5,7 @@ from __future__ import annotations
 from api_harness import Api
 
 from vcasgd.client import Client
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 
 
 def test_a_notebook_shows_a_job_and_runs_nothing_of_it(api: Api, client: Client) -> None:

@@ -27,7 +27,7 @@ from vcasgd.cli.progress import follow as show_progress
 from vcasgd.cli.watch import Watch
 from vcasgd.errors import Unauthorized
 from vcasgd.stack import Phase, StackHome, StackState
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 
 Eventually = Callable[..., Any]
 Run = Callable[..., Result]

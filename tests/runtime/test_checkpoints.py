@@ -21,7 +21,7 @@ from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout, gather
 from vcasgd.runtime.checkpoints import Checkpoints, Stored, parse
 from vcasgd.runtime.storage import Storage
-from vcasgd.store.snapshots import Meta, Record, Snapshot, Totals, encode_integers
+from vcasgd.store.snapshot import Meta, Record, Snapshot, Totals, encode_integers
 
 
 def small_model(seed: int = 0) -> nn.Module:

@@ -16,7 +16,7 @@ from servers import KINDS
 from training import Training
 from waiting import await_truth
 
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.servers import Servers
 

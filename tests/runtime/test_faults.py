@@ -15,7 +15,7 @@ from harness import Plain
 from training import BATCH, Training
 
 from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.planes import bytes_of
 from vcasgd.store.updates import Header, checksum

@@ -35,7 +35,8 @@ from vcasgd.spec import JobSpec
 from vcasgd.store.clearance import Clearances
 from vcasgd.store.connection import Client
 from vcasgd.store.costs import Costs, Workloads
-from vcasgd.store.jobs import Job, Jobs, State
+from vcasgd.store.job import Job, State
+from vcasgd.store.jobs import Jobs
 from vcasgd.store.leases import Leases
 from vcasgd.store.servers import Control
 

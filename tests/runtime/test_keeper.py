@@ -15,7 +15,7 @@ import pytest
 from harness import Plain
 from training import BATCH, Training
 
-from vcasgd.store.jobs import Job, State
+from vcasgd.store.job import Job, State
 
 Eventually = Callable[..., Any]
 

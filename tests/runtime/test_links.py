@@ -21,7 +21,8 @@ from vcasgd.runtime.outbox import MOST_UNAPPLIED
 from vcasgd.runtime.shard import Shard
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.leases import Lease
-from vcasgd.store.snapshots import Meta, Record, Snapshots
+from vcasgd.store.snapshot import Meta, Record
+from vcasgd.store.snapshots import Snapshots
 from vcasgd.store.updates import Header, checksum
 
 Eventually = Callable[..., Any]

@@ -16,7 +16,7 @@ from harness import Loop, Plain
 from waiting import await_truth
 
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.store.jobs import Job, State
+from vcasgd.store.job import Job, State
 
 TASKS = Path(__file__).parent / "tasks"
 #: of the task: samples in a local step

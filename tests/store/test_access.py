@@ -27,10 +27,12 @@ from vcasgd.store.access import (
     worker_key,
 )
 from vcasgd.store.connection import Client, connect, script_source
-from vcasgd.store.jobs import Failure, Jobs
+from vcasgd.store.job import Failure
+from vcasgd.store.jobs import Jobs
 from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 from vcasgd.store.leases import Kind, Lease, Leases
-from vcasgd.store.snapshots import Record, Snapshots
+from vcasgd.store.snapshot import Record
+from vcasgd.store.snapshots import Snapshots
 from vcasgd.store.updates import UpdateSender
 
 SECRET = "a secret of the cluster"

@@ -12,7 +12,7 @@ from vcasgd.errors import InvalidUpdate, JobUnreadable
 from vcasgd.runtime.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.runtime.shard import Shard
 from vcasgd.store.access import worker_key
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.updates import UNSIGNED, Header, UpdateSender
 

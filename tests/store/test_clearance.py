@@ -8,7 +8,7 @@ import pytest
 from world import World
 
 from vcasgd.store.clearance import Clearances
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 from vcasgd.store.leases import Kind, Lease, Leases, Wait
 
 MakeWorld = Callable[..., World]

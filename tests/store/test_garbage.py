@@ -25,9 +25,9 @@ from vcasgd.errors import InvalidUpdate
 from vcasgd.runtime.blender import LARGEST_VALUE, Blender, Recipe
 from vcasgd.runtime.reports import INNOCENT
 from vcasgd.runtime.shard import Shard
-from vcasgd.store.jobs import Facts
+from vcasgd.store.job import Facts
 from vcasgd.store.planes import CHUNK_BYTES
-from vcasgd.store.snapshots import Meta, Record, Snapshot, encode_integers
+from vcasgd.store.snapshot import Meta, Record, Snapshot, encode_integers
 from vcasgd.store.updates import Header, checksum
 
 MakeWorld = Callable[..., World]

@@ -13,10 +13,11 @@ from waiting import await_truth
 from world import World, spec_of
 
 from vcasgd.errors import Conflict, NotFound, StoreError
-from vcasgd.store import jobs as module
+from vcasgd.store import history
 from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
-from vcasgd.store.jobs import FAILURES_KEPT, Facts, Failure, Job, Jobs, State
+from vcasgd.store.job import Facts, Failure, Job, State
+from vcasgd.store.jobs import FAILURES_KEPT, IDEMPOTENCY_SECONDS, Jobs
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.servers import NONCE_BITS, Control, Pool, Servers
 
@@ -97,7 +98,7 @@ class TestSubmit:
         jobs.submit(spec_of(), PACKAGE, "key")
 
         (name,) = ledger.keys("*idempotency*")
-        assert 6 * 24 * 3600 < ledger.ttl(name) <= module.IDEMPOTENCY_SECONDS
+        assert 6 * 24 * 3600 < ledger.ttl(name) <= IDEMPOTENCY_SECONDS
 
     def test_eight_at_once_make_one_job(self, jobs: Jobs) -> None:
         made: list[tuple[Job, bool]] = []
@@ -317,7 +318,7 @@ class TestStreams:
         self, jobs: Jobs, job: str, ledger: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("EVENTS_KEPT", "METRICS_KEPT", "LOG_LINES_KEPT"):
-            monkeypatch.setattr(module, name, 50)
+            monkeypatch.setattr(history, name, 50)
         keys = LedgerKeys(job)
         for number in range(400):
             jobs.event(job, "note", str(number))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from world import World
 
-from vcasgd.store.jobs import Failure, State
+from vcasgd.store.job import Failure, State
 from vcasgd.store.leases import Kind, Lease, Leases, Wait
 
 MakeWorld = Callable[..., World]

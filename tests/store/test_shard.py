@@ -28,7 +28,8 @@ from vcasgd.runtime.blender import MOST_UPDATES
 from vcasgd.runtime.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.runtime.shard import Shard
 from vcasgd.store.leases import Lease
-from vcasgd.store.snapshots import MOST_PINS, Change, encode_integers
+from vcasgd.store.snapshot import Change, encode_integers
+from vcasgd.store.snapshots import MOST_PINS
 from vcasgd.store.updates import LONGEST_HEADER
 
 MakeWorld = Callable[..., World]

@@ -20,16 +20,8 @@ from vcasgd.store import wire
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.planes import CHUNK_BYTES
-from vcasgd.store.snapshots import (
-    Change,
-    Meta,
-    Record,
-    Snapshot,
-    Snapshots,
-    Totals,
-    encode_integers,
-    pin_text,
-)
+from vcasgd.store.snapshot import Change, Meta, Record, Snapshot, Totals, encode_integers, pin_text
+from vcasgd.store.snapshots import Snapshots
 from vcasgd.store.updates import UpdateSender
 
 KEYS = TensorKeys("job")

@@ -23,8 +23,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from vcasgd.store.gauges import Gauges
-from vcasgd.store.jobs import Job, State
-from vcasgd.store.snapshots import MOST_STALENESS
+from vcasgd.store.job import Job, State
+from vcasgd.store.snapshot import MOST_STALENESS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: each has some forty series

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vcasgd.store.jobs import Job
+from vcasgd.store.job import Job
 
 #: a count of the histogram holds all that is as stale as this, or more
 MOST_STALENESS = 32

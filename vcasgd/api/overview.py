@@ -15,7 +15,7 @@ from typing import Any
 from vcasgd.api.rows import finite
 from vcasgd.api.services import Services
 from vcasgd.errors import JobUnreadable, NotFound
-from vcasgd.store.jobs import Job
+from vcasgd.store.job import Job
 
 #: a look is as good as new for so long
 FRESH_SECONDS = 0.4

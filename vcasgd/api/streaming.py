@@ -16,7 +16,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from vcasgd.api.rows import finite
 from vcasgd.errors import VcasgdError
-from vcasgd.store.jobs import Job, Jobs
+from vcasgd.store.job import Job
+from vcasgd.store.jobs import Jobs
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from vcasgd.spec import JobSpec
-from vcasgd.store.jobs import Job, State
+from vcasgd.store.job import Job, State
 
 
 class Progress(BaseModel):

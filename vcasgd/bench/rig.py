@@ -31,10 +31,12 @@ from vcasgd.stack import StackHome, Tied
 from vcasgd.stack.child import die_with_parent
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.embedded import ServerFiles
-from vcasgd.store.jobs import Jobs, State
+from vcasgd.store.job import State
+from vcasgd.store.jobs import Jobs
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.servers import Servers
-from vcasgd.store.snapshots import Snapshot, Snapshots
+from vcasgd.store.snapshot import Snapshot
+from vcasgd.store.snapshots import Snapshots
 
 #: the kinds of parts of a stack that the exchange of updates needs
 PARTS = ("ledger", "tensors", "server")

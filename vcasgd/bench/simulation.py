@@ -24,7 +24,7 @@ from vcasgd.errors import SpecError
 from vcasgd.runtime.blender import Blender, Recipe
 from vcasgd.runtime.learner import Base, Learner
 from vcasgd.spec import JobSpec
-from vcasgd.store.snapshots import Meta, Record, Snapshot, encode_integers
+from vcasgd.store.snapshot import Meta, Record, Snapshot, encode_integers
 from vcasgd.store.updates import Header
 from vcasgd.task import Task
 

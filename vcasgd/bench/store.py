@@ -16,7 +16,7 @@ from vcasgd.bench.rig import Rig, Workload
 from vcasgd.errors import StackError
 from vcasgd.learning.codecs import make_codec
 from vcasgd.settings import Settings, load_settings
-from vcasgd.store.snapshots import Snapshot
+from vcasgd.store.snapshot import Snapshot
 
 #: not counted: caches, connections, the servers' buffers; and each worker has been through
 WARM_UP_SECONDS = 1.0

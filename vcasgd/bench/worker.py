@@ -29,7 +29,7 @@ from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.worker import Worker
 from vcasgd.settings import Settings, load_settings
 from vcasgd.spec import JobSpec
-from vcasgd.store.jobs import Job
+from vcasgd.store.job import Job
 from vcasgd.task import Task
 
 #: so small that millions of them leave the weights finite

@@ -17,8 +17,8 @@ from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
 from vcasgd.learning.vector import Layout
 from vcasgd.spec import JobSpec
-from vcasgd.store.jobs import Facts
-from vcasgd.store.snapshots import MOST_STALENESS, Meta, Record, Snapshot, Totals, new_meta
+from vcasgd.store.job import Facts
+from vcasgd.store.snapshot import MOST_STALENESS, Meta, Record, Snapshot, Totals, new_meta
 from vcasgd.store.updates import UNSIGNED, Header
 
 #: updates that one publication takes at most: bounds how long a reader waits for a version

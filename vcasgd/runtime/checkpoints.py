@@ -24,7 +24,7 @@ from vcasgd.learning.shards import Cut, Part
 from vcasgd.learning.vector import Layout, named_tensors
 from vcasgd.runtime.storage import Storage
 from vcasgd.store.sharded import Whole, versions_of
-from vcasgd.store.snapshots import Meta, Record, Snapshot, encode_integers
+from vcasgd.store.snapshot import Meta, Record, Snapshot, encode_integers
 
 _NAME = re.compile(r"v(\d{12})(?:\.[0-9a-f]{8})?-([0-9a-f]{64})\.safetensors$")
 _METADATA = "vcasgd"

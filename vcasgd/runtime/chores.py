@@ -18,11 +18,12 @@ from vcasgd.runtime.desk import Desk, Interrupted
 from vcasgd.runtime.learner import Learner
 from vcasgd.runtime.names import epoch_pin
 from vcasgd.runtime.storage import Storage
-from vcasgd.store.jobs import Evaluation, Job
+from vcasgd.store.job import Evaluation, Job
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.leases import Lease
 from vcasgd.store.sharded import ShardedSnapshots, Whole, check_nodes, versions_of
-from vcasgd.store.snapshots import Meta, Record, Snapshots, encode_integers
+from vcasgd.store.snapshot import Meta, Record, encode_integers
+from vcasgd.store.snapshots import Snapshots
 from vcasgd.task import load_task
 
 

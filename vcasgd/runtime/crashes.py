@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from vcasgd.store.jobs import Failure, Jobs
+from vcasgd.store.job import Failure
+from vcasgd.store.jobs import Jobs
 
 log = logging.getLogger(__name__)
 

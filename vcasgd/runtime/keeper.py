@@ -20,7 +20,8 @@ from vcasgd.runtime.checkpoints import Checkpoints, Stored
 from vcasgd.runtime.names import epoch_pin
 from vcasgd.runtime.storage import Storage
 from vcasgd.store.connection import Client
-from vcasgd.store.jobs import Evaluation, Failure, Job, Jobs, State
+from vcasgd.store.job import Evaluation, Failure, Job, State
+from vcasgd.store.jobs import Jobs
 from vcasgd.store.sharded import Kept, ShardedSnapshots, Whole, forget, versions_of
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.vector import Layout, gather, scatter, thawed
 from vcasgd.spec import JobSpec
-from vcasgd.store.jobs import Facts
+from vcasgd.store.job import Facts
 from vcasgd.task import Task, calling_user_code
 
 

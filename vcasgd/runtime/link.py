@@ -20,7 +20,8 @@ from vcasgd.runtime.lane import Lane
 from vcasgd.runtime.outbox import MOST_UNAPPLIED, Outbox
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.snapshots import Snapshot, Snapshots
+from vcasgd.store.snapshot import Snapshot
+from vcasgd.store.snapshots import Snapshots
 from vcasgd.store.updates import UpdateSender
 
 #: what passes by itself, or is mended by others

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vcasgd.store.snapshots import MOST_PINS, Look, Meta, Snapshot, Snapshots
+from vcasgd.store.snapshot import Look, Meta, Snapshot
+from vcasgd.store.snapshots import MOST_PINS, Snapshots
 
 
 class Pins:

@@ -13,7 +13,7 @@ from vcasgd.store.connection import Client
 from vcasgd.store.costs import Costs
 from vcasgd.store.jobs import Jobs
 from vcasgd.store.leases import Accounts
-from vcasgd.store.snapshots import Totals
+from vcasgd.store.snapshot import Totals
 from vcasgd.store.updates import UNSIGNED, Header
 
 log = logging.getLogger(__name__)

@@ -29,10 +29,12 @@ from vcasgd.runtime.pins import Pins
 from vcasgd.runtime.reports import Reports
 from vcasgd.store.access import worker_key
 from vcasgd.store.connection import Client
-from vcasgd.store.jobs import Job, Jobs
+from vcasgd.store.job import Job
+from vcasgd.store.jobs import Jobs
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.places import Places
-from vcasgd.store.snapshots import Change, Meta, Snapshot, Snapshots, pin_text
+from vcasgd.store.snapshot import Change, Meta, Snapshot, pin_text
+from vcasgd.store.snapshots import Snapshots
 from vcasgd.store.updates import Entry, Header, UpdateReader
 
 log = logging.getLogger(__name__)

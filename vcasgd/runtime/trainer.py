@@ -17,7 +17,7 @@ from vcasgd.learning.shards import Step, next_step
 from vcasgd.runtime.desk import Desk, Interrupted
 from vcasgd.runtime.learner import Base, Learner, Trained
 from vcasgd.store.leases import Kind, Lease
-from vcasgd.store.snapshots import encode_integers
+from vcasgd.store.snapshot import encode_integers
 from vcasgd.store.updates import Header
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from vcasgd.runtime.processes import configure_logging, exit_status, keep_freed_
 from vcasgd.runtime.trainer import Trainer
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import patiently
-from vcasgd.store.jobs import Failure, State
+from vcasgd.store.job import Failure, State
 from vcasgd.store.leases import Kind, Lease, Renewal, Wait
 
 log = logging.getLogger(__name__)

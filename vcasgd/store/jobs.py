@@ -1,4 +1,4 @@
-"""Jobs in the ledger: their records, states, events, and what people and loops say of them."""
+"""Jobs in the ledger: their records, states, workers, and what people and loops say of them."""
 
 from __future__ import annotations
 
@@ -9,149 +9,36 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any
-
-from pydantic import Field, TypeAdapter
+from typing import Any
 
 from vcasgd.errors import Conflict, JobUnreadable, NotFound
 from vcasgd.spec import JobSpec
 from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
+from vcasgd.store.history import History, event_text
+from vcasgd.store.job import Failure, Job, State, read_failure, read_job
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.progress import Progress
 from vcasgd.store.untrusted import as_count, as_name, as_object
 
 log = logging.getLogger(__name__)
 
 #: how long a repeated submission with the same Idempotency-Key is recognised
 IDEMPOTENCY_SECONDS = 7 * 24 * 3600
-#: entries kept of each stream; older ones are dropped
-EVENTS_KEPT = 20_000
-METRICS_KEPT = 20_000
-LOG_LINES_KEPT = 10_000
+#: of a job; older ones are dropped
 FAILURES_KEPT = 200
-#: of a job; a script on the ledger goes through them
-MOST_SHARDS = 1024
 #: of the lease table, as workers write them
 COUNTERS = ("next", "tokens", "expired")
 #: letters without those that are easily taken for one another
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 
 
-class State(StrEnum):
-    """``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → one of the last three."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    PAUSED = "paused"
-    FINISHING = "finishing"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def over(self) -> bool:
-        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What only the user's code knows; found out by the worker that made the first snapshot."""
-
-    samples: int
-    validation_samples: int
-    #: the model's :class:`~vcasgd.learning.vector.Layout` as JSON
-    layout: str
-    order_digest: str
-    #: into how many the vector is cut, shard k on store node k; the same for the job's life
-    shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] = 1
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Facts:
-        """Raises :class:`ValueError`."""
-        return _FACTS.validate_json(text)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "samples": self.samples,
-            "validation_samples": self.validation_samples,
-            "layout": self.layout,
-            "order_digest": self.order_digest,
-            "shards": self.shards,
-        }
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of one evaluation on the validation split."""
-
-    epoch: int
-    version: int
-    metrics: dict[str, float]
-    worker: str
-    seconds: float
-    at: float
-    #: of the model in each shard; ``version`` is that of the first
-    versions: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job as the ledger has it. Times are Unix seconds."""
-
-    id: str
-    spec: JobSpec
-    state: State
-    package: str
-    created_at: float
-    started_at: float | None = None
-    ended_at: float | None = None
-    reason: str | None = None
-    traceback: str | None = None
-    facts: Facts | None = None
-    #: cumulative, from the snapshots: updates, samples, staleness_sum, staleness_max, …
-    totals: dict[str, Any] = field(default_factory=dict)
-    finished_epochs: int = 0
-    version: int = 0
-    evaluations: tuple[Evaluation, ...] = ()
-    #: the epoch whose model the job ends with, from `finishing` on
-    final_epoch: int | None = None
-    #: the checkpoint that holds the finished model
-    model: str | None = None
-    #: machines that the job lost: with a notice, and without
-    evictions: int = 0
-    kills: int = 0
-
-    @property
-    def best(self) -> Evaluation | None:
-        return max(
-            self.evaluations, key=lambda each: each.metrics.get("accuracy", -1.0), default=None
-        )
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An error of the user's code; ``fatal``: no other machine will do better."""
-
-    worker: str
-    piece: str
-    message: str
-    traceback: str
-    fatal: bool
-
-
-_FACTS, _FAILURE = TypeAdapter(Facts), TypeAdapter(Failure)
-_EVALUATION = TypeAdapter(Evaluation)
-
-
-class Jobs:
+class Jobs(History):
     """All jobs of the fleet."""
 
     def __init__(self, ledger: Client) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._submit = ledger.script("submit")
         self._transition = ledger.script("transition")
 
@@ -181,7 +68,7 @@ class Jobs:
             "spec": body, "state": State.STARTING.value, "package": package,
             "created_at": time.time(), "labels": " ".join(spec.required_labels),
         }  # fmt: skip
-        event = _event("submitted", f"{spec.name} was submitted", {})
+        event = event_text("submitted", f"{spec.name} was submitted", {})
         created, known_digest = self._submit(
             keys=[names.idempotency(idempotency_key or ""), names.JOBS, names.ACTIVE,
                   keys.record, keys.work, keys.open, keys.events],
@@ -211,7 +98,7 @@ class Jobs:
             raise NotFound(f"there is no job {job}", status=404)
         lost = [each.decode() for each in vanished]
         try:
-            return _job(job, record, facts, int(finished or 0), told, evaluations, lost)
+            return read_job(job, record, facts, int(finished or 0), told, evaluations, lost)
         except (ValueError, TypeError, KeyError) as error:
             raise JobUnreadable(f"what is stored of job {job} makes no sense: {error}") from error
 
@@ -256,7 +143,7 @@ class Jobs:
         extra: dict[str, Any] = {"reason": why, **fields}
         if to.over:
             extra.setdefault("ended_at", time.time())
-        event = _event(f"job-{to.value}", why, {})
+        event = event_text(f"job-{to.value}", why, {})
         changed, state = self._transition(
             keys=[keys.record, names.ACTIVE, keys.events],
             args=[job, to.value, int(to.over), event, len(extra), *_flat(extra), *allowed],
@@ -299,57 +186,6 @@ class Jobs:
                     status=409,
                 )
         return self.get(job)
-
-    # -- what happened -------------------------------------------------------------------------
-
-    def event(self, job: str, kind: str, text: str, **details: Any) -> None:
-        """Appends to the job's history. ``kind`` is short and stable, ``text`` for people."""
-        self._ledger.xadd(
-            LedgerKeys(job).events,
-            {"e": _event(kind, text, details)},
-            maxlen=EVENTS_KEPT,
-            approximate=True,
-        )
-
-    def events(
-        self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
-    ) -> list[dict[str, Any]]:
-        """Events after an id, oldest first; waits for the first one if asked to."""
-        return self._read(LedgerKeys(job).events, "e", after, limit, wait_seconds)
-
-    def metrics(self, job: str, after: str = "0", *, limit: int = 5000) -> list[dict[str, Any]]:
-        """The totals over time, oldest first."""
-        return self._read(LedgerKeys(job).metrics, "m", after, limit, 0.0)
-
-    def add_metrics(self, job: str, values: Mapping[str, Any]) -> None:
-        self._ledger.xadd(
-            LedgerKeys(job).metrics,
-            {"m": json.dumps(values)},
-            maxlen=METRICS_KEPT,
-            approximate=True,
-        )
-
-    def logs(
-        self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
-    ) -> list[dict[str, Any]]:
-        """Lines that workers printed, oldest first: ``worker``, ``at``, ``line``."""
-        return self._read(LedgerKeys(job).logs, "l", after, limit, wait_seconds)
-
-    def add_logs(self, job: str, worker: str, lines: Iterable[str]) -> None:
-        with self._ledger.pipeline() as pipe:
-            for line in lines:
-                entry = json.dumps({"worker": worker, "at": time.time(), "line": line})
-                pipe.xadd(LedgerKeys(job).logs, {"l": entry}, maxlen=LOG_LINES_KEPT)
-            pipe.execute()
-
-    def _read(
-        self, key: str, name: str, after: str, limit: int, wait_seconds: float
-    ) -> list[dict[str, Any]]:
-        # a blocking read needs an answer within the connection's own time limit
-        block = min(int(wait_seconds * 1000), 5000) or None
-        found = self._ledger.xread({key: after}, count=limit, block=block)
-        entries = found[0][1] if found else []
-        return [{"id": at.decode(), **json.loads(data[name.encode()])} for at, data in entries]
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -397,7 +233,7 @@ class Jobs:
     def failures(self, job: str) -> list[Failure]:
         """Errors of the user's code, oldest first."""
         found = self._ledger.lrange(LedgerKeys(job).failures, 0, -1)
-        return [failure for each in found if (failure := _failure(each)) is not None]
+        return [failure for each in found if (failure := read_failure(each)) is not None]
 
     def vanished(self, job: str, instance: str, how: str) -> bool:
         """A machine of the job is gone: ``evicted`` (with a notice) or ``killed``.
@@ -444,67 +280,9 @@ class Jobs:
         return {name.decode(): json.loads(each) for name, each in sorted(found.items())}
 
 
-def _event(kind: str, text: str, details: Mapping[str, Any]) -> str:
-    return json.dumps({"at": time.time(), "kind": kind, "text": text, "details": details})
-
-
-def _failure(text: bytes) -> Failure | None:
-    try:
-        return _FAILURE.validate_json(text)
-    except ValueError:
-        return None
-
-
 def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, "" if value is None else value) for name, value in fields.items()]
 
 
 def _flat(fields: Mapping[str, Any]) -> list[Any]:
     return [part for pair in _pairs(fields) for part in pair]
-
-
-def _job(
-    job: str,
-    record: dict[bytes, bytes],
-    facts_text: bytes | None,
-    finished: int,
-    told: dict[bytes, bytes],
-    evaluations: dict[bytes, bytes],
-    vanished: list[str],
-) -> Job:
-    text = {name.decode(): value.decode() for name, value in record.items()}
-    results = sorted(
-        (_evaluation(int(epoch), json.loads(each)) for epoch, each in evaluations.items()),
-        key=lambda each: each.epoch,
-    )
-    facts = Facts.from_json(facts_text) if facts_text is not None else None
-    progress = Progress.of(told, facts.shards if facts else 1)
-    return Job(
-        id=job,
-        spec=JobSpec.parse(json.loads(text["spec"])),
-        state=State(text["state"]),
-        package=text["package"],
-        created_at=float(text["created_at"]),
-        started_at=_number(text.get("started_at")),
-        ended_at=_number(text.get("ended_at")),
-        reason=text.get("reason") or None,
-        traceback=text.get("traceback") or None,
-        facts=facts,
-        totals=progress.totals,
-        finished_epochs=finished,
-        version=progress.version,
-        evaluations=tuple(results),
-        final_epoch=int(text["final_epoch"]) if text.get("final_epoch") else None,
-        model=text.get("model") or None,
-        evictions=vanished.count("evicted"),
-        kills=vanished.count("killed"),
-    )
-
-
-def _evaluation(epoch: int, fields: dict[str, Any]) -> Evaluation:
-    versions = tuple(fields.pop("versions", ())) or (fields["version"],)
-    return _EVALUATION.validate_python({**fields, "epoch": epoch, "versions": versions})
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text else None

@@ -13,7 +13,8 @@ from vcasgd.errors import SnapshotMissing, StoreUnavailable
 from vcasgd.learning.shards import Cut, Part
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.snapshots import Snapshot, Snapshots
+from vcasgd.store.snapshot import Snapshot
+from vcasgd.store.snapshots import Snapshots
 
 #: one snapshot of each shard, in order; each is exact for its own shard
 Whole = tuple[Snapshot, ...]

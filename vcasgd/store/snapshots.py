@@ -7,14 +7,9 @@ reader therefore sees one snapshot or another, and never a mixture.
 
 from __future__ import annotations
 
-import base64
-import json
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,150 +17,25 @@ from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.planes import chunk_names, outgoing, receive
+from vcasgd.store.snapshot import (
+    Change,
+    Look,
+    Meta,
+    Record,
+    Snapshot,
+    from_pin,
+    pin_text,
+    read_record,
+    record_fields,
+)
 from vcasgd.store.wire import Missing, Wire, WrongLength
 
 #: a reader that the writer overtakes starts again; each time a whole publication went by
 READ_ATTEMPTS = 50
 #: no version is known to be on the replicas
 NOTHING_SAFE = -1
-#: of the counts by staleness: they are in every snapshot
-MOST_STALENESS = 32
 #: pinned snapshots at a time: each costs the memory of a model
 MOST_PINS = 4
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over all updates that are in a snapshot, and over those that were refused."""
-
-    updates: int = 0
-    samples: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    loss_sum: float = 0.0
-    rejected: dict[str, int] = field(default_factory=dict)
-    #: updates by staleness; what is as stale as :data:`MOST_STALENESS` or more is counted there
-    staleness: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def staleness_mean(self) -> float:
-        return self.staleness_sum / self.updates if self.updates else 0.0
-
-    def to_json(self, **more: int | list[int]) -> str:
-        return json.dumps({**asdict(self), "staleness_mean": self.staleness_mean, **more})
-
-
-@dataclass(frozen=True)
-class Meta:
-    """What a snapshot says of itself.
-
-    ``halves``: whether its chunks are planes of 16 bits (:mod:`vcasgd.store.planes`), and
-    ``exact``: whether the low plane is among them.
-    ``floats``: length of its float32 vector, of which the first ``parameters`` are parameters
-    and the others running statistics. ``layout``: digest of the layout. ``integers``: base64.
-    ``rule_state``: whether the update rule remembers something, float32 [floats] in chunks ``r…``.
-    """
-
-    version: int
-    token: int
-    floats: int
-    parameters: int
-    layout: str
-    integers: str = ""
-    rule_state: bool = False
-    totals: Totals = Totals()
-    created_at: float = 0.0
-    halves: bool = False
-    exact: bool = True
-
-    @property
-    def planes(self) -> str:
-        return "hl" if self.exact else "h"
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Meta:
-        return cls(**{**value, "totals": Totals(**value["totals"])})
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Meta:
-        return cls.from_dict(json.loads(text))
-
-    def integer_vector(self) -> Tensor:
-        """int64 [integers]: counters that travel beside the float vector."""
-        return torch.from_numpy(
-            np.frombuffer(base64.b64decode(self.integers), dtype="<i8").astype(np.int64)
-        )
-
-
-@dataclass(frozen=True)
-class Record:
-    """The applied record as it is stored: finished epochs, and positions in unfinished ones."""
-
-    finished: int = 0
-    positions: dict[int, int] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "finished": self.finished,
-            "positions": {str(key): value for key, value in self.positions.items()},
-        }
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Record:
-        positions = {int(key): int(at) for key, at in value["positions"].items()}
-        return cls(int(value["finished"]), positions)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Meta and applied record of one and the same moment."""
-
-    meta: Meta
-    record: Record
-
-
-@dataclass(frozen=True)
-class Change:
-    """What one commit changes beside the parameters; see ``scripts/commit.lua``.
-
-    ``base``: the version that is published, which the change was made from.
-    """
-
-    base: int
-    fields: dict[str, int] = field(default_factory=dict)
-    forget: tuple[int, ...] = ()
-    entries: tuple[str, ...] = ()
-    dealt: tuple[str, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict)
-    reset: dict[str, int] = field(default_factory=dict)
-    pin: str | None = None
-    pinned: str = ""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
-def encode_integers(vector: Tensor) -> str:
-    return base64.b64encode(vector.numpy().astype("<i8").tobytes()).decode()
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a parameter server sees in one round trip; ``version`` is None on an empty server.
-
-    ``writer``: token of the server that wrote the version. ``safe``: the version up to which
-    everything is on the replicas. ``token``: of whoever may write, 0 where nobody has taken over.
-    """
-
-    version: int | None
-    writer: int
-    safe: int
-    token: int
-    pins: frozenset[str]
-    wanted: tuple[str, ...]
 
 
 class Snapshots:
@@ -201,7 +71,7 @@ class Snapshots:
             meta, applied = pipe.execute()
         if meta is None:
             raise SnapshotMissing("the tensors server holds no snapshot of this job")
-        return Snapshot(Meta.from_json(meta), _record(applied))
+        return Snapshot(Meta.from_json(meta), read_record(applied))
 
     def fetch(self, out: Tensor, *, rounded: bool = False) -> Snapshot:
         """The present parameters into ``out`` (float32 [floats]), ``rounded`` to what the job's
@@ -305,7 +175,7 @@ class Snapshots:
         installed = self._install(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
                   keys.rejected, keys.places, keys.news, *self.chunk_keys(meta)],
-            args=[token, meta.to_json(), *_fields(meta, record, safe)],
+            args=[token, meta.to_json(), *record_fields(meta, record, safe)],
         )  # fmt: skip
         _check_chunks(installed)
         if not installed:
@@ -334,7 +204,7 @@ class Snapshots:
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.news,
                   *self.chunk_keys(meta)],
             args=[token, meta.version, meta.to_json(), first_open,
-                  *_fields(meta, record, safe)],
+                  *record_fields(meta, record, safe)],
         )  # fmt: skip
         _check_chunks(replaced)
         return bool(replaced)
@@ -427,11 +297,11 @@ class Snapshots:
 
     def pinned(self, name: str) -> Snapshot | None:
         text = self._tensors.hget(self._keys.pins, name)
-        return None if text is None else _pinned(text)
+        return None if text is None else from_pin(text)
 
     def pins(self) -> dict[str, Snapshot]:
         found = self._tensors.hgetall(self._keys.pins)
-        return {name.decode(): _pinned(text) for name, text in found.items()}
+        return {name.decode(): from_pin(text) for name, text in found.items()}
 
     def unpin(self, name: str) -> None:
         """The parameter server removes the chunks at its next turn."""
@@ -472,46 +342,6 @@ class Snapshots:
         for start in range(0, len(doomed), 500):
             self._tensors.unlink(*doomed[start : start + 500])
         return len(doomed)
-
-
-def pin_text(snapshot: Snapshot) -> str:
-    return json.dumps({"meta": asdict(snapshot.meta), "record": snapshot.record.to_dict()})
-
-
-def new_meta(
-    old: Meta, token: int, *, version: int, integers: Tensor, exact: bool, rule_state: bool
-) -> Meta:
-    """The next version's description. ``integers``: int64 [k]."""
-    return replace(
-        old,
-        version=version,
-        token=token,
-        integers=encode_integers(integers),
-        created_at=time.time(),
-        exact=exact or not old.halves,
-        rule_state=rule_state,
-    )
-
-
-def _pinned(text: bytes) -> Snapshot:
-    value = json.loads(text)
-    return Snapshot(Meta.from_dict(value["meta"]), Record.from_dict(value["record"]))
-
-
-def _record(applied: Mapping[bytes, bytes]) -> Record:
-    positions = {
-        int(name): int(value)
-        for name, value in applied.items()
-        if name not in (b"finished", b"version", b"token", b"safe")
-    }
-    return Record(int(applied.get(b"finished", 0)), positions)
-
-
-def _fields(meta: Meta, record: Record, safe: int) -> list[Any]:
-    """The applied record as it is stored: field, value, field, value, …"""
-    head = {"finished": record.finished, "version": meta.version, "token": meta.token, "safe": safe}
-    fields = {**head, **{str(each): at for each, at in record.positions.items()}}
-    return [part for pair in fields.items() for part in pair]
 
 
 def _check_chunks(answer: int) -> None:

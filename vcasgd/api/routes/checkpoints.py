@@ -14,7 +14,7 @@ from vcasgd.api.rows import CheckpointRow
 from vcasgd.api.services import Here, Services
 from vcasgd.errors import CheckpointDamaged, Conflict
 from vcasgd.runtime.checkpoints import Checkpoints
-from vcasgd.store.jobs import Job
+from vcasgd.store.job import Job
 
 router = APIRouter(tags=["checkpoints"])
 

@@ -11,7 +11,7 @@ from vcasgd.api.rows import EventRow, LogRow, MetricRow, finite
 from vcasgd.api.series import SPIKY, only, thinned, with_evaluations
 from vcasgd.api.services import Here
 from vcasgd.api.streaming import MEDIA_TYPE, Tail, event_stream, look, wants_stream
-from vcasgd.store.jobs import METRICS_KEPT
+from vcasgd.store.history import METRICS_KEPT
 
 router = APIRouter(tags=["history"])
 

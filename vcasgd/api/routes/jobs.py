@@ -13,7 +13,7 @@ from vcasgd.api.services import Here, Services
 from vcasgd.api.views import JobView
 from vcasgd.errors import SpecError
 from vcasgd.spec import JobSpec
-from vcasgd.store.jobs import State
+from vcasgd.store.job import State
 
 router = APIRouter(tags=["jobs"])
 

@@ -10,7 +10,7 @@ from vcasgd.api.exposition import CONTENT_TYPE, MOST_JOBS, Facts, exposition
 from vcasgd.api.services import Here
 from vcasgd.errors import JobUnreadable
 from vcasgd.store.gauges import read_gauges
-from vcasgd.store.jobs import Job
+from vcasgd.store.job import Job
 
 # its format is not ours to describe
 router = APIRouter(include_in_schema=False)

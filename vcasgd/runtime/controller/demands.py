@@ -10,7 +10,7 @@ from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Instance, Offer
 from vcasgd.runtime.controller.parts import Parts
-from vcasgd.store.jobs import Job, State
+from vcasgd.store.job import Job, State
 
 #: in which a job has machines
 AT_WORK = (State.STARTING, State.RUNNING)

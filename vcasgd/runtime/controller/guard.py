@@ -9,7 +9,8 @@ from vcasgd.settings import Settings
 from vcasgd.spec import JobSpec
 from vcasgd.store.clearance import Clearances
 from vcasgd.store.connection import Client
-from vcasgd.store.jobs import Job, Jobs
+from vcasgd.store.job import Job
+from vcasgd.store.jobs import Jobs
 
 
 def missing_labels(spec: JobSpec, pool: PoolSpec) -> list[str]:

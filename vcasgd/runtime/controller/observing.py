@@ -22,7 +22,7 @@ from vcasgd.runtime.cluster import State as WorkerLife
 from vcasgd.runtime.controller.demands import Demands
 from vcasgd.runtime.controller.names import instance_of, job_of
 from vcasgd.runtime.controller.parts import Parts
-from vcasgd.store.jobs import Job, State
+from vcasgd.store.job import Job, State
 
 log = logging.getLogger(__name__)
 

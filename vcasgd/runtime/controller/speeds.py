@@ -14,7 +14,7 @@ from vcasgd.fleet.providers.base import Instance
 from vcasgd.runtime.controller.names import instance_of, job_of
 from vcasgd.store.connection import Client
 from vcasgd.store.costs import Workload, Workloads
-from vcasgd.store.jobs import Job
+from vcasgd.store.job import Job
 
 #: a worker is measured for so long before its speed says something
 MEASURE_SECONDS = 10.0
