@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any
@@ -22,6 +22,7 @@ from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.progress import Progress
+from vcasgd.store.tuning import Tuned
 from vcasgd.store.untrusted import as_count, as_name, as_object
 
 log = logging.getLogger(__name__)
@@ -124,6 +125,8 @@ class Job:
     #: machines that the job lost: with a notice, and without
     evictions: int = 0
     kills: int = 0
+    #: what was found by measuring it
+    tuned: Tuned = field(default_factory=Tuned)
 
     @property
     def best(self) -> Evaluation | None:
@@ -206,12 +209,14 @@ class Jobs:
             pipe.hgetall(keys.shards)
             pipe.hgetall(keys.evaluations)
             pipe.hvals(keys.vanished)
-            record, facts, finished, told, evaluations, vanished = pipe.execute()
+            pipe.hgetall(keys.tuning)
+            record, facts, finished, told, evaluations, vanished, tuned = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
         lost = [each.decode() for each in vanished]
         try:
-            return _job(job, record, facts, int(finished or 0), told, evaluations, lost)
+            found = _job(job, record, facts, int(finished or 0), told, evaluations, lost)
+            return replace(found, tuned=Tuned.of(tuned))
         except (ValueError, TypeError, KeyError) as error:
             raise JobUnreadable(f"what is stored of job {job} makes no sense: {error}") from error
 
