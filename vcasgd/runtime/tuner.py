@@ -128,8 +128,8 @@ class Tuner:
         self._jobs.event(
             job.id,
             "tuned-mixing",
-            f"validation {how} in epoch {newest.epoch}: {_figure(newest)}; updates have "
-            f"{now:.0%} of the rule's weight from now on",
+            f"validation {how} in epoch {newest.epoch}: {_figure(newest)}; updates "
+            f"now have {now:.0%} of the rule's weight",
             factor=now,
             epoch=newest.epoch,
         )
