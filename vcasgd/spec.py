@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from vcasgd.errors import SpecError
+from vcasgd.tuning_spec import Tuning
 from vcasgd.update_spec import RULES, Part, Update, VcAsgd
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -162,6 +163,7 @@ class JobSpec(Part):
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_epoch_lead: int = Field(default=1, ge=0, le=100, strict=True)
     update: Update = VcAsgd()
+    tuning: Tuning = Tuning()
     workers: Workers = Workers()
     checkpoint: Checkpoint = Checkpoint()
     stop: Stop = Stop()

@@ -40,6 +40,7 @@ export function aJob(changes: Partial<Job> = {}): Job {
     evictions: 0,
     kills: 0,
     store_nodes: 1,
+    tuned: { shares: {}, implicit_momentum: 0, mixing: 1, learners: {} },
     ...changes,
   } as Job;
 }

@@ -27,6 +27,7 @@ from vcasgd.runtime.controller.bookkeeping import Books
 from vcasgd.runtime.controller.demands import Demands
 from vcasgd.runtime.controller.guard import Guard
 from vcasgd.runtime.controller.memory import BACKOFF_SECONDS, QUOTA_SECONDS, Memory
+from vcasgd.runtime.controller.names import worker_name
 from vcasgd.runtime.controller.parts import Parts
 from vcasgd.runtime.controller.providers import Estate
 from vcasgd.runtime.controller.speeds import MEASURE_SECONDS, Speeds
@@ -359,7 +360,7 @@ class TestGuard:
     ) -> None:
         estate, guard = self.estate(stage, file), Guard(Settings(), stage.ledger)
         guard.know(estate.pools)
-        guard.place(labelled.id, "m-1", "inside")
+        guard.place(labelled.id, worker_name("m-1", labelled.id), "inside")
         clearances, name = Clearances(stage.ledger), f"{labelled.id}.m-1"
         assert not clearances.uncleared(labelled.id, [name])
         assert not estate.refresh(), "nothing was changed"

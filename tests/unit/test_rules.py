@@ -215,6 +215,21 @@ def test_an_update_of_another_length_changes_nothing(update: Update, length: int
 
 
 @pytest.mark.parametrize("update", EVERY_RULE, ids=lambda update: update.rule)
+def test_a_factor_shortens_the_step_of_every_rule(update: Update) -> None:
+    def blended(factor: float) -> tuple[Tensor, float]:
+        weights, state = torch.tensor([10.0, 20.0, 30.0]), torch.ones(3)
+        context = replace(FRESH, ends_epoch=True, state=state, base=torch.zeros(3), factor=factor)
+        given_weight = make_rule(update).blend(weights, torch.tensor([1.0, 2.0, 3.0]), context)
+        return weights, given_weight
+
+    whole, half = blended(1.0), blended(0.5)
+
+    assert not torch.equal(whole[0], torch.tensor([10.0, 20.0, 30.0]))
+    torch.testing.assert_close(half[0] - whole[0], torch.tensor([10.0, 20.0, 30.0]) - half[0])
+    assert half[1] == whole[1] / 2
+
+
+@pytest.mark.parametrize("update", EVERY_RULE, ids=lambda update: update.rule)
 def test_statistics_of_many_workers_come_close_and_never_further(update: Update) -> None:
     rule, weights, state = make_rule(update), torch.zeros(1), torch.zeros(1)
 
@@ -318,6 +333,7 @@ def test_shard_by_shard_is_the_same_as_the_whole(
         ends_epoch=data.draw(st.booleans()),
         state=update.flip(0) / 2,
         base=weights.flip(0),
+        factor=data.draw(st.floats(0.05, 1)),
     )
     parts = [(0, cut), (cut, len(values))]
     shards = [weights[start:stop].clone() for start, stop in parts]

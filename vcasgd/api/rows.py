@@ -53,9 +53,10 @@ class LogRow(_Row):
 
 
 class MetricRow(_Row):
-    """A point of the totals over time; rates and means are since the point before. `waiting`: for
-    the parameter server; `spent_usd`: as far as it was booked; `accuracy` and `validation`: of the
-    newest evaluation then."""
+    """A point of the totals over time; rates and means are since the point before.
+    `implicit_momentum`: that asynchrony adds, as staleness says; `mixing_factor`: by which the
+    weight of updates was multiplied; `waiting`: for the parameter server; `spent_usd`: as far as
+    it was booked; `accuracy` and `validation`: of the newest evaluation then."""
 
     id: str
     at: float
@@ -68,6 +69,8 @@ class MetricRow(_Row):
     loss: float | None = None
     staleness_mean: float | None = None
     staleness_max: int | None = None
+    implicit_momentum: float | None = None
+    mixing_factor: float | None = None
     rejected: int | None = None
     waiting: int | None = None
     workers: int | None = None
@@ -77,7 +80,8 @@ class MetricRow(_Row):
 
 
 class WorkerRow(_Row):
-    """A worker's last heartbeat. `quarantined`: why it gets no more work."""
+    """A worker's last heartbeat. `quarantined`: why it gets no more work; `step_seconds`, and
+    `local_steps` and `momentum`: of its last push intervals, and in the last one."""
 
     name: str
     job: str
@@ -89,6 +93,9 @@ class WorkerRow(_Row):
     doing: str | None = None
     steps: int | None = None
     samples: int | None = None
+    step_seconds: float | None = None
+    local_steps: int | None = None
+    momentum: float | None = None
     version: int | None = None
     pushes: int | None = None
     pushed_bytes: int | None = None
@@ -96,6 +103,11 @@ class WorkerRow(_Row):
     discarded: int | None = None
     unapplied: int | None = None
     resident_bytes: int | None = None
+    memory_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
+    gpu_memory_free_bytes: int | None = None
+    cores: int | None = None
     notice: str | None = None
     notice_at: float | None = None
     leaving: str | None = None

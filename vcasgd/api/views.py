@@ -61,6 +61,20 @@ class EvaluationView(BaseModel):
     at: float
 
 
+class Tuned(BaseModel):
+    """What was found by measuring the job, as far as its part `tuning` asks for it. `shares`: of
+    the push interval, by worker; `implicit_momentum`: that asynchrony adds, and by which that of
+    the optimizers is lowered; `mixing`: by what the weight of updates is multiplied; `learners`:
+    by machine."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    shares: dict[str, float] = {}
+    implicit_momentum: float = 0.0
+    mixing: float = 1.0
+    learners: dict[str, int] = {}
+
+
 class JobView(BaseModel):
     """A job. `version` is how many updates its model contains, `model` the checkpoint that
     holds the finished model; `evictions` and `kills` count machines that it lost; `store_nodes`
@@ -84,6 +98,7 @@ class JobView(BaseModel):
     package: str
     evictions: int
     kills: int
+    tuned: Tuned
     store_nodes: int | None
 
     @classmethod
@@ -108,5 +123,6 @@ class JobView(BaseModel):
             package=job.package,
             evictions=job.evictions,
             kills=job.kills,
+            tuned=Tuned.model_validate(job.tuned),
             store_nodes=job.facts.shards if job.facts else None,
         )

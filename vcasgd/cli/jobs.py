@@ -253,6 +253,20 @@ def _accuracies(view: JobView) -> str | None:
     return percent(last) if best == last else f"{percent(last)}, best {percent(best)}"
 
 
+def _tuned(found: dict[str, Any]) -> Iterator[str]:
+    """What differs from what the job says."""
+    slower = [share for share in found.get("shares", {}).values() if share < 1]
+    if slower:
+        yield f"{len(slower)} workers make {min(slower):.0%} or more of the push interval"
+    if found.get("implicit_momentum"):
+        yield f"momentum lowered by {found['implicit_momentum']:.2f}"
+    if found.get("mixing", 1.0) != 1:
+        yield f"updates have {found['mixing']:.0%} of the rule's weight"
+    more = [count for count in found.get("learners", {}).values() if count > 1]
+    if more:
+        yield f"{len(more)} machines carry up to {max(more)} learners"
+
+
 def _facts(view: JobView) -> list[tuple[str, object]]:
     progress, totals = view.progress, view.totals
     return [
@@ -270,5 +284,6 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("store nodes", view.store_nodes),
         ("model", view.model),
         ("rule", view.spec["update"]["rule"]),
+        ("tuned", ", ".join(_tuned(view.tuned))),
         ("working dir", view.spec["working_dir"]),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from html import escape
 from typing import Any, TypeVar
 
@@ -106,6 +106,8 @@ class JobView:
     kills: int
     #: over which the model is cut; None before the first snapshot
     store_nodes: int | None
+    #: what was found by measuring it: shares, implicit_momentum, mixing, learners
+    tuned: dict[str, Any] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:

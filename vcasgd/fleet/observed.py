@@ -45,6 +45,8 @@ class JobDemand:
     affordable: float | None = None
     """USD that may still be promised; ``None``: it has no budget."""
     rates: Rates = field(default_factory=dict)
+    learners: int = 1
+    """On one machine, at most."""
 
     @property
     def desired(self) -> int:

@@ -99,6 +99,8 @@ class Blender:
         self.batch = Batch()
         #: of the published version; only its totals run ahead
         self.meta = snapshot.meta
+        #: by which the weight of updates is multiplied
+        self.factor = 1.0
         self._remember()
 
     # -- updates -------------------------------------------------------------------------------
@@ -139,6 +141,7 @@ class Blender:
                 ),
                 state=self.state,
                 base=self._bases.get(header.base),
+                factor=self.factor,
             )
         )
         if integers is not None:

@@ -46,6 +46,7 @@ class Chores:
             self._desk.doing = "preparing"
             job = self._desk.jobs.get(self._desk.job)
             learner = self._learner or self._built(job)
+            self._desk.tuning = job.spec.tuning
             if job.facts is not None:
                 learner.check_against(job.facts)
                 self._desk.open_links(learner.cut(job.facts.shards))

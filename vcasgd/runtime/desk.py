@@ -13,6 +13,8 @@ from vcasgd.store.access import lease_pass
 from vcasgd.store.connection import connect
 from vcasgd.store.jobs import Jobs
 from vcasgd.store.leases import Kind, Lease, Leases
+from vcasgd.store.tuning import Tunings
+from vcasgd.tuning_spec import Tuning
 
 #: pause while there is nothing to do, or something is not there yet
 IDLE_SECONDS = 0.2
@@ -37,6 +39,13 @@ class Desk:
         own_pass = lease_pass(key.get_secret_value()) if key else ""
         self.leases = Leases(ledger, job, name, settings.lease_seconds, own_pass)
         self.links = self._links_to(Cut(0, 0, 0))
+        self._tunings = Tunings(ledger, job)
+        #: which of what is found by measuring it follows
+        self.tuning = Tuning()
+        #: of the push interval
+        self.share = 1.0
+        #: momentum that asynchrony adds
+        self.asynchrony = 0.0
         self.held = HeldLeases()
         #: pieces in hand that have to be taken up again, from where they stand then
         self.again: dict[str, Lease] = {}
@@ -45,6 +54,10 @@ class Desk:
         self.doing = "starting"
         self.steps = 0
         self.samples = 0
+        #: of the last intervals, and in the last one
+        self.step_seconds: float | None = None
+        self.local_steps: int | None = None
+        self.momentum: float | None = None
         #: since when something is trained that is not on its way yet (Unix seconds)
         self.unpushed_since: float | None = None
         #: pieces in a row that the user's code failed
@@ -87,6 +100,19 @@ class Desk:
     def pause(self, seconds: float = IDLE_SECONDS) -> None:
         self.note_progress()
         self.leaving.wait(seconds)
+
+    # -- tuning --------------------------------------------------------------------------------
+
+    def hear_tuning(self) -> None:
+        """What the controller found meanwhile. Raises
+        :class:`~vcasgd.errors.StoreUnavailable`; then all stays as it was."""
+        if not self.tuning.of_workers:
+            return
+        found = self._tunings.read()
+        if self.tuning.local_steps:
+            self.share = found.shares.get(self.name, 1.0)
+        if self.tuning.momentum:
+            self.asynchrony = found.implicit_momentum
 
     # -- leases --------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from vcasgd.runtime.admission import LedgerAdmission
 from vcasgd.runtime.keeper import JobKeeper
 from vcasgd.runtime.leadership import Leadership
 from vcasgd.runtime.storage import Storage
+from vcasgd.runtime.tuner import Tuner
 from vcasgd.settings import Settings
 from vcasgd.store.connection import Client
 from vcasgd.store.jobs import Jobs
@@ -54,6 +55,7 @@ class JobLoop(threading.Thread):
             else None
         )
         self._keepers: dict[str, JobKeeper] = {}
+        self._tuners: dict[str, Tuner] = {}
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -84,13 +86,15 @@ class JobLoop(threading.Thread):
             return
         for job in active:
             self._keepers.setdefault(job, self._keeper(job))
-            self._step(job, self._keepers[job])
+            self._tuners.setdefault(job, Tuner(job, self._ledger, self._settings.heartbeat))
+            self._step(job)
         for job in self._keepers.keys() - set(active):
             self._clean_up(job)
 
-    def _step(self, job: str, keeper: JobKeeper) -> None:
+    def _step(self, job: str) -> None:
         try:
-            keeper.step()
+            self._keepers[job].step()
+            self._tuners[job].step()
         except StoreUnavailable as error:
             log.warning("%s: %s", job, error)
         except Exception:
@@ -100,7 +104,7 @@ class JobLoop(threading.Thread):
     def _clean_up(self, job: str) -> None:
         try:
             if self._keepers[job].clean_up():
-                del self._keepers[job]
+                del self._keepers[job], self._tuners[job]
         except StoreUnavailable as error:
             log.warning("%s: %s", job, error)
 

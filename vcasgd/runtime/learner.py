@@ -21,6 +21,7 @@ from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
 from vcasgd.learning.shards import Cut, Part, shards_for
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
+from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Layout, gather, scatter, thawed
 from vcasgd.spec import JobSpec
 from vcasgd.store.job import Facts
@@ -65,6 +66,13 @@ class Learner:
         self._local: Tensor | None = None
         self._optimizer: Optimizer | None = None
         self._rates: Rates | None = None
+        self._momenta: Momenta | None = None
+        #: the part of a push interval that it makes
+        self.share = 1.0
+        #: of momentum, by as much as asynchrony adds
+        self.asynchrony = 0.0
+        #: of the optimizer, as it was in the last interval; None where it has none
+        self.momentum: float | None = None
 
     def cut(self, shards: int) -> Cut:
         return Cut(self.layout.floats, self.layout.parameters, shards, self.layout.sent)
@@ -153,13 +161,14 @@ class Learner:
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
         self._rates = Rates(self._task, self._optimizer)
+        self._momenta = Momenta(self._optimizer)
 
     def interval_stop(self, subtask: int, position: int) -> int:
         """Up to which sample one push interval reaches that starts at ``position``."""
-        size = self.plan.size(subtask)
-        if self._spec.push_every == "subtask":
-            return size
-        return min(size, position + self._spec.push_every * int(self._task.batch_size))
+        size, batch = self.plan.size(subtask), int(self._task.batch_size)
+        whole = self._spec.push_every
+        steps = local_steps(-(-size // batch) if whole == "subtask" else whole, self.share)
+        return min(size, position + steps * batch)
 
     def train(
         self,
@@ -177,7 +186,9 @@ class Learner:
         """
         assert self._optimizer is not None
         assert self._rates is not None
+        assert self._momenta is not None
         rates, plan = self._rates, self.plan
+        self.momentum = self._momenta.follow(self.asynchrony)
         start_from = pulled(self._rule, self._local, base.floats)
         scatter(start_from, base.integers, self._model, self.layout)
         torch.manual_seed(seed_for(self._spec.seed, subtask, start))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vcasgd.errors import InvalidUpdate
+from vcasgd.learning.tuning import implicit
 from vcasgd.runtime.blender import Blender
 from vcasgd.store.connection import Client
 from vcasgd.store.costs import Costs
@@ -164,6 +165,7 @@ class Reports:
         updates, samples = totals.updates - before.updates, totals.samples - before.samples
         if now - since < METRICS_SECONDS or not updates:
             return
+        staleness = (totals.staleness_sum - before.staleness_sum) / updates
         point = {
             "at": now,
             "version": model.meta.version,
@@ -173,8 +175,10 @@ class Reports:
             "updates_per_second": updates / (now - since),
             "samples_per_second": samples / (now - since),
             "loss": (totals.loss_sum - before.loss_sum) / samples,
-            "staleness_mean": (totals.staleness_sum - before.staleness_sum) / updates,
+            "staleness_mean": staleness,
             "staleness_max": totals.staleness_max,
+            "implicit_momentum": implicit(staleness),
+            "mixing_factor": model.factor,
             "rejected": sum(totals.rejected.values()),
             "waiting": waiting(),
             "workers": self._jobs.worker_count(self._job),

@@ -24,6 +24,7 @@ from vcasgd.errors import (
 )
 from vcasgd.runtime.blender import MOST_UPDATES, Blender, Recipe
 from vcasgd.runtime.checkpoints import Checkpoints
+from vcasgd.runtime.mixing import Mixing
 from vcasgd.runtime.names import epoch_pin
 from vcasgd.runtime.pins import Pins
 from vcasgd.runtime.reports import Reports
@@ -75,6 +76,7 @@ class Shard:
         self._secret = job_secret
         self._recipe = Recipe(job.spec, job.facts, number)
         self._jobs = Jobs(ledger)
+        self._mixing = Mixing(ledger, job)
         self._checkpoints = checkpoints
         self._tensors = tensors
         self._unreplicated = False
@@ -170,6 +172,7 @@ class Shard:
     def _tell_ledger(self, model: Blender) -> None:
         self._reports.tell(model)
         self._reports.add_metrics(model, self._reader.waiting)
+        self._mixing.follow(model)
 
     def _is_over(self) -> bool:
         try:
@@ -203,6 +206,7 @@ class Shard:
             self._reports.say("rounded", text, version=self._model.meta.version)
         self._reports.begin(self._model)
         self._reports.reconcile(self._model)
+        self._mixing.follow(self._model)
         self._reconciled = True
         return self._model
 

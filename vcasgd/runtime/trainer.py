@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from functools import partial
+from statistics import median
 
 import torch
 
@@ -21,6 +23,10 @@ from vcasgd.store.snapshot import encode_integers
 from vcasgd.store.updates import Header
 
 log = logging.getLogger(__name__)
+
+#: intervals over which the speed of a worker is measured: their median, so that one that waited
+#: for its data or was frozen does not count
+SPEED_INTERVALS = 5
 
 
 class Trainer:
@@ -34,6 +40,7 @@ class Trainer:
         self._pushes = 0
         #: of the last interval; None before the first one
         self._seconds_per_sample: float | None = None
+        self._seconds_per_step: deque[float] = deque(maxlen=SPEED_INTERVALS)
 
     def train(self, lease: Lease, learner: Learner) -> None:
         """From where each shard stands to the end; the last pushes may still be on their way."""
@@ -42,7 +49,7 @@ class Trainer:
         positions = desk.links.begin(subtask, epoch, size, lease.token)
         self._watch(lease, epoch, size, positions)
         desk.doing = f"training subtask {subtask}"
-        reach = partial(learner.interval_stop, subtask)
+        reach = partial(self._reach, learner, subtask)
         if min(positions) < size:
             learner.start_subtask()
         while (step := next_step(positions, size, reach)) is not None:
@@ -50,6 +57,11 @@ class Trainer:
             stop = self._interval(lease, learner, epoch, step)
             for shard in step.shards:
                 positions[shard] = stop
+
+    def _reach(self, learner: Learner, subtask: int, position: int) -> int:
+        """Up to which sample the next interval goes, as the worker is to be by now."""
+        learner.share, learner.asynchrony = self._desk.share, self._desk.asynchrony
+        return learner.interval_stop(subtask, position)
 
     def settle(self, *, patiently: bool = False) -> None:
         """Looks what became of the pushed updates, and which leases are done with; see
@@ -94,14 +106,21 @@ class Trainer:
             should_stop=lambda: not desk.may_go_on(lease),
             on_step=desk.on_step,
         )
-        samples = trained.stop - step.start
-        self._seconds_per_sample = (time.monotonic() - started) / max(samples, 1)
+        samples, seconds = trained.stop - step.start, time.monotonic() - started
+        self._seconds_per_sample = seconds / max(samples, 1)
+        self._note_speed(seconds, trained.steps, learner)
         desk.failures = 0
         desk.samples += samples
         unchanged = torch.equal(trained.integers, base.integers)
         self._push(lease, learner, epoch, step, trained, integers_changed=not unchanged)
         desk.unpushed_since = None
         return trained.stop
+
+    def _note_speed(self, seconds: float, steps: int, learner: Learner) -> None:
+        desk = self._desk
+        self._seconds_per_step.append(seconds / max(steps, 1))
+        desk.step_seconds, desk.local_steps = median(self._seconds_per_step), steps
+        desk.momentum = learner.momentum
 
     def _push(
         self,

@@ -15,8 +15,6 @@ import sys
 import time
 from typing import Any
 
-import psutil
-
 from vcasgd.errors import (
     Fenced,
     PackageError,
@@ -28,6 +26,7 @@ from vcasgd.errors import (
     UserCodeError,
     VcasgdError,
 )
+from vcasgd.runtime.capacity import capacity
 from vcasgd.runtime.chores import Chores
 from vcasgd.runtime.desk import Desk, Interrupted
 from vcasgd.runtime.heart import Heart, LineCapture, NoticeLike, NoticeSource, NoticeWatch
@@ -278,6 +277,7 @@ class Worker:
             self.leave("the job is paused")
         elif renewal.leave:
             self.leave(renewal.leave)
+        self._desk.hear_tuning()
 
     def _noticed(self, notice: NoticeLike) -> None:
         log.info("notice: %s at %s", notice.kind, notice.at)
@@ -297,9 +297,12 @@ class Worker:
             "doing": desk.doing,
             "steps": desk.steps,
             "samples": desk.samples,
+            "step_seconds": desk.step_seconds,
+            "local_steps": desk.local_steps,
+            "momentum": desk.momentum,
             "unpushed_since": desk.unpushed_since,
             **desk.links.counts(),
-            "resident_bytes": psutil.Process().memory_info().rss,
+            **capacity(),
             "notice": notice.kind if notice else None,
             "notice_at": notice.at if notice else None,
             "leaving": self._why or None,

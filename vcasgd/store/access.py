@@ -119,7 +119,7 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
             "hget hmget hgetall hexists hvals sismember zrange zrangebyscore",
             (keys.record, keys.facts, keys.work, keys.shards, keys.counters, keys.evaluations,
              keys.vanished, keys.leases, keys.holders, keys.open, keys.done, keys.draining,
-             keys.quarantine, keys.placed, keys.refused, CLEARANCES),
+             keys.quarantine, keys.placed, keys.refused, keys.tuning, CLEARANCES),
         ),
         Grant("W", "zadd zrem", (keys.leases, keys.open)),
         Grant("W", "hset hdel", (keys.holders,)),

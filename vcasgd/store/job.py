@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from vcasgd.spec import JobSpec
 from vcasgd.store.progress import Progress
+from vcasgd.store.tuning import Tuned
 
 #: of a job; a script on the ledger goes through them
 MOST_SHARDS = 1024
@@ -99,6 +100,8 @@ class Job:
     #: machines that the job lost: with a notice, and without
     evictions: int = 0
     kills: int = 0
+    #: what was found by measuring it
+    tuned: Tuned = field(default_factory=Tuned)
 
     @property
     def best(self) -> Evaluation | None:

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from vcasgd.store.connection import Client
 from vcasgd.store.history import History, event_text
 from vcasgd.store.job import Failure, Job, State, read_failure, read_job
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.tuning import Tuned
 from vcasgd.store.untrusted import as_count, as_name, as_object
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,14 @@ class Jobs(History):
             pipe.hgetall(keys.shards)
             pipe.hgetall(keys.evaluations)
             pipe.hvals(keys.vanished)
-            record, facts, finished, told, evaluations, vanished = pipe.execute()
+            pipe.hgetall(keys.tuning)
+            record, facts, finished, told, evaluations, vanished, tuned = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
         lost = [each.decode() for each in vanished]
         try:
-            return read_job(job, record, facts, int(finished or 0), told, evaluations, lost)
+            found = read_job(job, record, facts, int(finished or 0), told, evaluations, lost)
+            return replace(found, tuned=Tuned.of(tuned))
         except (ValueError, TypeError, KeyError) as error:
             raise JobUnreadable(f"what is stored of job {job} makes no sense: {error}") from error
 

@@ -74,6 +74,11 @@ class LedgerKeys:
         return self._key("shards")
 
     @property
+    def tuning(self) -> str:
+        """hash: what was found by measuring, as JSON; the controller writes it"""
+        return self._key("tuning")
+
+    @property
     def leases(self) -> str:
         """sorted set: piece of work → deadline in ms of the server's clock"""
         return self._key("leases")

@@ -1205,6 +1205,13 @@ export interface components {
              */
             push_every: "subtask" | number;
             /**
+             * Optimizer State
+             * @description of the local optimizer, between two subtasks of a worker
+             * @default reset
+             * @enum {string}
+             */
+            optimizer_state: "reset" | "keep";
+            /**
              * Seed
              * @default 0
              */
@@ -1228,6 +1235,15 @@ export interface components {
              *     }
              */
             update: components["schemas"]["VcAsgd"] | components["schemas"]["FedAsync"] | components["schemas"]["Easgd"] | components["schemas"]["Sma"] | components["schemas"]["AsyncLocalSgd"] | components["schemas"]["Downpour"] | components["schemas"]["DelayedNesterov"] | components["schemas"]["FedBuff"] | components["schemas"]["DcAsgd"];
+            /**
+             * @default {
+             *       "local_steps": false,
+             *       "momentum": false,
+             *       "mixing": false,
+             *       "learners_per_machine": 1
+             *     }
+             */
+            tuning: components["schemas"]["Tuning"];
             /**
              * @default {
              *       "min": 1,
@@ -1293,6 +1309,13 @@ export interface components {
              */
             push_every: "subtask" | number;
             /**
+             * Optimizer State
+             * @description of the local optimizer, between two subtasks of a worker
+             * @default reset
+             * @enum {string}
+             */
+            optimizer_state: "reset" | "keep";
+            /**
              * Seed
              * @default 0
              */
@@ -1316,6 +1339,15 @@ export interface components {
              *     }
              */
             update: components["schemas"]["VcAsgd"] | components["schemas"]["FedAsync"] | components["schemas"]["Easgd"] | components["schemas"]["Sma"] | components["schemas"]["AsyncLocalSgd"] | components["schemas"]["Downpour"] | components["schemas"]["DelayedNesterov"] | components["schemas"]["FedBuff"] | components["schemas"]["DcAsgd"];
+            /**
+             * @default {
+             *       "local_steps": false,
+             *       "momentum": false,
+             *       "mixing": false,
+             *       "learners_per_machine": 1
+             *     }
+             */
+            tuning: components["schemas"]["Tuning"];
             /**
              * @default {
              *       "min": 1,
@@ -1389,6 +1421,7 @@ export interface components {
             evictions: number;
             /** Kills */
             kills: number;
+            tuned: components["schemas"]["Tuned"];
             /** Store Nodes */
             store_nodes: number | null;
         };
@@ -1437,9 +1470,10 @@ export interface components {
         };
         /**
          * MetricRow
-         * @description A point of the totals over time; rates and means are since the point before. `waiting`: for
-         *     the parameter server; `spent_usd`: as far as it was booked; `accuracy` and `validation`: of the
-         *     newest evaluation then.
+         * @description A point of the totals over time; rates and means are since the point before.
+         *     `implicit_momentum`: that asynchrony adds, as staleness says; `mixing_factor`: by which the
+         *     weight of updates was multiplied; `waiting`: for the parameter server; `spent_usd`: as far as
+         *     it was booked; `accuracy` and `validation`: of the newest evaluation then.
          */
         MetricRow: {
             /** Id */
@@ -1464,6 +1498,10 @@ export interface components {
             staleness_mean?: number | null;
             /** Staleness Max */
             staleness_max?: number | null;
+            /** Implicit Momentum */
+            implicit_momentum?: number | null;
+            /** Mixing Factor */
+            mixing_factor?: number | null;
             /** Rejected */
             rejected?: number | null;
             /** Waiting */
@@ -2090,6 +2128,71 @@ export interface components {
             };
         };
         /**
+         * Tuned
+         * @description What was found by measuring the job, as far as its part `tuning` asks for it. `shares`: of
+         *     the push interval, by worker; `implicit_momentum`: that asynchrony adds, and by which that of
+         *     the optimizers is lowered; `mixing`: by what the weight of updates is multiplied; `learners`:
+         *     by machine.
+         */
+        Tuned: {
+            /**
+             * Shares
+             * @default {}
+             */
+            shares: {
+                [key: string]: number;
+            };
+            /**
+             * Implicit Momentum
+             * @default 0
+             */
+            implicit_momentum: number;
+            /**
+             * Mixing
+             * @default 1
+             */
+            mixing: number;
+            /**
+             * Learners
+             * @default {}
+             */
+            learners: {
+                [key: string]: number;
+            };
+        };
+        /**
+         * Tuning
+         * @description All of it is off unless it is asked for: with it a run depends on how fast its machines
+         *     happened to be, and is not the same a second time.
+         *
+         *     ``local_steps``: slower workers make fewer of them in a push interval, so that all push at the
+         *     same rate. ``momentum``: that of the local optimizers is lowered by as much as asynchrony adds.
+         *     ``mixing``: updates get less weight while validation worsens. ``learners_per_machine``: as many
+         *     as raise a machine's throughput, and at most so many.
+         */
+        Tuning: {
+            /**
+             * Local Steps
+             * @default false
+             */
+            local_steps: boolean;
+            /**
+             * Momentum
+             * @default false
+             */
+            momentum: boolean;
+            /**
+             * Mixing
+             * @default false
+             */
+            mixing: boolean;
+            /**
+             * Learners Per Machine
+             * @default 1
+             */
+            learners_per_machine: number;
+        };
+        /**
          * Validation
          * @description `spec`: the job with all that it did not say filled in; `null` where it is none.
          */
@@ -2163,7 +2266,8 @@ export interface components {
         };
         /**
          * WorkerRow
-         * @description A worker's last heartbeat. `quarantined`: why it gets no more work.
+         * @description A worker's last heartbeat. `quarantined`: why it gets no more work; `step_seconds`, and
+         *     `local_steps` and `momentum`: of its last push intervals, and in the last one.
          */
         WorkerRow: {
             /** Name */
@@ -2186,6 +2290,12 @@ export interface components {
             steps?: number | null;
             /** Samples */
             samples?: number | null;
+            /** Step Seconds */
+            step_seconds?: number | null;
+            /** Local Steps */
+            local_steps?: number | null;
+            /** Momentum */
+            momentum?: number | null;
             /** Version */
             version?: number | null;
             /** Pushes */
@@ -2200,6 +2310,16 @@ export interface components {
             unapplied?: number | null;
             /** Resident Bytes */
             resident_bytes?: number | null;
+            /** Memory Bytes */
+            memory_bytes?: number | null;
+            /** Memory Free Bytes */
+            memory_free_bytes?: number | null;
+            /** Gpu Memory Bytes */
+            gpu_memory_bytes?: number | null;
+            /** Gpu Memory Free Bytes */
+            gpu_memory_free_bytes?: number | null;
+            /** Cores */
+            cores?: number | null;
             /** Notice */
             notice?: string | null;
             /** Notice At */

@@ -24,6 +24,8 @@ class Launch:
 class StartWorker:
     instance_id: str
     job: str
+    learner: int = 1
+    """The plan starts the first one; see :mod:`vcasgd.runtime.controller.learners`."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Context:
     ends_epoch: bool = False  #: whether with it an epoch is complete
     state: Tensor | None = None  #: the rule's memory, zeros at first; changed in place
     base: Tensor | None = None  #: w₀, where it is remembered
+    factor: float = 1.0  #: by which the rule's step is multiplied, while validation worsens
 
     def piece(self, start: int, stop: int) -> Context:
         """The same for the elements ``[start, stop)``."""
@@ -64,11 +65,17 @@ class Rule:
     def blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
         """Changes ``weights`` (float32 ``[n]``) in place by ``update`` (float32 ``[n]``).
 
-        Returns the weight that the update was given. Raises :class:`InvalidUpdate`, with
-        nothing changed, if the lengths differ.
+        Whatever the rule is, ``W ← W + f·(rule(W) − W)`` with ``f = context.factor``. Returns the
+        weight that the update was given. Raises :class:`InvalidUpdate`, with nothing changed, if
+        the lengths differ.
         """
         check_lengths(weights, update)
-        return self._blend(weights, update, context)
+        if context.factor == 1:
+            return self._blend(weights, update, context)
+        before = weights.clone()
+        given = self._blend(weights, update, context)
+        torch.lerp(before, weights, context.factor, out=weights)
+        return given * context.factor
 
     def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
         raise NotImplementedError

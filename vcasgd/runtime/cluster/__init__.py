@@ -1,6 +1,6 @@
 """Ray, and all that the rest of the package knows of it.
 
-Ray keeps the list of machines, places one worker on each and hosts its process. Tensors
+Ray keeps the list of machines, places workers on each and hosts their processes. Tensors
 and control data go through the two Redis servers, so a dead head costs nothing but the
 ability to place new workers until it is back.
 

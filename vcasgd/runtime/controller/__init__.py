@@ -5,6 +5,7 @@
 ``observing``   what there is, as plain data for :mod:`vcasgd.fleet.plan`
 ``demands``     what jobs ask for, within their budgets and their labels
 ``acting``      carries out what was decided
+``learners``    how many each machine carries for its job
 ``boots``       what a new machine runs
 ``telling``     what others see of the fleet
 ``parts``       what these share:

@@ -117,14 +117,14 @@ class Hands:
     def _start_worker(self, action: StartWorker, state: Observed) -> None:
         cluster = self._lookout.cluster
         assert cluster is not None
-        name = worker_name(action.instance_id, action.job)
+        name = worker_name(action.instance_id, action.job, action.learner)
         if not self._parts.crashes.may_start(name):
             return
         log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
         self._jobs.forget_worker(action.job, name)
         pool = next(one.pool for one in state.instances if one.id == action.instance_id)
-        self._parts.guard.place(action.job, action.instance_id, pool)
+        self._parts.guard.place(action.job, name, pool)
         env = worker_environment(self._settings, action.job, name)
         cluster.start_worker(action.instance_id, name, agent.ENTRY, arguments, env)
 

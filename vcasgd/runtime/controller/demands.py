@@ -52,6 +52,7 @@ class Demands:
             max_price=workers.max_price_per_hour,
             affordable=left,
             rates=self._parts.speeds.rates(job),
+            learners=job.spec.tuning.learners_per_machine,
         )
 
     def _budget(

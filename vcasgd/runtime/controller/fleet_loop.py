@@ -8,6 +8,7 @@ import time
 from vcasgd.errors import FleetError
 from vcasgd.fleet.plan import decide
 from vcasgd.runtime.controller.acting import Hands
+from vcasgd.runtime.controller.learners import Learners
 from vcasgd.runtime.controller.observing import Lookout
 from vcasgd.runtime.controller.parts import Parts
 from vcasgd.runtime.controller.telling import Teller
@@ -23,6 +24,7 @@ class FleetLoop:
         self._lookout = Lookout(parts)
         self._hands = Hands(parts, self._lookout)
         self._teller = Teller(parts)
+        self._learners = Learners(parts.ledger, parts.settings.heartbeat)
 
     def round(self) -> None:
         """One observe–decide–act. Raises :class:`~vcasgd.errors.ClusterError` when Ray's head was
@@ -40,5 +42,8 @@ class FleetLoop:
             return
         self._teller.show(state)
         for action in decide(state, now):
+            self._hands.act(action, state)
+        # after it is known which first workers have to leave
+        for action in self._learners.look(state, self._lookout.further, now):
             self._hands.act(action, state)
         self._hands.kill_lingering()

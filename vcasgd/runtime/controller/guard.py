@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from vcasgd.fleet.pools import PoolSpec
 from vcasgd.runtime.admission import own_pass
-from vcasgd.runtime.controller.names import worker_name
 from vcasgd.settings import Settings
 from vcasgd.spec import JobSpec
 from vcasgd.store.clearance import Clearances
@@ -49,7 +48,6 @@ class Guard:
                 self._jobs.event(job.id, "pool-refused", text, pool=name, why=barred[name])
         return tuple(name for name in named if name not in barred), frozenset(barred)
 
-    def place(self, job: str, instance: str, pool: str) -> None:
-        """Before a worker is started there."""
-        name = worker_name(instance, job)
+    def place(self, job: str, name: str, pool: str) -> None:
+        """Before a worker of that name is started there."""
         self._clearances.place(job, name, pool, own_pass(self._settings, job, name))

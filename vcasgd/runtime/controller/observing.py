@@ -20,7 +20,7 @@ from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
 from vcasgd.runtime.cluster import Cluster
 from vcasgd.runtime.cluster import State as WorkerLife
 from vcasgd.runtime.controller.demands import Demands
-from vcasgd.runtime.controller.names import instance_of, job_of
+from vcasgd.runtime.controller.names import instance_of, job_of, learner_of
 from vcasgd.runtime.controller.parts import Parts
 from vcasgd.store.job import Job, State
 
@@ -46,6 +46,8 @@ class Lookout:
         self._history = History(since=time.time())
         self._unseen: dict[str, tuple[Instance, float]] = {}
         self._workers: tuple[WorkerView, ...] = ()
+        #: beside the first worker of each machine, and whether each is alive
+        self.further: dict[str, bool] = {}
 
     @property
     def cluster(self) -> Cluster | None:
@@ -55,7 +57,8 @@ class Lookout:
     @property
     def alive(self) -> set[str]:
         """Workers that were alive at the last look."""
-        return {worker.name for worker in self._workers if worker.alive}
+        further = {name for name, alive in self.further.items() if alive}
+        return further | {worker.name for worker in self._workers if worker.alive}
 
     def launched(self, machines: Iterable[Instance]) -> None:
         """They count although they may not be listed yet."""
@@ -177,12 +180,14 @@ class Lookout:
         nodes = {node.instance_id for node in self._cluster.nodes() if node.alive}
         before = self.alive
         workers = self._cluster.workers()
-        self._workers = tuple(
+        views = [
             WorkerView(
                 name, job_of(name), worker.instance_id or "", worker.state is not WorkerLife.DEAD
             )
             for name, worker in workers.items()
-        )
+        ]
+        self._workers = tuple(view for view in views if learner_of(view.name) == 1)
+        self.further = {view.name: view.alive for view in views if learner_of(view.name) > 1}
         for worker in self._workers:
             if worker.name in before and not worker.alive and worker.instance_id in nodes:
                 self._parts.crashes.died(worker.name, worker.job, workers[worker.name].reason)

@@ -32,6 +32,7 @@ class Parts:
     """Of one controller."""
 
     settings: Settings
+    ledger: Client
     estate: Estate
     jobs: Jobs
     control: Control
@@ -50,6 +51,7 @@ class Parts:
         jobs, control = Jobs(ledger), Control(ledger)
         return cls(
             settings=settings,
+            ledger=ledger,
             estate=estate,
             jobs=jobs,
             control=control,

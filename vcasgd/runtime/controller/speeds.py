@@ -23,8 +23,8 @@ WRITE_SECONDS = 10.0
 
 
 class Speeds:
-    """Samples a second of each worker since its first ones; per pool and type the median, so that
-    one worker that tells tales does not decide where money goes."""
+    """Samples a second of each machine since its first ones; per pool and type the median, so that
+    one machine that tells tales does not decide where money goes."""
 
     def __init__(self, ledger: Client) -> None:
         self._workloads = Workloads(ledger)
@@ -52,11 +52,14 @@ class Speeds:
         gone = [name for name in self._first if job_of(name) == job.id and name not in beats]
         for name in gone:
             del self._first[name]
-        found: defaultdict[str, list[float]] = defaultdict(list)
+        of_machine: defaultdict[str, float] = defaultdict(float)
         for worker, beat in beats.items():
-            one, rate = by_id.get(instance_of(worker)), self._rate(worker, beat)
-            if one is not None and rate is not None:
-                found[f"{one.pool}|{one.instance_type}"].append(rate)
+            # a machine is as fast as all of its learners together
+            of_machine[instance_of(worker)] += self._rate(worker, beat) or 0.0
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for name, rate in of_machine.items():
+            if name in by_id and rate > 0:
+                found[f"{by_id[name].pool}|{by_id[name].instance_type}"].append(rate)
         self._keep(job, {name: median(rates) for name, rates in found.items()}, now)
 
     def _keep(self, job: Job, rates: Mapping[str, float], now: float) -> None:

@@ -9,7 +9,7 @@ from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.pool_rows import to_row
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.runtime.chronicle import Row
-from vcasgd.runtime.controller.names import worker_name
+from vcasgd.runtime.controller.names import instance_of, worker_name
 from vcasgd.runtime.controller.parts import Parts
 
 
@@ -31,9 +31,14 @@ class Teller:
         self._parts.timeline.look(state, ends, time.time())
         for gone, job in self._parts.chronicle.show(rows, self._pools(state)).items():
             if job is not None:
-                self._parts.jobs.forget_worker(job, worker_name(gone, job))
+                self._forget_workers(job, gone)
             if self._settings.ray_dir is not None:
                 shutil.rmtree(self._settings.ray_dir / gone, ignore_errors=True)
+
+    def _forget_workers(self, job: str, gone: str) -> None:
+        names = [each for each in self._parts.jobs.workers(job) if instance_of(each) == gone]
+        for name in {worker_name(gone, job), *names}:
+            self._parts.jobs.forget_worker(job, name)
 
     def _pools(self, state: Observed) -> dict[str, dict[str, object]]:
         return {

@@ -1,0 +1,71 @@
+"""Several learners on one machine, on a whole stack: Ray starts them, and they train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import AUDIT_TASK
+
+from vcasgd.client import Client
+from vcasgd.settings import Settings
+from vcasgd.spec import JobSpec
+from vcasgd.stack import StackHome, StackState, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    """Of a stack with a single machine."""
+    settings = Settings(home=tmp_path / "home", api_port=0, heartbeat=0.3, local_capacity=1)
+    with running(settings):
+        token = StackHome(settings.home_path).token()
+        assert token is not None
+        with Client(StackState.read(settings.home_path).api_url, token) as client:
+            yield client
+
+
+def test_a_machine_whose_learner_mostly_waits_carries_two(
+    client: Client, eventually: Eventually, tmp_path: Path
+) -> None:
+    # Given a job that waits in each local step, and that allows two learners
+    spec = {
+        "name": "learners",
+        "task": "audit:Audit",
+        "working_dir": str(AUDIT_TASK),
+        "args": {"samples": 1000, "batch_size": 5, "step_seconds": 0.02},
+        "epochs": 1000,
+        "subtasks_per_epoch": 10,
+        "push_every": 10,
+        "update": {"rule": "async-local-sgd", "eta": 1.0},
+        "workers": {"min": 1, "max": 1},
+        "tuning": {"learners_per_machine": 2},
+    }
+    job = client.submit_directory(JobSpec.parse(spec)).id
+
+    # When one has been measured
+    eventually(lambda: client.job(job).tuned.get("learners"), 60)
+    (machine,) = client.job(job).tuned["learners"]
+
+    # Then a second one trains beside it, in a process of its own, for the same machine
+    def at_work() -> list[dict[str, Any]]:
+        return [row for row in client.workers(job) if row["pushes"]]
+
+    eventually(lambda: len(at_work()) == 2, 90)
+    assert {row["instance"] for row in at_work()} == {machine}
+    assert len({row["pid"] for row in at_work()}) == 2
+    assert sorted(row["name"] for row in at_work()) == [f"{job}.{machine}", f"{job}.{machine}_2"]
+    event = next(each for each in client.events(job) if each.kind == "tuned-learners")
+    assert event.text.startswith(f"{machine} carries 2 instead of 1; local steps a second: ")
+
+    # and goes with the job, which has lost no machine and done no work twice
+    client.cancel(job)
+    eventually(lambda: all(row["leaving"] for row in client.workers(job)), 60)
+    view = client.job(job)
+    assert (view.evictions, view.kills, view.progress.samples_repeated) == (0, 0, 0)
+    assert not view.totals.rejected
