@@ -19,7 +19,7 @@ CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 WORKERS = 3
 #: how long a page may take to show what it should, on a machine that is busy
-PATIENCE_MS = 120_000
+PATIENCE_MS = 240_000
 
 
 @pytest.fixture(scope="session")
