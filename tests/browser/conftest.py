@@ -42,7 +42,6 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     settings = Settings(
         home=tmp_path_factory.mktemp("browser") / "home",
         api_port=0,
-        heartbeat=0.5,
         local_capacity=WORKERS,
         idle_seconds=120.0,
         local_price_per_hour=0.3,

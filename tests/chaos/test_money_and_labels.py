@@ -20,7 +20,7 @@ from vcasgd.stack import StackHome, StackState, running
 pytestmark = pytest.mark.slow
 
 Eventually = Callable[..., Any]
-HEARTBEAT = 0.5
+HEARTBEAT = 1.0
 #: of a local step while a job is held up
 HELD_SECONDS = 0.5
 #: a cent a second, so that money runs out while one watches

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 WORKERS = 4
 #: of them 70 % at least
 VICTIMS = 3
-HEARTBEAT = 0.5
+HEARTBEAT = 1.0
 #: of a local step while a job is held up
 HELD_SECONDS = 0.5
 Eventually = Callable[..., Any]

@@ -34,8 +34,9 @@ from vcasgd.store.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
-#: for one recovery; a machine of the local pool boots in about ten seconds
-RECOVERY_SECONDS = 120.0
+#: for one recovery; a machine of the local pool boots in about ten seconds, and in many
+#: times that where the machine is busy
+RECOVERY_SECONDS = 300.0
 #: for the job, after the last kill
 FINISH_SECONDS = 600.0
 #: the job is made so long that three workers need about this much time for each kill
