@@ -59,7 +59,8 @@ demo: pages  ## train on this machine while workers die, in two minutes
 
 test: setup dashboard  ## all tests: real servers, real clusters, real kills, a real browser
 	$(NPM) test
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile \
+	  --no-loadscope-reorder
 
 check: setup $(MODULES)  ## style, types, layers
 	$(BIN)/ruff check .

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from waiting import await_truth
+
+# how long an example takes says how busy the machine is
+settings.register_profile(
+    "patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: none of them is left for the end, when of several processes one
+    would work at it and the others have nothing to do. (make test tells xdist to keep the order.)
+    """
+    weights: Counter[Path] = Counter()
+    for item in items:
+        if item.get_closest_marker("slow"):
+            limit = item.get_closest_marker("timeout")
+            weights[item.path] += limit.args[0] if limit else 100
+    items.sort(key=lambda item: -weights[item.path])
 
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """``eventually(predicate, timeout)``: waits for a state of the world, with a deadline."""
+    """``eventually(predicate)``: waits for a state of the world, with a generous deadline."""
     return await_truth

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from ports import free_port
 from pydantic import SecretStr
 from torch import Tensor
-from waiting import await_truth
+from waiting import PATIENCE, await_truth
 
 import vcasgd.chaos
 from vcasgd.errors import StoreError
@@ -50,14 +50,10 @@ AUDIT_TASK = Path(vcasgd.chaos.__file__).parent / "task"
 FORKS = multiprocessing.get_context("forkserver")
 # torch imports the last of these only when the first optimizer is made, and takes a second
 FORKS.set_forkserver_preload(["harness", "vcasgd.runtime.server", "torch._dynamo"])
+#: seconds: a machine that is too busy for its tests must not cost a worker its lease
+HEARTBEAT = 1.0
 #: of prctl(2): the signal that a process gets when its parent dies
 PR_SET_PDEATHSIG = 1
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Child:
@@ -74,7 +70,7 @@ class Child:
     def alive(self) -> bool:
         return self.status is None
 
-    def wait(self, timeout: float = 15) -> int:
+    def wait(self, timeout: float = PATIENCE) -> int:
         await_truth(lambda: not self.alive, timeout, interval=0.005)
         assert self.status is not None
         return self.status
@@ -94,7 +90,7 @@ class Child:
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def terminate(self, timeout: float = 15) -> int:
+    def terminate(self, timeout: float = PATIENCE) -> int:
         os.kill(self.pid, signal.SIGTERM)
         return self.wait(timeout)
 
@@ -217,7 +213,7 @@ class RedisServer:
     def start(self) -> None:
         log = self.files.directory / "server.log"
         self.process = Process(server_command(self.files, self.binary), log)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 self.connection.ping()
@@ -260,7 +256,7 @@ class Plain:
         self,
         home: Path,
         *,
-        heartbeat: float = 0.25,
+        heartbeat: float = HEARTBEAT,
         binary: str | None = None,
         nodes: int = 1,
         ledger: Store | None = None,
@@ -395,9 +391,9 @@ class Plain:
             **fields,
         )
 
-    def play_controller(self, job: str, timeout: float = 15) -> None:
+    def play_controller(self, job: str) -> None:
         """Makes the one transition that a run needs of a controller, as soon as it is possible."""
-        await_truth(lambda: self.jobs.get(job).facts, timeout)
+        await_truth(lambda: self.jobs.get(job).facts)
         self.jobs.transition(job, State.RUNNING, [State.STARTING], why="facts are known")
 
     def checkpoint(self, job: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from harness import Process, RedisServer, free_port
+from harness import Process, RedisServer
+from ports import free_port
 from servers import require_binary
 from waiting import await_truth
 
@@ -24,7 +25,8 @@ from vcasgd.store.embedded_replicas import (
     write_sentinel_configuration,
 )
 
-DOWN_SECONDS = 0.5
+#: a primary that a busy machine keeps waiting for less is none the worse for it
+DOWN_SECONDS = 1.5
 #: a lost replica is noticed after that
 LAG_SECONDS = 2
 
@@ -65,7 +67,7 @@ class Replicated:
         ]
         self.sentinels = [self._start_sentinel(files) for files in self.sentinel_files]
         self.url = f"{self.service.url(self.sentinel_files)}&replica_timeout={replica_timeout}"
-        await_truth(self._watched, 20)
+        await_truth(self._watched)
         #: as a process of ours would have it
         self.connection = self.client()
 
@@ -84,7 +86,7 @@ class Replicated:
     @property
     def primary(self) -> RedisServer:
         """As every Sentinel says that lives; waits until they agree."""
-        (port,) = await_truth(lambda: len(found := self._primaries()) == 1 and found, 20)
+        (port,) = await_truth(lambda: len(found := self._primaries()) == 1 and found)
         return next(node for node in self.nodes if node.files.port == port)
 
     def _primaries(self) -> set[int]:
@@ -106,12 +108,12 @@ class Replicated:
         except StoreError:
             return "away"
 
-    def await_primary(self, node: RedisServer, timeout: float = 30) -> None:
+    def await_primary(self, node: RedisServer) -> None:
         """Until the Sentinels and the server itself say that it is the primary."""
         port = {node.files.port}
-        await_truth(lambda: self._primaries() == port and self.role(node) == "master", timeout)
+        await_truth(lambda: self._primaries() == port and self.role(node) == "master")
 
-    def await_replica(self, node: RedisServer, timeout: float = 30) -> None:
+    def await_replica(self, node: RedisServer) -> None:
         """Until it follows the other one, and has all of it."""
 
         def follows() -> bool:
@@ -121,7 +123,7 @@ class Replicated:
                 return False
             return info["role"] == "slave" and info.get("master_link_status") == "up"
 
-        await_truth(follows, timeout)
+        await_truth(follows)
 
     def kill_primary(self) -> tuple[RedisServer, RedisServer]:
         """SIGKILL; returns the dead one and the one that is about to be promoted."""

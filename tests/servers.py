@@ -15,7 +15,8 @@ from typing import Literal
 
 import pytest
 import trustme
-from harness import RedisServer, free_port
+from harness import RedisServer
+from ports import free_port
 
 from vcasgd.store.connection import Client, connect
 from vcasgd.store.embedded import server_binary

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import random
 import secrets
 import socket
 import sys
@@ -19,8 +18,9 @@ from typing import Any
 import httpx
 import torch
 from harness import Child, Loop, Process, RedisServer
+from ports import free_port
 from safetensors.torch import save
-from waiting import await_truth
+from waiting import PATIENCE, await_truth
 
 from vcasgd.client import Client
 from vcasgd.runtime.storage import Storage
@@ -30,16 +30,8 @@ from vcasgd.store.jobs import Jobs
 from vcasgd.store.leases import Accounts, Lease, Leases
 from vcasgd.store.servers import Control, Servers
 
-HEARTBEAT = 0.25
+HEARTBEAT = 1.0
 PACKAGE_LIMIT_MB = 1.0
-
-
-def quiet_port() -> int:
-    """A free port below those that the kernel gives to outgoing connections: a client that
-    tries again must not sit on it while the server is away."""
-    while listens(port := random.randrange(20_000, 32_000)):
-        pass
-    return port
 
 
 def listens(port: int) -> bool:
@@ -57,7 +49,7 @@ class Api:
     home: Path
     ledger: RedisServer
     as_command: bool = False
-    port: int = field(default_factory=quiet_port)
+    port: int = field(default_factory=free_port)
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +87,7 @@ class Api:
         """Returns when it listens."""
         self.process = self.launch()
         try:
-            await_truth(self._listens, timeout=30)
+            await_truth(self._listens)
         except BaseException:
             self.end()
             raise
@@ -111,13 +103,13 @@ class Api:
     def end(self) -> None:
         self.process.end()
 
-    def client(self, timeout: float = 10.0) -> Client:
+    def client(self, timeout: float = PATIENCE) -> Client:
         return Client(self.url, self.token, timeout=timeout)
 
     def http(self, token: str | None = None) -> httpx.Client:
         headers = {"Authorization": f"Bearer {token or self.token}"}
         return httpx.Client(
-            base_url=f"{self.url}/api/v1/", headers=headers, timeout=10, trust_env=False
+            base_url=f"{self.url}/api/v1/", headers=headers, timeout=PATIENCE, trust_env=False
         )
 
     # -- what the other processes would write -----------------------------------------------

@@ -95,7 +95,7 @@ def test_status(api: Api, client: Client) -> None:
     job = api.submit()
     beat(api, job, "w-1")
     api.control.show({"i-1": MACHINE}, {})
-    api.control.hold("me", 10.0)
+    api.control.hold("me", 600.0)
     after = client.status()
 
     assert (before["controller"], after["controller"]) == (False, True)

@@ -165,9 +165,9 @@ def test_a_hundred_thousand_points_are_made_short_at_once() -> None:
     rows[77_777]["loss"] = None
     rows[55_555]["updates_per_second"] = 1000.0
 
-    started = time.perf_counter()
+    started = time.process_time()
     kept = thinned(rows, ("loss", "updates_per_second", "staleness_mean", "workers"), 500)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
 
     assert 100 < len(kept) <= 500
     assert rows[55_555] in kept

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from api_harness import quiet_port
+from ports import free_port
 from waiting import await_truth
 
 from vcasgd.api import create_app
@@ -37,13 +37,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serving(static: Path) -> Iterator[httpx.Client]:
     storage = Storage(static.as_uri())
     app = create_app(Settings(token="x"), connect("redis://127.0.0.1:1/0"), storage, static)
-    port = quiet_port()
+    port = free_port()
     config = uvicorn.Config(app, port=port, log_config=None, lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        await_truth(lambda: server.started, timeout=10)
+        await_truth(lambda: server.started)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             yield http
     finally:

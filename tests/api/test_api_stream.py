@@ -81,8 +81,11 @@ def test_a_reader_that_comes_back_misses_no_event_and_gets_none_twice(
 
 def test_a_new_reader_is_told_of_nothing_old(api: Api, http: httpx.Client) -> None:
     job = api.submit()
-    api.jobs.event(job, "count", "", number=1)
-    time.sleep(0.5)  # a look that another test caused may be this old
+    # a look that another reader caused may be of a moment before
+    with following(http) as messages:
+        until(messages, "job", id=job)
+        api.jobs.event(job, "count", "", number=1)
+        until(messages, "event", kind="count")
     with following(http) as messages:
         until(messages, "job", id=job)
         api.jobs.event(job, "count", "", number=2)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from api_harness import Api
 from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
+from waiting import PATIENCE, await_truth
 
 import vcasgd
 from vcasgd.cli import app
 from vcasgd.cli.connection import open_client
 from vcasgd.cli.progress import follow as show_progress
-from vcasgd.cli.watch import Watch
+from vcasgd.cli.watch import Look, Watch
 from vcasgd.errors import Unauthorized
 from vcasgd.stack import Phase, StackHome, StackState
 from vcasgd.store.job import State
@@ -336,7 +337,7 @@ def test_a_failed_job_shows_its_reason_and_the_users_traceback(run: Run, api: Ap
 
 
 def test_submit_can_follow(run: Run, api: Api, job_file: Path) -> None:
-    timer = after(0.7, lambda: [api.finish(job, State.CANCELLED) for job in api.jobs.active()])
+    timer = after(0.0, lambda: api.finish(await_truth(api.jobs.active)[0], State.CANCELLED))
     result = run("submit", job_file, "--follow")
     timer.join()
     assert result.exit_code == 1
@@ -360,7 +361,7 @@ def test_ctrl_c_leaves_the_job_alone_and_says_so(api: Api) -> None:
         while "job-running" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert f"job {job} goes on; watch it again with: vcasgd follow {job}" in said
     assert "Traceback" not in said
@@ -371,7 +372,7 @@ def test_following_survives_an_api_that_is_away(own_api: Api) -> None:
     job = own_api.submit()
     own_api.start_job(job)
     with own_api.client() as client:
-        looks = Watch(client, job).looks(patience=30)
+        looks = Watch(client, job).looks(patience=PATIENCE)
         assert next(looks).trouble is None
         own_api.kill()
         assert "no answer" in str(next(looks).trouble)
@@ -382,6 +383,12 @@ def test_following_survives_an_api_that_is_away(own_api: Api) -> None:
     assert [event.kind for event in last.events] == ["job-succeeded"]
 
 
+def over_after_the_first(looks: Iterator[Look], api: Api, job: str) -> Iterator[Look]:
+    yield next(looks)
+    api.finish(job)
+    yield from looks
+
+
 def test_the_live_view_shows_everything(api: Api) -> None:
     job = api.submit()
     api.start_job(job)
@@ -390,10 +397,8 @@ def test_the_live_view_shows_everything(api: Api) -> None:
     )
     api.account(job, 4, 1, updates=4, applied=100, staleness_mean=1.5, staleness_max=3)
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    timer = after(0.7, lambda: api.finish(job))
     with api.client() as client:
-        view = show_progress(Watch(client, job).looks(), console)
-    timer.join()
+        view = show_progress(over_after_the_first(Watch(client, job).looks(), api, job), console)
     assert view.state == "succeeded"
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for word in (job, "epoch 2/2", "50%", "staleness 1.5 (max 3)", "i-1", "subtask 3",

@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
     unsupported_method,
 )
+from waiting import PATIENCE
 
 from vcasgd.api import create_app
 from vcasgd.runtime.storage import Storage
@@ -59,7 +60,7 @@ schema = schemathesis.openapi.from_dict(described()).exclude(operation_id="follo
 @pytest.fixture
 def document(api: Api) -> dict[str, Any]:
     """As it is served."""
-    answer = httpx.get(f"{api.url}/api/v1/openapi.json", trust_env=False)
+    answer = httpx.get(f"{api.url}/api/v1/openapi.json", trust_env=False, timeout=PATIENCE)
     document: dict[str, Any] = answer.json()
     return document
 
@@ -75,7 +76,7 @@ def document(api: Api) -> dict[str, Any]:
 )
 def test_made_up_requests_get_described_answers(api: Api, case: Case) -> None:
     headers = {"Authorization": f"Bearer {api.token}"}
-    case.call_and_validate(base_url=api.url, headers=headers, checks=CHECKS, timeout=10)
+    case.call_and_validate(base_url=api.url, headers=headers, checks=CHECKS, timeout=PATIENCE)
 
 
 def test_every_operation_has_a_readable_name(document: dict[str, Any]) -> None:
@@ -102,7 +103,10 @@ def test_everything_under_api_wants_the_token(document: dict[str, Any]) -> None:
 def test_no_page_loads_scripts_from_elsewhere(api: Api) -> None:
     for path in ("/docs", "/redoc", "/api/v1/docs"):
         answer = httpx.get(
-            api.url + path, headers={"Authorization": f"Bearer {api.token}"}, trust_env=False
+            api.url + path,
+            headers={"Authorization": f"Bearer {api.token}"},
+            trust_env=False,
+            timeout=PATIENCE,
         )
         # where the dashboard is built, its page answers for what it does not know
         policy = answer.headers.get("Content-Security-Policy", "")

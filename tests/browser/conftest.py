@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from pages import Dashboard, Notes, Site
 from playwright.sync_api import Browser, expect, sync_playwright
-from waiting import await_truth
 
 from vcasgd.settings import Settings
 from vcasgd.stack import running
@@ -20,7 +19,7 @@ CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 WORKERS = 3
 #: how long a page may take to show what it should, on a machine that is busy
-PATIENCE_MS = 30_000
+PATIENCE_MS = 240_000
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +42,6 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     settings = Settings(
         home=tmp_path_factory.mktemp("browser") / "home",
         api_port=0,
-        heartbeat=0.5,
         local_capacity=WORKERS,
         idle_seconds=120.0,
         local_price_per_hour=0.3,
@@ -51,8 +49,6 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     )
     with running(settings):
         site = Site(settings)
-        # a stack is ready a moment before its controller has told what there is to buy
-        await_truth(site.client.pools, 60)
         yield site
         site.close()
 

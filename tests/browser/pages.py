@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
+import yaml
 from playwright.sync_api import ConsoleMessage, Locator, Page, expect
 
 from vcasgd.cli.jobfile import load_job
@@ -145,7 +148,32 @@ class Dashboard:
         ]
 
 
-def packed_example(folder: Path) -> Path:
-    path = folder / "digits.zip"
-    path.write_bytes(pack(EXAMPLE, 10**8))
-    return path
+#: takes its time while a test holds it up
+HELD = """
+from pathlib import Path
+from paced import PacedDigits
+
+class HeldDigits(PacedDigits):
+    def __init__(self, hold, **args):
+        super().__init__(**args)
+        self.hold = Path(hold)
+
+    def loss(self, model, batch):
+        if not self.hold.exists():
+            self.step_seconds = 0.0
+        return super().loss(model, batch)
+"""
+
+
+def held_example(folder: Path) -> tuple[str, Path, Path]:
+    """Its YAML, its code, and the file that holds it up."""
+    hold, code = folder / "hold", folder / "digits.zip"
+    hold.touch()
+    with TemporaryDirectory() as copy:
+        shutil.copytree(EXAMPLE, copy, dirs_exist_ok=True)
+        (Path(copy) / "held.py").write_text(HELD)
+        code.write_bytes(pack(Path(copy), 10**8))
+    args = {"step_seconds": 0.5, "hold": str(hold)}
+    spec = yaml.safe_load((EXAMPLE / "demo.yaml").read_text())
+    spec |= {"task": "held:HeldDigits", "args": args, "epochs": 10}
+    return yaml.safe_dump(spec), code, hold

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from servers import KINDS, require_binary
+from waiting import PATIENCE
 
 ARGV = [sys.executable, "-m", "vcasgd.cli", "bench", "store", "--size-mb", "1", "--json"]
 
@@ -74,7 +75,7 @@ def test_a_measurement_on_either_server_tells_everything_and_leaves_nothing(
         env=temporary(folder, VCASGD_REDIS_SERVER=require_binary(kind)),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 
@@ -123,7 +124,7 @@ def test_a_soak_tells_how_memory_grows_in_each_process(folder: Path) -> None:
         env=temporary(folder),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 
@@ -147,13 +148,13 @@ def test_an_interrupted_measurement_leaves_nothing(
         stderr=subprocess.DEVNULL,
     )
     try:
-        eventually(lambda: len(list(folder.glob("*/worker-*.tally"))) == 2, 120)
+        eventually(lambda: len(list(folder.glob("*/worker-*.tally"))) == 2)
 
         # When it is interrupted
         process.send_signal(number)
 
         # Then it ends with the status of that, and nothing is left
-        assert process.wait(60) == 128 + number
+        assert process.wait(PATIENCE) == 128 + number
         assert processes_under(folder) == []
         assert list(folder.iterdir()) == []
     finally:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from machine_scripts import script_of
+from waiting import PATIENCE
 
 from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
 from vcasgd.fleet.providers.local_processes import MARKER, Process, kill_all, processes_of
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 #: how soon a machine that was bought begins to boot, and one that was ended is dead
 POLL_SECONDS = 0.25
 #: of the script in the user data
-SCRIPT_SECONDS = 30.0
+SCRIPT_SECONDS = 120.0
 
 
 class EmulatedCloud(Protocol):
@@ -100,7 +101,7 @@ class CloudBox:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=PATIENCE)
         for box in list(self.boxes.values()):
             self._power_off(box)
 
@@ -215,7 +216,7 @@ class CloudBox:
         if not kill_all(box.id, root):
             self.problems.append(f"{box.id} can't be killed")
         if box.process is not None:
-            box.process.wait(timeout=10)
+            box.process.wait(timeout=PATIENCE)
         box.server.stop()
         shutil.rmtree(box.folder / "cache", ignore_errors=True)
 

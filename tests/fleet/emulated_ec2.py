@@ -263,7 +263,7 @@ def emulated_ec2() -> Iterator[EmulatedEc2]:
     ec2.url = f"http://127.0.0.1:{proxy.server_address[1]}"
     try:
         urllib.request.urlopen(
-            urllib.request.Request(f"{ec2.moto_url}/moto-api/reset", method="POST"), timeout=10
+            urllib.request.Request(f"{ec2.moto_url}/moto-api/reset", method="POST"), timeout=120
         ).close()
         yield ec2
     finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE
 
 from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
 from vcasgd.fleet.notices import AwsNotices, GcpNotices, Notice
@@ -37,7 +38,7 @@ echo done > ready
 wait
 """
 BOOT = Boot(("sh", "-c", FAMILY), {"GREETING": "hello {instance_id}", "PATH": os.environ["PATH"]})
-POOL = LocalPool("local", capacity=2, price_per_hour=0.5, notice_seconds=1.0)
+POOL = LocalPool("local", capacity=2, price_per_hour=0.5, notice_seconds=30.0)
 
 #: takes a lock as the owner of the machines does, says so, and waits to be killed
 HOLDER = """
@@ -98,8 +99,8 @@ class Cluster:
     def await_state(self, id_: str, state: InstanceState | None) -> None:
         self.eventually(lambda: self.state(id_) is state)
 
-    def await_death(self, processes: list[Process], timeout: float = 10.0) -> None:
-        self.eventually(lambda: not any(process.alive() for process in processes), timeout)
+    def await_death(self, processes: list[Process]) -> None:
+        self.eventually(lambda: not any(process.alive() for process in processes))
 
 
 @pytest.fixture
@@ -171,17 +172,26 @@ def test_eviction_with_notice(cluster: Cluster) -> None:
     assert gcp.poll() is None
 
     began = time.time()
-    cluster.another().evict(id_, 1.5)
-    notice = cluster.eventually(aws.poll, 1.0)
+    cluster.another().evict(id_, 600)
+    told = time.time()
+    notice = cluster.eventually(aws.poll)
     assert isinstance(notice, Notice)
     assert notice.kind == "terminate"
-    assert notice.at == pytest.approx(began + 1.0, abs=1.0)
+    assert notice.at is not None
+    assert began + 599 <= notice.at <= told + 600, "in whole seconds"
     assert gcp.poll() is not None
     assert cluster.state(id_) is InstanceState.LEAVING
     assert all(process.alive() for process in processes)
 
+
+def test_a_machine_is_gone_when_the_time_of_its_notice_is_over(cluster: Cluster) -> None:
+    id_, processes = cluster.launch_ready()
+
+    began = time.time()
+    cluster.another().evict(id_, 1.0)
+
     cluster.await_death(processes)
-    assert began + 1.5 <= time.time() < began + 3.5
+    assert began + 1.0 <= time.time()
     assert cluster.state(id_) is None
 
 
@@ -195,10 +205,13 @@ def test_the_first_notice_stands(cluster: Cluster) -> None:
 
 def test_the_usual_notice_is_the_pool_s(cluster: Cluster) -> None:
     id_, _ = cluster.launch_ready()
+    began = time.time()
     cluster.provider.evict(id_)
+    told = time.time()
     instance = cluster.instance(id_)
     assert instance is not None
-    assert instance.notice_at == pytest.approx(time.time() + POOL.notice_seconds, abs=0.5)
+    assert instance.notice_at is not None
+    assert began <= instance.notice_at - POOL.notice_seconds <= told
 
 
 def test_a_hung_machine_does_not_outlive_its_notice_for_good(
@@ -296,7 +309,7 @@ def test_one_token_from_many_at_once(cluster: Cluster) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE)
     assert len(answers) == 3
     assert answers[0] == answers[1] == answers[2]
     for id_ in answers[0]:
@@ -362,7 +375,7 @@ def test_the_machines_end_with_the_stack_that_owns_them(
     id_, processes = cluster.launch_ready()
     began = time.monotonic()
     holder.send_signal(signal.SIGKILL)
-    holder.wait(timeout=5)
+    holder.wait(timeout=PATIENCE)
     assert not is_locked(cluster.home / "stack.lock")
     cluster.await_death(processes)
     assert time.monotonic() - began > 0.4
@@ -399,7 +412,8 @@ def test_a_launch_that_died_half_way_is_completed(cluster: Cluster) -> None:
     cluster.provider.kill(id_)
     directory = cluster.directory(id_)
     for name in ("machine", "condemned", "buried"):
-        (directory.path / f"{name}.json").unlink()
+        # one that was killed very early has not written all of them
+        (directory.path / f"{name}.json").unlink(missing_ok=True)
     (directory.path / "boot.json").write_text('{"argv": ["sleep", "300"], "env": {}}')
     assert cluster.state(id_) is InstanceState.BOOTING
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from machine_scripts import script_of
 from provider_worlds import AwsWorld, GcpWorld, aws_world, boot_script, gcp_world
+from waiting import PATIENCE
 
 from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
 from vcasgd.fleet import machine
@@ -45,12 +46,16 @@ def metadata() -> Iterator[MetadataServer]:
 def unit(folder: Path, url: str, script: str) -> dict[str, str]:
     """Runs the script as cloud-init does, and reads what it wrote as systemd's unit does."""
     env = {"PATH": os.environ["PATH"], "VCASGD_ROOT": str(folder)}
-    subprocess.run(["sh", "-c", script], env=env, check=True, timeout=30)
+    subprocess.run(["sh", "-c", script], env=env, check=True, timeout=PATIENCE)
     path = folder / "etc/vcasgd/worker.env"
     assert path.stat().st_mode & 0o077 == 0
     shown = f"set -a; . {shlex.quote(str(path))}; exec env -0"
     output = subprocess.run(
-        ["sh", "-c", shown], env={"HOME": "/root"}, check=True, capture_output=True, timeout=30
+        ["sh", "-c", shown],
+        env={"HOME": "/root"},
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE,
     ).stdout.decode()
     told = dict(line.split("=", 1) for line in output.split("\0") if line)
     return {**told, "PATH": os.environ["PATH"], "VCASGD_METADATA_URL": url}
@@ -121,9 +126,9 @@ def test_a_shutdown_becomes_a_notice_and_then_the_end(
             assert process.stdout.readline() == "up\n"
             began = time.time()
             process.send_signal(signal.SIGTERM)
-            eventually(notice.exists, 10)
-            assert float(notice.read_text()) == pytest.approx(began + 1.0, abs=2.0)
-            assert process.wait(timeout=20) != 0
+            eventually(notice.exists)
+            assert began <= float(notice.read_text()) - 1.0 <= time.time()
+            assert process.wait(timeout=PATIENCE) != 0
             assert time.time() - began >= 1.0
         finally:
             process.kill()
@@ -137,7 +142,7 @@ def test_the_end_of_the_command_is_the_end(metadata: MetadataServer) -> None:
         "VCASGD_METADATA_URL": metadata.url,
     }
     argv = [sys.executable, "-m", "vcasgd.fleet.machine"]
-    assert subprocess.run(argv, env=env, timeout=60, check=False).returncode == 7
+    assert subprocess.run(argv, env=env, timeout=PATIENCE, check=False).returncode == 7
 
 
 # --- secrets ------------------------------------------------------------------------------

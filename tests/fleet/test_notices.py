@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from vcasgd.errors import CloudUnavailable, SpecError
 from vcasgd.fleet.metadata import Response, identity, request
@@ -246,7 +247,7 @@ def test_a_hanging_get_returns_at_the_notice(server: MetadataServer, metadata: M
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(metadata.wait_preempted, etag, 30.0)
         metadata.notify(1_700_000_030.0)
-        assert waiting.result(timeout=10)[0] == "TRUE"
+        assert waiting.result(timeout=PATIENCE)[0] == "TRUE"
     hanging = f"{server.url}{PREEMPTED}?wait_for_change=true&timeout_sec=0&last_etag={etag}"
     assert request("GET", hanging, GOOGLE) == Response(200, "TRUE")
 
@@ -272,7 +273,7 @@ def test_gcp_waits_for_a_change_of_what_it_knows(
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(source.poll)
         metadata.notify(1_700_000_030.0)
-        assert waiting.result(timeout=10) == Notice("terminate", None, "gcp preempted")
+        assert waiting.result(timeout=PATIENCE) == Notice("terminate", None, "gcp preempted")
 
 
 def test_advice_alone_is_a_rebalance(server: MetadataServer, metadata: Metadata) -> None:

@@ -109,7 +109,6 @@ def test_the_image_is_small_and_runs_as_nobody(buildah: Buildah) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_all_roles_are_in_the_image(buildah: Buildah) -> None:
     container = buildah("from", IMAGE)
     # its version

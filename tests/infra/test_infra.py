@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from compose_pydantic.models import ComposeSpecification
+from ports import free_port
 from servers import KINDS, require_binary
-from waiting import await_truth
+from waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreDenied, StoreUnavailable
 from vcasgd.store.connection import Client, check_server, connect
@@ -87,9 +87,7 @@ def test_cloud_init_writes_the_files_before_it_runs_anything(role: str) -> None:
 def test_redis_takes_its_configuration(kind: str, role: str, durable: bool, tmp_path: Path) -> None:
     # Given the configuration of the machines, with other paths and another port
     binary = require_binary(kind)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     text = (INFRA / "redis" / f"{role}.conf").read_text()
     for path in ("/run/vcasgd-tensors", "/run/vcasgd", "/var/lib/vcasgd/ledger", "/var/lib/vcasgd"):
         text = text.replace(path, str(tmp_path))
@@ -102,7 +100,7 @@ def test_redis_takes_its_configuration(kind: str, role: str, durable: bool, tmp_
         process = subprocess.Popen([binary, configuration], stdout=log, stderr=log)
     try:
         client = connect(f"redis://:a-password@127.0.0.1:{port}/0")
-        await_truth(lambda: _answers(client, role), timeout=20)
+        await_truth(lambda: _answers(client, role))
         # Then it is one that we take, and as durable as its role has to be
         wanted = client.config_get("append*", "save")
         client.close()
@@ -112,7 +110,7 @@ def test_redis_takes_its_configuration(kind: str, role: str, durable: bool, tmp_
         stranger.close()
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
     assert wanted["appendonly"] == ("yes" if durable else "no")
     assert wanted["save"] == ""
     if durable:

@@ -7,22 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Plain
+from harness import HEARTBEAT, Plain
 
 
 @pytest.fixture
 def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
     """Ledger and tensors, and whatever a test starts on them. Logs are shown after a failure.
 
-    The parameter, if there is one, is the heartbeat in seconds.
+    The parameter, if there is one, is the heartbeat in seconds: leases last eight of them, so
+    that only those tests have a short one that wait for the end of a lease.
     """
-    yield from _ended(Plain(tmp_path, heartbeat=getattr(request, "param", 0.25)))
+    yield from _ended(Plain(tmp_path, heartbeat=getattr(request, "param", HEARTBEAT)))
 
 
 @pytest.fixture
-def sharded(tmp_path: Path) -> Iterator[Plain]:
+def sharded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
     """As ``plain``, with three store nodes."""
-    yield from _ended(Plain(tmp_path, nodes=3))
+    yield from _ended(Plain(tmp_path, heartbeat=getattr(request, "param", HEARTBEAT), nodes=3))
 
 
 def _ended(stage: Plain) -> Iterator[Plain]:

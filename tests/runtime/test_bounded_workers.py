@@ -120,7 +120,7 @@ def rejected(plain: Plain) -> Callable[[str], dict[str, int]]:
 def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
     plain: Plain, eventually: Eventually
 ) -> None:
-    training = begin(plain, step_seconds=0.03)
+    training = begin(plain)
     expected = {f"vcasgd-job-{training.job}"}
     expected |= {f"vcasgd-job-{training.job}/{name}" for name in plain.workers}
     seen: set[str] = set()
@@ -134,34 +134,34 @@ def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
 
 
 def test_servers_that_come_back_without_their_users_get_them_again(plain: Plain) -> None:
-    training = begin(plain, samples=800, step_seconds=0.02)
+    training = begin(plain, samples=800)
     for server in (plain.tensors, plain.ledger):
         training.go_on(training.interval)
         server.kill()
         server.start()
         training.go_on(training.interval)
 
-    training.succeed(90)
+    training.succeed()
 
     assert plain.events(training.job, "republished")
     assert training.trained_again() == 0
 
 
 def test_a_parameter_server_that_is_started_again_lets_them_in(plain: Plain) -> None:
-    training = begin(plain, samples=800, step_seconds=0.02)
+    training = begin(plain, samples=800)
     training.go_on(training.interval)
     plain.server.kill()
     plain.tensors.kill()
     plain.tensors.start()
     plain.start_server()
 
-    training.succeed(90)
+    training.succeed()
 
 
 def test_users_of_jobs_that_ended_while_nobody_was_there_are_removed(
     tmp_path: Path, eventually: Eventually
 ) -> None:
-    plain, over = Plain(tmp_path), "over-23abcd"
+    plain, over = Plain(tmp_path, heartbeat=0.25), "over-23abcd"
     try:
         plain.bind_workers(SECRET)
         Access(plain.ledger.connection, LEDGER_SCRIPTS, 0).keep([ledger_user(SECRET, over)])
@@ -171,10 +171,10 @@ def test_users_of_jobs_that_ended_while_nobody_was_there_are_removed(
 
         # When parameter server and keeper start, for another job
         plain.start_keeper()
-        training = begin(plain, samples=2000, step_seconds=0.02)
+        training = begin(plain, samples=2000)
 
         for server in (plain.ledger, plain.tensors):
-            eventually(lambda server=server: over not in users(server), 30)
+            eventually(lambda server=server: over not in users(server))
         # Then its workers are none of those that go
         training.go_on(training.interval)
         assert training.job in users(plain.ledger)
@@ -185,7 +185,7 @@ def test_users_of_jobs_that_ended_while_nobody_was_there_are_removed(
 def test_nobody_is_blamed_for_what_another_one_sent(
     plain: Plain, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
 ) -> None:
-    training = begin(plain, subtasks=8, step_seconds=0.03)
+    training = begin(plain, subtasks=8)
     training.go_on(training.interval)
     rogue = Rogue(plain, training, "rogue")
     rogue.sign_in(eventually)
@@ -203,7 +203,7 @@ def test_nobody_is_blamed_for_what_another_one_sent(
 
 
 def test_a_rogue_is_thrown_out_under_its_own_name(plain: Plain, eventually: Eventually) -> None:
-    training = begin(plain, subtasks=8, step_seconds=0.03)
+    training = begin(plain, subtasks=8)
     training.go_on(training.interval)
     rogue = Rogue(plain, training, "rogue")
     rogue.sign_in(eventually)
@@ -225,7 +225,7 @@ def test_a_rogue_is_thrown_out_under_its_own_name(plain: Plain, eventually: Even
 def test_a_flood_of_garbage_stops_no_training(
     plain: Plain, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
 ) -> None:
-    training = begin(plain, subtasks=8, step_seconds=0.03)
+    training = begin(plain, subtasks=8)
     training.go_on(training.interval)
     rogue = Rogue(plain, training, "rogue")
     rogue.sign_in(eventually)
@@ -233,14 +233,14 @@ def test_a_flood_of_garbage_stops_no_training(
     for number in range(1000):
         rogue.smuggle(b"{" * (number % 50) + b"\xff")
 
-    training.succeed(90)
+    training.succeed()
     eventually(lambda: rejected(training.job)["header"] == 1000)
     assert len(plain.events(training.job, "update-rejected")) < 20, "history is not washed away"
     assert training.trained_again() == 0
 
 
 def test_nonsense_about_one_job_does_not_stop_another(plain: Plain, eventually: Eventually) -> None:
-    victim = begin(plain, 1, samples=800, step_seconds=0.02)
+    victim = begin(plain, 1, samples=800)
     other = Training(plain)
     rogue_env = ledger_user(SECRET, other.job).url(plain.ledger.files.url)
     rogue = connect(rogue_env)
@@ -253,7 +253,7 @@ def test_nonsense_about_one_job_does_not_stop_another(plain: Plain, eventually: 
     rogue.hset(keys.counters, "next", "many")
     rogue.rpush(keys.failures, b"\xff")
 
-    victim.succeed(90)
+    victim.succeed()
 
     assert plain.server.alive
     assert other.job not in {job.id for job in plain.jobs.all()}
@@ -267,7 +267,7 @@ def test_a_worker_that_is_let_in_nowhere_gives_up_and_says_why(tmp_path: Path) -
         plain.bind_workers("a secret that nobody else has")
         name = plain.start_worker(training.job)
 
-        plain.workers[name].wait(30)
+        plain.workers[name].wait()
 
         log = (tmp_path / f"{name}.log").read_text()
         assert "the store refused" in log

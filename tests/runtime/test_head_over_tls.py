@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Process, RedisServer, free_port
+from harness import Process, RedisServer
+from ports import free_port
 from servers import TlsServer, require_binary
 
 from vcasgd.runtime.cluster import head_command
@@ -36,7 +37,7 @@ def test_the_head_keeps_its_state_in_a_ledger_over_tls(
         )
         head = Process(list(command.argv), tmp_path / "head.log", command.env)
         try:
-            eventually(lambda: not head.alive or client.keys("*over-tls*"), 90)
+            eventually(lambda: not head.alive or client.keys("*over-tls*"))
             assert head.alive, (tmp_path / "head.log").read_text()[-3000:]
             assert client.keys("*over-tls*")
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -101,7 +100,7 @@ def test_an_accuracy_that_was_reached_counts_although_the_next_epoch_was_worse(
         stop={"accuracy": 0.9},
     )
     plain.play_controller(job)
-    eventually(lambda: len(plain.jobs.get(job).evaluations) == 3, 20)
+    eventually(lambda: len(plain.jobs.get(job).evaluations) == 3)
 
     # When somebody looks
     plain.start_keeper()
@@ -133,7 +132,7 @@ def submit(
 ) -> str:
     """The audit with another evaluation, 100 samples in 5 subtasks, and all that it needs."""
     code = f"""
-        import time, torch
+        import pathlib, time, torch
         from vcasgd.chaos.task.audit import Audit
 
         class Mine(Audit):
@@ -158,7 +157,7 @@ def submit(
 
 
 def await_end(plain: Plain, job: str, eventually: Eventually) -> Job:
-    eventually(lambda: plain.jobs.get(job).state.over, 40)
+    eventually(lambda: plain.jobs.get(job).state.over)
     done = plain.jobs.get(job)
     assert done.state is State.SUCCEEDED, done.reason
     return done
@@ -201,13 +200,12 @@ def test_a_cancelled_job_lets_go_of_everything_at_once(
     names = start(training)
 
     # When it is cancelled
-    since = time.monotonic()
     plain.jobs.cancel(training.job)
 
     # Then its workers leave and its tensors are gone, long before it would have ended
     assert [training.worker(name).wait() for name in names] == [0, 0]
     eventually(lambda: plain.tensors.connection.dbsize() == 0)
-    assert time.monotonic() - since < 5.0
+    assert BATCH * len(training.steps()) < training.total
 
     # and nobody brings it back
     beat = plain.server_beat()
@@ -230,7 +228,7 @@ def test_checkpoints_come_as_often_and_are_as_many_as_was_asked_for(
     start(training)
 
     # When there have been five
-    written = eventually(lambda: at_least(5, plain.events(training.job, "checkpoint")), 30)
+    written = eventually(lambda: at_least(5, plain.events(training.job, "checkpoint")))
 
     # Then they did not come more often
     assert all(later["at"] - former["at"] > 0.45 for former, later in pairwise(written))
@@ -320,15 +318,15 @@ def test_a_full_disk_stops_no_training_and_is_said(
     plain.start_workers(job, 2)
 
     # Then the job says that there are no checkpoints, and trains to its end
-    (said,) = eventually(lambda: plain.events(job, "checkpoint-failed"), 20)
+    (said,) = eventually(lambda: plain.events(job, "checkpoint-failed"))
     assert "No space left" in said["text"]
-    eventually(lambda: plain.jobs.get(job).finished_epochs == 2, 40)
+    eventually(lambda: plain.jobs.get(job).finished_epochs == 2)
     eventually(lambda: plain.jobs.get(job).state is State.FINISHING)
     assert plain.jobs.checkpoints(job) == {}
 
     # and when there is room again, the model is stored, and the job succeeds
     filler.unlink()
-    eventually(lambda: plain.jobs.get(job).state is State.SUCCEEDED, 30)
+    eventually(lambda: plain.jobs.get(job).state is State.SUCCEEDED)
     done = plain.jobs.get(job)
     assert done.model is not None
     assert plain.checkpoints(job).read(done.model).floats.unique().tolist() == [2.0]
@@ -343,8 +341,9 @@ def test_a_model_that_is_lost_before_it_is_stored_is_trained_again(
     start(training)
     training.reach(200)
     plain.checkpoint(training.job)
+    training.let_go()
     filler = fill(small_disk)
-    eventually(lambda: plain.jobs.get(training.job).state is State.FINISHING, 20)
+    eventually(lambda: plain.jobs.get(training.job).state is State.FINISHING)
 
     # When the model is lost, and there is room again
     plain.server.kill()
@@ -367,6 +366,7 @@ def test_a_damaged_checkpoint_is_never_taken_for_the_finished_model(
     training.start(2)
     training.reach(200)
     plain.checkpoint(training.job)
+    training.let_go()
     eventually(lambda: plain.jobs.get(training.job).finished_epochs == 1)
 
     # When the checkpoint of its last version is damaged, and both servers lose the model
@@ -390,9 +390,10 @@ def test_a_damaged_checkpoint_is_never_taken_for_the_finished_model(
 # --- when it dies itself -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
 def test_the_keeper_may_die_at_any_time(plain: Plain, eventually: Eventually) -> None:
     # Given a job with many checkpoints
-    training = Training(plain, samples=600, checkpoint={"every": 0.2})
+    training = Training(plain, samples=1200, checkpoint={"every": 0.2})
     plain.start_server()
     keeper = plain.start_keeper()
     training.add_workers(2)
@@ -400,27 +401,33 @@ def test_the_keeper_may_die_at_any_time(plain: Plain, eventually: Eventually) ->
     # When its keeper is killed again and again, from the start to the end
     deaths, seen = 0, 1
     while not plain.jobs.get(training.job).state.over:
-        eventually(lambda seen=seen: len(plain.jobs.events(training.job)) > seen, 30)
+        eventually(lambda seen=seen: len(plain.jobs.events(training.job)) > seen)
         keeper.kill()
         deaths, seen = deaths + 1, seen + 1
         keeper = plain.start_keeper()
+        if deaths == 5:
+            training.let_go()
 
     # Then the job comes to its one end all the same
     assert deaths >= 5
     training.succeed()
     told = kinds(plain, training.job)
     assert told.count("job-running") == told.count("job-succeeded") == 1
-    assert training.trained_again() == 0
+    assert training.trained_again() <= training.most_again(killed=0)
 
 
+@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
 def test_an_evaluation_whose_worker_dies_is_made_by_another(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
     # Given two workers, one of them in the middle of a long evaluation
+    hold = tmp_path / "hold"
+    hold.touch()
     job = submit(
         plain,
         tmp_path / "task",
-        "time.sleep(0.5); return super().evaluate(model, batch)",
+        f"""while pathlib.Path({str(hold)!r}).exists(): time.sleep(0.02)
+                return super().evaluate(model, batch)""",
         epochs=1,
     )
     plain.start_worker(job)
@@ -428,6 +435,7 @@ def test_an_evaluation_whose_worker_dies_is_made_by_another(
 
     # When that one is killed
     plain.workers[victim].kill()
+    hold.unlink()
 
     # Then the other one evaluates the epoch, once
     done = await_end(plain, job, eventually)

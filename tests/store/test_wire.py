@@ -23,7 +23,7 @@ SIZES = (0, 1, 9, 10, 4096, (1 << 20) - 1, 1 << 20, 3 << 20)
 @pytest.fixture(params=["tcp", "unix"])
 def client(request: pytest.FixtureRequest, server: RedisServer) -> Iterator[Client]:
     url = url_of(server, 1) if request.param == "tcp" else server.files.nearest_url
-    client = connect(url, answer_seconds=2.0)
+    client = connect(url, answer_seconds=10.0)
     client.flushdb()
     yield client
     client.close()
@@ -151,7 +151,7 @@ class TestErrors:
         client.acl_setuser("reader", enabled=True, passwords=["+secret"], keys=["mine:*"],
                            commands=["+get"])  # fmt: skip
         url = f"redis://reader:secret@127.0.0.1:{server.files.port}/0"
-        other = connect(url, answer_seconds=2.0)
+        other = connect(url, answer_seconds=10.0)
 
         with pytest.raises(StoreDenied, match=r"(?i)set"):
             Wire(other).store([("mine:k", memoryview(b"v"))])
@@ -171,7 +171,7 @@ class TestErrors:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_that_was_restarted_is_found_again(kind: str, tmp_path: Path) -> None:
     with running_server(kind, tmp_path) as server:
-        client = connect(url_of(server, 1), answer_seconds=2.0)
+        client = connect(url_of(server, 1), answer_seconds=10.0)
         wire = Wire(client)
         wire.store([("k", memoryview(b"before"))])
 
@@ -187,7 +187,7 @@ def test_a_server_that_was_restarted_is_found_again(kind: str, tmp_path: Path) -
 
 def test_a_frozen_server_is_waited_for_a_bounded_time(tmp_path: Path) -> None:
     with running_server("valkey", tmp_path) as server:
-        client = connect(url_of(server, 1), answer_seconds=0.5)
+        client = connect(url_of(server, 1), answer_seconds=1.5)
         wire = Wire(client)
         wire.store([("k", memoryview(b"value"))])
         os.kill(server.process.pid, signal.SIGSTOP)

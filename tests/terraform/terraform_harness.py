@@ -17,7 +17,8 @@ from typing import Any
 
 import boto3
 import pytest
-from waiting import await_truth
+from ports import free_port
+from waiting import PATIENCE, await_truth
 
 REPOSITORY = Path(__file__).parents[2]
 #: a real provider that this computer has, laid out as a filesystem mirror
@@ -101,7 +102,7 @@ class Terraform:
             except subprocess.TimeoutExpired:
                 # it ends its providers, and keeps its state, when it is asked to
                 process.terminate()
-                status = f"{process.wait(60)}, not ready within {seconds} s"
+                status = f"{process.wait(PATIENCE)}, not ready within {seconds} s"
         said = log.read_text()
         assert status == expect, f"status {status}: {said[-6000:]}"
         return said
@@ -145,9 +146,7 @@ def emulated_aws(directory: Path) -> Iterator[EmulatedAws]:
     """As long as the context lasts; with an image of Ubuntu, and nothing else in it."""
     images = directory / "images.json"
     images.write_text(json.dumps([UBUNTU]))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {
         "AWS_ACCESS_KEY_ID": "test",
@@ -165,7 +164,7 @@ def emulated_aws(directory: Path) -> Iterator[EmulatedAws]:
             stderr=log,
         )
     try:
-        await_truth(lambda: _listens(port), timeout=60)
+        await_truth(lambda: _listens(port))
         yield EmulatedAws(url, environment)
     finally:
         process.send_signal(signal.SIGKILL)

@@ -121,7 +121,6 @@ def _named(aws: EmulatedAws, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_what_is_applied_is_what_the_machines_need(applied: Terraform, aws: EmulatedAws) -> None:
     # Given a cluster that was applied, then the outputs lead to it
     outputs = applied.outputs()
@@ -141,7 +140,6 @@ def test_what_is_applied_is_what_the_machines_need(applied: Terraform, aws: Emul
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_controller_gets_pools_with_what_was_made(applied: Terraform, aws: EmulatedAws) -> None:
     # Given the file that the control plane reads as VCASGD_POOLS
     files = _user_data(aws, _named(aws, "vcasgd-control"))
@@ -168,7 +166,6 @@ def test_the_controller_gets_pools_with_what_was_made(applied: Terraform, aws: E
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_control_plane_generates_the_secrets_and_all_others_read_them(
     applied: Terraform, aws: EmulatedAws, tmp_path: Path
 ) -> None:
@@ -256,7 +253,6 @@ def _metadata(instance_id: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_unit_that_was_given_up_shows_in_the_tags_of_its_machine(
     applied: Terraform, aws: EmulatedAws, tmp_path: Path
 ) -> None:
@@ -286,7 +282,6 @@ def test_a_unit_that_was_given_up_shows_in_the_tags_of_its_machine(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_second_plan_shows_no_change_and_destroy_leaves_nothing(
     applied: Terraform, aws: EmulatedAws, before: dict[str, list[str]], tmp_path: Path
 ) -> None:

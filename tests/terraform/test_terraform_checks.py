@@ -73,7 +73,6 @@ def test_a_root_has_what_a_newcomer_needs(root: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("root", ["aws", "gcp"])
 def test_a_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:
     # Given a provider that knows at least the names

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ports import free_port
 from safetensors import safe_open
 from terraform_harness import REPOSITORY, Terraform, need_terraform
 
@@ -24,9 +24,7 @@ def local(tmp_path: Path) -> Iterator[Terraform]:
     environment = Path(sys.prefix)
     assert (environment / "bin" / "vcasgd").exists(), "the tests run in make's environment"
     (terraform.copy / ".venv").symlink_to(environment)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     home = tmp_path / "home"
     terraform.environment |= {"TF_VAR_home": str(home), "TF_VAR_port": str(port)}
     yield terraform
@@ -48,7 +46,6 @@ def _processes_of(home: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
     # Given a clone that nothing was done in
     home = tmp_path / "home"
@@ -67,7 +64,7 @@ def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=500,
     )
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
     # Then its model can be fetched

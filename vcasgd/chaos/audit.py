@@ -34,13 +34,14 @@ from vcasgd.store.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
-#: for one recovery; a machine of the local pool boots in about ten seconds
-RECOVERY_SECONDS = 120.0
+#: for one recovery; a machine of the local pool boots in about ten seconds, and in many
+#: times that where the machine is busy
+RECOVERY_SECONDS = 300.0
 #: for the job, after the last kill
 FINISH_SECONDS = 600.0
 #: the job is made so long that three workers need about this much time for each kill
-SECONDS_PER_KILL = 6.0
-STEP_SECONDS = 0.03
+SECONDS_PER_KILL = 20.0
+STEP_SECONDS = 0.1
 BATCH_SIZE = 5
 SUBTASKS_PER_EPOCH = 20
 SAMPLES = 2000
@@ -142,8 +143,9 @@ def _settings(home: Path, options: Options) -> Settings:
     )
 
 
-def audit_spec(options: Options) -> JobSpec:
-    """A job that lasts longer than the kills; with weight 1 every sample counts exactly once."""
+def audit_spec(options: Options, hold: Path) -> JobSpec:
+    """A job that lasts longer than the kills, and comes to its end soon after the file ``hold``
+    is gone; with weight 1 every sample counts exactly once."""
     steps_per_epoch = SAMPLES / BATCH_SIZE
     seconds_per_epoch = steps_per_epoch * STEP_SECONDS / WORKERS
     epochs = options.epochs or max(2, round(options.kills * SECONDS_PER_KILL / seconds_per_epoch))
@@ -156,6 +158,7 @@ def audit_spec(options: Options) -> JobSpec:
                 "samples": SAMPLES,
                 "batch_size": BATCH_SIZE,
                 "step_seconds": STEP_SECONDS,
+                "hold": str(hold),
                 # so that each store node counts all samples
                 "copies": options.store_nodes,
             },
@@ -180,7 +183,9 @@ class _Run:
         if token is None:
             raise StackError("the stack has no token")
         self._client = Client(state.api_url, token)
-        self._spec = audit_spec(options)
+        self._hold = home.path.with_name("hold")
+        self._hold.touch()
+        self._spec = audit_spec(options, self._hold)
         self._job = self._client.submit_directory(self._spec, idempotency_key="audit").id
         services = service_urls(home, state)
         ledger_url = services.get("ledger") or _ledger_url(home, state)
@@ -276,6 +281,7 @@ class _Run:
     def finish(self, model: Path) -> None:
         """Waits for the job and counts. Raises :class:`StackError` where it did not succeed."""
         self._say("all faults fired; waiting for the job")
+        self._hold.unlink()
         job = self._client.wait(self._job, FINISH_SECONDS)
         report = self._report
         report.updates_applied = job.totals.updates

@@ -24,7 +24,7 @@ from vcasgd.store.sentinel import named_primary
 T = TypeVar("T")
 
 #: how long a fault may wait for something to hit, and may take to show
-FIRE_SECONDS = 120.0
+FIRE_SECONDS = 300.0
 #: a worker whose last heartbeat is older is not at work
 FRESH_HEARTBEATS = 4
 POLL_SECONDS = 0.05

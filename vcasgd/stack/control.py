@@ -26,9 +26,9 @@ from vcasgd.stack.supervisor import START_SECONDS
 #: exit status of the guardian when another one holds the lock
 ALREADY_RUNNING = 3
 #: an interpreter that has not imported us by then never will
-SPAWN_SECONDS = 60.0
+SPAWN_SECONDS = 120.0
 #: more than all the time limits of an orderly end together
-DOWN_SECONDS = 90.0
+DOWN_SECONDS = 180.0
 #: what the guardian takes to clean up after a supervisor that was killed
 CLEAN_UP_SECONDS = 30.0
 POLL_SECONDS = 0.05

@@ -193,7 +193,7 @@ def _controller(layout: Layout, name: str) -> Part:
                 "VCASGD_RAY_TOKEN": layout.ray_token,
             },
         ),
-        probes.controller(layout.urls["ledger"], layout.settings.lease_seconds),
+        probes.controller(layout.urls["ledger"]),
         stop_seconds=CONTROLLER_STOP_SECONDS,
     )
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import httpx
 
 from vcasgd.errors import StoreUnavailable
-from vcasgd.store import keys
 from vcasgd.store.connection import Client, check_server, connect
-from vcasgd.store.servers import Servers
+from vcasgd.store.servers import Control, Servers
 
 #: the supervisor does nothing else while it waits for an answer
 PROBE_SECONDS = 1.0
@@ -64,16 +63,15 @@ def parameter_server(ledger_url: str, node: str) -> Probe:
     return probe
 
 
-def controller(ledger_url: str, lease_seconds: float) -> Probe:
-    """Somebody renewed the controller's lease since the start."""
-    ledger = _connect(ledger_url)
+def controller(ledger_url: str) -> Probe:
+    """Has the lease, and has told what there is to buy: nothing can be planned before."""
+    control = Control(_connect(ledger_url))
 
     def probe(started_at: float) -> bool:
         try:
-            deadline = ledger.hget(keys.CONTROLLER, "deadline")
+            return control.looked_at() >= started_at
         except StoreUnavailable:
             return False
-        return deadline is not None and float(deadline) / 1000 - lease_seconds >= started_at
 
     return probe
 

@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 #: a dead part is noticed within this time
 TICK_SECONDS = 0.05
-#: the stack has failed if it isn't ready by then: Ray and torch on a slow, busy machine
-#: need most of a minute
-START_SECONDS = 150.0
+#: the stack has failed if it isn't ready by then: Ray and torch need most of a minute on a slow
+#: machine, and minutes on one that is busy with other things
+START_SECONDS = 300.0
 #: the stack has failed if a part dies so often before all are ready
 START_DEATHS = 3
 #: the order of the end; machines go after those that would replace them, and nobody is to be

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -78,6 +79,14 @@ class Control:
             deadline, (seconds, microseconds) = pipe.execute()
         now: int = seconds * 1000 + microseconds // 1000
         return int(deadline or 0) > now
+
+    def note_look(self) -> None:
+        """The controller has looked at the fleet, and shown what it could see."""
+        self._ledger.hset(names.CONTROLLER, "looked_at", time.time())
+
+    def looked_at(self) -> float:
+        """Unix seconds of its own clock; 0 where it never did."""
+        return float(self._ledger.hget(names.CONTROLLER, "looked_at") or 0.0)
 
     def request(self, kind: str, **details: Any) -> None:
         """Asks the controller for something; it is done once, soon."""

@@ -1,6 +1,7 @@
 """The audit's task, which also writes down what it trains: a line for each local step."""
 
 import os
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -8,7 +9,7 @@ from vcasgd.chaos.task.audit import Audit
 
 
 class Traced(Audit):
-    def __init__(self, trace: str, **args: float) -> None:
+    def __init__(self, trace: str, **args: Any) -> None:
         super().__init__(**args)
         self._trace = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

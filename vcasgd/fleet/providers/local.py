@@ -35,8 +35,9 @@ from vcasgd.fleet.providers.local_spawn import spawn
 OWNER_GRACE_SECONDS = 20.0
 #: so many dead machines keep their logs
 KEPT_DEAD = 20
-#: writing the directories of a launch takes milliseconds, sweeping dead machines a second
-LOCK_LIMIT_SECONDS = 15.0
+#: writing the directories of a launch takes milliseconds, sweeping dead machines a second; on a
+#: machine that is busy with other things, many times that
+LOCK_LIMIT_SECONDS = 60.0
 LOCK_POLL_SECONDS = 0.02
 
 

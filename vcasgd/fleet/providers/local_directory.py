@@ -31,11 +31,11 @@ from vcasgd.fleet.providers.base import Boot, Instance, InstanceState
 from vcasgd.fleet.providers.local_processes import Process, kill_all
 
 #: a launch whose machine has not reported its process by then came to nothing
-START_LIMIT_SECONDS = 30.0
+START_LIMIT_SECONDS = 120.0
 #: a machine that outlives its notice by this much is taken by whoever sees it
 NOTICE_SLACK_SECONDS = 5.0
 #: what can't be killed by then (it hangs in the kernel) is tried again at the next look
-BURIAL_LIMIT_SECONDS = 2.0
+BURIAL_LIMIT_SECONDS = 5.0
 #: begins the name of a directory that is not complete yet
 UNFINISHED = ".new-"
 

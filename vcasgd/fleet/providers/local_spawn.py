@@ -14,8 +14,8 @@ from vcasgd.fleet.providers import local_instance
 from vcasgd.fleet.providers.local_directory import InstanceDirectory
 from vcasgd.fleet.providers.local_processes import MARKER
 
-#: an interpreter that has not come up by then never will
-SPAWN_LIMIT_SECONDS = 30.0
+#: an interpreter that has not come up by then, on a busy machine too, never will
+SPAWN_LIMIT_SECONDS = 120.0
 
 
 def spawn(directories: list[InstanceDirectory]) -> None:

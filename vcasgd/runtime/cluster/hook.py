@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ from vcasgd.runtime.cluster.commands import PASSWORD_VARIABLE
 
 #: what Ray has to clear up by itself, and to say what died
 FAREWELL_SECONDS = 3.0
+#: the last words of a head
+CONTROL_SERVICE_DIED = "Ray's control service died, and the head ends with it"
 
 
 def start_hook(parameters: Any, _head: bool) -> None:
@@ -56,6 +59,8 @@ def _end_with_the_control_service() -> None:
 def _end_after(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     time.sleep(FAREWELL_SECONDS)
+    sys.stderr.write(f"{CONTROL_SERVICE_DIED}\n")
+    sys.stderr.flush()
     os._exit(1)
 
 

@@ -26,8 +26,8 @@ from vcasgd.store.job import Job, State
 
 log = logging.getLogger(__name__)
 
-#: seconds that connecting to Ray may take
-CONNECT_SECONDS = 30.0
+#: seconds that connecting to Ray may take, also where the machine is busy
+CONNECT_SECONDS = 90.0
 #: a launched machine that is not listed after so long never existed
 LAUNCH_UNSEEN_SECONDS = 60.0
 #: states of machines that still count

@@ -29,8 +29,10 @@ class Controller:
         self._settings = settings
         self._ledger = connect(settings.secret("ledger_url"))
         self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
-        self._leadership = Leadership(Control(self._ledger), settings)
+        self._control = Control(self._ledger)
+        self._leadership = Leadership(self._control, settings)
         self._stop = threading.Event()
+        self._looked = False
 
     def stop(self) -> None:
         self._stop.set()
@@ -58,9 +60,16 @@ class Controller:
             if self._leadership.sure:
                 try:
                     fleet.round()
+                    self._note_look()
                 except StoreUnavailable as error:
                     log.warning("ledger: %s", error)
             self._stop.wait(settings.heartbeat / 2)
+
+    def _note_look(self) -> None:
+        """Once: whoever started this process may go on."""
+        if not self._looked:
+            self._control.note_look()
+            self._looked = True
 
 
 def main() -> NoReturn:
