@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing
-from vcasgd.learning.codecs import make_codec
-from vcasgd.learning.encoding import Encoding, Format
+from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.vector import Entry, Kind, Layout
+from vcasgd.learning.wire import Encoder, codec_of
 from vcasgd.runtime.checkpoints import Checkpoints, Stored
 from vcasgd.runtime.shard import Shard
 from vcasgd.runtime.storage import Storage
@@ -46,11 +46,12 @@ def spec_of(**fields: Any) -> JobSpec:
     )
 
 
-def layout_of(samples: int) -> Layout:
-    """One parameter for each sample, one running statistic, one counter."""
+def layout_of(samples: int, *, table: bool = False) -> Layout:
+    """One parameter for each sample, in a ``table`` of a row each or not; one running statistic,
+    one counter."""
     return Layout(
         (
-            Entry("count", (samples,), Kind.PARAMETER, 0),
+            Entry("count", (samples, 1) if table else (samples,), Kind.PARAMETER, 0),
             Entry("mean", (), Kind.STATISTIC, samples),
             Entry("steps", (), Kind.INTEGER, 0),
         )
@@ -68,18 +69,19 @@ class World:
         *,
         samples: int = 12,
         running: bool = True,
+        table: bool = False,
         **fields: Any,
     ) -> None:
         self.ledger, self.tensors = ledger, tensors
         ledger.flushall()
         self.jobs = Jobs(ledger)
         self.storage = Storage(f"file://{storage}")
-        self.layout = layout_of(samples)
+        self.layout = layout_of(samples, table=table)
         self.spec = spec_of(**{"update": COUNTING, **fields})
         self.plan = EpochPlan(
             samples, self.spec.subtasks_per_epoch, self.spec.epochs, self.spec.seed
         )
-        self.codec = make_codec(self.spec.update.codec)
+        self.codec = codec_of(self.spec.update)
         self.job = self.jobs.submit(self.spec, "0" * 64).id
         self.keys = TensorKeys(self.job)
         self.ledger_keys = LedgerKeys(self.job)
@@ -171,6 +173,12 @@ class World:
 
     # -- updates ------------------------------------------------------------------------------
 
+    def encoder(self) -> Encoder:
+        """Of a new worker, which has kept nothing back."""
+        layout = self.layout
+        (part,) = Cut(layout.floats, layout.parameters, 1, layout.sent).parts
+        return Encoder(self.spec.update, layout, part)
+
     def delta(self, subtask: int, start: int, stop: int) -> Tensor:
         delta = torch.zeros(self.layout.floats)
         if subtask < self.plan.total_subtasks and start < stop <= self.plan.size(subtask):
@@ -186,13 +194,15 @@ class World:
         *,
         vector: Tensor | None = None,
         payload: bytes | memoryview | None = None,
+        last: bool = False,
         **changes: Any,
     ) -> tuple[Header, memoryview]:
         """An update as an honest worker would send it, but for ``changes`` of its header."""
         if payload is None:
             whole = self.delta(subtask, start, stop) if vector is None else vector
-            wire = Format(self.codec, self.layout.sent, self.layout.parameters)
-            payload = memoryview(b"".join(Encoding(wire, whole).chunks(CHUNK_BYTES)))
+            encoded = self.encoder().encode(whole, last=last)
+            changes.setdefault("codec", encoded.codec)
+            payload = memoryview(b"".join(encoded.chunks(CHUNK_BYTES)))
         fields = {
             "update": f"u{next(self._named)}",
             "worker": "worker",
@@ -201,7 +211,7 @@ class World:
             "stop": stop,
             "base": 0,
             "token": token,
-            "codec": self.codec.name,
+            "codec": self.spec.update.codec,
             "size": len(payload),
             "checksum": checksum(payload),
             "layout": self.layout.digest(),

@@ -37,7 +37,7 @@ class Staleness(Part):
 POLYNOMIAL = Staleness(function="polynomial")
 
 _WeightsCodec = Literal["float32", "bfloat16"]
-_DeltaCodec = Literal["float32", "bfloat16", "int8", "topk"]
+_DeltaCodec = Literal["float32", "bfloat16", "int8", "topk", "partition", "rows"]
 _Buffer = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 
 
@@ -94,11 +94,13 @@ class Sma(Part):
 
 class _Differences(Part):
     """What rules have in common that add differences: ``eta`` is η; running statistics are
-    averaged with weight ``statistics_mix``, never summed."""
+    averaged with weight ``statistics_mix``, never summed. Under ``codec: partition`` each update
+    carries one of so many ``partitions``."""
 
     eta: float = Field(default=1.0, gt=0, le=10, strict=True)
     statistics_mix: float = Field(default=0.5, gt=0, le=1, strict=True)
     codec: _DeltaCodec = "float32"
+    partitions: int = Field(default=4, ge=2, le=64, strict=True, description="of codec partition")
 
 
 class AsyncLocalSgd(_Differences):

@@ -234,6 +234,55 @@ def test_malformed_headers_are_refused_and_nothing_else() -> None:
     assert blender.record.positions == {}
 
 
+# --- rows, without a server --------------------------------------------------------------------
+
+
+def test_rows_that_are_spoilt_change_nothing_or_are_numbers() -> None:
+    # Given a table of 300 rows and one statistic, and a payload of five rows
+    update = {"rule": "async-local-sgd", "eta": 1.0, "codec": "rows"}
+    layout, spec = layout_of(300, table=True), spec_of(update=update)
+    recipe = Recipe(spec, Facts(300, 1, layout.to_json(), ""))
+    meta = Meta(0, 0, layout.floats, layout.parameters, layout.digest())
+    honest = struct.pack("<6I6f", 5, 0, 7, 8, 200, 299, *[1.0] * 6)
+    refused: set[str] = set()
+    applied = 0
+
+    @fixed(400)
+    @given(
+        st.lists(st.tuples(st.integers(0, 47), st.integers(0, 255)), max_size=3),
+        st.sampled_from([0, 0, 0, 4, 8, 1]),
+        st.binary(max_size=8),
+    )
+    def spoil(bytes_changed: list[tuple[int, int]], cut: int, more: bytes) -> None:
+        nonlocal applied
+        raw = bytearray(honest)
+        for at, value in bytes_changed:
+            raw[at] = value
+        raw = raw[: len(raw) - cut] + more
+        weights = torch.zeros(layout.floats)
+        blender = Blender(recipe, Snapshot(meta, Record()), weights)
+        header = Header(
+            update="u1", worker="w", subtask=1, start=0, stop=2, base=0, token=1, codec="rows",
+            size=len(raw), checksum=0, layout=layout.digest(),
+        )  # fmt: skip
+        try:
+            blender.check(header)
+            blender.payload(header)[:] = raw
+            blender.inspect(header, blender.payload(header), 0)
+            blender.blend("1-0", header, [])
+        except InvalidUpdate as error:
+            refused.add(error.reason)
+        else:
+            applied += 1
+        assert bool(weights.any()) <= blender.batch.applied
+        assert bool(torch.isfinite(weights).all())
+
+    spoil()
+
+    assert refused == {"length", "rows", "non-finite"}
+    assert 20 < applied < 380
+
+
 # --- headers and bodies, through a real server ------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -98,12 +98,38 @@ class TestInt8:
         assert world.complete
         world.assert_exact()
 
-    def test_a_whole_job_with_the_largest_alone(self, make_world: MakeWorld) -> None:
-        world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": "topk"})
+    @pytest.mark.parametrize("codec", ["topk", "partition"])
+    def test_a_whole_job_in_one_block(self, make_world: MakeWorld, codec: str) -> None:
+        world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": codec})
 
         run_to_end(world, [Volunteer(world, "a"), Volunteer(world, "b")], world.shard().turn)
 
         world.assert_exact()
+
+    @pytest.mark.parametrize("codec", ["int8", "topk", "partition"])
+    def test_the_last_update_of_a_worker_carries_what_was_kept_back(
+        self, make_world: MakeWorld, codec: str
+    ) -> None:
+        # Given a worker whose first update leaves a rest behind under any of the encodings
+        world = make_world(
+            samples=3000, update={"rule": "async-local-sgd", "eta": 1.0, "codec": codec}
+        )
+        shard, encoder, total = world.shard(), world.encoder(), torch.zeros(3001)
+        for nth, last in enumerate((False, True)):
+            delta = torch.randn(3001, generator=torch.Generator().manual_seed(nth))
+            delta[-1] = 0.0
+            total += delta
+
+            # When it pushes twice, and the second is its last
+            encoded = encoder.encode(delta, last=last)
+            payload = b"".join(encoded.chunks(1 << 20))
+            header, _ = world.push(0, nth, nth + 1, payload=payload, codec=encoded.codec)
+            assert shard.turn() == 1
+            assert world.fate(header) == "applied"
+            exact = torch.allclose(world.vector(), total, rtol=1e-5, atol=1e-5)
+
+            # Then all of both is in the model
+            assert exact is last
 
     @pytest.mark.parametrize("at", [0, 256])
     def test_numbers_that_are_none_are_refused(self, make_world: MakeWorld, at: int) -> None:
@@ -115,6 +141,39 @@ class TestInt8:
         world.shard().turn()
 
         assert world.fate(header) == "rejected:non-finite"
+        assert not world.vector().any()
+
+
+class TestRows:
+    ROWS: ClassVar = {"update": {"rule": "async-local-sgd", "eta": 1.0, "codec": "rows"}}
+
+    def test_a_whole_job(self, make_world: MakeWorld) -> None:
+        world = make_world(samples=600, table=True, **self.ROWS)
+        volunteers = [Volunteer(world, "a", interval=50), Volunteer(world, "b", interval=70)]
+
+        run_to_end(world, volunteers, world.shard().turn)
+
+        assert world.complete
+        world.assert_exact()
+
+    def test_only_what_changed_is_sent(self, make_world: MakeWorld) -> None:
+        world = make_world(samples=600, table=True, **self.ROWS)
+
+        header, _ = world.push(0, 0, 5)
+        world.shard().turn()
+
+        # how many rows, the statistic, and five rows of one number
+        assert header.size == 4 * (1 + 1 + 5 * (1 + 1))
+        assert world.counts() == world.recorded(world.snapshots.read().record)
+
+    def test_rows_that_can_not_be_are_refused(self, make_world: MakeWorld) -> None:
+        world = make_world(samples=600, table=True, **self.ROWS)
+        payload = struct.pack("<3I3f", 2, 7, 7, 0.0, 1.0, 1.0)
+
+        header, _ = world.push(0, 0, 5, payload=payload)
+        world.shard().turn()
+
+        assert world.fate(header) == "rejected:rows"
         assert not world.vector().any()
 
 

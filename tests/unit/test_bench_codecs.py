@@ -16,13 +16,22 @@ def test_every_codec_is_measured() -> None:
 
     assert result.exit_code == 0
     figures = {each["codec"]: each for each in json.loads(result.stdout)["codecs"]}
-    assert set(figures) == set(CODECS)
+    assert set(figures) == {*CODECS, "rows"}
     shares = {name: each["share_of_float32"] for name, each in figures.items()}
     int8 = pytest.approx(64 / 252, rel=1e-3)
-    assert shares == {"float32": 1.0, "bfloat16": 0.5, "int8": int8, "topk": 1 / 64}
-    assert figures["float32"]["relative_error"] == 0
+    partition = pytest.approx(1 / 8, rel=0.02)
+    rows = pytest.approx(1 / 50, rel=0.02)
+    assert shares == {
+        "float32": 1.0,
+        "bfloat16": 0.5,
+        "int8": int8,
+        "topk": 1 / 64,
+        "partition": partition,
+        "rows": rows,
+    }
+    assert figures["float32"]["relative_error"] == figures["rows"]["relative_error"] == 0
     assert 0 < figures["bfloat16"]["relative_error"] < figures["int8"]["relative_error"] < 0.01
-    assert 0.5 < figures["topk"]["relative_error"] < 1
+    assert 0.5 < figures["partition"]["relative_error"] < figures["topk"]["relative_error"] < 1
     assert all(each["encode_gb_s"] > 0 and each["decode_gb_s"] > 0 for each in figures.values())
 
 
@@ -30,4 +39,4 @@ def test_the_table() -> None:
     result = CliRunner().invoke(app, ["codecs", "--size-mb", "1", "--seconds", "0.01"])
 
     assert result.exit_code == 0
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["codec", *CODECS]
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["codec", *CODECS, "rows"]

@@ -138,7 +138,9 @@ def test_what_is_not_a_plain_vector_is_made_one() -> None:
 
 def test_codecs_are_found_by_name() -> None:
     assert [make_codec(codec.name).name for codec in CODECS] == ["float32", "bfloat16"]
-    with pytest.raises(SpecError, match="choose one of float32, bfloat16, int8, topk") as caught:
+    with pytest.raises(
+        SpecError, match="choose one of float32, bfloat16, int8, topk, partition"
+    ) as caught:
         make_codec("pickle")
     assert caught.value.field == "update.codec"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.codecs import Int8, TopK, make_codec
+from vcasgd.learning.codecs import Int8, Partition, TopK, make_codec
 from vcasgd.learning.encoding import Encoding, Feedback, Format
 
 
@@ -27,11 +28,15 @@ def formats_of(*names: str) -> st.SearchStrategy[Format]:
 
 
 dense = formats_of("float32", "bfloat16", "int8")
-formats = formats_of("float32", "bfloat16", "int8", "topk")
+formats = formats_of("float32", "bfloat16", "int8", "topk", "partition")
 
 
 def encoded(wire: Format, vector: Tensor, chunk: int = 4096) -> memoryview:
-    chunks = [bytes(each) for each in Encoding(wire, vector).chunks(chunk)]
+    return joined(Encoding(wire, vector), chunk)
+
+
+def joined(encoding: Encoding, chunk: int = 4096) -> memoryview:
+    chunks = [bytes(each) for each in encoding.chunks(chunk)]
     assert all(len(each) == chunk for each in chunks[:-1])
     return memoryview(bytearray(b"".join(chunks)))
 
@@ -154,7 +159,7 @@ def test_what_is_sent_and_what_is_kept_is_what_was_produced(wire: Format, update
     for update in range(updates):
         vector = random(wire.floats, update)
         before = vector.clone()
-        payload = encoded(wire, feedback.corrected(vector))
+        payload = joined(feedback.encoding(vector))
         assert torch.equal(vector, before)
         produced += vector[: wire.parameters]
         sent += decoded(wire, payload)[: wire.parameters]
@@ -168,7 +173,7 @@ def test_what_is_too_small_for_one_update_comes_with_a_later_one() -> None:
     feedback, sent = Feedback(wire), torch.zeros(2)
 
     for _ in range(10):
-        sent += decoded(wire, encoded(wire, feedback.corrected(torch.tensor([127.0, 0.2]))))
+        sent += decoded(wire, joined(feedback.encoding(torch.tensor([127.0, 0.2]))))
 
     assert sent.tolist() == [1270.0, 2.0]
 
@@ -181,12 +186,12 @@ def test_the_largest_of_each_block_are_sent_and_all_others_later() -> None:
     wire = Format(TopK(), 70_000, 70_000)
     feedback = Feedback(wire)
 
-    first = decoded(wire, encoded(wire, feedback.corrected(vector)))
+    first = decoded(wire, joined(feedback.encoding(vector)))
 
     assert wire.size == 2 * 4096
     assert torch.equal(first, torch.where(vector.abs() > 1, vector, 0))
     rest = feedback.kept.clone()
-    second = decoded(wire, encoded(wire, feedback.corrected(torch.zeros(70_000))))
+    second = decoded(wire, joined(feedback.encoding(torch.zeros(70_000))))
     assert torch.equal(rest, torch.where(vector.abs() > 1, 0, vector))
     assert torch.equal(second + feedback.kept, rest)
     assert int(second.count_nonzero()) == 2 * 1024
@@ -195,4 +200,55 @@ def test_the_largest_of_each_block_are_sent_and_all_others_later() -> None:
 def test_there_is_no_feedback_where_nothing_is_lost() -> None:
     vector = random(5)
 
-    assert Feedback(Format(make_codec("float32"), 5, 3)).corrected(vector) is vector
+    feedback = Feedback(Format(make_codec("float32"), 5, 3))
+
+    assert bytes(joined(feedback.encoding(vector))) == vector.numpy().tobytes()
+    assert not feedback.owes
+
+
+lossy = formats_of("int8", "topk", "partition")
+
+
+@settings(deadline=None)
+@given(lossy, st.integers(0, 6))
+def test_with_the_last_update_goes_all_that_was_kept_back(wire: Format, updates: int) -> None:
+    feedback, whole = Feedback(wire), replace(wire, codec=make_codec("float32"))
+    produced, sent = torch.zeros(wire.floats), torch.zeros(wire.floats)
+
+    for update in range(updates + 1):
+        vector = random(wire.floats, update)
+        last = update == updates
+        encoding = feedback.whole(vector) if last else feedback.encoding(vector)
+        assert encoding.codec == ("float32" if last else wire.codec.name)
+        produced += vector
+        sent += decoded(whole if last else wire, joined(encoding))
+
+    assert not feedback.owes
+    torch.testing.assert_close(
+        sent[: wire.parameters], produced[: wire.parameters], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_each_part_is_sent_when_it_is_its_turn() -> None:
+    # Given two blocks of three parts, each number other than all others
+    wire = Format(Partition(3), 3060, 3060)
+    vector = torch.arange(1.0, 3061.0).bfloat16().float()
+    feedback = Feedback(wire)
+
+    # When the same update is made four times
+    updates = [decoded(wire, joined(feedback.encoding(vector))) for _ in range(4)]
+
+    # Then each part comes with all that its numbers have become meanwhile, one after the other
+    assert wire.size == 2 * 1024
+    for turn, (times, update) in enumerate(zip((1, 2, 3, 3), updates, strict=True)):
+        part = torch.arange(3060) // 510 % 3 == turn % 3
+        assert torch.equal(update, torch.where(part, times * vector, 0).bfloat16().float())
+
+
+def test_a_part_that_there_is_none_of_is_refused() -> None:
+    wire = Format(Partition(3), 10, 10)
+    payload = memoryview(bytearray(joined(Feedback(wire).encoding(torch.ones(10)))))
+
+    assert wire.largest(payload, 0) == 1.0
+    payload[0] = 3
+    assert math.isnan(wire.largest(payload, 0))

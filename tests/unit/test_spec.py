@@ -121,7 +121,7 @@ def test_the_json_schema_can_be_made() -> None:
         (
             {"update": {"rule": "downpour", "codec": "gzip"}},
             "update.codec",
-            "must be 'float32', 'bfloat16', 'int8' or 'topk'",
+            "must be 'float32', 'bfloat16', 'int8', 'topk', 'partition' or 'rows'",
         ),
         ({"update": {"staleness": {"a": float("inf")}}}, "update.staleness.a", "finite number"),
         ({"push_every": 0}, "push_every", "number of local steps above 0 or the word subtask; not"),

@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from vcasgd.learning.codecs import CODECS, make_codec
-from vcasgd.learning.encoding import Encoding, Feedback, Format
+from vcasgd.learning.encoding import Encoded, Encoding, Feedback, Format, Wire
+from vcasgd.learning.rows import Rows, RowsEncoding, Table
 from vcasgd.store.planes import CHUNK_BYTES
 
 #: numbers that are decoded at a time, as the parameter server does it
 PIECE_FLOATS = 1 << 18
+#: of the table that ``rows`` is measured with
+ROW_FLOATS = 64
+#: of its rows, every how many-th has changed
+ROWS_APART = 50
 
 
 @dataclass(frozen=True)
@@ -36,40 +41,57 @@ class CodecFigures:
 
 def measure_codecs(size_mb: int, seconds: float) -> list[CodecFigures]:
     """Each codec on normally distributed differences of ``size_mb`` MiB as float32; encoding and
-    decoding are repeated for ``seconds`` each."""
+    decoding are repeated for ``seconds`` each. ``rows`` on a table of rows of 64 numbers, of
+    which one in 50 is not 0."""
     floats = size_mb * (1 << 20) // 4
     vector = torch.randn(floats, generator=torch.Generator().manual_seed(0))
-    return [_measure(name, vector, seconds) for name in CODECS]
+    return [*(_blockwise(name, vector, seconds) for name in CODECS), _rows(vector, seconds)]
 
 
-def _measure(name: str, vector: Tensor, seconds: float) -> CodecFigures:
+def _blockwise(name: str, vector: Tensor, seconds: float) -> CodecFigures:
     wire = Format(make_codec(name), len(vector), len(vector))
     feedback = Feedback(wire)
-    payload = memoryview(bytearray(wire.size))
+    # of the first update, before anything was kept back
+    return _measure(wire, Encoding(wire, vector), feedback.encoding, vector, seconds)
+
+
+def _rows(vector: Tensor, seconds: float) -> CodecFigures:
+    rows = len(vector) // ROW_FLOATS
+    wire = Rows(len(vector), (Table(0, rows, ROW_FLOATS),))
+    vector = vector.clone()
+    vector.view(rows, ROW_FLOATS)[torch.arange(rows) % ROWS_APART != 0] = 0
+    encoded = RowsEncoding(wire, vector)
+    return _measure(wire, encoded, lambda update: RowsEncoding(wire, update), vector, seconds)
+
+
+def _measure(
+    wire: Wire,
+    encoded: Encoded,
+    encoding: Callable[[Tensor], Encoded],
+    vector: Tensor,
+    seconds: float,
+) -> CodecFigures:
+    payload = memoryview(bytearray(len(encoded)))
+    _fill(payload, encoded.chunks(CHUNK_BYTES))
     scratch = wire.scratch(PIECE_FLOATS)
 
     def encode() -> None:
-        for _ in _encoded(wire, feedback.corrected(vector)):
+        for _ in encoding(vector).chunks(CHUNK_BYTES):
             pass
 
     def decode() -> None:
+        wire.check(payload)
         for piece in wire.pieces(PIECE_FLOATS):
             piece.decoded(payload, scratch)
 
-    _fill(payload, _encoded(wire, vector))
-    error = _error(wire, payload, vector)
     return CodecFigures(
-        codec=name,
-        bytes_per_update=wire.size,
-        share_of_float32=wire.size / (4 * len(vector)),
+        codec=wire.name,
+        bytes_per_update=len(payload),
+        share_of_float32=len(payload) / vector.nbytes,
         encode_gb_s=_speed(encode, vector, seconds),
         decode_gb_s=_speed(decode, vector, seconds),
-        relative_error=error,
+        relative_error=_error(wire, payload, vector),
     )
-
-
-def _encoded(wire: Format, vector: Tensor) -> Iterable[memoryview]:
-    return Encoding(wire, vector).chunks(CHUNK_BYTES)
 
 
 def _fill(payload: memoryview, chunks: Iterable[memoryview]) -> None:
@@ -79,7 +101,7 @@ def _fill(payload: memoryview, chunks: Iterable[memoryview]) -> None:
         at += chunk.nbytes
 
 
-def _error(wire: Format, payload: memoryview, vector: Tensor) -> float:
+def _error(wire: Wire, payload: memoryview, vector: Tensor) -> float:
     scratch, wrong = wire.scratch(PIECE_FLOATS), 0.0
     for piece in wire.pieces(PIECE_FLOATS):
         off = piece.decoded(payload, scratch) - vector[piece.start : piece.stop]

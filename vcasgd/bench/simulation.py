@@ -17,8 +17,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from torch import Tensor
-
 from vcasgd.bench.presence import Life
 from vcasgd.errors import SpecError
 from vcasgd.runtime.blender import Blender, Recipe
@@ -199,7 +197,10 @@ class Simulation:
             should_stop=lambda: False,
             on_step=lambda: None,
         )
-        payload = self._payload(learner, trained.update)
+        (part,) = learner.cut(1).parts
+        last = learner.is_last(subtask, trained.stop)
+        encoded = learner.encoded(part, trained.update, last=last)
+        payload = b"".join(encoded.chunks(CHUNK_BYTES))
         header = Header(
             update=f"u{next(self._numbers)}",
             worker="w",
@@ -208,7 +209,7 @@ class Simulation:
             stop=trained.stop,
             base=interval.version,
             token=0,
-            codec=learner.codec.name,
+            codec=encoded.codec,
             size=len(payload),
             layout=learner.layout_digest,
             integers=encode_integers(trained.integers),
@@ -236,15 +237,11 @@ class Simulation:
 
     # -- the parameter server ------------------------------------------------------------------
 
-    def _payload(self, learner: Learner, update: Tensor) -> bytes:
-        (part,) = learner.cut(1).parts
-        return b"".join(learner.encoded(part, update).chunks(CHUNK_BYTES))
-
     def _blend(self, header: Header, payload: bytes) -> None:
         blender = self._blender
         blender.check(header)
-        blender.payload[:] = payload
-        blender.inspect(blender.payload, 0)
+        blender.payload(header)[:] = payload
+        blender.inspect(header, blender.payload(header), 0)
         blender.blend(header.update, header, [])
         blender.published(blender.next_meta(token=1))
         self.outcome.bytes_pushed += len(payload)

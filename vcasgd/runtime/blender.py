@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.codecs import make_codec
-from vcasgd.learning.encoding import Format
+from vcasgd.learning.encoding import Wire
 from vcasgd.learning.rules import Context, make_rule, merge_integers
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
 from vcasgd.learning.vector import Layout
+from vcasgd.learning.wire import wires_of
 from vcasgd.spec import JobSpec
 from vcasgd.store.job import Facts
 from vcasgd.store.snapshot import MOST_STALENESS, Meta, Record, Snapshot, Totals, new_meta
@@ -38,9 +38,9 @@ class Recipe:
         self.part = Cut(layout.floats, layout.parameters, facts.shards, layout.sent).parts[shard]
         self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
         self.rule = make_rule(spec.update)
-        codec = make_codec(spec.update.codec)
-        self.format = Format(codec, self.part.sent, self.part.parameters)
-        self.payload_size = self.format.size
+        self.wires = wires_of(spec.update, layout, self.part)
+        #: bytes of a payload, at most
+        self.payload_size = max(wire.size for wire in self.wires.values())
         #: bytes of the weights, and of what the rule remembers
         self.snapshot_size = self.part.floats * 4 * (2 if self.rule.stateful else 1)
 
@@ -80,9 +80,9 @@ class Blender:
         self, recipe: Recipe, snapshot: Snapshot, weights: Tensor, state: Tensor | None = None
     ) -> None:
         self._recipe = recipe
-        self._scratch = recipe.format.scratch(PIECE_FLOATS)
-        #: where an update's bytes are received
-        self.payload = memoryview(bytearray(recipe.payload_size))
+        scratches = (wire.scratch(PIECE_FLOATS) for wire in recipe.wires.values())
+        self._scratch = max(scratches, key=len)
+        self._room = memoryview(bytearray(recipe.payload_size))
         self.weights = weights
         if recipe.rule.stateful and state is None:
             # the first snapshot is a worker's, who knows nothing of it
@@ -111,15 +111,21 @@ class Blender:
             raise InvalidUpdate(f"the update is of shard {header.shard}", reason="shard")
         if header.layout != self._recipe.layout_digest:
             raise InvalidUpdate("the update is of another model", reason="layout")
-        if header.codec != self._recipe.format.codec.name:
+        if header.codec not in self._recipe.wires:
             raise InvalidUpdate(f"encoding {header.codec}", reason="codec")
+        if not self._wire(header).fits(header.size):
+            raise InvalidUpdate(f"payload of {header.size} bytes", reason="length")
         self.record.copy().advance(header.subtask, header.start, header.stop)
 
-    def inspect(self, chunk: memoryview, at: int) -> None:
+    def payload(self, header: Header) -> memoryview:
+        """Where the bytes of an update are received that was checked."""
+        return self._room[: header.size]
+
+    def inspect(self, header: Header, chunk: memoryview, at: int) -> None:
         """Looks at the bytes of an update from ``at`` on before anything of it is applied. Raises
         :class:`InvalidUpdate` (``non-finite``)."""
         # NaN fails any comparison, so this refuses it together with infinity
-        if not self._recipe.format.largest(chunk, at) <= LARGEST_VALUE:
+        if not self._wire(header).largest(chunk, at) <= LARGEST_VALUE:
             raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
 
     def blend(self, entry: str, header: Header, keys: list[str]) -> None:
@@ -128,9 +134,11 @@ class Blender:
         Raises :class:`InvalidUpdate` and has changed nothing then.
         """
         integers = _integers(header, self.integers.numel())
+        self._wire(header).check(self.payload(header))
         version = self.meta.version + self.batch.applied
         staleness = max(0, version - header.base)
         self._blend_floats(
+            header,
             Context(
                 staleness,
                 epoch=self._recipe.plan.epoch_of(header.subtask) + 1,
@@ -142,17 +150,17 @@ class Blender:
                 state=self.state,
                 base=self._bases.get(header.base),
                 factor=self.factor,
-            )
+            ),
         )
         if integers is not None:
             merge_integers(self.integers, integers)
         self._note(entry, header, staleness, keys)
 
-    def _blend_floats(self, context: Context) -> None:
+    def _blend_floats(self, header: Header, context: Context) -> None:
         """Piece by piece, so that what is decoded is still in the cache when it is blended."""
-        rule = self._recipe.rule
-        for piece in self._recipe.format.pieces(PIECE_FLOATS):
-            numbers = piece.decoded(self.payload, self._scratch)
+        rule, payload = self._recipe.rule, self.payload(header)
+        for piece in self._wire(header).pieces(PIECE_FLOATS):
+            numbers = piece.decoded(payload, self._scratch)
             part = context.piece(piece.start, piece.stop)
             rule.blend(self.weights[piece.start : piece.stop], numbers, part)
 
@@ -168,6 +176,9 @@ class Blender:
                 self.batch.refused[header.update] = reason
             if header.subtask < self._recipe.plan.total_subtasks:
                 self.batch.reset.add(header.subtask)
+
+    def _wire(self, header: Header) -> Wire:
+        return self._recipe.wires[header.codec]
 
     def _note(self, entry: str, header: Header, staleness: int, keys: list[str]) -> None:
         batch, totals = self.batch, self.meta.totals

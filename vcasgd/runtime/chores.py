@@ -101,7 +101,7 @@ class Chores:
             layout=learner.layout_digest,
             integers=encode_integers(integers) if part.shard == 0 else "",
             created_at=time.time(),
-            halves=learner.codec.halves,
+            halves=learner.halves,
         )
         snapshots.install(0, meta, Record(), part.of(floats))
 

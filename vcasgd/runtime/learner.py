@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError
-from vcasgd.learning.codecs import make_codec
-from vcasgd.learning.encoding import Encoding, Feedback, Format
+from vcasgd.learning.encoding import Encoded
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
 from vcasgd.learning.shards import Cut, Part, shards_for
@@ -23,9 +22,14 @@ from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Layout, gather, scatter, thawed
+from vcasgd.learning.wire import Encoder, codec_of
 from vcasgd.spec import JobSpec
 from vcasgd.store.job import Facts
 from vcasgd.task import Task, calling_user_code
+
+#: of a job, for each of its workers, that end with all that an encoding has kept back: a worker may
+#: be so many times slower than the others and still gets one of them
+LAST_SUBTASKS = 4
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,9 @@ class Learner:
         self._model = build(task, spec.seed, device)
         self.layout = Layout.of(self._model)
         self.layout_digest = self.layout.digest()
-        self.codec = make_codec(spec.update.codec)
         self._rule = make_rule(spec.update)
         #: of each part of the vector that was pushed
-        self._feedback: dict[Part, Feedback] = {}
+        self._encoders: dict[Part, Encoder] = {}
         #: this worker's own copy, float32 [floats], where the rule has it keep one
         self._local: Tensor | None = None
         self._optimizer: Optimizer | None = None
@@ -225,12 +228,28 @@ class Learner:
             self._local = local
         return update, integers
 
-    def encoded(self, part: Part, update: Tensor) -> Encoding:
+    @property
+    def halves(self) -> bool:
+        """Whether workers make do with bfloat16 when they fetch."""
+        return codec_of(self._spec.update).halves
+
+    def owes(self, part: Part) -> bool:
+        """Whether an encoding kept back something of what was pushed to a shard."""
+        return part in self._encoders and self._encoders[part].owes
+
+    def is_last(self, subtask: int, stop: int) -> bool:
+        """Whether an interval may be the last of this worker, because the job ends."""
+        plan = self.plan
+        ending = LAST_SUBTASKS * self._spec.workers.max
+        return subtask >= plan.total_subtasks - ending and stop == plan.size(subtask)
+
+    def encoded(self, part: Part, update: Tensor, *, last: bool = False) -> Encoded:
         """One shard's part of an update, float32 [floats], as it is pushed; each is to be asked
-        for once, since what its encoding loses is part of the next one."""
-        wire = Format(self.codec, part.sent, part.parameters)
-        feedback = self._feedback.setdefault(part, Feedback(wire))
-        return Encoding(wire, feedback.corrected(part.sent_of(update)))
+        for once, since what its encoding keeps back is part of the next one. With the ``last``
+        one nothing is kept back."""
+        if part not in self._encoders:
+            self._encoders[part] = Encoder(self._spec.update, self.layout, part)
+        return self._encoders[part].encode(update, last=last)
 
     def evaluate(
         self,

@@ -300,8 +300,8 @@ class Shard:
             keys = self._reader.payload_keys(header, size)
             model.check(header)
             at = 0
-            for chunk in self._reader.receive(header, model.payload):
-                model.inspect(chunk, at)
+            for chunk in self._reader.receive(header, model.payload(header)):
+                model.inspect(header, chunk, at)
                 at += chunk.nbytes
             model.blend(entry.id, header, keys)
         except InvalidUpdate as error:

@@ -53,7 +53,7 @@ class Trainer:
         if min(positions) < size:
             learner.start_subtask()
         while (step := next_step(positions, size, reach)) is not None:
-            self._get_ready(lease, step)
+            self._get_ready(lease, learner, step)
             stop = self._interval(lease, learner, epoch, step)
             for shard in step.shards:
                 positions[shard] = stop
@@ -77,7 +77,7 @@ class Trainer:
             if position >= size:
                 self._desk.links[shard].outbox.watch(lease.number, epoch, size)
 
-    def _get_ready(self, lease: Lease, step: Step) -> None:
+    def _get_ready(self, lease: Lease, learner: Learner, step: Step) -> None:
         """Waits for room and makes the base new. Raises :class:`Interrupted` where the lease is
         no longer to be worked on."""
         desk = self._desk
@@ -90,7 +90,7 @@ class Trainer:
         # what was fetched before a wait is old
         desk.links.refresh(again=waited)
         self._sort_leases()
-        self._check_still_mine(lease)
+        self._check_still_mine(lease, learner, step)
 
     def _interval(self, lease: Lease, learner: Learner, epoch: int, step: Step) -> int:
         desk, started = self._desk, time.monotonic()
@@ -134,10 +134,11 @@ class Trainer:
     ) -> None:
         """Each shard's part to its own store node."""
         self._pushes += 1
+        last = learner.is_last(lease.number, trained.stop) or self._desk.leaving.is_set()
         for shard in step.shards:
             link = self._desk.links[shard]
             assert link.base is not None
-            payload = learner.encoded(link.part, trained.update)
+            payload = learner.encoded(link.part, trained.update, last=last)
             header = Header(
                 update=f"{self._desk.name}.{os.getpid()}.{self._pushes}",
                 worker=self._desk.name,
@@ -147,7 +148,7 @@ class Trainer:
                 stop=trained.stop,
                 base=link.base[0],
                 token=lease.token,
-                codec=learner.codec.name,
+                codec=payload.codec,
                 size=len(payload),
                 layout=learner.layout_digest,
                 integers=encode_integers(trained.integers)
@@ -157,7 +158,7 @@ class Trainer:
             )
             link.outbox.submit(header, epoch, payload)
 
-    def _check_still_mine(self, lease: Lease) -> None:
+    def _check_still_mine(self, lease: Lease, learner: Learner, step: Step) -> None:
         desk = self._desk
         if lease.piece in desk.again:
             # a part of it was rejected or lost: find out anew where it stands
@@ -165,6 +166,9 @@ class Trainer:
         if not desk.may_go_on(lease):
             if not desk.held.has(lease):
                 desk.drop_current()
+            elif any(learner.owes(desk.links[shard].part) for shard in step.shards):
+                # one more step, to carry what encodings have kept back
+                return
             raise Interrupted
 
     def _sort_leases(self) -> None:

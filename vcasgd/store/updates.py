@@ -19,7 +19,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
-from vcasgd.learning.encoding import Encoding
+from vcasgd.learning.encoding import Encoded
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.places import RENEW_SECONDS, Places
@@ -36,7 +36,7 @@ LONGEST_NAME = 64
 UNSIGNED = "signature"
 
 #: what is pushed: bytes, or a vector that becomes bytes while it is sent
-Payload = memoryview | Encoding
+Payload = memoryview | Encoded
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -150,7 +150,7 @@ def payload_keys(keys: TensorKeys, header: Header, size: int) -> list[str]:
 
 
 def _chunks(payload: Payload) -> Iterable[memoryview]:
-    return payload.chunks(CHUNK_BYTES) if isinstance(payload, Encoding) else chunks_of(payload)
+    return chunks_of(payload) if isinstance(payload, memoryview) else payload.chunks(CHUNK_BYTES)
 
 
 class UpdateSender:
