@@ -27,10 +27,10 @@ def assert_all_is_there(training: Training, trained: int) -> None:
 def test_a_worker_that_is_asked_to_go_in_an_interval_pushes_what_it_kept_back(
     plain: Plain, eventually: Eventually
 ) -> None:
-    # Given a worker in the second of its push intervals, of which the first carried all
+    # Given a worker in the midst of its training
     training = Training(plain, samples=300, epochs=1, subtasks=1, push_every=4, update=PARTITION)
     (leaver,) = training.start(1)
-    training.await_middle_of_interval(leaver)
+    training.await_steps(leaver, 6)
 
     # When it is asked to go
     assert training.worker(leaver).terminate() == 0
