@@ -55,7 +55,7 @@ class Chores:
 
     def _built(self, job: Job) -> Learner:
         task = load_task(job.spec.task, job.spec.args, self._code(job))
-        return Learner(job.spec, task, "cuda" if torch.cuda.is_available() else "cpu")
+        return Learner(job.spec, task, best_device())
 
     def _code(self, job: Job) -> Path:
         """The folder with the user's code, unpacked once on each machine."""
@@ -164,6 +164,11 @@ class Chores:
             version=result.version,
             metrics=result.metrics,
         )
+
+
+def best_device() -> str:
+    """The GPU of this machine, where torch can use one, else its processor."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _default_cache() -> Path:
