@@ -35,6 +35,7 @@ class Training:
         subtasks: int = 4,
         push_every: int | str = 4,
         step_seconds: float = 0.01,
+        task: str = "traced:Traced",
         **fields: Any,
     ) -> None:
         self.plain = plain
@@ -49,7 +50,7 @@ class Training:
             push_every=push_every,
             step_seconds=step_seconds,
             working_dir=TASKS,
-            task="traced:Traced",
+            task=task,
             args={"trace": str(self._trace)},
             **fields,
         )
