@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vcasgd.client import Client
+    from vcasgd.session import Session
     from vcasgd.spec import JobSpec
     from vcasgd.task import Task
 
-__all__ = ["Client", "JobSpec", "Task", "__version__"]
+__all__ = ["Client", "JobSpec", "Session", "Task", "__version__"]
 
 __version__ = "0.1.0"
 
-_HOMES = {"Client": "vcasgd.client", "JobSpec": "vcasgd.spec", "Task": "vcasgd.task"}
+_HOMES = {
+    "Client": "vcasgd.client",
+    "JobSpec": "vcasgd.spec",
+    "Session": "vcasgd.session",
+    "Task": "vcasgd.task",
+}
 
 
 def __getattr__(name: str) -> Any:

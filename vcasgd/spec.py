@@ -149,7 +149,10 @@ class JobSpec(Part):
     """One training run, as the user asks for it."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
-    task: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="module:Class")
+    task: str = Field(
+        pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|([\w-][\w.-]*/)*[\w-][\w.-]*\.py)$",
+        description="module:Class, or the path of a script",
+    )
     working_dir: str = "."
     args: dict[str, Any] = Field(default_factory=dict)
     epochs: int = Field(ge=1, le=1_000_000, strict=True)
@@ -267,7 +270,8 @@ def _spec_error(wrong: ErrorDetails, model: type[BaseModel]) -> SpecError:
         case "tuple_type" | "too_short":
             message = f"must be a list of at least one, not {_short(wrong['input'])}"
         case "string_pattern_mismatch" if field == "task":
-            message = f"{wrong['input']!r} is not of the form module:Class"
+            message = f"{wrong['input']!r} is neither module:Class nor a script of working_dir"
+            remedy = "for example train:MyTask, or train.py"
         case "string_pattern_mismatch" if field == "name":
             message = f"{wrong['input']!r} is not a name"
             remedy = "use up to 63 lower-case letters, digits and dashes"

@@ -85,7 +85,7 @@ def load_task(entry: str, args: dict[str, Any], directory: Path) -> Task:
     imported, has no such class, or the class refuses its arguments.
     """
     module_name, _, class_name = entry.partition(":")
-    _look_first_in(directory.resolve())
+    look_first_in(directory.resolve())
     try:
         found = getattr(importlib.import_module(module_name), class_name)
         task = found(**args)
@@ -106,7 +106,7 @@ def load_task(entry: str, args: dict[str, Any], directory: Path) -> Task:
     return task
 
 
-def _look_first_in(directory: Path) -> None:
+def look_first_in(directory: Path) -> None:
     """Imports from ``directory`` first, and forgets what came from the directory of another
     task: each may have its own ``train.py`` and its own helpers."""
     others = _directories - {directory}
@@ -134,7 +134,7 @@ def user_traceback(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         frame_file = trace.tb_frame.f_code.co_filename
-        if not frame_file.startswith(here) and "importlib" not in frame_file:
+        if not frame_file.startswith((here, "<frozen ")) and "importlib" not in frame_file:
             break
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from digits import Batch
 from torch import Tensor, nn
-from train import Batch, Digits
+from train import Digits
 
 
 class PacedDigits(Digits):

@@ -37,6 +37,7 @@ class Training:
         subtasks: int = 4,
         push_every: int | str = 4,
         step_seconds: float = 0.05,
+        task: str = "traced:Traced",
         **fields: Any,
     ) -> None:
         self.plain = plain
@@ -52,7 +53,7 @@ class Training:
             push_every=push_every,
             step_seconds=step_seconds,
             working_dir=TASKS,
-            task="traced:Traced",
+            task=task,
             args={"trace": str(self._trace), "hold": str(self._hold)},
             **fields,
         )

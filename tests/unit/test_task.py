@@ -133,6 +133,6 @@ def test_what_only_the_user_can_know(call: str) -> None:
 
 
 def test_the_package_exports_what_a_user_needs() -> None:
-    assert vcasgd.__all__ == ["Client", "JobSpec", "Task", "__version__"]
+    assert vcasgd.__all__ == ["Client", "JobSpec", "Session", "Task", "__version__"]
     assert vcasgd.Task is task_module.Task
     assert all(getattr(vcasgd, name) for name in vcasgd.__all__)

@@ -53,6 +53,12 @@ def simulate(
     from vcasgd.task import load_task
 
     spec = load_job(file, changes or ())
+    if ":" not in spec.task:
+        raise SpecError(
+            f"task: {spec.task} is a script, which has one model for one worker",
+            remedy="simulate the same training as a vcasgd.Task, module:Class",
+            field="task",
+        )
     machines = always(workers)
     if trace is not None:
         counts, gap = read_counts(trace, workers)

@@ -152,6 +152,16 @@ def _step(task: Task, model: nn.Module, optimizer: Optimizer, batch: Any, step: 
     optimizer.zero_grad(set_to_none=True)
     with _user_code("loss"):
         loss = task.loss(model, batch)
+    return descend(task, optimizer, loss, step)
+
+
+def descend(task: Task, optimizer: Optimizer, loss: Tensor, step: int) -> float:
+    """One step of the optimizer down a mean loss, a scalar with gradient; returns its value.
+
+    ``step`` is the number that an error names. Raises :class:`NonFiniteLoss` before the
+    parameters are harmed, else :class:`UserCodeError`.
+    """
+    with _user_code("loss"):
         value = _scalar(loss)
     # before backward, so that no NaN reaches the parameters or the optimizer's state
     if not math.isfinite(value):

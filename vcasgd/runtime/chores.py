@@ -18,13 +18,13 @@ from vcasgd.runtime.desk import Desk, Interrupted
 from vcasgd.runtime.learner import Learner
 from vcasgd.runtime.names import epoch_pin
 from vcasgd.runtime.storage import Storage
+from vcasgd.script import ScriptTask, load
 from vcasgd.store.job import Evaluation, Job
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.leases import Lease
 from vcasgd.store.sharded import ShardedSnapshots, Whole, check_nodes, versions_of
 from vcasgd.store.snapshot import Meta, Record, encode_integers
 from vcasgd.store.snapshots import Snapshots
-from vcasgd.task import load_task
 
 
 class Chores:
@@ -35,13 +35,17 @@ class Chores:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._learner: Learner | None = None
+        self._script: ScriptTask | None = None
 
     @property
     def prepared(self) -> bool:
         return self._learner is not None
 
     def learner(self) -> Learner:
-        """Fetches the user's code, builds the model, and opens the links, each once."""
+        """Fetches the user's code, builds the model, and opens the links, each once; a script that
+        has ended is begun anew."""
+        if self._script is not None and self._script.ended:
+            self._learner = None
         if self._learner is None or not self._desk.links.known:
             self._desk.doing = "preparing"
             job = self._desk.jobs.get(self._desk.job)
@@ -53,8 +57,14 @@ class Chores:
             self._learner = learner
         return self._learner
 
+    def close(self) -> None:
+        """Ends the user's script, if the task is one."""
+        if self._script is not None:
+            self._script.close()
+
     def _built(self, job: Job) -> Learner:
-        task = load_task(job.spec.task, job.spec.args, self._code(job))
+        task = load(job.spec.task, job.spec.args, self._code(job))
+        self._script = task if isinstance(task, ScriptTask) else None
         return Learner(job.spec, task, best_device())
 
     def _code(self, job: Job) -> Path:

@@ -117,6 +117,7 @@ class Worker:
         except (StoreUnavailable, StoreDenied, ValueError):
             log.warning("could not hand over; the leases will expire")
         self._desk.links.close()
+        self._chores.close()
         self._desk.doing = f"left: {self._why}"
         self._heart.stop()
 

@@ -1183,7 +1183,7 @@ export interface components {
             name: string;
             /**
              * Task
-             * @description module:Class
+             * @description module:Class, or the path of a script
              */
             task: string;
             /**
@@ -1287,7 +1287,7 @@ export interface components {
             name: string;
             /**
              * Task
-             * @description module:Class
+             * @description module:Class, or the path of a script
              */
             task: string;
             /**

@@ -1,5 +1,5 @@
 export const TEMPLATE = `name: my-model
-task: train:MyTask        # module:Class in the working directory
+task: train:MyTask        # module:Class in the working directory, or a script
 epochs: 10
 subtasks_per_epoch: 20
 push_every: subtask

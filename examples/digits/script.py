@@ -1,0 +1,38 @@
+"""The digits as an ordinary training script, in which four lines know of vcasgd.
+
+python examples/digits/script.py                          # here, in this process
+vcasgd submit examples/digits/script.yaml --follow        # on machines that come and go
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from digits import images, judge, network
+from torch.nn import functional as F
+
+import vcasgd
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--channels", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--epochs", type=int, default=20, help="a job's are in script.yaml")
+    options = parser.parse_args()
+
+    model = network(options.channels)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
+
+    session = vcasgd.Session(model, optimizer)
+    session.evaluation(images("validation"))(judge)
+    for pixels, labels in session.batches(images("train"), batch_size=16, epochs=options.epochs):
+        session.step(F.cross_entropy(model(pixels), labels))
+
+    # on a worker the script has ended in the loop; the model of a job is among its checkpoints
+    torch.save(model.state_dict(), "digits.pt")
+
+
+if __name__ == "__main__":
+    main()

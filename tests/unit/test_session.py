@@ -1,0 +1,140 @@
+"""A session in a script that runs on its own: ordinary training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+import vcasgd
+from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
+
+DATA = TensorDataset(torch.arange(10.0).view(10, 1))
+
+
+def line(weight: float = 0.0) -> nn.Module:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, weight)
+    return model
+
+
+def session_of(model: nn.Module, **given: object) -> vcasgd.Session:
+    return vcasgd.Session(model, torch.optim.SGD(model.parameters(), lr=0.1), **given)  # type: ignore[arg-type]
+
+
+def seen(session: vcasgd.Session, model: nn.Module, *args: object, **given: object) -> list[Tensor]:
+    """The batches of a loop that makes its steps."""
+    found = []
+    for (batch,) in session.batches(*args, **given):  # type: ignore[arg-type]
+        found.append(batch)
+        session.step(model(batch).mean())
+    return found
+
+
+def test_every_epoch_has_every_sample_once_in_another_order() -> None:
+    model = line()
+
+    batches = seen(session_of(model), model, DATA, 4, epochs=2)
+
+    assert [len(batch) for batch in batches] == [4, 4, 2] * 2
+    first, second = (torch.cat(batches[cut : cut + 3]).flatten() for cut in (0, 3))
+    assert first.sort().values.tolist() == second.sort().values.tolist() == list(range(10))
+    assert first.tolist() != second.tolist()
+
+
+def test_the_order_follows_the_seed_of_torch() -> None:
+    orders = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        model = line()
+        orders.append(torch.cat(seen(session_of(model), model, DATA, 4)))
+
+    assert torch.equal(*orders)
+
+
+def test_a_step_is_that_of_the_optimizer() -> None:
+    # Given two models that learn the same, one of them in a loop as it was before
+    ours, theirs = line(1.0), line(1.0)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+
+    for batch in seen(session_of(ours), ours, DATA, 4):
+        loss = theirs(batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    assert torch.equal(ours.weight, theirs.weight)  # type: ignore[arg-type]
+    assert ours.weight.grad is None
+
+
+def test_a_loaders_batches_are_kept() -> None:
+    model = line()
+    loader = DataLoader(DATA, batch_size=5, shuffle=True, collate_fn=lambda _: [torch.ones(3, 1)])
+
+    batches = seen(session_of(model), model, loader)
+
+    assert [len(batch) for batch in batches] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(DATA, batch_size=2, sampler=WeightedRandomSampler([1.0] * 10, 10)),
+        DataLoader(DATA, batch_sampler=[[0, 1]]),
+        DataLoader(DATA, batch_size=None),
+    ],
+    ids=["weighted", "batch sampler", "no batches"],
+)
+def test_an_order_that_can_not_be_kept_is_refused(loader: DataLoader[object]) -> None:
+    with pytest.raises(SpecError, match="can't keep the order of a DataLoader with a sampler"):
+        session_of(line()).batches(loader)
+
+
+def test_the_model_is_judged_after_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    model = line(2.0)
+    session = session_of(model, schedule=lambda _: 0.0)
+
+    @session.evaluation(DATA, batch_size=3)
+    def judge(judged: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
+        assert judged is model
+        assert not judged.training
+        return {"mean": judged(batch[0]).sum(), "count": torch.tensor(len(batch[0]))}
+
+    seen(session, model, DATA, 4, epochs=2)
+
+    assert capsys.readouterr().out == "epoch 1: mean 9.0000\nepoch 2: mean 9.0000\n"
+    assert session.metrics == {"mean": 9.0, "count": 10.0}
+    assert model.training
+
+
+def test_rates_follow_the_progress_over_all_epochs() -> None:
+    model = line()
+    told: list[float] = []
+    session = session_of(model, schedule=lambda progress: told.append(progress) or 1.0)
+
+    seen(session, model, DATA, 5, epochs=2)
+
+    assert told == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_a_batch_without_a_step_is_refused() -> None:
+    session = session_of(line())
+
+    with pytest.raises(UserCodeError, match=r"left without session\.step \(call it once for each"):
+        list(session.batches(DATA, 4))
+
+
+def test_a_step_without_a_batch_is_refused() -> None:
+    with pytest.raises(UserCodeError, match="twice for one batch, or without one"):
+        session_of(line()).step(torch.tensor(0.0))
+
+
+def test_a_loss_that_is_not_finite_harms_nothing() -> None:
+    model = line(1.0)
+    session = session_of(model)
+    next(session.batches(DATA, 4))
+
+    with pytest.raises(NonFiniteLoss):
+        session.step(model(torch.ones(1, 1)).mean() * float("nan"))
+    assert model.weight.item() == 1.0
