@@ -14,7 +14,7 @@ from vcasgd.settings import Settings
 from vcasgd.spec import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 Eventually = Callable[..., Any]
 
@@ -49,14 +49,14 @@ def test_a_machine_whose_learner_mostly_waits_carries_two(
     job = client.submit_directory(JobSpec.parse(spec)).id
 
     # When one has been measured
-    eventually(lambda: client.job(job).tuned.get("learners"), 60)
+    eventually(lambda: 2 in client.job(job).tuned["learners"].values(), 120)
     (machine,) = client.job(job).tuned["learners"]
 
     # Then a second one trains beside it, in a process of its own, for the same machine
     def at_work() -> list[dict[str, Any]]:
         return [row for row in client.workers(job) if row["pushes"]]
 
-    eventually(lambda: len(at_work()) == 2, 90)
+    eventually(lambda: len(at_work()) == 2, 120)
     assert {row["instance"] for row in at_work()} == {machine}
     assert len({row["pid"] for row in at_work()}) == 2
     assert sorted(row["name"] for row in at_work()) == [f"{job}.{machine}", f"{job}.{machine}_2"]

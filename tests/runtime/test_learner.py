@@ -160,3 +160,35 @@ def test_each_shard_gets_what_its_encoding_lost_with_its_own_next_push() -> None
 
 def _bytes(learner: Learner, part: Part, update: Tensor) -> bytes:
     return b"".join(learner.encoded(part, update).chunks(1024))
+
+
+class Rolling(Slope):
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("tuned", "update", "told"),
+    [(True, -2.25, 0.25), (False, -2.5, None)],
+    ids=["tuned", "as the user gave it"],
+)
+def test_momentum_makes_room_for_that_of_asynchrony(
+    tuned: bool, update: float, told: float | None
+) -> None:
+    learner = learner_of(Rolling(), update={"rule": "async-local-sgd"}, tuning={"momentum": tuned})
+    learner.asynchrony = 0.25
+
+    # the second of the two steps also takes the first one's part
+    assert interval(learner, 10.0).update.item() == update
+    assert learner.momentum == told
+
+
+@pytest.mark.parametrize("push_every", ["subtask", 2])
+@pytest.mark.parametrize(("share", "stop"), [(1.0, 4), (0.5, 2), (0.1, 2)])
+def test_a_share_of_an_interval_is_whole_steps(
+    push_every: str | int, share: float, stop: int
+) -> None:
+    learner = learner_of(push_every=push_every)
+    learner.share = share
+
+    assert learner.interval_stop(0, 0) == stop

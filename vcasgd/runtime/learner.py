@@ -74,7 +74,7 @@ class Learner:
         self.share = 1.0
         #: of momentum, by as much as asynchrony adds
         self.asynchrony = 0.0
-        #: of the optimizer, as it was in the last interval; None where it has none
+        #: of the optimizer, as it was in the last interval; None where it is not tuned
         self.momentum: float | None = None
 
     def cut(self, shards: int) -> Cut:
@@ -164,7 +164,8 @@ class Learner:
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
         self._rates = Rates(self._task, self._optimizer)
-        self._momenta = Momenta(self._optimizer)
+        # a momentum that the user's code changes by itself is left alone unless it was asked for
+        self._momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
 
     def interval_stop(self, subtask: int, position: int) -> int:
         """Up to which sample one push interval reaches that starts at ``position``."""
@@ -189,9 +190,9 @@ class Learner:
         """
         assert self._optimizer is not None
         assert self._rates is not None
-        assert self._momenta is not None
         rates, plan = self._rates, self.plan
-        self.momentum = self._momenta.follow(self.asynchrony)
+        if self._momenta is not None:
+            self.momentum = self._momenta.follow(self.asynchrony)
         start_from = pulled(self._rule, self._local, base.floats)
         scatter(start_from, base.integers, self._model, self.layout)
         torch.manual_seed(seed_for(self._spec.seed, subtask, start))

@@ -5,6 +5,7 @@ import { Rates } from "./Rates";
 import { Rejected } from "./Rejected";
 import { Staleness } from "./Staleness";
 import { Subtasks } from "./Subtasks";
+import { Tuned } from "./Tuned";
 
 export function Overview({ job }: { job: Job }) {
   return (
@@ -16,6 +17,7 @@ export function Overview({ job }: { job: Job }) {
         <Rates job={job} />
         <Staleness job={job} />
         <Rejected job={job} />
+        <Tuned job={job} />
       </div>
     </div>
   );

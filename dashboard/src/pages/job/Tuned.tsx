@@ -1,0 +1,40 @@
+import type { Job } from "../../api/types";
+import { DataTable } from "../../components/DataTable";
+import { Panel } from "../../components/Panel";
+import { decimal, percent } from "../../lib/format";
+
+/** What the job has set itself by what was measured, as far as it asks for it. */
+export function Tuned({ job }: { job: Job }) {
+  const rows = tunedOf(job);
+  if (rows.length === 0) return null;
+  return (
+    <Panel title="Set by itself" flush>
+      <DataTable
+        label="What the job has set itself"
+        rows={rows}
+        id={([name]) => name}
+        columns={[
+          { name: "What", cell: ([name]) => name },
+          { name: "Now", right: true, cell: ([, value]) => value },
+        ]}
+      />
+    </Panel>
+  );
+}
+
+export function tunedOf({ spec, tuned }: Job): [name: string, value: string][] {
+  const rows: [string, string][] = [];
+  if (spec.tuning?.local_steps) {
+    const shares = Object.values(tuned.shares ?? {});
+    rows.push(["Shortest push interval", percent(Math.min(1, ...shares), 0)]);
+  }
+  if (spec.tuning?.momentum) {
+    rows.push(["Momentum that asynchrony adds", decimal(tuned.implicit_momentum)]);
+  }
+  if (spec.tuning?.mixing) rows.push(["Weight of updates", percent(tuned.mixing, 0)]);
+  if ((spec.tuning?.learners_per_machine ?? 1) > 1) {
+    const learners = Object.values(tuned.learners ?? {});
+    rows.push(["Learners on a machine, at most", String(Math.max(1, ...learners))]);
+  }
+  return rows;
+}

@@ -1,0 +1,29 @@
+import { describe, expect, it } from "vitest";
+import { tunedOf } from "../src/pages/job/Tuned";
+import { aJob } from "./factories";
+
+describe("what a job has set itself", () => {
+  it("is nothing unless it asks for it", () => {
+    expect(tunedOf(aJob())).toEqual([]);
+  });
+
+  it("is what it asks for, as the job says while nothing was found", () => {
+    const spec = {
+      ...aJob().spec,
+      tuning: { local_steps: true, momentum: true, mixing: true, learners_per_machine: 4 },
+    };
+    expect(tunedOf(aJob({ spec })).map(([, value]) => value)).toEqual(["100%", "0.00", "100%", "1"]);
+    const tuned = {
+      shares: { a: 1, b: 0.25 },
+      implicit_momentum: 0.75,
+      mixing: 0.5,
+      learners: { m: 3 },
+    };
+    expect(tunedOf(aJob({ spec, tuned })).map(([, value]) => value)).toEqual([
+      "25%",
+      "0.75",
+      "50%",
+      "3",
+    ]);
+  });
+});
