@@ -34,7 +34,7 @@ TOKEN = "a-token-that-is-long-enough"
 PASSWORD = "a-password-nobody-may-see"
 #: ids are not used twice, since the cluster remembers the dead
 INSTANCES = itertools.count()
-CALL = 60.0
+CALL = PATIENCE
 
 
 def count(path: str, until: int = sys.maxsize, exit_code: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Whether a part is ready. Each probe answers within about a second."""
+"""Whether a part is ready. Each probe answers within seconds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from vcasgd.errors import StoreUnavailable
 from vcasgd.store.connection import Client, check_server, connect
 from vcasgd.store.servers import Control, Servers
 
-#: the supervisor does nothing else while it waits for an answer
-PROBE_SECONDS = 1.0
+#: the supervisor does nothing else while it waits for an answer; on a machine that is busy with
+#: other things a second is soon over
+PROBE_SECONDS = 3.0
 
 #: given the Unix time at which the part's process was started; raises
 #: :class:`~vcasgd.errors.VcasgdError` when the part will never be ready

@@ -27,7 +27,7 @@ from vcasgd.store.job import Job, State
 log = logging.getLogger(__name__)
 
 #: seconds that connecting to Ray may take, also where the machine is busy
-CONNECT_SECONDS = 90.0
+CONNECT_SECONDS = 120.0
 #: a launched machine that is not listed after so long never existed
 LAUNCH_UNSEEN_SECONDS = 60.0
 #: states of machines that still count
