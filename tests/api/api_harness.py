@@ -94,7 +94,7 @@ class Api:
         """Returns when it listens."""
         self.process = self.launch()
         try:
-            await_truth(self._listens, timeout=30)
+            await_truth(self._listens, timeout=60)
         except BaseException:
             self.end()
             raise

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from vcasgd.correlation import bound
 from vcasgd.errors import StoreUnavailable, VcasgdError
 from vcasgd.runtime.admission import LedgerAdmission
 from vcasgd.runtime.keeper import JobKeeper
@@ -83,8 +84,9 @@ class JobLoop(threading.Thread):
             log.warning("ledger: %s", error)
             return
         for job in active:
-            self._keepers.setdefault(job, self._keeper(job))
-            self._step(job, self._keepers[job])
+            keeper = self._keepers.setdefault(job, self._keeper(job))
+            with bound(job=job, request=keeper.request):
+                self._step(job, keeper)
         for job in self._keepers.keys() - set(active):
             self._clean_up(job)
 

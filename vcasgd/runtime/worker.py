@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from vcasgd.correlation import identify
 from vcasgd.errors import (
     Fenced,
     PackageError,
@@ -313,6 +314,7 @@ def main() -> int:
     parser.add_argument("--worker", required=True)
     options = parser.parse_args()
     configure_logging("worker")
+    identify(job=options.job, worker=options.worker)
     try:
         worker = Worker(load_settings(), options.job, options.worker)
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.leave("SIGTERM"))

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from vcasgd.correlation import request_id
 from vcasgd.errors import Conflict, JobUnreadable, NotFound
 from vcasgd.spec import JobSpec
 from vcasgd.store import keys as names
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 IDEMPOTENCY_SECONDS = 7 * 24 * 3600
 #: entries kept of each stream; older ones are dropped
 EVENTS_KEPT = 20_000
-METRICS_KEPT = 20_000
+#: more than a day, at a point each second
+METRICS_KEPT = 100_000
 LOG_LINES_KEPT = 10_000
 FAILURES_KEPT = 200
 #: of a job; a script on the ledger goes through them
@@ -107,6 +109,8 @@ class Job:
     state: State
     package: str
     created_at: float
+    #: of the request that submitted it
+    request: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
     reason: str | None = None
@@ -180,8 +184,9 @@ class Jobs:
         record = {
             "spec": body, "state": State.STARTING.value, "package": package,
             "created_at": time.time(), "labels": " ".join(spec.required_labels),
+            "request": request_id(),
         }  # fmt: skip
-        event = _event("submitted", f"{spec.name} was submitted", {})
+        event = _event("submitted", f"{spec.name} was submitted", {}, request_id())
         created, known_digest = self._submit(
             keys=[names.idempotency(idempotency_key or ""), names.JOBS, names.ACTIVE,
                   keys.record, keys.work, keys.open, keys.events],
@@ -256,7 +261,7 @@ class Jobs:
         extra: dict[str, Any] = {"reason": why, **fields}
         if to.over:
             extra.setdefault("ended_at", time.time())
-        event = _event(f"job-{to.value}", why, {})
+        event = _event(f"job-{to.value}", why, {}, self._request(job))
         changed, state = self._transition(
             keys=[keys.record, names.ACTIVE, keys.events],
             args=[job, to.value, int(to.over), event, len(extra), *_flat(extra), *allowed],
@@ -306,10 +311,21 @@ class Jobs:
         """Appends to the job's history. ``kind`` is short and stable, ``text`` for people."""
         self._ledger.xadd(
             LedgerKeys(job).events,
-            {"e": _event(kind, text, details)},
+            {"e": _event(kind, text, details, self._request(job))},
             maxlen=EVENTS_KEPT,
             approximate=True,
         )
+
+    def _request(self, job: str) -> str | None:
+        """The one at work, else the one that submitted the job."""
+        if (present := request_id()) is not None:
+            return present
+        return self.request_of(job)
+
+    def request_of(self, job: str) -> str | None:
+        """The request that submitted a job."""
+        known = self._ledger.hget(LedgerKeys(job).record, "request")
+        return known.decode() if known else None
 
     def events(
         self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
@@ -444,8 +460,9 @@ class Jobs:
         return {name.decode(): json.loads(each) for name, each in sorted(found.items())}
 
 
-def _event(kind: str, text: str, details: Mapping[str, Any]) -> str:
-    return json.dumps({"at": time.time(), "kind": kind, "text": text, "details": details})
+def _event(kind: str, text: str, details: Mapping[str, Any], request: str | None) -> str:
+    event = {"at": time.time(), "kind": kind, "text": text, "details": details}
+    return json.dumps(event | ({"request": request} if request else {}))
 
 
 def _failure(text: bytes) -> Failure | None:
@@ -485,6 +502,7 @@ def _job(
         state=State(text["state"]),
         package=text["package"],
         created_at=float(text["created_at"]),
+        request=text.get("request") or None,
         started_at=_number(text.get("started_at")),
         ended_at=_number(text.get("ended_at")),
         reason=text.get("reason") or None,
