@@ -20,6 +20,7 @@ from vcasgd.client import Client, Job
 from vcasgd.client.views import JobView
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
 from vcasgd.fleet.providers.local_processes import kill_all, processes_of
+from vcasgd.runtime.controller.names import worker_name
 from vcasgd.settings import Settings
 from vcasgd.spec import JobSpec
 from vcasgd.stack import StackHome, StackState, down, running, up
@@ -147,15 +148,17 @@ def test_one_id_leads_from_a_request_to_every_part(stack: Stack, tmp_path: Path)
     assert {line["role"] for line in lines} >= {"api", "controller", "server", "worker"}
     of_workers = [line for line in lines if line["role"] == "worker"]
     assert {line["job"] for line in of_workers} == {job.id}
-    assert {line["worker"] for line in of_workers} == {row["name"] for row in job.workers()}
+    machines = {worker_name(each["instance"], job.id) for each in job.machines()}
+    assert {line["worker"] for line in of_workers} <= machines
     # And programs of others can read what it did
     _assert_tables(job.refreshed(), tmp_path / "runs")
 
 
 def _log_lines(stack: Stack) -> Iterator[dict[str, Any]]:
-    """All that our processes logged; Ray's and the servers' own files are passed over."""
-    home = stack.home.path
-    for path in (*(home / "logs").glob("*.log"), *home.glob("**/worker-*.err")):
+    """All that our processes logged; Ray's and the servers' own lines are passed over."""
+    parts = (stack.home.path / "logs").glob("*.log")
+    workers = Path(stack.state.scratch).glob("*/session_2*/logs/worker-*.err")
+    for path in (*parts, *workers):
         for line in path.read_text(errors="replace").splitlines():
             if line.startswith("{"):
                 yield json.loads(line)

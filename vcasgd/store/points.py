@@ -86,17 +86,22 @@ class Points:
     def _drop_before(self, entry: str) -> None:
         if len(self) and self._id(0) != entry:
             count = int(self._older(entry).sum())
-            for column in (self._ms, self._numbers, *self._columns.values()):
+            del self._ms[:count], self._numbers[:count]
+            for column in self._columns.values():
                 del column[:count]
 
     def _older(self, entry: str) -> NDArray[np.bool_]:
         ms, number = _parts(entry)
         times = np.array(self._ms)
-        return (times < ms) | ((times == ms) & (np.array(self._numbers) < number))
+        older: NDArray[np.bool_] = (times < ms) | (
+            (times == ms) & (np.array(self._numbers) < number)
+        )
+        return older
 
     def _same(self, entry: str) -> NDArray[np.bool_]:
         ms, number = _parts(entry)
-        return (np.array(self._ms) == ms) & (np.array(self._numbers) == number)
+        same: NDArray[np.bool_] = (np.array(self._ms) == ms) & (np.array(self._numbers) == number)
+        return same
 
     def _take(self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> None:
         for at, fields in entries:
