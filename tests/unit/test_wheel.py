@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import httpx
 import pytest
 from starlette.applications import Starlette
-from starlette.testclient import TestClient
 
 from vcasgd.api.pages import STATIC, Pages
 
@@ -53,11 +54,16 @@ def test_the_pages_of_a_wheel_are_served(wheel: Path, tmp_path: Path) -> None:
     assert f"{PAGES}index.html" in pages
     assert any(name.startswith(f"{PAGES}assets/") and name.endswith(".js") for name in pages)
     app = Pages(Starlette(), static=tmp_path / PAGES, others=("/api/",))
-    with TestClient(app) as client:
-        assert "<title>vcasgd</title>" in client.get("/jobs/some-job").text
+    assert "<title>vcasgd</title>" in asyncio.run(_text(app, "/jobs/some-job"))
     if STATIC.is_dir():
         built = {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*")}
         assert {name.removeprefix(PAGES) for name in pages} == built
+
+
+async def _text(app: Pages, path: str) -> str:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://pages") as client:
+        return (await client.get(path)).text
 
 
 def test_a_wheel_holds_what_it_needs_and_nothing_of_the_tests(wheel: Path) -> None:

@@ -11,13 +11,8 @@ from vcasgd.api.series import SPIKY, chosen
 from vcasgd.store.connection import Client
 from vcasgd.store.points import Points
 
-#: jobs whose columns are in memory: those that somebody looks at. 100,000 points take 6 MB
+#: jobs whose columns are in memory: those that somebody looks at. 100,000 points take 6 MB each
 JOBS_KEPT = 8
-#: columns of a job; whoever asks for others gets them without the spikes of those
-COLUMNS = (
-    *SPIKY, "updates", "samples", "samples_per_second", "finished_epochs", "version", "rejected",
-    "waiting", "spent_usd",
-)  # fmt: skip
 
 
 class _Shelf:
@@ -40,20 +35,21 @@ class Curves:
         self, job: str, after: str, names: Sequence[str], most: int
     ) -> list[dict[str, Any]]:
         """At most ``most`` of the points after an id, oldest first; the highest and lowest values
-        of the series ``names`` are among them. Raises
+        of those series in ``names`` that have spikes are among them. Raises
         :class:`~vcasgd.errors.StoreUnavailable`."""
         shelf = self._shelf(job)
         with shelf.lock:
             points = shelf.points
             points.refresh()
             first = points.after(after)
-            series = [points.column(name)[first:] for name in names if name in COLUMNS]
+            shown = [name for name in names if name in SPIKY]
+            series = [points.column(name)[first:] for name in shown]
             wanted = chosen(series, len(points) - first, most)
             return points.rows(first + index for index in wanted)
 
     def _shelf(self, job: str) -> _Shelf:
         with self._lock:
-            shelf = self._shelves.setdefault(job, _Shelf(Points(self._ledger, job, COLUMNS)))
+            shelf = self._shelves.setdefault(job, _Shelf(Points(self._ledger, job, SPIKY)))
             self._shelves.move_to_end(job)
             while len(self._shelves) > JOBS_KEPT:
                 self._shelves.popitem(last=False)

@@ -137,8 +137,10 @@ class Hands:
 
     def _stop_worker(self, action: StopWorker) -> None:
         if action.name not in self._draining:
-            log.info("stop %s: %s", action.name, action.reason)
-            self._jobs.drain(job_of(action.name), action.name)
+            job = job_of(action.name)
+            with bound(job=job, worker=action.name, request=self._jobs.request_of(job)):
+                log.info("stop %s: %s", action.name, action.reason)
+            self._jobs.drain(job, action.name)
             limit = DRAIN_LEASES * self._settings.lease_seconds
             self._draining[action.name] = time.time() + limit
 

@@ -22,6 +22,8 @@ const STATES = ["booting", "running", "notice", "draining", "dead"] as const;
 const WORDS: Record<string, string> = { running: "training", dead: "lost", gone: "given back" };
 /** Between two names on the axis. */
 const TICK_PIXELS = 110;
+/** To both sides of machines that were lost together. */
+const BULK_PAD = 5;
 
 /** One lane for each machine, from its order to its end; arrows lead to replacements. */
 export function Timeline({
@@ -150,6 +152,19 @@ function Drawing({ drawn, width }: { drawn: Layout; width: number }) {
           <path d="M0 0L6 3L0 6z" className={classes.head} />
         </marker>
       </defs>
+      {drawn.bulks.map((bulk) => (
+        <rect
+          key={bulk.at}
+          x={bulk.x - BULK_PAD}
+          y={0}
+          width={bulk.width + 2 * BULK_PAD}
+          height={drawn.height}
+          className={classes.bulk}
+          data-bulk={bulk.machines.length}
+        >
+          <title>{`${bulk.machines.length} machines lost at ${clock(bulk.at)}`}</title>
+        </rect>
+      ))}
       {drawn.lanes.map((lane) => (
         <g key={lane.machine.instance} data-lane={lane.machine.instance}>
           <line
