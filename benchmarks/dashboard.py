@@ -240,6 +240,10 @@ def measure_api(http: httpx.Client, job: str, api: psutil.Process) -> dict[str, 
 
 def measure_page(page: Page, url: str, job: str, life: Life, options: Options) -> dict[str, str]:
     page.add_init_script(LONG_TASKS)
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})
+    devtools.send("Performance.enable")
+    before = _main_thread(devtools)
     page.goto(f"{url}/jobs/{job}", wait_until="commit")
     page.wait_for_function(
         "count => document.querySelectorAll('canvas').length >= 2 &&"
@@ -250,10 +254,8 @@ def measure_page(page: Page, url: str, job: str, life: Life, options: Options) -
     )
     drawn = page.evaluate("performance.now()")
     tasks = page.evaluate("until => window.long_tasks.filter(([start]) => start < until)", drawn)
+    worked = _main_thread(devtools) - before
     page.wait_for_timeout(3000)
-    devtools = page.context.new_cdp_session(page)
-    devtools.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})
-    devtools.send("Performance.enable")
     page.evaluate(FRAMES)
     before = _main_thread(devtools)
     with life.going_on(entries=2):
@@ -262,7 +264,8 @@ def measure_page(page: Page, url: str, job: str, life: Life, options: Options) -
     frames = sorted(page.evaluate("window.frames_ms"))
     slow = sum(each > 50 for each in frames)
     return {
-        "drawn after navigation, nothing cached": f"{drawn / 1000:.2f} s",
+        "drawn after navigation, nothing cached": f"{drawn / 1000:.2f} s, of the processor "
+        f"{1000 * worked:.0f} ms in the main thread",
         "tasks of more than 50 ms until then": f"{len(tasks)}, the longest "
         f"{max((each for _, each in tasks), default=0):.0f} ms",
         "frames while news arrive": f"{len(frames)} in {options.seconds:.0f} s, median "

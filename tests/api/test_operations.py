@@ -24,8 +24,8 @@ from vcasgd.store.connection import connect
 ROOT = Path(__file__).parents[2]
 #: what neither the dashboard nor the SDK asks for, and who does
 OTHERS = {
-    "get_health": "what starts and watches the API: liveness",
-    "get_readiness": "the same: whether it can serve",
+    "healthz": "whoever starts the API: whether it lives",
+    "readyz": "the same: whether it can serve",
 }
 
 
