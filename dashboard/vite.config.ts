@@ -17,5 +17,7 @@ export default defineConfig({
     environment: "jsdom",
     include: ["test/**/*.test.{ts,tsx}"],
     setupFiles: ["test/setup.ts"],
+    // a machine that is busy is no fault of a page
+    testTimeout: 30_000,
   },
 });

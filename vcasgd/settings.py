@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -107,6 +108,7 @@ class Settings(BaseSettings):
     local_price_per_hour: float = Field(default=0.0, ge=0, description="USD, spot")
     local_on_demand_price_per_hour: float = Field(default=0.0, ge=0, description="USD")
     log_level: str = "INFO"
+    log_format: Literal["text", "json"] = "text"
 
     @field_validator("ledger_url", "node_url")
     @classmethod
@@ -185,6 +187,11 @@ class Settings(BaseSettings):
     @property
     def patience_seconds(self) -> float:
         return self.lease_seconds * PATIENCE_LEASES
+
+
+def log_format() -> str:
+    """Of all settings this one is needed first: what is wrong with the others is logged."""
+    return os.environ.get("VCASGD_LOG_FORMAT", "")
 
 
 def load_settings() -> Settings:

@@ -2,7 +2,7 @@ import { screen } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { expect, test } from "vitest";
 import { Actions } from "../src/pages/job/Actions";
-import { aJob, anApi, show } from "./factories";
+import { aCost, aJob, anApi, show } from "./factories";
 
 test.each([
   ["running", ["Pause", "Cancel"]],
@@ -12,6 +12,28 @@ test.each([
 ] as const)("a job that is %s offers %s", (state, names) => {
   show(<Actions job={aJob({ state })} />);
   expect(screen.queryAllByRole("button").map((each) => each.textContent)).toEqual(names);
+});
+
+test("a job whose budget is spent goes on with another one", async () => {
+  const paused = aJob({ state: "paused" });
+  const job = { ...paused, spec: { ...paused.spec, stop: { max_cost_usd: 2 } } } as typeof paused;
+  const asked = anApi({
+    "/api/v1/jobs/digits-abc123/cost": { body: aCost(job.id, { spent_usd: 1.99 }) },
+    "/api/v1/jobs/digits-abc123/resume": { body: job },
+  });
+  show(<Actions job={job} />);
+
+  await userEvent.click(screen.getByRole("button", { name: "Resume" }));
+  const budget = await screen.findByLabelText("Budget in USD, all in all");
+  await userEvent.clear(budget);
+  await userEvent.type(budget, "1");
+  expect(await screen.findByText("$1.99 are spent already")).toBeTruthy();
+  await userEvent.clear(budget);
+  await userEvent.type(budget, "5");
+  await userEvent.click(screen.getByRole("button", { name: "Resume the job" }));
+
+  const sent = asked.find((each) => each.method === "POST");
+  expect(await sent?.clone().json()).toEqual({ max_cost_usd: 5 });
 });
 
 test("a finished model can be downloaded", () => {

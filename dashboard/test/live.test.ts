@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { follow, throttled } from "../src/api/live";
+import { follow, stale, throttled } from "../src/api/live";
 import { KEPT, merged } from "../src/api/tail";
 
 /** The browser's own, as far as it is used: what it does on the wire is for the browser test. */
@@ -102,4 +102,21 @@ test("entries that come again are not shown again, and old ones make room", () =
   expect(merged(ids(1, 3), ids(3, 2)).map((each) => each.id)).toEqual(["1", "2", "3", "4"]);
   const many = merged(ids(0, KEPT), ids(KEPT, 10));
   expect([many.length, many[0]?.id]).toEqual([KEPT, "10"]);
+});
+
+test("news of a job makes old what it may have changed, and nothing of other jobs", () => {
+  const keys = [
+    ["jobs", "list"],
+    ["job", "a", "metrics"],
+    ["job", "a", "machines"],
+    ["job", "a", "events"],
+    ["job", "b", "metrics"],
+    ["fleet", "pools"],
+    ["store"],
+  ];
+  const old = (kind: string) => keys.filter(stale(kind, "a")).map((key) => key.join(" "));
+  expect(old("job")).toEqual(["jobs list", "job a metrics"]);
+  expect(old("event")).toEqual(["job a metrics", "job a machines", "job a events"]);
+  expect(old("fleet")).toEqual(["job a machines", "fleet pools"]);
+  expect(old("store")).toEqual(["store"]);
 });

@@ -1,4 +1,4 @@
-import { cleanup } from "@testing-library/react";
+import { cleanup, configure } from "@testing-library/react";
 import { afterEach, vi } from "vitest";
 
 // what jsdom has not, and the components ask for
@@ -16,6 +16,9 @@ vi.stubGlobal("matchMedia", (query: string) => ({
   addEventListener() {},
   removeEventListener() {},
 }));
+
+// a machine that is busy is no fault of a page
+configure({ asyncUtilTimeout: 10_000 });
 
 afterEach(() => {
   cleanup();

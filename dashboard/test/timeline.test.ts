@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { BAR_PAD, LANE, layout, stateOf, ticks } from "../src/lib/timeline";
+import { BAR_PAD, bulks, LANE, layout, stateOf, ticks } from "../src/lib/timeline";
 import { aMachine } from "./factories";
 
 const killed = aMachine(
@@ -67,4 +67,33 @@ test.each([
   [4 * 86400, 4, [0, 86400, 172800, 259200, 345600]],
 ])("%d seconds in about %d steps", (seconds, wanted, found) => {
   expect(ticks(seconds, wanted)).toEqual(found);
+});
+
+test("many machines that were lost together are one event, a few are not", () => {
+  const lost = (name: string, at: number) =>
+    aMachine(
+      name,
+      [
+        { state: "running", from: 0, to: at },
+        { state: "dead", from: at, to: null },
+      ],
+      { lost: true },
+    );
+  const stays = Array.from({ length: 4 }, (_, each) =>
+    aMachine(`s${each}`, [{ state: "running", from: 0, to: null }]),
+  );
+  const given = { ...lost("g", 101), lost: false };
+  const machines = [
+    lost("a", 100),
+    lost("b", 110),
+    lost("c", 130),
+    given,
+    lost("d", 300),
+    ...stays,
+  ];
+
+  expect(bulks(machines, 400)).toEqual([{ at: 100, until: 130, lost: ["a", "b", "c"] }]);
+  expect(layout(machines, 400, 400).bulks).toMatchObject([{ x: 100, width: 30 }]);
+  const many = Array.from({ length: 20 }, (_, each) => ({ ...stays[0], instance: `t${each}` }));
+  expect(bulks([...machines, ...(many as typeof stays)], 400)).toEqual([]);
 });

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
 
 import httpx
+import numpy as np
 import pytest
 import yaml
 from api_harness import Api, spec
 
-from vcasgd.api.series import thinned
+from vcasgd.api.series import chosen
 from vcasgd.spec import JobSpec
 from vcasgd.store.job import State
+from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.leases import Accounts
 from vcasgd.store.machines import Machines
 
@@ -155,42 +156,78 @@ def test_points_know_the_quality_of_the_model_then(api: Api, http: httpx.Client)
     assert (after["accuracy"], after["validation"]) == (0.5, {"accuracy": 0.5, "loss": 2.0})
 
 
-def test_a_hundred_thousand_points_are_made_short_at_once() -> None:
-    """Fast enough to be done for each reader, and small enough to be sent."""
-    rows = [
-        {"id": f"{at}-0", "at": float(at), "loss": 1.0 / (at + 1), "updates_per_second": at % 7.0,
-         "staleness_mean": at % 11.0, "staleness_max": at % 13, "workers": at % 200}
-        for at in range(100_000)
-    ]  # fmt: skip
-    rows[77_777]["loss"] = None
-    rows[55_555]["updates_per_second"] = 1000.0
+def test_a_spike_of_any_series_is_kept() -> None:
+    count = 100_000
+    loss, rate = 1.0 / (np.arange(count) + 1), np.arange(count) % 7.0
+    loss[77_777] = np.nan
+    rate[55_555] = 1000.0
 
-    started = time.process_time()
-    kept = thinned(rows, ("loss", "updates_per_second", "staleness_mean", "workers"), 500)
-    seconds = time.process_time() - started
+    kept = chosen((loss, rate, np.full(count, np.nan)), count, 500)
 
     assert 100 < len(kept) <= 500
-    assert rows[55_555] in kept
-    assert kept == sorted(kept, key=lambda row: row["at"])
-    assert seconds < 5
-    assert len(json.dumps(kept)) < 100_000
-
-
-def test_what_is_no_number_is_no_spike() -> None:
-    rows = [{"at": at, "loss": {3: "high", 4: None, 5: [1]}.get(at, 1.0)} for at in range(100)]
-    rows[50]["loss"] = 7
-
-    assert rows[50] in thinned(rows, ("loss",), 10)
+    assert 55_555 in kept
+    assert kept == sorted(set(kept))
 
 
 @pytest.mark.parametrize("most", [10, 11, 50])
-def test_there_are_never_more_points_than_asked_for(most: int) -> None:
-    rows = [{"at": at, **dict.fromkeys("abcdefgh", at * 7919 % 1009)} for at in range(5000)]
+@pytest.mark.parametrize("series", [0, 1, 8])
+def test_there_are_never_more_points_than_asked_for(most: int, series: int) -> None:
+    column = np.arange(5000) * 7919.0 % 1009
 
-    for names in ("", "a", "abcdefgh"):
-        kept = thinned(rows, tuple(names), most)
-        assert (kept[0], kept[-1]) == (rows[0], rows[-1])
-        assert len(kept) <= most
+    kept = chosen([column] * series, 5000, most)
+
+    assert (kept[0], kept[-1]) == (0, 4999)
+    assert len(kept) <= most
+    assert chosen([column[:most]] * series, most, most) == list(range(most))
+
+
+def test_a_long_history_is_thinned_and_goes_on(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    for at in range(300):
+        api.jobs.add_metrics(job, {"at": float(at), "loss": 99.0 if at == 150 else 1.0})
+    path = f"jobs/{job}/metrics?points=20"
+
+    first = http.get(path).json()
+    api.jobs.add_metrics(job, {"at": 300.0, "loss": 2.0, "novel": 1})
+    second = http.get(path).json()
+    rest = http.get(f"{path}&after={first[-1]['id']}").json()
+
+    assert len(first) <= 20
+    assert 99.0 in [row["loss"] for row in first]
+    assert (first[0]["at"], first[-1]["at"], second[-1]["at"]) == (0, 299, 300)
+    assert [row["at"] for row in rest] == [300]
+
+
+def test_a_history_that_was_cut_or_replaced_is_seen_as_it_is(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    key, path = LedgerKeys(job).metrics, f"jobs/{job}/metrics?points=5000"
+    for at in range(200):
+        api.jobs.add_metrics(job, {"at": float(at)})
+    assert len(http.get(path).json()) == 200
+
+    # When the ledger drops its oldest entries
+    api.connection.xtrim(key, maxlen=50, approximate=False)
+    assert [row["at"] for row in http.get(path).json()] == list(map(float, range(150, 200)))
+
+    # And when it comes back with another history
+    api.connection.delete(key)
+    api.jobs.add_metrics(job, {"at": 7.0})
+    assert [row["at"] for row in http.get(path).json()] == [7.0]
+
+
+def test_long_answers_are_sent_compressed_and_models_are_not(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    for at in range(100):
+        api.jobs.add_metrics(job, {"at": float(at)})
+    name, data = api.store_checkpoint(job, 1, size=5000)
+
+    long = http.get(f"jobs/{job}/metrics", headers={"Accept-Encoding": "gzip"})
+    model = http.get(f"jobs/{job}/checkpoints/{name}", headers={"Accept-Encoding": "gzip"})
+
+    assert long.headers["Content-Encoding"] == "gzip"
+    assert int(long.headers["Content-Length"]) < len(long.content) / 5
+    assert "Content-Encoding" not in model.headers
+    assert int(model.headers["Content-Length"]) == len(data)
 
 
 # -- what a job says ----------------------------------------------------------------------------

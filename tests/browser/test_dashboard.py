@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pages import Dashboard, Notes, Site, held_example
@@ -16,6 +17,8 @@ from vcasgd.client import Client
 pytestmark = pytest.mark.slow
 
 Eventually = Callable[..., Any]
+THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+WIDTHS = (1440, 390)
 #: what the first page may load, compressed
 SCRIPT_BYTES = 400_000
 #: keeps all that the connection was said to be
@@ -73,6 +76,26 @@ def test_a_job_from_its_submission_to_its_model(
     assert dashboard.site.client.job(job).kills == 1
 
 
+def test_a_job_file_is_written_with_help(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.open("/submit")
+    editor = page.get_by_label("job.yaml", exact=True).last
+    with page.expect_response("**/schema/job"):
+        editor.fill("name: x\nupdate:\n  ")
+
+    editor.press("Control+End")
+    editor.press_sequentially("co")
+    expect(page.get_by_role("option", name="codec")).to_be_visible()
+    editor.press("Enter")
+    editor.press_sequentially("bf")
+    expect(page.get_by_role("option", name="bfloat16")).to_be_visible()
+    editor.press("Enter")
+
+    expect(editor).to_contain_text("codec: bfloat16")
+    page.get_by_text("codec", exact=True).hover()
+    expect(page.locator(".cm-tooltip-hover")).to_contain_text("float32, bfloat16")
+
+
 def test_a_wrong_token_is_refused(stranger: Dashboard) -> None:
     stranger.open("/fleet")
     stranger.page.get_by_label("Token", exact=True).fill("not-the-token")
@@ -94,13 +117,9 @@ def test_who_signs_out_is_out(dashboard: Dashboard) -> None:
     assert page.context.cookies() == []
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
-def test_each_page_can_be_used_by_everybody(
-    dashboard: Dashboard, job: str, theme: str, width: int
-) -> None:
+def test_each_page_can_be_used_by_everybody(dashboard: Dashboard, job: str) -> None:
+    """In both themes and at both widths; the page itself is loaded once."""
     page = dashboard.page
-    page.set_viewport_size({"width": width, "height": 900})
-    _choose(page, theme)
     findings: dict[str, list[str]] = {}
     tabs = [f"/jobs/{job}?tab={tab}" for tab in ("events", "logs", "checkpoints", "yaml")]
     for path in ("/", "/submit", f"/jobs/{job}", *tabs, "/fleet", "/store", "/no-such-page"):
@@ -108,10 +127,24 @@ def test_each_page_can_be_used_by_everybody(
         expect(page.get_by_role("status")).to_have_text("Live")
         expect(page.locator("main h1")).to_be_visible()
         page.wait_for_load_state("load")
-        findings[path] = dashboard.serious_findings()
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= width, f"{path} is {wide} pixels wide"
+        for theme, width in itertools.product(THEMES, WIDTHS):
+            page.set_viewport_size({"width": width, "height": 900})
+            _choose(page, theme)
+            findings[f"{path} {theme} {width}"] = dashboard.serious_findings()
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{path} is {wide} pixels wide"
     assert {path: each for path, each in findings.items() if each} == {}
+
+
+def test_signing_in_can_be_done_by_everybody(stranger: Dashboard) -> None:
+    page = stranger.page
+    stranger.open("/")
+    for theme, width in itertools.product(THEMES, WIDTHS):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=theme)
+        expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", theme)
+        assert stranger.serious_findings() == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_connection_that_breaks_is_shown_and_heals(

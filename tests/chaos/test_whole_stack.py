@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -9,13 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from waiting import await_truth
 
 from vcasgd.chaos.audit import Options, audit_spec
-from vcasgd.client import Client
+from vcasgd.client import Client, Job
 from vcasgd.client.views import JobView
 from vcasgd.fleet.providers.local import LocalPool, LocalProvider
 from vcasgd.fleet.providers.local_processes import kill_all, processes_of
@@ -102,7 +105,9 @@ class Stack:
 
 
 def settings_for(home: Path) -> Settings:
-    return Settings(home=home, api_port=0, local_capacity=WORKERS, idle_seconds=300.0)
+    return Settings(
+        home=home, api_port=0, local_capacity=WORKERS, idle_seconds=300.0, log_format="json"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +145,49 @@ def _text(path: Path) -> str:
     with suppress(OSError):
         return path.read_text(errors="replace")
     return ""
+
+
+def test_one_id_leads_from_a_request_to_every_part(stack: Stack, tmp_path: Path) -> None:
+    job = stack.client.job(stack.submit(epochs=1))
+
+    stack.finish(job.id, tmp_path)
+
+    request = job.request
+    assert request
+    assert {event.request for event in job.events()} == {request}
+    lines = [line for line in _log_lines(stack) if line.get("request") == request]
+    assert {line["role"] for line in lines} >= {"api", "controller", "server", "worker"}
+    of_workers = [line for line in lines if line["role"] == "worker"]
+    assert {line["job"] for line in of_workers} == {job.id}
+    machines = {each["instance"] for each in job.machines()}
+    assert all(any(name in line["worker"] for name in machines) for line in of_workers)
+    # And programs of others can read what it did
+    _assert_tables(job.refreshed(), tmp_path / "runs")
+
+
+def _log_lines(stack: Stack) -> Iterator[dict[str, Any]]:
+    """All that our processes logged; Ray's and the servers' own lines are passed over."""
+    parts = (stack.home.path / "logs").glob("*.log")
+    workers = Path(stack.state.scratch).glob("*/session_2*/logs/worker-*.err")
+    for path in (*parts, *workers):
+        for line in path.read_text(errors="replace").splitlines():
+            if line.startswith("{"):
+                yield json.loads(line)
+
+
+def _assert_tables(job: Job, folder: Path) -> None:
+    table = pandas.DataFrame(job.metrics())
+    assert list(table["version"]) == sorted(table["version"])
+    assert table["loss"].dtype == "float64"
+    (accuracy,) = [each.metrics["accuracy"] for each in job.evaluations]
+
+    files = EventAccumulator(str(job.tensorboard(folder)))
+    files.Reload()
+    (evaluated,) = files.Tensors("validation/accuracy")
+    assert evaluated.step == job.evaluations[0].version
+    assert evaluated.tensor_proto.float_val[0] == pytest.approx(accuracy)
+    losses = [each.tensor_proto.float_val[0] for each in files.Tensors("train/loss")]
+    assert losses == pytest.approx(list(table["loss"]))
 
 
 def test_three_of_three_workers_die_at_once(stack: Stack, job: str, tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from fastapi import APIRouter, FastAPI, Security
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPBearer
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 import vcasgd
 from vcasgd.api import problems
 from vcasgd.api.auth import METRICS, Guard
 from vcasgd.api.overview import Overview
-from vcasgd.api.pages import STATIC, Pages
+from vcasgd.api.pages import GZIP_BYTES, STATIC, Pages
+from vcasgd.api.requests import RequestIds
 from vcasgd.api.routes import (
     checkpoints,
     fleet,
@@ -38,6 +40,8 @@ from vcasgd.settings import Settings
 from vcasgd.store.connection import Client
 
 PREFIX = "/api/v1"
+#: rows of the same fields shrink to a tenth; more effort than this gains little
+GZIP_LEVEL = 4
 OPENAPI = f"{PREFIX}/openapi.json"
 #: what anybody may ask
 PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", f"{PREFIX}/session")})
@@ -72,8 +76,15 @@ def create_app(
     app.include_router(session.entrance, prefix=PREFIX)
     app.include_router(_guarded())
     problems.install(app)
+    app.add_middleware(
+        GZipMiddleware,
+        minimum_size=GZIP_BYTES,
+        compresslevel=GZIP_LEVEL,
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, checkpoints.MEDIA_TYPE),
+    )
     app.add_middleware(Guard, token=token, sessions=sessions, prefix="/api/", public=PUBLIC)
     app.add_middleware(Pages, static=static, others=OWN_PATHS)
+    app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

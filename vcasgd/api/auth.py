@@ -11,14 +11,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vcasgd.api.problems import problem_response
+from vcasgd.api.requests import SAFE
 from vcasgd.api.sessions import Sessions
 from vcasgd.errors import ApiError, Forbidden, Unauthorized
 
 #: no form and no link of another page can send it
 PAGE_HEADER = "X-Vcasgd-Request"
 PAGE_HEADER_VALUE = "dashboard"
-#: methods that change nothing
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 #: where what collects metrics on this machine needs no token
 METRICS = "/metrics"
 #: by which a proxy says that it asks for somebody else

@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from vcasgd.api.requests import HEADER, SCOPE_KEY
+from vcasgd.correlation import bound, request_id
 from vcasgd.errors import (
     ApiError,
     CheckpointDamaged,
@@ -55,7 +57,8 @@ _HEADERS = {
 
 
 class Problem(BaseModel):
-    """What went wrong, as RFC 9457 asks: ``type`` is stable, the rest is for people."""
+    """What went wrong, as RFC 9457 asks: ``type`` is stable, the rest is for people. ``request``
+    stands in the log lines that belong to it."""
 
     type: str
     title: str
@@ -64,6 +67,7 @@ class Problem(BaseModel):
     field: str | None = None
     remedy: str | None = None
     traceback: str | None = None
+    request: str | None = None
 
 
 def problem_response(error: VcasgdError) -> Response:
@@ -96,6 +100,7 @@ def _response(
         title=HTTPStatus(status).phrase,
         status=status,
         detail=detail,
+        request=request_id(),
         **more,
     )
     return JSONResponse(
@@ -109,7 +114,8 @@ def _response(
 def _internal(headers: Mapping[str, str] | None = None) -> Response:
     """Strangers learn nothing of our insides."""
     status = HTTPStatus.INTERNAL_SERVER_ERROR
-    return _response(status, None, "something went wrong inside; the API's log says what", headers)
+    detail = "something went wrong inside; the API's log says what, with this request's id"
+    return _response(status, None, detail, headers)
 
 
 # -- what others raise ------------------------------------------------------------------------
@@ -152,9 +158,11 @@ def install(app: FastAPI) -> None:
         return _response(HTTPStatus.BAD_REQUEST, None, "the connection broke")
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, __: Exception) -> Response:
+    async def unexpected(request: Request, __: Exception) -> Response:
         # the server logs the traceback, and then closes the connection without a word
-        return _internal({"Connection": "close"})
+        name = request.scope.get(SCOPE_KEY, "")
+        with bound(request=name):
+            return _internal({"Connection": "close", HEADER: name})
 
 
 # -- the OpenAPI document -----------------------------------------------------------------------

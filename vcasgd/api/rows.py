@@ -34,13 +34,15 @@ class _Row(BaseModel):
 
 
 class EventRow(_Row):
-    """Something that happened to a job. `kind` is short and stable, `text` for people."""
+    """Something that happened to a job. `kind` is short and stable, `text` for people; `request`:
+    the one that brought it about, else the one that submitted the job."""
 
     id: str
     at: float
     kind: str
     text: str
     details: dict[str, Any] = {}
+    request: str | None = None
 
 
 class LogRow(_Row):

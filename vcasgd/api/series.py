@@ -17,34 +17,19 @@ from vcasgd.store.job import Evaluation
 SPIKY = ("loss", "updates_per_second", "staleness_mean", "staleness_max", "workers")
 
 
-def thinned(
-    rows: Sequence[dict[str, Any]], names: Sequence[str], most: int
-) -> list[dict[str, Any]]:
-    """At most ``most`` of the rows, in order: the first, the last, and of each stretch those in
-    which one of the series ``names`` is highest or lowest."""
-    if len(rows) <= most:
-        return list(rows)
-    kept = {0, len(rows) - 1}
-    series = [_column(rows, name) for name in names[: max(1, (most - 2) // 2)]]
+def chosen(series: Sequence[NDArray[np.float64]], count: int, most: int) -> list[int]:
+    """Indices of at most ``most`` of ``count`` points, in order: the first, the last, and of each
+    stretch those in which one of the series is highest or lowest. Each series is float64 [count],
+    NaN where it has no number."""
+    if count <= most:
+        return list(range(count))
+    kept = {0, count - 1}
+    series = series[: max(1, (most - 2) // 2)]
     stretches = max(1, (most - len(kept)) // max(1, 2 * len(series)))
-    edges = np.linspace(0, len(rows), stretches + 1).astype(int)
+    edges = np.linspace(0, count, stretches + 1).astype(int)
     for values in series:
         kept |= _extremes(values, edges)
-    return [rows[index] for index in sorted(kept)][:most]
-
-
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
-    """float64 [rows], NaN where there is no number."""
-    values = [row.get(name) for row in rows]
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        # something that is no number is among them
-        return np.array([_number(value) for value in values])
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else np.nan
+    return sorted(kept)[:most]
 
 
 def _extremes(values: NDArray[np.float64], edges: NDArray[np.int_]) -> set[int]:

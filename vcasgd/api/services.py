@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from vcasgd.api.curves import Curves
 from vcasgd.api.sessions import Sessions
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
@@ -33,6 +34,7 @@ class Services:
     machines: Machines
     everything: Everything
     sessions: Sessions
+    curves: Curves
 
     @classmethod
     def over(
@@ -50,6 +52,7 @@ class Services:
             machines=Machines(ledger),
             everything=Everything(ledger),
             sessions=sessions,
+            curves=Curves(ledger),
         )
 
 

@@ -78,7 +78,8 @@ class Tuned(BaseModel):
 class JobView(BaseModel):
     """A job. `version` is how many updates its model contains, `model` the checkpoint that
     holds the finished model; `evictions` and `kills` count machines that it lost; `store_nodes`
-    is how many its model is cut over, `null` before the first snapshot."""
+    is how many its model is cut over, `null` before the first snapshot; `request` is the id of the
+    request that submitted it."""
 
     id: str
     name: str
@@ -96,6 +97,7 @@ class JobView(BaseModel):
     version: int
     model: str | None
     package: str
+    request: str | None
     evictions: int
     kills: int
     tuned: Tuned
@@ -121,6 +123,7 @@ class JobView(BaseModel):
             version=job.version,
             model=job.model,
             package=job.package,
+            request=job.request,
             evictions=job.evictions,
             kills=job.kills,
             tuned=Tuned.model_validate(job.tuned),

@@ -58,7 +58,7 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the jo
 
 def register(app: typer.Typer) -> None:
     commands = (submit, follow, jobs, show, events, logs, pause, resume, cancel, checkpoints)
-    for command in (*commands, download):
+    for command in (*commands, download, tensorboard):
         app.command(rich_help_panel="Jobs")(command)
 
 
@@ -202,6 +202,18 @@ def download(
         out.print(str(client.download(job, to, checkpoint)), markup=False)
 
 
+def tensorboard(
+    job: JobName,
+    to: Annotated[Path, typer.Option(help="A folder; the job gets its own in it.")] = Path("runs"),
+    following: Follow = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Write a job's history as TensorBoard event files; look at them with tensorboard --logdir."""
+    with open_client(url, token) as client, _leaving(job):
+        out.print(str(client.tensorboard(job, to, following)), markup=False)
+
+
 def _follow(client: Client, job: str) -> None:
     with _leaving(job):
         view = show_progress(Watch(client, job).looks(), out)
@@ -283,6 +295,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("machines", f"{view.evictions} evicted, {view.kills} killed"),
         ("store nodes", view.store_nodes),
         ("model", view.model),
+        ("request", view.request),
         ("rule", view.spec["update"]["rule"]),
         ("tuned", ", ".join(_tuned(view.tuned))),
         ("working dir", view.spec["working_dir"]),

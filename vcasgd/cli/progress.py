@@ -23,6 +23,15 @@ from vcasgd.client import Event, JobView, Row
 EVENTS_SHOWN = 8
 #: kinds of events that the numbers tell as well; vcasgd events shows them all
 ROUTINE = ("evaluated", "checkpoint")
+#: events that take a machine, the worst first: what marks them below the workers, and its style
+LOSSES = {
+    "worker-killed": ("▲", "red"),
+    "worker-crashed": ("▲", "red"),
+    "worker-evicted": ("▲", "yellow"),
+    "eviction-notice": ("△", "yellow"),
+}
+#: of them, the newest are shown however much else happens
+LOSSES_SHOWN = 4
 #: the plain view says how far the job is when an epoch ended, and this often in between
 LINE_SECONDS = 5.0
 
@@ -75,7 +84,9 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._events: deque[Event] = deque(maxlen=EVENTS_SHOWN)
+        self._losses: deque[Event] = deque(maxlen=LOSSES_SHOWN)
         self._workers: deque[int] = deque(maxlen=MOST_BARS)
+        self._marks: deque[Text] = deque(maxlen=MOST_BARS)
 
     def __enter__(self) -> LiveView:
         self._live.__enter__()
@@ -85,15 +96,20 @@ class LiveView:
         self._live.stop()
 
     def show(self, look: Look) -> None:
-        self._events.extend(_remarkable(look))
+        # what happened before the first look has no place below the bars
+        self._marks.append(mark(look.events if self._workers else ()))
         self._workers.append(len(look.workers))
+        for event in _remarkable(look):
+            (self._losses if event.kind in LOSSES else self._events).append(event)
         self._live.update(self._picture(look), refresh=True)
 
     def _picture(self, look: Look) -> RenderableType:
         parts: list[RenderableType] = [_title(look), _bar(look), _numbers(look)]
-        parts.append(_lines(look.job, self._workers))
+        parts.append(_lines(look.job, self._workers, self._marks))
         if look.workers:
             parts += [Text(), _workers(look.workers)]
+        if self._losses:
+            parts += [Text(), *map(_loss_line, self._losses)]
         if self._events:
             parts += [Text(), *(Text(event_line(event), style="dim") for event in self._events)]
         if look.trouble:
@@ -103,6 +119,18 @@ class LiveView:
 
 def event_line(event: Event) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(event.at))}  {event.kind}: {event.text}"
+
+
+def mark(events: Iterable[Event]) -> Text:
+    """One letter for the worst that happened to a machine; a space where none was lost."""
+    seen = {event.kind for event in events}
+    letter, style = next((sign for kind, sign in LOSSES.items() if kind in seen), (" ", ""))
+    return Text(letter, style=style)
+
+
+def _loss_line(event: Event) -> Text:
+    letter, style = LOSSES[event.kind]
+    return Text(f"{letter} {event_line(event)}", style=style)
 
 
 def _remarkable(look: Look) -> list[Event]:
@@ -155,12 +183,13 @@ def time_left(look: Look) -> float | None:
     return (now - begun) * (1 - fraction) / fraction
 
 
-def _lines(job: JobView, workers: Iterable[int]) -> RenderableType:
-    """Accuracy by epoch, and workers by look."""
+def _lines(job: JobView, workers: Iterable[int], marks: Iterable[Text]) -> RenderableType:
+    """Accuracy by epoch, workers by look, and below these when machines were lost."""
     found = [each.metrics.get("accuracy") for each in job.evaluations]
     grid = Table.grid(padding=(0, 1))
     grid.add_row("accuracy", Text(sparkline(x for x in found if x is not None), style="green"))
     grid.add_row("workers", Text(sparkline(workers, lowest=0), style="cyan"))
+    grid.add_row("", Text.assemble(*marks))
     return grid
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,7 +31,7 @@ MOST_ROWS = 15
 class Glance:
     """The fleet at one moment."""
 
-    jobs: list[JobView]
+    jobs: Sequence[JobView]
     machines: list[Row]
     pools: list[Row]
     store: Row

@@ -4,13 +4,14 @@
 
     client = Client("http://127.0.0.1:8700", token)
     job = client.submit_directory(JobSpec.load(Path("job.yaml")))
-    for event in client.events(job.id, follow=True):
+    for event in job.events(follow=True):
         print(event.text)
-    client.download(job.id, Path("model.safetensors"))
+    job.wait().download(Path("model.safetensors"))
 """
 
 from vcasgd.client.client import Client
 from vcasgd.client.following import PATIENCE_SECONDS
+from vcasgd.client.job import Job
 from vcasgd.client.problems import may_work_later
 from vcasgd.client.views import Evaluation, Event, JobView, LogLine, Progress, Row, Totals
 
@@ -19,6 +20,7 @@ __all__ = [
     "Client",
     "Evaluation",
     "Event",
+    "Job",
     "JobView",
     "LogLine",
     "Progress",

@@ -8,15 +8,21 @@ from pathlib import Path
 
 from vcasgd.client.downloads import save
 from vcasgd.client.following import PATIENCE_SECONDS
+from vcasgd.client.job import Job
 from vcasgd.client.problems import may_work_later
+from vcasgd.client.tensorboard import EventFiles
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
-from vcasgd.client.views import Event, JobView, LogLine, Row, from_row
+from vcasgd.client.views import Event, LogLine, Row, from_row
 from vcasgd.errors import ApiError, NotFound
 from vcasgd.package import digest_of, pack
 from vcasgd.spec import JobSpec
 
 #: between two looks at a job that is waited for
 LOOK_SECONDS = 0.5
+#: of a long history, in event files: TensorBoard itself shows a thousand of each curve
+HISTORY_POINTS = 5000
+#: between two looks for what is new, for event files
+FRESH_SECONDS = 2.0
 #: unless told otherwise, how much a working directory may hold
 PACKAGE_LIMIT_MB = 100.0
 
@@ -46,7 +52,7 @@ class Client:
 
     # -- jobs -------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec, package: bytes, idempotency_key: str | None = None) -> JobView:
+    def submit(self, spec: JobSpec, package: bytes, idempotency_key: str | None = None) -> Job:
         """Uploads the package unless it is known, and creates a job; the same key again gives
         the same job.
 
@@ -57,14 +63,14 @@ class Client:
         digest = self.upload(package)
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         body = {"spec": spec.model_dump(mode="json"), "package": digest}
-        return JobView.from_json(self._api.json("POST", "jobs", json=body, headers=headers))
+        return self._job(self._api.json("POST", "jobs", json=body, headers=headers))
 
     def submit_directory(
         self,
         spec: JobSpec,
         limit_mb: float = PACKAGE_LIMIT_MB,
         idempotency_key: str | None = None,
-    ) -> JobView:
+    ) -> Job:
         """Packs the spec's working directory and submits it. Raises as :meth:`submit` does."""
         package = pack(Path(spec.working_dir), int(limit_mb * 1e6))
         return self.submit(spec, package, idempotency_key)
@@ -79,30 +85,33 @@ class Client:
             self._api.call("PUT", f"packages/{digest}", content=package, timeout=FILE_SECONDS)
         return digest
 
-    def jobs(self, state: str | None = None, limit: int = 100) -> list[JobView]:
+    def jobs(self, state: str | None = None, limit: int = 100) -> list[Job]:
         """Newest first."""
         rows = self._api.rows("jobs", limit=limit, state=state)
-        return [JobView.from_json(row) for row in rows]
+        return [self._job(row) for row in rows]
 
-    def job(self, job: str) -> JobView:
-        return JobView.from_json(self._api.json("GET", path_of("jobs", job)))
+    def job(self, job: str) -> Job:
+        return self._job(self._api.json("GET", path_of("jobs", job)))
 
-    def pause(self, job: str) -> JobView:
+    def pause(self, job: str) -> Job:
         """Raises :class:`~vcasgd.errors.Conflict` where the job is not running."""
         return self._command(job, "pause")
 
-    def resume(self, job: str, max_cost_usd: float | None = None) -> JobView:
+    def resume(self, job: str, max_cost_usd: float | None = None) -> Job:
         """With another budget if one is given. Raises :class:`~vcasgd.errors.Conflict` where the
         job is not paused."""
         body = None if max_cost_usd is None else {"max_cost_usd": max_cost_usd}
         return self._command(job, "resume", body)
 
-    def cancel(self, job: str) -> JobView:
+    def cancel(self, job: str) -> Job:
         """Raises :class:`~vcasgd.errors.Conflict` where the job is over."""
         return self._command(job, "cancel")
 
-    def wait(self, job: str, timeout: float, patience: float = PATIENCE_SECONDS) -> JobView:
-        """The job once it is over. The API may be away in between, for ``patience`` seconds.
+    def wait(
+        self, job: str, timeout: float | None = None, patience: float = PATIENCE_SECONDS
+    ) -> Job:
+        """The job once it is over, after ``timeout`` seconds at most; without one, however long it
+        takes. The API may be away in between, for ``patience`` seconds.
 
         Raises :class:`~vcasgd.errors.ApiError` where it is not over in time.
         """
@@ -116,7 +125,7 @@ class Client:
             except ApiError as error:
                 if not may_work_later(error) or time.monotonic() > answered + patience:
                     raise
-            if time.monotonic() + LOOK_SECONDS > started + timeout:
+            if timeout is not None and time.monotonic() + LOOK_SECONDS > started + timeout:
                 raise ApiError(f"job {job} is not over after {timeout:g} s")
             time.sleep(LOOK_SECONDS)
 
@@ -245,6 +254,26 @@ class Client:
         ) as response:
             return save(response, path)
 
+    def tensorboard(self, job: str, folder: Path, follow: bool = False) -> Path:
+        """A job's history as TensorBoard event files in a folder of its own inside ``folder``;
+        returns that folder. With ``follow`` until the job is over.
+
+        Needs ``pip install 'vcasgd[tensorboard]'``; :class:`~vcasgd.errors.ApiError` says so.
+        """
+        target = folder / job
+        with EventFiles(target) as files:
+            view, last = self.job(job), None
+            points: int | None = HISTORY_POINTS
+            while True:
+                rows = self.metrics(job, last, points=points)
+                files.add_points(rows)
+                files.add_evaluations(view.evaluations)
+                if view.over or not follow:
+                    return target
+                last, points = (rows[-1]["id"] if rows else last), None
+                time.sleep(FRESH_SECONDS)
+                view = self.job(job)
+
     # -- the fleet ------------------------------------------------------------------------------
 
     def instances(self) -> list[Row]:
@@ -294,6 +323,9 @@ class Client:
         request: Row = self._api.json("POST", path_of(*parts, "evict"), json=body)
         return request
 
-    def _command(self, job: str, command: str, body: Row | None = None) -> JobView:
+    def _command(self, job: str, command: str, body: Row | None = None) -> Job:
         more = {} if body is None else {"json": body}
-        return JobView.from_json(self._api.json("POST", path_of("jobs", job, command), **more))
+        return self._job(self._api.json("POST", path_of("jobs", job, command), **more))
+
+    def _job(self, row: Row) -> Job:
+        return Job.from_json(row, client=self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from html import escape
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 #: a worker, an instance, a pool, a checkpoint: as the API shows it
 Row = dict[str, Any]
@@ -30,6 +30,8 @@ class Event:
     kind: str
     text: str
     details: dict[str, Any]
+    #: that brought it about, else that submitted the job
+    request: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class JobView:
     kills: int
     #: over which the model is cut; None before the first snapshot
     store_nodes: int | None
+    #: that submitted it, as the log lines about it name it
+    request: str | None = None
     #: what was found by measuring it: shares, implicit_momentum, mixing, learners
     tuned: dict[str, Any] = field(default_factory=dict)
 
@@ -134,11 +138,12 @@ class JobView:
         return f"<table><caption>{escape(self.id)}</caption>{rows}</table>"
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> JobView:
+    def from_json(cls, row: Mapping[str, Any], **more: Any) -> Self:
+        """``more``: fields that a subclass has beside those of the API."""
         evaluations = tuple(from_row(Evaluation, each) for each in row["evaluations"])
         parts = {
             "progress": from_row(Progress, row["progress"]),
             "totals": from_row(Totals, row["totals"]),
             "evaluations": evaluations,
         }
-        return from_row(cls, {**row, **parts})
+        return from_row(cls, {**row, **parts, **more})

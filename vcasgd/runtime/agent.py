@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vcasgd.correlation import identify
 from vcasgd.fleet.notices import notices_from_environment
 from vcasgd.runtime.processes import configure_logging
 from vcasgd.runtime.worker import Worker
@@ -14,6 +15,7 @@ ENTRY = "vcasgd.runtime.agent:run"
 def run(job: str, worker: str, instance: str) -> None:
     """Until the job is over or the machine has to go. Settings come from the environment."""
     configure_logging("worker")
+    identify(job=job, worker=worker)
     settings = load_settings()
     notices = notices_from_environment(settings.metadata)
     Worker(settings, job, worker, instance=instance, notices=notices).run()

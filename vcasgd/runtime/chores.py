@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vcasgd.correlation import identify
 from vcasgd.errors import NotFound, PackageError, SnapshotMissing
 from vcasgd.learning.shards import Part
 from vcasgd.package import unpack
@@ -49,6 +50,8 @@ class Chores:
         if self._learner is None or not self._desk.links.known:
             self._desk.doing = "preparing"
             job = self._desk.jobs.get(self._desk.job)
+            # a worker is a process of its own
+            identify(request=job.request)
             learner = self._learner or self._built(job)
             self._desk.tuning = job.spec.tuning
             if job.facts is not None:

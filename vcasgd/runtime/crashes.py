@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from vcasgd.correlation import bound
 from vcasgd.store.job import Failure
 from vcasgd.store.jobs import Jobs
 
@@ -34,7 +35,8 @@ class Crashes:
         first, most = RESTART_SECONDS
         pause = min(most, first * 2 ** (self._counts[worker] - 1))
         self._not_before[worker] = self._clock() + pause
-        log.warning("%s: its process ended: %s; next start in %.0f s", worker, reason, pause)
+        with bound(job=job, worker=worker, request=self._jobs.request_of(job)):
+            log.warning("%s: its process ended: %s; next start in %.0f s", worker, reason, pause)
         message = f"the process of worker {worker} ended: {reason or 'no reason is known'}"
         self._jobs.report_failure(job, Failure(worker, "process", message, "", fatal=False))
         self._jobs.event(job, "worker-crashed", message, worker=worker)

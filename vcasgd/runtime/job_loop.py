@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from vcasgd.correlation import bound
 from vcasgd.errors import StoreUnavailable, VcasgdError
 from vcasgd.runtime.admission import LedgerAdmission
 from vcasgd.runtime.keeper import JobKeeper
@@ -85,9 +86,10 @@ class JobLoop(threading.Thread):
             log.warning("ledger: %s", error)
             return
         for job in active:
-            self._keepers.setdefault(job, self._keeper(job))
+            keeper = self._keepers.setdefault(job, self._keeper(job))
             self._tuners.setdefault(job, Tuner(job, self._ledger, self._settings.heartbeat))
-            self._step(job)
+            with bound(job=job, request=keeper.request):
+                self._step(job)
         for job in self._keepers.keys() - set(active):
             self._clean_up(job)
 

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 from vcasgd.errors import NotFound, SnapshotMissing, StorageUnavailable, StoreUnavailable
@@ -64,9 +65,12 @@ class JobKeeper:
         self._written_at = clock()
         self._retry_at = 0.0
         self._pause = 0.0
+        #: that submitted the job; known from the first step on
+        self.request: str | None = None
 
     def step(self) -> None:
         job = self._jobs.get(self._job)
+        self.request = job.request
         self._collect_write()
         match job.state:
             case State.STARTING:
@@ -258,7 +262,7 @@ class JobKeeper:
         return self._writing is None and self._clock() >= self._retry_at
 
     def _write(self, job: Job, pin: str) -> None:
-        self._writing = (pin, self._writer.submit(self._write_pinned, job, pin))
+        self._writing = (pin, self._writer.submit(copy_context().run, self._write_pinned, job, pin))
 
     def _write_pinned(self, job: Job, pin: str) -> Stored:
         assert job.facts is not None

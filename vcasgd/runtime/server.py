@@ -16,6 +16,7 @@ from types import FrameType
 
 import torch
 
+from vcasgd.correlation import bound
 from vcasgd.errors import (
     Fenced,
     NotFound,
@@ -88,6 +89,10 @@ class ParameterServer:
                 self._wait()
 
     def _turn(self, shard: Shard) -> int:
+        with bound(job=shard.job, request=shard.request):
+            return self._guarded_turn(shard)
+
+    def _guarded_turn(self, shard: Shard) -> int:
         try:
             return shard.turn()
         except Fenced:
@@ -182,6 +187,8 @@ class ParameterServer:
         job = self._jobs.get(name)
         if job.facts is None or self._number >= job.facts.shards:
             return
+        with bound(job=name, request=job.request):
+            log.info("serves shard %d of %d", self._number, job.facts.shards)
         self._shards[name] = Shard(
             job,
             self._token,

@@ -71,7 +71,7 @@ class Shard:
     ) -> None:
         if job.facts is None:
             raise ValueError(f"{job.id} has no facts yet")
-        self.job = job.id
+        self.job, self.request = job.id, job.request
         self._token = token
         self._secret = job_secret
         self._recipe = Recipe(job.spec, job.facts, number)

@@ -15,6 +15,7 @@ import sys
 import time
 from typing import Any
 
+from vcasgd.correlation import identify
 from vcasgd.errors import (
     Fenced,
     PackageError,
@@ -317,6 +318,7 @@ def main() -> int:
     parser.add_argument("--worker", required=True)
     options = parser.parse_args()
     configure_logging("worker")
+    identify(job=options.job, worker=options.worker)
     try:
         worker = Worker(load_settings(), options.job, options.worker)
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.leave("SIGTERM"))

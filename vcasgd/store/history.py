@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vcasgd.correlation import request_id
 from vcasgd.store.connection import Client
 from vcasgd.store.keys import LedgerKeys
 
 #: entries kept of each stream; older ones are dropped
 EVENTS_KEPT = 20_000
-METRICS_KEPT = 20_000
+#: more than a day, at a point each second
+METRICS_KEPT = 100_000
 LOG_LINES_KEPT = 10_000
 
 
@@ -26,10 +28,21 @@ class History:
         """Appends to the job's history. ``kind`` is short and stable, ``text`` for people."""
         self._ledger.xadd(
             LedgerKeys(job).events,
-            {"e": event_text(kind, text, details)},
+            {"e": event_text(kind, text, details, self._request(job))},
             maxlen=EVENTS_KEPT,
             approximate=True,
         )
+
+    def _request(self, job: str) -> str | None:
+        """The one at work, else the one that submitted the job."""
+        if (present := request_id()) is not None:
+            return present
+        return self.request_of(job)
+
+    def request_of(self, job: str) -> str | None:
+        """The request that submitted a job."""
+        known = self._ledger.hget(LedgerKeys(job).record, "request")
+        return known.decode() if known else None
 
     def events(
         self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
@@ -72,5 +85,6 @@ class History:
         return [{"id": at.decode(), **json.loads(data[name.encode()])} for at, data in entries]
 
 
-def event_text(kind: str, text: str, details: Mapping[str, Any]) -> str:
-    return json.dumps({"at": time.time(), "kind": kind, "text": text, "details": details})
+def event_text(kind: str, text: str, details: Mapping[str, Any], request: str | None) -> str:
+    event = {"at": time.time(), "kind": kind, "text": text, "details": details}
+    return json.dumps(event | ({"request": request} if request else {}))

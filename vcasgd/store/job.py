@@ -83,6 +83,8 @@ class Job:
     state: State
     package: str
     created_at: float
+    #: of the request that submitted it
+    request: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
     reason: str | None = None
@@ -156,6 +158,7 @@ def read_job(
         state=State(text["state"]),
         package=text["package"],
         created_at=float(text["created_at"]),
+        request=text.get("request") or None,
         started_at=_number(text.get("started_at")),
         ended_at=_number(text.get("ended_at")),
         reason=text.get("reason") or None,

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
+from vcasgd.correlation import request_id
 from vcasgd.errors import Conflict, JobUnreadable, NotFound
 from vcasgd.spec import JobSpec
 from vcasgd.store import keys as names
@@ -68,8 +69,9 @@ class Jobs(History):
         record = {
             "spec": body, "state": State.STARTING.value, "package": package,
             "created_at": time.time(), "labels": " ".join(spec.required_labels),
+            "request": request_id(),
         }  # fmt: skip
-        event = event_text("submitted", f"{spec.name} was submitted", {})
+        event = event_text("submitted", f"{spec.name} was submitted", {}, request_id())
         created, known_digest = self._submit(
             keys=[names.idempotency(idempotency_key or ""), names.JOBS, names.ACTIVE,
                   keys.record, keys.work, keys.open, keys.events],
@@ -146,7 +148,7 @@ class Jobs(History):
         extra: dict[str, Any] = {"reason": why, **fields}
         if to.over:
             extra.setdefault("ended_at", time.time())
-        event = event_text(f"job-{to.value}", why, {})
+        event = event_text(f"job-{to.value}", why, {}, self._request(job))
         changed, state = self._transition(
             keys=[keys.record, names.ACTIVE, keys.events],
             args=[job, to.value, int(to.over), event, len(extra), *_flat(extra), *allowed],

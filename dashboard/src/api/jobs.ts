@@ -6,6 +6,8 @@ import type { Cost, Job } from "./types";
 const LIST_LIMIT = 500;
 /** Points of a curve: about one for each pixel of a narrow panel. */
 const POINTS = 500;
+/** What is drawn of each point; the rest would be most of the answer. */
+const SERIES = "loss,updates_per_second,staleness_mean,samples,spent_usd";
 const OVER: readonly string[] = ["succeeded", "failed", "cancelled"];
 
 export function isOver(job: Pick<Job, "state">): boolean {
@@ -73,7 +75,7 @@ export function useMetrics(job: string) {
     queryFn: async () =>
       body(
         await api.GET("/api/v1/jobs/{job}/metrics", {
-          params: { path: { job }, query: { points: POINTS } },
+          params: { path: { job }, query: { points: POINTS, names: SERIES } },
         }),
       ),
     refetchInterval: usePolling(),
@@ -120,7 +122,7 @@ export function useCheckpoints(job: string) {
   });
 }
 
-/** The job's spec, as YAML; it never changes. */
+/** The job's spec, as YAML; only a new budget changes it. */
 export function useSpecText(job: string) {
   return useQuery({
     queryKey: ["job", job, "spec"],
@@ -130,18 +132,21 @@ export function useSpecText(job: string) {
   });
 }
 
-export type Command = "pause" | "resume" | "cancel";
+/** `budget` in USD, all in all, for a job that goes on. */
+export type Command = { name: "pause" | "resume" | "cancel"; budget?: number };
 
 export function useCommand(job: string) {
   const queries = useQueryClient();
   return useMutation({
-    mutationFn: async (command: Command) => {
-      if (command === "pause") return body(await api.POST("/api/v1/jobs/{job}/pause", at(job)));
-      if (command === "resume") return body(await api.POST("/api/v1/jobs/{job}/resume", at(job)));
-      return body(await api.POST("/api/v1/jobs/{job}/cancel", at(job)));
+    mutationFn: async ({ name, budget }: Command) => {
+      if (name === "pause") return body(await api.POST("/api/v1/jobs/{job}/pause", at(job)));
+      if (name === "cancel") return body(await api.POST("/api/v1/jobs/{job}/cancel", at(job)));
+      const change = budget === undefined ? null : { max_cost_usd: budget };
+      return body(await api.POST("/api/v1/jobs/{job}/resume", { ...at(job), body: change }));
     },
     onSuccess: (view) => {
       queries.setQueryData(["job", job, "view"], view);
+      queries.invalidateQueries({ queryKey: ["job", job, "spec"] });
       queries.invalidateQueries({ queryKey: ["jobs"] });
     },
   });

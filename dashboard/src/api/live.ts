@@ -1,4 +1,4 @@
-import { useQueryClient } from "@tanstack/react-query";
+import { type QueryKey, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useSyncExternalStore } from "react";
 
 export type Connection = "connecting" | "live" | "broken";
@@ -11,13 +11,25 @@ export const POLL_MS = 5_000;
 const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 10_000;
 
-/** Which queries a kind of news makes old, by the beginning of their keys. */
-export const STALE: Record<string, string[][]> = {
-  job: [["jobs"], ["job"]],
-  event: [["job"]],
-  fleet: [["fleet"]],
-  store: [["store"]],
-};
+/** The kinds of news that there are. */
+const KINDS = ["job", "event", "fleet", "store"];
+/** What moves with every update of a job; the rest of it changes with its events. */
+const MOVING = ["view", "metrics", "staleness", "subtasks", "cost"];
+
+/** Which queries news makes old: `job` is the one that it is about, if it is about one. */
+export function stale(kind: string, job: string): (key: QueryKey) => boolean {
+  const own = (key: QueryKey) => key[0] === "job" && key[1] === job;
+  switch (kind) {
+    case "job":
+      return (key) => key[0] === "jobs" || (own(key) && MOVING.includes(String(key[2])));
+    case "event":
+      return own;
+    case "fleet":
+      return (key) => key[0] === "fleet" || (key[0] === "job" && key[2] === "machines");
+    default:
+      return (key) => key[0] === kind;
+  }
+}
 
 let state: Connection = "connecting";
 const listeners = new Set<() => void>();
@@ -47,21 +59,31 @@ export function usePolling(wanted = true): number | false {
 export function useLive(): Connection {
   const queries = useQueryClient();
   useEffect(() => {
-    const stale = throttled((kind) => {
-      for (const queryKey of STALE[kind] ?? []) queries.invalidateQueries({ queryKey });
+    const look = throttled((about) => {
+      const [kind = "", job = ""] = about.split(" ");
+      const old = stale(kind, job);
+      queries.invalidateQueries({ predicate: ({ queryKey }) => old(queryKey) });
     }, QUIET_MS);
-    const stop = follow(STREAM, Object.keys(STALE), stale.call, (next) => {
+    const onNews = (kind: string, event: MessageEvent<string>) =>
+      look.call(`${kind} ${subject(kind, event.data)}`);
+    const stop = follow(STREAM, KINDS, onNews, (next) => {
       // what happened meanwhile is on no stream for sure
       if (next === "live" && state === "broken") queries.invalidateQueries();
       become(next);
     });
     return () => {
       stop();
-      stale.stop();
+      look.stop();
       become("connecting");
     };
   }, [queries]);
   return useConnection();
+}
+
+function subject(kind: string, data: string): string {
+  if (kind !== "job" && kind !== "event") return "";
+  const news = JSON.parse(data) as { id: string; job?: string };
+  return kind === "event" ? (news.job ?? "") : news.id;
 }
 
 /**
@@ -122,6 +144,8 @@ export function throttled(work: (key: string) => void, quietMs: number) {
   const run = (key: string) => {
     timers.delete(key);
     last.set(key, Date.now());
+    // a page that is open for days hears of many jobs
+    for (const [other, at] of last) if (at + quietMs < Date.now()) last.delete(other);
     work(key);
   };
   return {

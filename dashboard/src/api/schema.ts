@@ -997,7 +997,8 @@ export interface components {
         };
         /**
          * EventRow
-         * @description Something that happened to a job. `kind` is short and stable, `text` for people.
+         * @description Something that happened to a job. `kind` is short and stable, `text` for people; `request`:
+         *     the one that brought it about, else the one that submitted the job.
          */
         EventRow: {
             /** Id */
@@ -1015,6 +1016,8 @@ export interface components {
             details: {
                 [key: string]: unknown;
             };
+            /** Request */
+            request?: string | null;
         } & {
             [key: string]: unknown;
         };
@@ -1386,7 +1389,8 @@ export interface components {
          * JobView
          * @description A job. `version` is how many updates its model contains, `model` the checkpoint that
          *     holds the finished model; `evictions` and `kills` count machines that it lost; `store_nodes`
-         *     is how many its model is cut over, `null` before the first snapshot.
+         *     is how many its model is cut over, `null` before the first snapshot; `request` is the id of the
+         *     request that submitted it.
          */
         JobView: {
             /** Id */
@@ -1417,6 +1421,8 @@ export interface components {
             model: string | null;
             /** Package */
             package: string;
+            /** Request */
+            request: string | null;
             /** Evictions */
             evictions: number;
             /** Kills */
@@ -2417,7 +2423,8 @@ export interface components {
         };
         /**
          * Problem
-         * @description What went wrong, as RFC 9457 asks: ``type`` is stable, the rest is for people.
+         * @description What went wrong, as RFC 9457 asks: ``type`` is stable, the rest is for people. ``request``
+         *     stands in the log lines that belong to it.
          */
         Problem: {
             /** Type */
@@ -2443,6 +2450,11 @@ export interface components {
              * @default null
              */
             traceback: string | null;
+            /**
+             * Request
+             * @default null
+             */
+            request: string | null;
         };
     };
     responses: never;

@@ -1,7 +1,8 @@
 import { sha256 } from "@noble/hashes/sha2.js";
 import { bytesToHex } from "@noble/hashes/utils.js";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { api, body, problemOf } from "./client";
+import type { Schema } from "../lib/schema";
+import { ApiError, api, body, problemOf } from "./client";
 import type { Job, Plan, Spec, Validation } from "./types";
 
 /** What the API makes of the text: the job that it describes, or what is wrong with it. */
@@ -16,8 +17,24 @@ export function useValidation(text: string) {
   });
 }
 
+/** What a job file may say. */
+export function useSpecSchema() {
+  return useQuery({
+    queryKey: ["schema", "job"],
+    queryFn: async () => body(await api.GET("/api/v1/schema/job")) as Schema,
+    staleTime: Number.POSITIVE_INFINITY,
+  });
+}
+
+/** A controller that has just started tells its pools soon. */
+const PLAN_RETRIES = 10;
+const PLAN_RETRY_MS = 1_000;
+
 export function usePlan() {
   return useMutation({
+    retry: (failures, error) =>
+      failures < PLAN_RETRIES && error instanceof ApiError && error.status === 409,
+    retryDelay: PLAN_RETRY_MS,
     mutationFn: async (spec: Spec): Promise<Plan> =>
       body(await api.POST("/api/v1/plan", { body: { spec } })),
   });

@@ -8,12 +8,26 @@ export type Lane = { machine: Machine; y: number; bars: Bar[]; lostAt: number };
 
 export type Arrow = { from: string; to: string; x1: number; y1: number; x2: number; y2: number };
 
-export type Layout = { lanes: Lane[]; arrows: Arrow[]; height: number; from: number; to: number };
+/** Machines that were lost together: most losses come in such events. */
+export type Bulk = { at: number; machines: string[]; x: number; width: number };
+
+export type Layout = {
+  lanes: Lane[];
+  arrows: Arrow[];
+  bulks: Bulk[];
+  height: number;
+  from: number;
+  to: number;
+};
 
 export const LANE = 26;
 export const BAR_PAD = 6;
 /** A death takes no time, and must be seen all the same. */
 const LEAST_WIDTH = 6;
+/** Losses within such a time are one event, if they are so many, and such a part of all. */
+const BULK_SECONDS = 30;
+const BULK_MACHINES = 3;
+const BULK_PART = 0.2;
 
 /** Where each machine's states are drawn, in pixels; `now` is where open spans end. */
 export function layout(machines: readonly Machine[], width: number, now: number): Layout {
@@ -25,7 +39,14 @@ export function layout(machines: readonly Machine[], width: number, now: number)
   );
   const x = (at: number) => ((at - from) / (to - from)) * width;
   const lanes = machines.map((machine, row) => lane(machine, row * LANE, x, width, now));
-  return { lanes, arrows: arrows(lanes), height: lanes.length * LANE, from, to };
+  const together = bulks(machines, now).map(({ at, until, lost }) => ({
+    at,
+    machines: lost,
+    x: Math.min(x(at), width - LEAST_WIDTH),
+    width: Math.max(LEAST_WIDTH, x(until) - x(at)),
+  }));
+  const height = lanes.length * LANE;
+  return { lanes, arrows: arrows(lanes), bulks: together, height, from, to };
 }
 
 function lane(
@@ -49,6 +70,44 @@ function lane(
   // the replacement is ordered when the loss is known, which may be before the end
   const told = machine.spans.find((span) => span.state === "notice" || span.state === "dead");
   return { machine, y, bars, lostAt: x(told?.from ?? now) };
+}
+
+/** When many machines were lost at once, and which. */
+export function bulks(
+  machines: readonly Machine[],
+  now: number,
+): { at: number; until: number; lost: string[] }[] {
+  const deaths = machines
+    .flatMap((each) => {
+      const at = lostAt(each);
+      return at === null ? [] : [{ at, name: each.instance }];
+    })
+    .sort((a, b) => a.at - b.at);
+  const groups: { at: number; until: number; lost: string[] }[] = [];
+  for (const { at, name } of deaths) {
+    const last = groups.at(-1);
+    if (last && at - last.at <= BULK_SECONDS) {
+      last.until = at;
+      last.lost.push(name);
+    } else groups.push({ at, until: at, lost: [name] });
+  }
+  return groups.filter(
+    ({ at, lost }) =>
+      lost.length >= BULK_MACHINES && lost.length >= BULK_PART * present(machines, at, now),
+  );
+}
+
+function lostAt(machine: Machine): number | null {
+  const dead = machine.lost ? machine.spans.find((span) => span.state === "dead") : undefined;
+  return dead?.from ?? null;
+}
+
+function present(machines: readonly Machine[], at: number, now: number): number {
+  return machines.filter(({ spans }) => {
+    const last = spans.at(-1);
+    const end = last?.state === "dead" ? last.from : (last?.to ?? now);
+    return (spans[0]?.from ?? now) <= at && end >= at;
+  }).length;
 }
 
 function arrows(lanes: Lane[]): Arrow[] {

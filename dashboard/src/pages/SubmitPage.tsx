@@ -4,7 +4,7 @@ import { IconFileZip, IconFolder } from "@tabler/icons-react";
 import { useRef, useState } from "react";
 import { useNavigate } from "react-router";
 import { ApiError } from "../api/client";
-import { usePlan, useSubmit, useValidation } from "../api/submitting";
+import { usePlan, useSpecSchema, useSubmit, useValidation } from "../api/submitting";
 import type { Mistake } from "../api/types";
 import { Notice } from "../components/Notice";
 import { PageHead } from "../components/PageHead";
@@ -28,6 +28,7 @@ export default function SubmitPage() {
   const mistakes = checked.data?.errors ?? NONE;
   // what was checked is not what is there now while somebody types
   const spec = settled === text && !checked.isPlaceholderData ? checked.data?.spec : null;
+  const schema = useSpecSchema().data;
   const plan = usePlan();
   const submit = useSubmit();
   const navigate = useNavigate();
@@ -50,7 +51,7 @@ export default function SubmitPage() {
       <PageHead title="Submit a job" />
       <div className={classes.columns}>
         <Panel title="job.yaml" note={<Verdict checked={checked} />} flush>
-          <Editor initial={TEMPLATE} mistakes={mistakes} onChange={change} />
+          <Editor initial={TEMPLATE} mistakes={mistakes} schema={schema} onChange={change} />
           <Mistakes found={mistakes} />
         </Panel>
         <div className="stack">

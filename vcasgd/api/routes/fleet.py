@@ -20,6 +20,7 @@ from vcasgd.api.rows import (
     WorkerRow,
 )
 from vcasgd.api.services import Here, Services
+from vcasgd.correlation import request_id
 from vcasgd.errors import Conflict, NotFound, SpecError
 
 router = APIRouter(tags=["fleet"])
@@ -103,7 +104,7 @@ def _evict(here: Services, instance: str, how: Eviction) -> EvictionRequested:
     if how.kill and how.notice_seconds is not None:
         raise SpecError("kill: gives no notice", remedy="send one of the two", field="kill")
     asked = EvictionRequested(instance=instance, **how.model_dump())
-    here.control.request(**asked.model_dump())
+    here.control.request(**asked.model_dump(), request=request_id())
     return asked
 
 

@@ -8,10 +8,9 @@ from fastapi import APIRouter, Header, Query, Request
 
 from vcasgd.api.problems import documented
 from vcasgd.api.rows import EventRow, LogRow, MetricRow, finite
-from vcasgd.api.series import SPIKY, only, thinned, with_evaluations
+from vcasgd.api.series import SPIKY, only, with_evaluations
 from vcasgd.api.services import Here
 from vcasgd.api.streaming import MEDIA_TYPE, Tail, event_stream, look, wants_stream
-from vcasgd.store.history import METRICS_KEPT
 
 router = APIRouter(tags=["history"])
 
@@ -100,10 +99,11 @@ def list_metrics(
     """The totals over time, oldest first. With `points` the whole history after `after`, thinned
     so that the highest and lowest values of the series stay."""
     found = here.jobs.get(job)
-    rows = here.jobs.metrics(found.id, after, limit=METRICS_KEPT * 2 if points else limit)
     wanted = [each.strip() for each in names.split(",")] if names else []
     if points:
-        rows = thinned(rows, wanted or SPIKY, points)
+        rows = here.curves.thinned(found.id, after, wanted or SPIKY, points)
+    else:
+        rows = here.jobs.metrics(found.id, after, limit=limit)
     rows = with_evaluations(rows, found.evaluations)
     # what was asked for by name and nothing else; otherwise all fields, null where missing
     whole = [only(row, wanted) for row in rows] if wanted else map(_whole, rows)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
+from typing import Any
 
+from vcasgd.correlation import bound
 from vcasgd.errors import ClusterError, FleetError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate
@@ -63,19 +66,22 @@ class Hands:
     def serve_requests(self) -> None:
         """What people asked for."""
         for request in self._parts.control.take_requests():
-            if request["kind"] != "evict":
-                log.warning("unknown request %s", request["kind"])
-                continue
-            instance = request["instance"]
-            log.info("asked to %s %s", "kill" if request.get("kill") else "evict", instance)
-            try:
-                provider = self._provider_of(instance)
-                if request.get("kill"):
-                    provider.kill(instance)
+            with bound(request=request.get("request")):
+                if request["kind"] == "evict":
+                    self._evict(request["instance"], request)
                 else:
-                    provider.evict(instance, request.get("notice_seconds"))
-            except FleetError as error:
-                log.warning("evict %s: %s", instance, error)
+                    log.warning("unknown request %s", request["kind"])
+
+    def _evict(self, instance: str, how: Mapping[str, Any]) -> None:
+        log.info("asked to %s %s", "kill" if how.get("kill") else "evict", instance)
+        try:
+            provider = self._provider_of(instance)
+            if how.get("kill"):
+                provider.kill(instance)
+            else:
+                provider.evict(instance, how.get("notice_seconds"))
+        except FleetError as error:
+            log.warning("evict %s: %s", instance, error)
 
     def _launch(self, action: Launch, state: Observed) -> None:
         offers = _offers(action, state)
@@ -120,7 +126,8 @@ class Hands:
         name = worker_name(action.instance_id, action.job, action.learner)
         if not self._parts.crashes.may_start(name):
             return
-        log.info("start %s", name)
+        with bound(job=action.job, worker=name, request=self._jobs.request_of(action.job)):
+            log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
         self._jobs.forget_worker(action.job, name)
         pool = next(one.pool for one in state.instances if one.id == action.instance_id)
@@ -130,8 +137,10 @@ class Hands:
 
     def _stop_worker(self, action: StopWorker) -> None:
         if action.name not in self._draining:
-            log.info("stop %s: %s", action.name, action.reason)
-            self._jobs.drain(job_of(action.name), action.name)
+            job = job_of(action.name)
+            with bound(job=job, worker=action.name, request=self._jobs.request_of(job)):
+                log.info("stop %s: %s", action.name, action.reason)
+            self._jobs.drain(job, action.name)
             limit = DRAIN_LEASES * self._settings.lease_seconds
             self._draining[action.name] = time.time() + limit
 

@@ -31,6 +31,7 @@ def node_boot(
     env = {
         "VCASGD_STORAGE_URL": settings.required("storage_url"),
         "VCASGD_HEARTBEAT": str(settings.heartbeat),
+        "VCASGD_LOG_FORMAT": settings.log_format,
     }
     if not local:
         return Boot((PYTHON, *command.argv[1:]), {**command.env, **env})

@@ -4,6 +4,7 @@ import { notifications } from "@mantine/notifications";
 import { IconDownload, IconPlayerPause, IconPlayerPlay, IconPlayerStop } from "@tabler/icons-react";
 import { type Command, isOver, useCommand } from "../../api/jobs";
 import type { Job } from "../../api/types";
+import { Resume } from "./Resume";
 
 const ICON = { size: 16, stroke: 1.7 };
 
@@ -11,8 +12,9 @@ const ICON = { size: 16, stroke: 1.7 };
 export function Actions({ job }: { job: Job }) {
   const command = useCommand(job.id);
   const [asking, ask] = useDisclosure(false);
-  const send = (name: Command) =>
-    command.mutate(name, {
+  const [resuming, resume] = useDisclosure(false);
+  const send = (wanted: Command) =>
+    command.mutate(wanted, {
       onError: (error) => notifications.show({ color: "red", message: error.message }),
     });
   return (
@@ -22,7 +24,7 @@ export function Actions({ job }: { job: Job }) {
           variant="default"
           leftSection={<IconPlayerPause {...ICON} />}
           loading={command.isPending}
-          onClick={() => send("pause")}
+          onClick={() => send({ name: "pause" })}
         >
           Pause
         </Button>
@@ -31,7 +33,8 @@ export function Actions({ job }: { job: Job }) {
         <Button
           leftSection={<IconPlayerPlay {...ICON} />}
           loading={command.isPending}
-          onClick={() => send("resume")}
+          // without a budget there is nothing to ask
+          onClick={() => (job.spec.stop?.max_cost_usd ? resume.open() : send({ name: "resume" }))}
         >
           Resume
         </Button>
@@ -51,6 +54,17 @@ export function Actions({ job }: { job: Job }) {
           Download model
         </Button>
       )}
+      {resuming && (
+        <Resume
+          job={job}
+          opened
+          onClose={resume.close}
+          onResume={(budget) => {
+            send({ name: "resume", budget });
+            resume.close();
+          }}
+        />
+      )}
       <Modal opened={asking} onClose={ask.close} title={`Cancel ${job.id}?`} centered>
         <Text size="sm">
           Its machines are given back. What it has learned stays in its checkpoints, and it can't be
@@ -63,7 +77,7 @@ export function Actions({ job }: { job: Job }) {
           <Button
             color="red"
             onClick={() => {
-              send("cancel");
+              send({ name: "cancel" });
               ask.close();
             }}
           >

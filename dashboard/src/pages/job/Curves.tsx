@@ -1,5 +1,5 @@
 import { SegmentedControl } from "@mantine/core";
-import { useCallback, useState } from "react";
+import { useCallback, useMemo, useState } from "react";
 import { useMetrics } from "../../api/jobs";
 import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
@@ -26,8 +26,15 @@ export function Curves({ job }: { job: Job }) {
   const metrics = useMetrics(job.id).data ?? NONE;
   const start = job.started_at ?? job.created_at;
   const x = AXES.find((each) => each.value === against)?.format ?? duration;
-  const loss = curve(metrics, against, start, (each) => each.loss);
-  const accuracy = evaluated(job, metrics, against, start);
+  const { evaluations } = job;
+  const loss = useMemo(
+    () => curve(metrics, against, start, (each) => each.loss),
+    [metrics, against, start],
+  );
+  const accuracy = useMemo(
+    () => evaluated(evaluations, metrics, against, start),
+    [evaluations, metrics, against, start],
+  );
   const describeLoss = useCallback(
     (ink: Ink) =>
       lines(ink, { format: x }, { format: decimalOf, log: spread(loss) }, [
@@ -92,8 +99,13 @@ function Nothing({ against, first }: { against: Against; first: string }) {
   );
 }
 
-function evaluated(job: Job, metrics: MetricPoint[], against: Against, start: number): Point[] {
-  return job.evaluations.flatMap((each) => {
+function evaluated(
+  evaluations: Job["evaluations"],
+  metrics: MetricPoint[],
+  against: Against,
+  start: number,
+): Point[] {
+  return evaluations.flatMap((each) => {
     const y = each.metrics.accuracy;
     const x = placed(metrics, against, start, each.at);
     return y === null || y === undefined || x === null ? [] : [[x, y] as Point];

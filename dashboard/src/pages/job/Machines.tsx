@@ -3,7 +3,8 @@ import type { Job, Machine } from "../../api/types";
 import { EmptyState } from "../../components/EmptyState";
 import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
-import { stateOf } from "../../lib/timeline";
+import { clock } from "../../lib/format";
+import { bulks, stateOf } from "../../lib/timeline";
 import { useNow } from "../../lib/useNow";
 import { Timeline } from "./Timeline";
 
@@ -14,7 +15,7 @@ export function Machines({ job }: { job: Job }) {
   const until = Math.min(now, job.ended_at ?? now);
   const lanes = machines.data ?? [];
   return (
-    <Panel title="Machines" note={lanes.length ? counted(lanes) : undefined}>
+    <Panel title="Machines" note={lanes.length ? counted(lanes, until) : undefined}>
       {machines.isError && !machines.data ? (
         <ErrorState error={machines.error} onRetry={machines.refetch} />
       ) : lanes.length === 0 ? (
@@ -30,7 +31,10 @@ export function Machines({ job }: { job: Job }) {
   );
 }
 
-function counted(machines: Machine[]): string {
+function counted(machines: Machine[], now: number): string {
   const lost = machines.filter((each) => stateOf(each) === "dead").length;
-  return `${machines.length} so far, ${lost} lost`;
+  const together = bulks(machines, now).map(
+    (each) => `, ${each.lost.length} of them at once at ${clock(each.at)}`,
+  );
+  return `${machines.length} so far, ${lost} lost${together.slice(-1).join("")}`;
 }

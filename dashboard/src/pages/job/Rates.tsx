@@ -1,4 +1,4 @@
-import { useCallback } from "react";
+import { useCallback, useMemo } from "react";
 import { useMetrics } from "../../api/jobs";
 import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
@@ -15,7 +15,10 @@ const NONE: MetricPoint[] = [];
 export function Rates({ job }: { job: Job }) {
   const metrics = useMetrics(job.id).data ?? NONE;
   const start = job.started_at ?? job.created_at;
-  const rate = curve(metrics, "time", start, (each) => each.updates_per_second);
+  const rate = useMemo(
+    () => curve(metrics, "time", start, (each) => each.updates_per_second),
+    [metrics, start],
+  );
   const describe = useCallback(
     (ink: Ink) =>
       lines(ink, { format: duration }, { format: (value) => decimal(value, 1), min: 0 }, [

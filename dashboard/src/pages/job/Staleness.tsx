@@ -1,5 +1,5 @@
 import { SegmentedControl } from "@mantine/core";
-import { useCallback, useState } from "react";
+import { useCallback, useMemo, useState } from "react";
 import { useMetrics, useStaleness } from "../../api/jobs";
 import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
@@ -67,7 +67,10 @@ function Histogram({ buckets }: { buckets: { staleness: number; updates: number 
 function Mean({ job }: { job: Job }) {
   const metrics = useMetrics(job.id).data ?? NONE;
   const start = job.started_at ?? job.created_at;
-  const mean = curve(metrics, "time", start, (each) => each.staleness_mean);
+  const mean = useMemo(
+    () => curve(metrics, "time", start, (each) => each.staleness_mean),
+    [metrics, start],
+  );
   const describe = useCallback(
     (ink: Ink) =>
       lines(ink, { format: duration }, { format: (value) => decimal(value, 1), min: 0 }, [

@@ -2,6 +2,7 @@ import { ActionIcon, Menu } from "@mantine/core";
 import { useElementSize } from "@mantine/hooks";
 import { notifications } from "@mantine/notifications";
 import { IconBell, IconBolt, IconDots } from "@tabler/icons-react";
+import { memo, useMemo } from "react";
 import { useEvict } from "../../api/jobs";
 import type { Machine } from "../../api/types";
 import { clock, duration, usd } from "../../lib/format";
@@ -21,6 +22,8 @@ const STATES = ["booting", "running", "notice", "draining", "dead"] as const;
 const WORDS: Record<string, string> = { running: "training", dead: "lost", gone: "given back" };
 /** Between two names on the axis. */
 const TICK_PIXELS = 110;
+/** To both sides of machines that were lost together. */
+const BULK_PAD = 5;
 
 /** One lane for each machine, from its order to its end; arrows lead to replacements. */
 export function Timeline({
@@ -33,7 +36,10 @@ export function Timeline({
   over: boolean;
 }) {
   const { ref, width } = useElementSize();
-  const drawn = layout(machines, Math.max(width - 2, 50), now);
+  const drawn = useMemo(
+    () => layout(machines, Math.max(width - 2, 50), now),
+    [machines, width, now],
+  );
   return (
     <>
       {/* biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard */}
@@ -61,7 +67,8 @@ export function Timeline({
   );
 }
 
-function Name({ machine, over }: { machine: Machine; over: boolean }) {
+/** With hundreds of machines, only those are drawn anew that changed. */
+const Name = memo(function Name({ machine, over }: { machine: Machine; over: boolean }) {
   const state = stateOf(machine);
   const alive = !over && (state === "running" || state === "booting");
   const word = WORDS[state] ?? state;
@@ -79,7 +86,7 @@ function Name({ machine, over }: { machine: Machine; over: boolean }) {
       {alive && <Take instance={machine.instance} />}
     </li>
   );
-}
+});
 
 /** The end of a name is what tells it from the others. */
 function short(instance: string): string {
@@ -145,6 +152,19 @@ function Drawing({ drawn, width }: { drawn: Layout; width: number }) {
           <path d="M0 0L6 3L0 6z" className={classes.head} />
         </marker>
       </defs>
+      {drawn.bulks.map((bulk) => (
+        <rect
+          key={bulk.at}
+          x={bulk.x - BULK_PAD}
+          y={0}
+          width={bulk.width + 2 * BULK_PAD}
+          height={drawn.height}
+          className={classes.bulk}
+          data-bulk={bulk.machines.length}
+        >
+          <title>{`${bulk.machines.length} machines lost at ${clock(bulk.at)}`}</title>
+        </rect>
+      ))}
       {drawn.lanes.map((lane) => (
         <g key={lane.machine.instance} data-lane={lane.machine.instance}>
           <line

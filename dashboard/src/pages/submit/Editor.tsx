@@ -1,13 +1,15 @@
 import { yaml } from "@codemirror/lang-yaml";
 import { HighlightStyle, syntaxHighlighting } from "@codemirror/language";
 import { type Diagnostic, setDiagnostics } from "@codemirror/lint";
-import { EditorState } from "@codemirror/state";
+import { Compartment, EditorState } from "@codemirror/state";
 import { EditorView } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
 import { basicSetup } from "codemirror";
 import { useEffect, useRef } from "react";
 import type { Mistake } from "../../api/types";
 import { lineOf } from "../../lib/lines";
+import type { Schema } from "../../lib/schema";
+import { assistance } from "./assistance";
 import classes from "./Editor.module.css";
 
 const look = EditorView.theme({
@@ -35,18 +37,21 @@ const colors = HighlightStyle.define([
   { tag: [tags.string, tags.number, tags.content], color: "inherit" },
 ]);
 
-/** YAML to be edited; mistakes are marked in the lines of their fields. */
+/** YAML to be edited; mistakes are marked in the lines of their fields, and the schema helps. */
 export function Editor({
   initial,
   mistakes,
+  schema,
   onChange,
 }: {
   initial: string;
   mistakes: Mistake[];
+  schema: Schema | undefined;
   onChange: (text: string) => void;
 }) {
   const box = useRef<HTMLDivElement>(null);
   const view = useRef<EditorView | null>(null);
+  const helped = useRef(new Compartment());
   const changed = useRef(onChange);
   changed.current = onChange;
   useEffect(() => {
@@ -61,6 +66,7 @@ export function Editor({
           yaml(),
           syntaxHighlighting(colors),
           look,
+          helped.current.of([]),
           EditorView.contentAttributes.of({ "aria-label": "job.yaml" }),
           EditorView.updateListener.of((update) => {
             if (update.docChanged) changed.current(update.state.doc.toString());
@@ -81,6 +87,10 @@ export function Editor({
       ),
     );
   }, [mistakes]);
+  useEffect(() => {
+    const effects = helped.current.reconfigure(schema ? assistance(schema) : []);
+    view.current?.dispatch({ effects });
+  }, [schema]);
   return <div ref={box} className={classes.editor} />;
 }
 

@@ -1,0 +1,54 @@
+import type { Completion, CompletionContext, CompletionResult } from "@codemirror/autocomplete";
+import { yamlLanguage } from "@codemirror/lang-yaml";
+import type { Extension } from "@codemirror/state";
+import { hoverTooltip } from "@codemirror/view";
+import { described, fieldsAt, placeAt, type Schema, valuesAt } from "../../lib/schema";
+
+/** Fields and values are proposed while one types, and explained under the pointer. */
+export function assistance(schema: Schema): Extension {
+  return [
+    yamlLanguage.data.of({
+      autocomplete: (context: CompletionContext) => proposed(schema, context),
+    }),
+    hoverTooltip((view, at) => {
+      const text = view.state.doc.toString();
+      const line = view.state.doc.lineAt(at);
+      const name = /^\s*(?:- )?([A-Za-z_][\w-]*):/.exec(line.text);
+      const from = line.from + (name?.[0].search(/\S/) ?? 0);
+      const to = line.from + (name?.[0].length ?? 1) - 1;
+      if (!name?.[1] || at < from || at > to) return null;
+      const says = described(schema, [...placeAt(text, from).path, name[1]]);
+      return says ? { pos: from, end: to, create: () => ({ dom: tooltip(says) }) } : null;
+    }),
+  ];
+}
+
+export function proposed(schema: Schema, context: CompletionContext): CompletionResult | null {
+  const { path, key, typed } = placeAt(context.state.doc.toString(), context.pos);
+  if (!typed && !context.explicit && key === null) return null;
+  const options = key === null ? fields(schema, path) : values(schema, [...path, key]);
+  return options.length
+    ? { from: context.pos - typed.length, options, validFor: /^[\w.-]*$/ }
+    : null;
+}
+
+function fields(schema: Schema, path: string[]): Completion[] {
+  return fieldsAt(schema, path).map(({ name, required, says }) => ({
+    label: name,
+    apply: `${name}: `,
+    type: "property",
+    info: says || undefined,
+    boost: required ? 1 : 0,
+  }));
+}
+
+function values(schema: Schema, path: string[]): Completion[] {
+  return valuesAt(schema, path).map((label) => ({ label, type: "constant" }));
+}
+
+function tooltip(text: string): HTMLElement {
+  const dom = document.createElement("div");
+  dom.textContent = text;
+  dom.style.cssText = "max-width: 42ch; padding: 6px 10px; font-size: 12px;";
+  return dom;
+}

@@ -1,0 +1,79 @@
+"""The id of a request: in the answer, in problems, with the job, in its events."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from api_harness import Api, zipped
+
+from vcasgd.client import Client
+from vcasgd.errors import NotFound
+from vcasgd.store.jobs import State
+
+HEADER = "X-Request-ID"
+
+
+def test_an_id_that_is_sent_comes_back(http: httpx.Client) -> None:
+    assert http.get("status", headers={HEADER: "trace-1:2.3_4"}).headers[HEADER] == "trace-1:2.3_4"
+
+
+@pytest.mark.parametrize("sent", [None, "", "two words", "x" * 65, "ä".encode(), "a\tb", '"', "{}"])
+def test_else_one_is_made_up(http: httpx.Client, sent: str | bytes | None) -> None:
+    headers = {} if sent is None else {HEADER: sent}
+    first, second = (http.get("status", headers=headers).headers[HEADER] for _ in range(2))
+
+    assert len(first) == len(second) == 32
+    assert first != second
+
+
+def test_a_problem_names_it(http: httpx.Client, api: Api) -> None:
+    answer = http.get("jobs/none-abc234", headers={HEADER: "asked-1"})
+    assert (answer.headers[HEADER], answer.json()["request"]) == ("asked-1", "asked-1")
+
+    with api.http("wrong") as stranger:
+        refused = stranger.get("jobs")
+    assert refused.status_code == 401
+    assert refused.json()["request"] == refused.headers[HEADER]
+
+
+def test_a_program_learns_it_with_the_error(client: Client) -> None:
+    with pytest.raises(NotFound) as caught:
+        client.job("none-abc234")
+    assert len(caught.value.details["problem"]["request"]) == 32
+
+
+def test_a_job_and_its_events_know_who_asked(api: Api, http: httpx.Client, client: Client) -> None:
+    # Given a job that was submitted by one request
+    digest = client.upload(zipped())
+    body = {"spec": {"name": "x", "task": "a:B", "epochs": 1, "subtasks_per_epoch": 2},
+            "package": digest}  # fmt: skip
+    job = http.post("jobs", json=body, headers={HEADER: "submit-1"}).json()
+    assert job["request"] == "submit-1"
+    assert api.jobs.transition(job["id"], State.RUNNING, [State.STARTING], why="started")
+
+    # When another one pauses it
+    http.post(f"jobs/{job['id']}/pause", headers={HEADER: "pause-1"})
+
+    # Then each event names the one that brought it about, else the first
+    events = http.get(f"jobs/{job['id']}/events").json()
+    assert [(each["kind"], each["request"]) for each in events] == [
+        ("submitted", "submit-1"),
+        ("job-running", "submit-1"),
+        ("job-paused", "pause-1"),
+    ]
+
+
+def test_the_controller_learns_who_wants_a_machine_gone(api: Api, http: httpx.Client) -> None:
+    api.control.show({"i-1": {"pool": "local", "state": "running"}}, {})
+
+    http.post("instances/i-1/evict", json={"kill": True}, headers={HEADER: "evict-1"})
+
+    (asked,) = api.control.take_requests()
+    assert (asked["instance"], asked["request"]) == ("i-1", "evict-1")
+
+
+def test_what_changes_something_is_logged_with_it(api: Api, http: httpx.Client) -> None:
+    http.post("jobs/none-abc234/pause", headers={HEADER: "logged-1"})
+
+    (line,) = [each for each in api.log.read_text().splitlines() if "request=logged-1" in each]
+    assert "POST /api/v1/jobs/none-abc234/pause: 404" in line

@@ -1,0 +1,94 @@
+"""Every operation of the API is there for somebody."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from api_harness import spec
+from pydantic import SecretStr
+
+from vcasgd.api import create_app
+from vcasgd.client import Client
+from vcasgd.errors import VcasgdError
+from vcasgd.runtime.storage import Storage
+from vcasgd.settings import Settings
+from vcasgd.store.connection import connect
+
+ROOT = Path(__file__).parents[2]
+#: what neither the dashboard nor the SDK asks for, and who does
+OTHERS = {
+    "healthz": "whoever starts the API: whether it lives",
+    "readyz": "the same: whether it can serve",
+}
+
+
+def test_every_operation_is_asked_for_by_somebody(tmp_path: Path) -> None:
+    """By the SDK, on which the command line is built, or by the dashboard."""
+    operations = {
+        (verb.upper(), path): operation["operationId"]
+        for path, methods in _described()["paths"].items()
+        for verb, operation in methods.items()
+    }
+    asked = _asked_by_pages() | _asked_by_the_sdk(operations, tmp_path)
+
+    assert asked <= operations.keys()
+    assert {operations[each] for each in operations.keys() - asked} == OTHERS.keys()
+
+
+def _described() -> dict[str, Any]:
+    """The document, without a server."""
+    storage = Storage(Path(tempfile.gettempdir()).as_uri())
+    ledger = connect("redis://127.0.0.1:1/0")
+    return create_app(Settings(token=SecretStr("x")), ledger, storage).openapi()
+
+
+def _asked_by_pages() -> set[tuple[str, str]]:
+    call = re.compile(r'api\.(GET|POST|PUT|DELETE)\(\s*"([^"]+)"')
+    sources = (ROOT / "dashboard" / "src").rglob("*.ts*")
+    return {found for path in sources for found in call.findall(path.read_text())}
+
+
+def _asked_by_the_sdk(operations: Iterable[tuple[str, str]], folder: Path) -> set[tuple[str, str]]:
+    """What the methods of the client send, each called once with arguments made up."""
+    asked: set[tuple[str, str]] = set()
+    patterns = {
+        (verb, path): re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for verb, path in operations
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.update(
+            known
+            for known, pattern in patterns.items()
+            if known[0] == request.method and pattern.fullmatch(request.url.path)
+        )
+        return httpx.Response(404 if request.method == "HEAD" else 200, json={})
+
+    given = {"job": "j", "spec": spec(), "package": b"", "path": folder, "folder": folder,
+             "text": "", "patience": 0.0, "follow": True, "points": 10}  # fmt: skip
+    client = Client("http://sdk", "token")
+    with httpx.Client(
+        base_url="http://sdk/api/v1/", transport=httpx.MockTransport(answer)
+    ) as client._api._http:
+        calls = [
+            (method, {name: given[name] for name in inspect.signature(method).parameters
+                      if name in given})
+            for name, method in inspect.getmembers(client, inspect.ismethod)
+            if name not in ("close", "evict") and not name.startswith("_")
+        ]  # fmt: skip
+        calls += [(client.evict, {"worker": "w"}), (client.evict, {"instance": "i"})]
+        calls += [(client.workers, {}), (client.download, {"job": "j", "path": folder,
+                  "checkpoint": "c"})]  # fmt: skip
+        for method, arguments in calls:
+            # no answer is a good one; what was sent is all that counts
+            with contextlib.suppress(VcasgdError, KeyError, TypeError, ValueError):
+                found = method(**arguments)
+                if isinstance(found, Iterator):
+                    next(found, None)
+    return asked
