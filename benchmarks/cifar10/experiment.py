@@ -44,7 +44,8 @@ class Row:
 
     def settings(self) -> dict[str, Any]:
         """All that decides about the outcome, as JSON has it."""
-        spec = self.spec(0).model_dump(mode="json", exclude={"working_dir", "seed"})
+        left_out = {"working_dir", "seed"}
+        spec = self.spec(0).model_dump(mode="json", exclude=left_out, exclude_defaults=True)
         machines = [self.workers, self.trace, self.faster, self.spread]
         return {"job": spec, "machines": machines}
 

@@ -86,5 +86,5 @@ class History:
 
 
 def event_text(kind: str, text: str, details: Mapping[str, Any], request: str | None) -> str:
-    event = {"at": time.time(), "kind": kind, "text": text, "details": details}
-    return json.dumps(event | ({"request": request} if request else {}))
+    event = {"at": time.time(), "kind": kind, "text": text, "details": details, "request": request}
+    return json.dumps(event)
