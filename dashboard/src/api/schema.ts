@@ -724,7 +724,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -849,7 +855,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -892,7 +904,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -937,7 +955,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -1101,7 +1125,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -1205,6 +1235,13 @@ export interface components {
              */
             push_every: "subtask" | number;
             /**
+             * Optimizer State
+             * @description of the local optimizer, between two subtasks of a worker
+             * @default reset
+             * @enum {string}
+             */
+            optimizer_state: "reset" | "keep";
+            /**
              * Seed
              * @default 0
              */
@@ -1292,6 +1329,13 @@ export interface components {
              * @default subtask
              */
             push_every: "subtask" | number;
+            /**
+             * Optimizer State
+             * @description of the local optimizer, between two subtasks of a worker
+             * @default reset
+             * @enum {string}
+             */
+            optimizer_state: "reset" | "keep";
             /**
              * Seed
              * @default 0
