@@ -34,7 +34,7 @@ class Text(vcasgd.Task):
         stride: int = 16,
         width: int = 64,
         layers: int = 2,
-        learning_rate: float = 3e-3,
+        learning_rate: float = 1e-2,
     ) -> None:
         self.data = Path(__file__).parent / data
         self.context = context

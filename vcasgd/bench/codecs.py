@@ -25,8 +25,9 @@ ROWS_APART = 50
 
 @dataclass(frozen=True)
 class CodecFigures:
-    """Speeds are in GB of float32 a second, so that those of all codecs can be compared; the error
-    is the root mean square, relative to that of the numbers."""
+    """Speeds are in GB of float32 a second of one processor, so that those of all codecs can be
+    compared, whatever else the machine does; the error is the root mean square, relative to that
+    of the numbers."""
 
     codec: str
     bytes_per_update: int
@@ -41,8 +42,17 @@ class CodecFigures:
 
 def measure_codecs(size_mb: int, seconds: float) -> list[CodecFigures]:
     """Each codec on normally distributed differences of ``size_mb`` MiB as float32; encoding and
-    decoding are repeated for ``seconds`` each. ``rows`` on a table of rows of 64 numbers, of
-    which one in 50 is not 0."""
+    decoding are repeated for ``seconds`` of processor time each, in one thread. ``rows`` on a
+    table of rows of 64 numbers, of which one in 50 is not 0."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measured(size_mb, seconds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(size_mb: int, seconds: float) -> list[CodecFigures]:
     floats = size_mb * (1 << 20) // 4
     vector = torch.randn(floats, generator=torch.Generator().manual_seed(0))
     return [*(_blockwise(name, vector, seconds) for name in CODECS), _rows(vector, seconds)]
@@ -111,8 +121,8 @@ def _error(wire: Wire, payload: memoryview, vector: Tensor) -> float:
 
 def _speed(work: Callable[[], None], vector: Tensor, seconds: float) -> float:
     work()  # pages are touched, caches filled
-    rounds, begun = 0, time.perf_counter()
-    while (taken := time.perf_counter() - begun) < seconds:
+    rounds, begun = 0, time.process_time()
+    while (taken := time.process_time() - begun) < seconds:
         work()
         rounds += 1
     return rounds * vector.nbytes / taken / 1e9

@@ -90,7 +90,10 @@ def codecs_command(
     seconds: Annotated[float, typer.Option(min=0.01, help="Of each measurement.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure size, speed and error of the encodings of updates, in this process."""
+    """Measure size, speed and error of the encodings of updates, in this process.
+
+    Seconds are of processor time.
+    """
     from vcasgd.bench.codecs import measure_codecs
 
     figures = measure_codecs(size_mb, seconds)

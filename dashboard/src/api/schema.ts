@@ -724,7 +724,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -849,7 +855,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -892,7 +904,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -937,7 +955,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -1104,7 +1128,13 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk";
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description of codec partition
+             * @default 4
+             */
+            partitions: number;
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
