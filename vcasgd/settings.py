@@ -73,6 +73,9 @@ class Settings(BaseSettings):
     storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
     pools: Path | None = Field(default=None, description="file of the pools; else only local")
     prices: Path | None = Field(default=None, description="file of prices that replace our own")
+    price_seconds: float = Field(
+        default=300.0, ge=1, description="between two looks at the prices of clouds"
+    )
     compute_url: str | None = Field(default=None, description="of Google's API, if not its own")
     ray_address: str | None = None
     ray_token: SecretStr | None = Field(default=None, description="of the Ray cluster")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from digits import Batch
 from torch import Tensor, nn
 from train import Digits
+
+from digits import Batch
 
 
 class PacedDigits(Digits):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 
 import torch
-from digits import images, judge, network
 from torch.nn import functional as F
 
 import vcasgd
+from digits import images, judge, network
 
 
 def main() -> None:

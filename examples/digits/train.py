@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from digits import Batch, images, judge, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 import vcasgd
+from digits import Batch, images, judge, network
 
 
 class Digits(vcasgd.Task):

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -83,11 +83,16 @@ class CloudBox:
     """Watches a cloud and plays its machines. Use it as a context."""
 
     def __init__(
-        self, cloud: EmulatedCloud, scratch: Path, *, refuses_to_boot: bool = False
+        self,
+        cloud: EmulatedCloud,
+        scratch: Path,
+        boots: Callable[[Box], bool] = lambda _box: True,
     ) -> None:
+        """``boots``: what the image does before the machine's unit is started, and whether it
+        came that far."""
         self._cloud = cloud
         self._scratch = scratch
-        self._refuses = refuses_to_boot
+        self._boots = boots
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cloudbox", daemon=True)
         self._lock = threading.RLock()
@@ -159,7 +164,8 @@ class CloudBox:
         with self._lock:
             self.boxes[id_] = box
         self._run_user_data(box)
-        self._start(box)
+        if self._boots(box):
+            self._start(box)
 
     def _start(self, box: Box) -> None:
         with (box.folder / "log").open("ab") as output:

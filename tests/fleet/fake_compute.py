@@ -74,6 +74,8 @@ class FakeCompute:
     #: answered instead of doing anything: path pattern to refusals, first come first served
     refusals: list[tuple[str, Refused]] = field(default_factory=list)
     templates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: what machines wrote about themselves, by name and path
+    attributes: dict[tuple[str, str], str] = field(default_factory=dict)
     instances: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -136,6 +138,17 @@ class FakeCompute:
             raise Refused(404, "notFound", f"{name} was not found")
         self.instances[zone, name]["status"] = "STOPPING"
         return self._operation(zone, request, None)
+
+    def guest_attributes(self, zone: str, name: str, path: str) -> dict[str, Any]:
+        if (zone, name) not in self.instances or (name, path) not in self.attributes:
+            raise Refused(404, "notFound", f"{name} has no {path}")
+        namespace, _, key = path.partition("/")
+        item = {"namespace": namespace, "key": key, "value": self.attributes[name, path]}
+        return {
+            "kind": "compute#guestAttributes",
+            "queryPath": path,
+            "queryValue": {"items": [item]},
+        }
 
     def aggregated(self, query: dict[str, str]) -> dict[str, Any]:
         rows = [row for row in self.instances.values() if _passes(row, query.get("filter", ""))]
@@ -239,6 +252,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(
             {
                 r"aggregated/instances": lambda compute: compute.aggregated(self.query),
+                r"zones/([\w-]+)/instances/([\w-]+)/getGuestAttributes": (
+                    lambda compute, zone, name: compute.guest_attributes(
+                        zone, name, self.query["queryPath"]
+                    )
+                ),
                 r"(global|regions/[\w-]+)/instanceTemplates/[\w-]+": self._template,
             }
         )

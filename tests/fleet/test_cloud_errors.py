@@ -29,7 +29,6 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers import aws_errors, gcp, gcp_errors
-from vcasgd.fleet.providers.aws import AwsProvider
 from vcasgd.fleet.providers.gcp import GcpProvider
 
 #: as EC2's reference lists them for these calls, and Spot's for a fleet that came to nothing
@@ -326,7 +325,7 @@ def test_nobody_answers_for_google(gcp_: GcpWorld) -> None:
 
 def test_a_type_without_a_price_is_refused_at_once(aws: AwsWorld, gcp_: GcpWorld) -> None:
     for make in (
-        lambda: AwsProvider("c", [aws.spec(instance_types=["x9.huge"])], PriceTable.load("aws")),
+        lambda: aws.provider(instance_types=["x9.huge"]),
         lambda: GcpProvider("c", [gcp_.spec(instance_types=["x9"])], PriceTable.load("gcp")),
     ):
         with pytest.raises(SpecError, match="VCASGD_PRICES"):

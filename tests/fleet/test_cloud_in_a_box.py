@@ -3,123 +3,24 @@ given back. Every machine is a Ray node on this host, started from its own user 
 
 from __future__ import annotations
 
-import contextlib
-import time
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
-from cloudbox import CloudBox, EmulatedCloud, short_folder
+from cloudbox import Box, EmulatedCloud
+from machine_roots import failing_boot, lay_out, metadata_of
 from provider_worlds import AwsWorld, GcpWorld, aws_world, gcp_world
 from safetensors.torch import load_file
-
-from vcasgd.chaos.audit import Options, audit_spec
-from vcasgd.client import Client, JobView
-from vcasgd.fleet.providers.local_processes import kill_all
-from vcasgd.settings import Settings
-from vcasgd.spec import JobSpec
-from vcasgd.stack import StackHome, StackState, running
-from vcasgd.stack.parts import mark
+from sites import WORKERS, Site, site
 
 pytestmark = pytest.mark.slow
 
-WORKERS = 4
-#: of them 70 % at least
+#: 70 % of the workers at least
 VICTIMS = 3
-HEARTBEAT = 1.0
-#: of a local step while a job is held up
-HELD_SECONDS = 0.5
 Eventually = Callable[..., Any]
-
-
-class Site:
-    """A stack that buys in emulated clouds, and the clouds in their boxes."""
-
-    def __init__(self, settings: Settings, boxes: dict[str, CloudBox]) -> None:
-        self.settings = settings
-        self.home = StackHome(settings.home_path)
-        self.hold = settings.home_path.with_name("hold")
-        token = self.home.token()
-        assert token is not None
-        self.client = Client(StackState.read(self.home.path).api_url, token)
-        self._boxes = boxes
-
-    def submit(self, pools: list[str], epochs: int) -> str:
-        """A job that is held up until :meth:`finish`."""
-        self.hold.touch()
-        spec = audit_spec(Options(kills=1, epochs=epochs), self.hold).model_dump(mode="json")
-        spec["args"]["step_seconds"] = HELD_SECONDS
-        workers = {"min": 1, "max": WORKERS, "pools": pools}
-        return self.client.submit_directory(JobSpec.parse({**spec, "workers": workers})).id
-
-    def finish(self, job: str) -> JobView:
-        self.hold.unlink()
-        view = self.client.wait(job, 300)
-        assert view.state == "succeeded", view.reason
-        return view
-
-    def at_work(self, job: str) -> set[str]:
-        """Machines whose worker trains now."""
-        fresh = time.time() - 4 * HEARTBEAT
-        rows = self.client.workers(job)
-        return {row["instance"] for row in rows if row["at"] > fresh and row["steps"]}
-
-    def pool_of(self, instance: str) -> str:
-        return next(
-            box.boxes[instance].pool for box in self._boxes.values() if instance in box.boxes
-        )
-
-    def interrupt(self, instances: set[str], notice_seconds: float) -> None:
-        for box in self._boxes.values():
-            box.interrupt(instances & box.boxes.keys(), notice_seconds)
-
-    def alive(self, clouds: list[EmulatedCloud]) -> set[str]:
-        return set().union(*(cloud.alive() for cloud in clouds))
-
-    def kill(self, part: str) -> None:
-        process = StackState.read(self.home.path).parts[part].process
-        assert process is not None
-        assert process.alive(), f"the fault did not fire: {part} was dead already"
-        assert kill_all(mark(self.home, part), process)
-
-    def logs(self) -> str:
-        boxes = "\n".join(box.logs() for box in self._boxes.values())
-        return f"{self.home.log_tail('controller')}\n{boxes}"
-
-
-@contextlib.contextmanager
-def site(
-    home: Path, documents: list[dict[str, Any]], clouds: dict[str, EmulatedCloud], **more: Any
-) -> Iterator[Site]:
-    """Ends with nothing left, or fails."""
-    pools = home / "pools.yaml"
-    pools.write_text(yaml.safe_dump({"pools": documents}))
-    settings = Settings(
-        home=home / "home",
-        api_port=0,
-        heartbeat=HEARTBEAT,
-        idle_seconds=3.0,
-        pools=pools,
-        cluster="boxed",
-        **more,
-    )
-    with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(short_folder())
-        boxes = {
-            name: stack.enter_context(CloudBox(cloud, scratch)) for name, cloud in clouds.items()
-        }
-        stack.enter_context(running(settings))
-        made = Site(settings, boxes)
-        stack.callback(made.client.close)
-        try:
-            yield made
-        except BaseException:
-            print(made.logs())  # noqa: T201
-            raise
-        assert not [problem for box in boxes.values() for problem in box.problems]
 
 
 def interrupted_and_replaced(
@@ -230,3 +131,121 @@ def test_a_controller_that_dies_after_the_purchase_leaks_nothing(
         assert len(aws.alive()) <= WORKERS
         here.finish(job)
         eventually(lambda: not aws.alive())
+
+
+def test_a_machine_that_ec2_advises_to_leave_is_replaced_before_it_goes(
+    aws: AwsWorld, tmp_path: Path, eventually: Eventually
+) -> None:
+    with site(tmp_path, [aws.document()], {"aws": aws}) as here:
+        # Given two machines at work, on subtasks that take seconds
+        job = here.submit([aws.pool], epochs=40, most=2, step_seconds=0.1, subtasks_per_epoch=8)
+        fleet = eventually(lambda: len(found := here.at_work(job)) == 2 and found)
+        advised = min(fleet)
+
+        # When EC2 recommends to leave one of them
+        here.advise(advised)
+        eventually(lambda: "dead" in here.since(job, advised))
+
+        # Then another one was ordered after that, and at work before this one was asked to leave
+        (advice,) = here.events(job, "rebalance-advice")
+        assert advice.details["instance"] == advised
+        (newcomer,) = {row["instance"] for row in here.client.machines(job)} - fleet
+        came, went = here.since(job, newcomer), here.since(job, advised)
+        assert advice.at <= came["booting"] < came["running"] <= went["draining"] < went["dead"]
+        # and it brought its subtask to its end
+        assert here.leased_again(job) == []
+        view = here.client.cancel(job)
+        assert (view.evictions, view.kills, view.progress.samples_repeated) == (0, 0, 0)
+        eventually(lambda: not aws.alive())
+
+
+def test_a_boot_that_fails_is_heard_of_and_the_next_machine_is_bought_elsewhere(
+    aws: AwsWorld, tmp_path: Path, eventually: Eventually
+) -> None:
+    a, b = aws.zones
+    documents = [aws.document(name="first", zones=[a]), aws.document(name="second", zones=[b])]
+    reports: dict[str, subprocess.CompletedProcess[str]] = {}
+
+    def boots(box: Box) -> bool:
+        """The real script, on a system of the first pool on which one of its steps fails."""
+        if box.pool == "first":
+            root = box.folder / "root"
+            lay_out(root, "CLOUD=aws\nROLE=worker\nCLUSTER=boxed\n")
+            with metadata_of(box.id) as metadata:
+                where = {"VCASGD_METADATA_URL": metadata, "AWS_ENDPOINT_URL": aws.ec2.url}
+                reports[box.id] = failing_boot(root, where)
+        return box.pool != "first"
+
+    with site(tmp_path, documents, {"aws": aws}, boots) as here:
+        job = here.submit(["first", "second"], epochs=40, most=1, step_seconds=0.1)
+        eventually(lambda: here.at_work(job))
+
+        # Then the machine was ended for what it said, long before its time to boot was over
+        (failed,) = reports
+        assert reports[failed].returncode == 1, "the fault did not fire"
+        (event,) = here.events(job, "boot-failed")
+        why = "did not boot: worker: step add_user failed (status 1)"
+        assert event.details == {"instance": failed, "pool": "first", "why": why}
+        assert failed not in aws.alive()
+        # its pool is left alone, and says why
+        (first,) = (row for row in here.client.pools() if row["name"] == "first")
+        assert why in first["reason"]
+        assert first["blocked_until"] == 0.0, "only that zone is"
+        assert {here.pool_of(one) for one in here.at_work(job)} == {"second"}
+        here.client.cancel(job)
+        eventually(lambda: not aws.alive())
+
+
+def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
+    aws: AwsWorld, tmp_path: Path, eventually: Eventually
+) -> None:
+    a, b = aws.zones
+    documents = [
+        aws.document(name="first", zones=[a], max_price_per_hour=0.1),
+        aws.document(name="second", zones=[b]),
+    ]
+    with site(tmp_path, documents, {"aws": aws}, price_seconds=1.0) as here:
+
+        def price(of: set[str]) -> set[float]:
+            rows = here.client.instances()
+            return {row["price_per_hour"] for row in rows if row["id"] in of}
+
+        # Given two machines of the pool that the job prefers
+        job = here.submit(["first", "second"], epochs=60, most=2, step_seconds=0.1)
+        fleet = eventually(lambda: len(found := here.at_work(job)) == 2 and found)
+        assert {here.pool_of(one) for one in fleet} == {"first"}
+
+        # When its price swings around what a machine may cost there, nothing is bought or ended
+        bought = aws.ec2.calls.count("CreateFleet")
+        for usd in (0.2, 0.06, 0.2):
+            aws.ec2.prices[aws.kind, a] = usd
+            eventually(lambda usd=usd: price(fleet) == {usd})
+        assert aws.alive() == fleet
+        assert aws.ec2.calls.count("CreateFleet") == bought
+
+        # When one is interrupted while the price is high, the next one is of the other pool
+        here.interrupt({min(fleet)}, notice_seconds=20.0)
+        eventually(lambda: here.at_work(job) - fleet)
+        (second,) = here.at_work(job) - fleet
+        assert here.pool_of(second) == "second"
+
+        # When all are interrupted at once, the price is low again, and there is nothing left there
+        aws.ec2.prices[aws.kind, a] = 0.05
+        eventually(lambda: price({max(fleet)}) == {0.05})
+        aws.run_out(a)
+        before = {*fleet, second}
+        here.interrupt({max(fleet), second}, notice_seconds=20.0)
+        eventually(lambda: len(here.at_work(job) - before) == 2)
+        assert {here.pool_of(one) for one in here.at_work(job) - before} == {"second"}
+        assert here.refused("first") == {a}
+
+        # Then each hour has cost what it cost when it was used
+        view = here.client.cancel(job)
+        assert (view.evictions, view.progress.samples_repeated) == (3, 0)
+        eventually(lambda: not aws.alive())
+        per_hour = {
+            row["pool"]: (row["usd"] / row["seconds"] * 3600, row["on_demand_usd"] / row["usd"])
+            for row in here.client.cost(job)["pools"]
+        }
+        assert 0.05 < per_hour["first"][0] < 0.2
+        assert per_hour["second"] == pytest.approx((0.05, 0.17 / 0.05))

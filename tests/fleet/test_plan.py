@@ -41,8 +41,8 @@ def launch(count: int, pool: str = "local", launches: int = 0) -> Launch:
     return Launch(pool, count, launch_token("test", pool, launches))
 
 
-def blame(instance_id: str, pool: str = "local") -> Blame:
-    return Blame(instance_id, pool, "", True, "did not join in time")
+def blame(instance_id: str, pool: str = "local", why: str = "did not join in time") -> Blame:
+    return Blame(instance_id, pool, "", True, why)
 
 
 def stop(instance_id: str, reason: str, job: str = "A") -> StopWorker:
@@ -337,6 +337,28 @@ TABLE = [
             pools=TWO_POOLS,
         ),
         [Terminate("a", "did not join in time"), blame("a", "cheap"), launch(1, "dear")],
+    ),
+    Row(
+        "its boot failed, and it is replaced elsewhere",
+        replace(
+            observed(
+                [machine("a", age=20, pool="cheap")],
+                jobs=[job("A", maximum=1, pools=BOTH)],
+                nodes="",
+                pools=TWO_POOLS,
+            ),
+            boot_errors={"a": "no disk"},
+        ),
+        [
+            Terminate("a", "did not boot: no disk"),
+            blame("a", "cheap", "did not boot: no disk"),
+            launch(1, "dear"),
+        ],
+    ),
+    Row(
+        "one that has joined can say what it likes",
+        replace(observed([machine("a")]), boot_errors={"a": "no disk"}),
+        [],
     ),
     Row(
         "a pool has patience of its own",

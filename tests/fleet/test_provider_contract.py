@@ -11,7 +11,7 @@ import pytest
 from provider_worlds import World, sleeper, world_of
 
 from vcasgd.errors import InvalidRequest, NoCapacity
-from vcasgd.fleet.providers.base import Instance, InstanceState, Provider
+from vcasgd.fleet.providers.base import Instance, InstanceState, Provider, one_line
 
 Eventually = Callable[..., Any]
 BOOT = sleeper()
@@ -169,3 +169,25 @@ def test_what_the_pool_does_not_have_is_refused(world: World, provider: Provider
     with pytest.raises(InvalidRequest, match="no pool 'elsewhere'"):
         provider.launch("elsewhere", 1, BOOT, "t1")
     assert world.alive() == set()
+
+
+def test_what_a_machine_says_of_its_boot_is_heard(world: World, provider: Provider) -> None:
+    first, second = provider.launch(world.pool, 2, BOOT, "t1")
+    provider.instances()
+    assert provider.boot_error(first) is None
+    assert provider.boot_error("nobody-0123456789") is None
+
+    world.say(first, "worker: step\n\tadd_user failed")
+    provider.instances()
+
+    assert provider.boot_error(first) == "worker: step add_user failed"
+    assert provider.boot_error(second) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [("a\x1b[31m\n b", "a [31m b"), (" \n", None), (300 * "é", 250 * "é")],
+    ids=["control characters", "nothing", "too much"],
+)
+def test_what_a_machine_says_is_fit_to_be_shown(said: str, shown: str | None) -> None:
+    assert one_line(said) == shown

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+from machine_roots import failing_boot, lay_out
 
-INFRA = Path(__file__).parents[2] / "infra"
 TOKEN = "an access token"
 
 
@@ -121,21 +121,16 @@ class Machine:
 
     def __init__(self, root: Path, google: FakeGoogle, role: str, redis: str = "") -> None:
         self.root = root
-        library = root / "usr/local/lib/vcasgd"
-        library.mkdir(parents=True)
-        for script in (INFRA / "bin").iterdir():
-            (library / script.name).symlink_to(script)
-        for folder in ("etc/vcasgd", "run", "dev"):
-            (root / folder).mkdir(parents=True)
         ledger = (
             "rediss://:PASSWORD@10.0.0.3:6378/0" if redis else "redis://:PASSWORD@10.0.0.10:6379/0"
         )
-        (root / "etc/vcasgd/machine.env").write_text(
+        lay_out(
+            root,
             f"CLOUD=gcp ROLE={role} CLUSTER=mine PROJECT=a-project MANAGED_REDIS='{redis}'\n"
-            f"STORE_HOSTS='10.0.0.20 10.0.0.21' LEDGER_URL='{ledger}'\n"
+            f"STORE_HOSTS='10.0.0.20 10.0.0.21' LEDGER_URL='{ledger}'\n",
         )
         group = subprocess.run(["id", "-gn"], capture_output=True, text=True, check=True).stdout
-        self._environment = {
+        self.environment = {
             **os.environ,
             "VCASGD_ROOT": str(root),
             "VCASGD_GROUP": group.strip(),
@@ -149,7 +144,7 @@ class Machine:
         program = self.root / "usr/local/lib/vcasgd" / command[0]
         return subprocess.run(
             [program, *command[1:]],
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=60,
@@ -160,7 +155,7 @@ class Machine:
         library = self.root / "usr/local/lib/vcasgd/common"
         return subprocess.run(
             ["bash", "-euc", f". {library}; {text}"],
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=60,
@@ -229,3 +224,12 @@ def test_objects_and_failures_go_where_they_should(google: FakeGoogle, tmp_path:
     assert machine.run("unit-failed", "vcasgd-worker.service").returncode == 0
     said = google.attributes["vcasgd/boot-error"]
     assert said.startswith("worker: vcasgd-worker.service was given up")
+
+
+def test_a_step_of_the_boot_that_fails_is_told_to_google(
+    google: FakeGoogle, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path / "worker", google, "worker")
+    done = failing_boot(machine.root, {"VCASGD_METADATA_URL": google.url})
+    assert done.returncode == 1
+    assert google.attributes["vcasgd/boot-error"] == "worker: step add_user failed (status 1)"

@@ -16,7 +16,7 @@ from training import BATCH, Training
 
 from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
 from vcasgd.store.job import State
-from vcasgd.store.keys import TensorKeys
+from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.planes import bytes_of
 from vcasgd.store.updates import Header, checksum
 
@@ -97,6 +97,55 @@ def test_a_worker_that_is_drained_loses_nothing(plain: Plain) -> None:
 
     # Then it leaves in good order
     assert training.worker(drained).wait() == 0
+    training.finish()
+    assert training.trained_again() == 0
+
+
+def test_a_worker_that_its_cloud_advised_to_leave_finishes_its_subtask_first(
+    plain: Plain, cloud: MetadataServer, eventually: Eventually
+) -> None:
+    # Given a worker in the middle of a subtask that was advised to leave, and goes on
+    training = Training(plain, samples=400, push_every=4, step_seconds=0.02)
+    training.start(1)
+    advised = plain.start_agent(training.job, cloud.url)
+    training.await_steps(advised, 3)
+    cloud.metadata.advise()
+    eventually(lambda: training.beat(advised).get("notice") == "rebalance", 10)
+    training.await_middle_of_interval(advised)
+
+    # When the controller has a replacement, and wants it to leave
+    plain.jobs.drain(training.job, advised)
+
+    # Then it leaves after the last sample of its subtask, and nobody leases it again
+    assert training.worker(advised).wait() == 0
+    assert training.beat(advised)["leaving"] == "drain"
+    assert training.beat(advised)["samples"] % (400 // 4) == 0
+    training.finish()
+    counters = plain.ledger.connection.hkeys(LedgerKeys(training.job).counters)
+    assert not [name for name in counters if name.startswith(b"again:")]
+    assert training.trained_again() == 0
+
+
+def test_a_subtask_that_takes_too_long_is_handed_over_all_the_same(
+    plain: Plain, cloud: MetadataServer, eventually: Eventually
+) -> None:
+    # Given a worker that was advised to leave, with a subtask much longer than a lease
+    training = Training(plain, samples=400, epochs=1, subtasks=2, step_seconds=0.2)
+    advised = plain.start_agent(training.job, cloud.url)
+    plain.start_servers()
+    plain.play_controller(training.job)
+    training.await_steps(advised, 1)
+    cloud.metadata.advise()
+    eventually(lambda: training.beat(advised).get("notice") == "rebalance", 10)
+
+    # When it is asked to leave
+    plain.jobs.drain(training.job, advised)
+
+    # Then it pushes what it has before it would be killed
+    assert training.worker(advised).wait() == 0
+    assert training.beat(advised)["samples"] < 200
+    assert advised not in plain.jobs.leases(training.job).values()
+    training.add_workers(1)
     training.finish()
     assert training.trained_again() == 0
 

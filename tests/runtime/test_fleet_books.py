@@ -24,6 +24,7 @@ from vcasgd.fleet.plan import Blame, Launch
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.runtime.chronicle import Chronicle, Row
 from vcasgd.runtime.controller.bookkeeping import Books
+from vcasgd.runtime.controller.boots import cache_name
 from vcasgd.runtime.controller.demands import Demands
 from vcasgd.runtime.controller.guard import Guard
 from vcasgd.runtime.controller.memory import BACKOFF_SECONDS, QUOTA_SECONDS, Memory
@@ -152,6 +153,8 @@ class TestMemory:
             waits.append(memory().markets("east", NOW)["a", True].blocked_until - NOW)
 
         assert waits == [120, 480], "what is granted in between makes nothing good"
+        memory().blamed(blame, NOW, BACKOFF_SECONDS)
+        assert memory().markets("east", NOW)["a", True].blocked_until - NOW == 16
         memory().joined([machine("m-0", NOW - 1)])
         assert memory().markets("east", NOW)["a", True].refused_since == NOW
         memory().joined([machine("m-2", NOW + 1)])
@@ -460,3 +463,41 @@ def test_an_advice_to_leave_is_told_once(stage: Stage) -> None:
 
     (event,) = stage.events(job, "rebalance-advice")
     assert event["details"] == {"instance": "m-1"}
+
+
+def test_a_machine_that_goes_before_it_joins_is_told_once_and_no_other(stage: Stage) -> None:
+    control = Control(stage.ledger)
+    chronicle = Chronicle(control, stage.jobs)
+    row = Row("east", "running", False, None, NOW, None, "", True, 1.0)
+    chronicle.show(
+        {
+            "stillborn": row,
+            "ended-by-us": row,
+            "interrupted": replace(row, state="leaving"),
+            "lost": replace(row, was_up=True),
+            "there": row,
+        },
+        {},
+    )
+    # a new controller has not seen that it was up, and shows it as if it was not
+    chronicle = Chronicle(control, stage.jobs)
+    chronicle.show(
+        {**{name: Row(**each) for name, each in control.instances().items()}, "lost": row}, {}
+    )
+    chronicle.ended_by_us("ended-by-us", "idle")
+
+    assert chronicle.never_joined({"there"}) == {"stillborn": row}
+    chronicle.show({"there": row}, {})
+    assert chronicle.never_joined({"there"}) == {}
+
+
+def test_a_cache_is_for_one_pool_and_what_it_may_see() -> None:
+    before = cache_name("inside", {"eu-only", "confidential"})
+
+    assert before == cache_name("inside", ["confidential", "eu-only"]), "not a new one each time"
+    others = {
+        cache_name("inside", ()),
+        cache_name("inside", ["eu-only"]),
+        cache_name("outside", ["confidential", "eu-only"]),
+    }
+    assert len({before, *others}) == 4

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,8 +88,7 @@ class Terraform:
 
     def __call__(self, *arguments: str, expect: int = 0, seconds: float = COMMAND_SECONDS) -> str:
         """Its output; fails the test unless it ends with the status ``expect``."""
-        log = self.copy / "terraform.log"
-        with log.open("w") as output:
+        with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 ["terraform", *arguments],
                 cwd=self.folder,
@@ -103,7 +103,8 @@ class Terraform:
                 # it ends its providers, and keeps its state, when it is asked to
                 process.terminate()
                 status = f"{process.wait(PATIENCE)}, not ready within {seconds} s"
-        said = log.read_text()
+            output.seek(0)
+            said = output.read()
         assert status == expect, f"status {status}: {said[-6000:]}"
         return said
 

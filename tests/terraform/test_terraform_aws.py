@@ -6,17 +6,15 @@ import base64
 import gzip
 import os
 import subprocess
-import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from machine_roots import metadata_of
 from terraform_harness import (
     AWS_MIRROR,
     AWS_PROVIDER,
@@ -220,38 +218,6 @@ def _run_secrets(aws: EmulatedAws, files: dict[str, str], root: Path) -> dict[st
     return dict(line.split("=", 1) for line in told.read_text().splitlines())
 
 
-@contextmanager
-def _metadata(instance_id: str) -> Iterator[str]:
-    """What a machine is told about itself, over IMDSv2."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            self._answer("a token")
-
-        def do_GET(self) -> None:
-            assert self.headers["X-aws-ec2-metadata-token"] == "a token"
-            assert self.path == "/latest/meta-data/instance-id"
-            self._answer(instance_id)
-
-        def _answer(self, text: str) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *arguments: object) -> None:
-            """Nobody reads it."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.mark.slow
 def test_a_unit_that_was_given_up_shows_in_the_tags_of_its_machine(
     applied: Terraform, aws: EmulatedAws, tmp_path: Path
@@ -261,7 +227,7 @@ def test_a_unit_that_was_given_up_shows_in_the_tags_of_its_machine(
     root = tmp_path / "machine"
     _run_secrets(aws, _user_data(aws, control), root)
     (root / "dev").mkdir()
-    with _metadata(control["InstanceId"]) as url:
+    with metadata_of(control["InstanceId"]) as url:
         # When systemd says that it gave up a unit
         environment = {**aws.environment, "VCASGD_ROOT": str(root), "VCASGD_METADATA_URL": url}
         done = subprocess.run(

@@ -13,11 +13,14 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from vcasgd.api.app import create_app
-from vcasgd.errors import PortInUse, SpecError, StackError, VcasgdError
+from vcasgd.errors import PortInUse, SpecError, StackError, StoreUnavailable, VcasgdError
 from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings, load_settings
-from vcasgd.store.connection import connect
+from vcasgd.store.connection import Client, connect
+from vcasgd.store.servers import Control
+
+log = logging.getLogger(__name__)
 
 #: a person waits for the answer; who can wait longer tries again
 ANSWER_SECONDS = 3.0
@@ -33,6 +36,7 @@ def main() -> int:
         settings = load_settings()
         configure_logging("api", _log_level(settings))
         ledger = connect(settings.secret("ledger_url"), answer_seconds=ANSWER_SECONDS)
+        _claim(settings, ledger)
         storage = Storage(settings.required("storage_url"))
         app = create_app(settings, ledger, storage)
         with listen(settings) as listener:
@@ -40,6 +44,14 @@ def main() -> int:
     except VcasgdError as error:
         return exit_status(error)
     return 0
+
+
+def _claim(settings: Settings, ledger: Client) -> None:
+    """The API answers also while there is no ledger; then the other processes find out."""
+    try:
+        Control(ledger).claim(settings.cluster)
+    except StoreUnavailable as error:
+        log.warning("ledger: %s", error)
 
 
 def _log_level(settings: Settings) -> str:

@@ -156,6 +156,8 @@ class Observed:
     limits: Limits = Limits()
     quarantined: frozenset[str] = frozenset()
     """Instances whose worker sent what could not be used, again and again."""
+    boot_errors: Mapping[str, str] = field(default_factory=dict)
+    """Instance to what it said of its boot that failed."""
     payers: Mapping[str, str] = field(default_factory=dict)
     """Instance to the job that pays for it: who works on it, or did last, or had it launched."""
     unpaid: Mapping[str, str] = field(default_factory=dict)

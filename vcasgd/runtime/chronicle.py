@@ -30,6 +30,8 @@ class Row:
     instance_type: str = ""
     on_demand_price_per_hour: float = 0.0
     advised_at: float | None = None
+    was_up: bool = False
+    """It has been part of the cluster at some time."""
 
 
 class Chronicle:
@@ -54,11 +56,23 @@ class Chronicle:
         did not."""
         return {name: self._ended.get(name) for name in self._known if name not in present}
 
+    def never_joined(self, present: Collection[str]) -> dict[str, Row]:
+        """Machines that are gone since the look before although nobody ended them, and that were
+        never of any use."""
+        return {
+            name: row
+            for name, row in self._known.items()
+            if name not in present
+            and name not in self._ended
+            and not row.was_up
+            and row.state != LEAVING
+        }
+
     def show(self, rows: Mapping[str, Row], pools: Mapping[str, Any]) -> dict[str, str | None]:
         """Tells what changed and shows what is; returns the machines that are gone, each with
         the job that it last worked for."""
         active = set(self._jobs.active())
-        now = {name: self._with_last_job(name, row, active) for name, row in rows.items()}
+        now = {name: self._with_past(name, row, active) for name, row in rows.items()}
         gone = {name: row.job for name, row in self._known.items() if name not in now}
         for name, row in now.items():
             if row.job in active:
@@ -71,12 +85,15 @@ class Chronicle:
         self._known = now
         return gone
 
-    def _with_last_job(self, name: str, row: Row, active: set[str]) -> Row:
+    def _with_past(self, name: str, row: Row, active: set[str]) -> Row:
         # its worker is often seen dead a moment before the machine is
         before = self._known.get(name)
-        if row.job is None and before and before.job in active:
-            return replace(row, job=before.job)
-        return row
+        if before is None:
+            return row
+        if row.job is None and before.job in active:
+            row = replace(row, job=before.job)
+        # a new controller has not seen it
+        return replace(row, was_up=row.was_up or before.was_up)
 
     def _tell_change(self, name: str, before: Row | None, row: Row) -> None:
         if row.job is None:

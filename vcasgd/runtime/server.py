@@ -35,7 +35,7 @@ from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import Client, check_server, connect, patiently, without_secret
 from vcasgd.store.jobs import Jobs
-from vcasgd.store.servers import Servers, node_name
+from vcasgd.store.servers import Control, Servers, node_name
 from vcasgd.store.updates import wait_for_entries
 
 log = logging.getLogger(__name__)
@@ -210,6 +210,7 @@ def main() -> int:
         tensors = connect(settings.own_tensors_url(), waits=False)
         log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
         patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
+        patiently(lambda: Control(ledger).claim(settings.cluster), settings.patience_seconds)
         server = ParameterServer(settings, ledger, tensors)
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:

@@ -70,6 +70,8 @@ class Worker:
         self._why = ""
         self._state = State.STARTING.value
         self._notice: NoticeLike | None = None
+        #: until when the present subtask may be finished; ``None``: nobody wants it to be the last
+        self._last_until: float | None = None
         #: since when a server refuses this worker, and nothing else
         self._denied_at: float | None = None
         self._capture = LineCapture(self._desk.jobs, job, name)
@@ -153,6 +155,9 @@ class Worker:
 
     def _work_once(self) -> None:
         # the state comes with a heartbeat, after a word that the machine may not see the job
+        if self._last_until is not None and not self._desk.again:
+            self.leave("drain")
+            return
         began = self._state != State.STARTING
         if began and not self._chores.prepared and not self._desk.leaving.is_set():
             self._chores.learner()
@@ -277,9 +282,19 @@ class Worker:
             self.leave(f"the job is {renewal.state}")
         elif renewal.state == State.PAUSED:
             self.leave("the job is paused")
+        elif renewal.leave == "drain" and self._notice and self._notice.kind == "rebalance":
+            self._finish_and_leave()
         elif renewal.leave:
             self.leave(renewal.leave)
         self._desk.hear_tuning()
+
+    def _finish_and_leave(self) -> None:
+        """Others are at work already, and the machine stays: there is time to finish the subtask,
+        though not for ever, because who does not leave in time is killed."""
+        if self._last_until is None:
+            self._last_until = time.monotonic() + self._settings.lease_seconds
+        elif time.monotonic() >= self._last_until:
+            self.leave("drain")
 
     def _noticed(self, notice: NoticeLike) -> None:
         log.info("notice: %s at %s", notice.kind, notice.at)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 JOBS = "vcasgd:{fleet}:jobs"
 #: of jobs that are not over
 ACTIVE = "vcasgd:{fleet}:active"
+#: whose ledger it is
+CLUSTER = "vcasgd:{fleet}:cluster"
 #: who is the controller
 CONTROLLER = "vcasgd:{fleet}:controller"
 #: what the API asks of the controller

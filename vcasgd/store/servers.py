@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vcasgd.errors import SpecError
 from vcasgd.store import keys as names
 from vcasgd.store.connection import Client
 
@@ -65,6 +66,22 @@ class Control:
     def __init__(self, ledger: Client) -> None:
         self._ledger = ledger
         self._control = ledger.script("control")
+
+    def claim(self, cluster: str) -> None:
+        """The ledger is that of the first cluster that says so; two in one would end each other's
+        machines and work on each other's jobs. May be repeated.
+
+        Raises :class:`~vcasgd.errors.SpecError` where it is another one's.
+        """
+        if self._ledger.set(names.CLUSTER, cluster, nx=True):
+            return
+        owner = (self._ledger.get(names.CLUSTER) or b"").decode()
+        if owner != cluster:
+            raise SpecError(
+                f"VCASGD_CLUSTER: the ledger is that of cluster {owner}, and not of {cluster}",
+                remedy=f"give each cluster servers of its own, or set VCASGD_CLUSTER={owner}",
+                field="VCASGD_CLUSTER",
+            )
 
     def hold(self, owner: str, lease_seconds: float) -> int:
         """Takes or renews the lease; returns its token, 0 where somebody else holds it."""

@@ -38,9 +38,10 @@ Why it does not flap. Whatever is decided stays decided while nothing else chang
   the oldest, are the last to go;
 * a machine without a worker is kept ``idle_seconds``: a following job finds it warm; not so if
   it was advised to leave, or if who pays for it has a budget and is not at work;
-* a machine that has not joined is given up after its pool's ``boot_seconds``, and its zone left
-  alone for a while; one that was joined after ``lost_seconds``, in which it still counts, so
-  that a short disconnection neither kills nor doubles it;
+* a machine that has not joined is given up after its pool's ``boot_seconds``, or as soon as it
+  says that its boot failed, and its zone left alone for a while; one that was joined after
+  ``lost_seconds``, in which it still counts, so that a short disconnection neither kills nor
+  doubles it;
 * when Ray can't be reached nothing is held against any machine, and after a restart of
   the controller or of Ray all of these times begin anew;
 * a market that refused is left alone until ``blocked_until``, see :func:`backoff`; its other

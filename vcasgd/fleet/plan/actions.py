@@ -45,7 +45,8 @@ class Terminate:
 
 @dataclass(frozen=True)
 class Blame:
-    """A machine of this market never joined: leave the market alone for a while."""
+    """A machine of this market never joined: leave the market alone for a while. ``reason``
+    goes on from the machine's name."""
 
     instance_id: str
     pool: str

@@ -8,6 +8,8 @@ from vcasgd.fleet.plan.allocation import Allocation
 from vcasgd.fleet.providers.base import Instance
 
 NOT_JOINED = "did not join in time"
+#: before what the machine said
+BOOT_FAILED = "did not boot: "
 
 
 def decide(state: Observed, now: float) -> list[Action]:
@@ -60,6 +62,8 @@ def _lost(state: Observed, one: Instance, now: float) -> str | None:
     if state.nodes is None:
         return None
     history, limits = state.history, state.limits
+    if one.id not in history.joined and one.id in state.boot_errors:
+        return f"{BOOT_FAILED}{state.boot_errors[one.id]}"
     if one.id in history.joined:
         gone = now - history.joined[one.id] > limits.lost_seconds
         return "its Ray node is gone" if gone else None
@@ -70,9 +74,9 @@ def _lost(state: Observed, one: Instance, now: float) -> str | None:
 
 def _blames(state: Observed, failed: dict[str, str]) -> list[Blame]:
     return [
-        Blame(one.id, one.pool, one.zone, one.spot, NOT_JOINED)
+        Blame(one.id, one.pool, one.zone, one.spot, failed[one.id])
         for one in state.staying()
-        if failed.get(one.id) == NOT_JOINED
+        if failed.get(one.id, "").startswith((NOT_JOINED, BOOT_FAILED))
     ]
 
 

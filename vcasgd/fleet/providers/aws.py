@@ -24,6 +24,7 @@ from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.aws_errors import error_of, kind_of_exception, worst
 from vcasgd.fleet.providers.aws_prices import Prices, SpotPrice, SpotPrices
 from vcasgd.fleet.providers.aws_request import (
+    BOOT_ERROR_TAG,
     CLUSTER_TAG,
     LAUNCH_TAG,
     POOL_TAG,
@@ -32,8 +33,8 @@ from vcasgd.fleet.providers.aws_request import (
     tagged,
     template_of,
 )
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed
-from vcasgd.fleet.providers.listing import LISTING_SECONDS, PRICE_SECONDS, Listing
+from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed, one_line
+from vcasgd.fleet.providers.listing import LISTING_SECONDS, Listing
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 log = logging.getLogger(__name__)
@@ -74,11 +75,14 @@ class AwsProvider:
         pools: Sequence[AwsPoolSpec],
         table: PriceTable,
         *,
+        price_seconds: float,
         listing_seconds: float = LISTING_SECONDS,
-        price_seconds: float = PRICE_SECONDS,
         page: int = PAGE,
     ) -> None:
-        """Raises :class:`~vcasgd.errors.SpecError` where a type has no list price."""
+        """``price_seconds``: how long spot prices are good for; they change some times a day.
+
+        Raises :class:`~vcasgd.errors.SpecError` where a type has no list price.
+        """
         self._cluster = cluster
         self._pools = {pool.name: pool for pool in pools}
         self._region = pools[0].region
@@ -89,6 +93,7 @@ class AwsProvider:
         self._ec2 = client("ec2", self._region)
         self._spot = SpotPrices(self._price_history, price_seconds)
         self._listing = Listing(self._list, listing_seconds)
+        self._boot_errors: dict[str, str | None] = {}
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. What has no spot price in a zone is not sold there."""
@@ -146,6 +151,10 @@ class AwsProvider:
     def instances(self) -> list[Instance]:
         """See the contract. At most :data:`~.listing.LISTING_SECONDS` old."""
         return self._listing.get()
+
+    def boot_error(self, instance_id: str) -> str | None:
+        """See the contract: a tag, as it was listed last."""
+        return self._boot_errors.get(instance_id)
 
     def terminate(self, instance_id: str) -> None:
         """See the contract. A machine without the cluster's tag is none of ours."""
@@ -205,6 +214,8 @@ class AwsProvider:
     def _list(self) -> list[Instance]:
         rows = list(self._described(filtered("instance-state-name", *sorted(_STATES))))
         spot = self._spot_prices([row for row in rows if _is_spot(row)])
+        said = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
+        self._boot_errors = {machine: one_line(text) for machine, text in said.items()}
         return [self._instance(row, spot) for row in rows]
 
     def _described(self, *filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -233,10 +244,9 @@ class AwsProvider:
         kind, zone = row["InstanceType"], row["Placement"]["AvailabilityZone"]
         on_demand = self._table.price_or_dearest(self._region, kind)
         known = spot.get((kind, zone)) if _is_spot(row) else None
-        tags = {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
         return Instance(
             id=row["InstanceId"],
-            pool=tags.get(POOL_TAG, ""),
+            pool=_tags(row).get(POOL_TAG, ""),
             state=_STATES[row["State"]["Name"]],
             launched_at=row["LaunchTime"].timestamp(),
             notice_at=None,
@@ -314,6 +324,10 @@ def _zone(error: dict[str, Any]) -> str | None:
     overrides = error.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
     zone = overrides.get("AvailabilityZone")
     return str(zone) if zone else None
+
+
+def _tags(row: dict[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
 
 
 def _is_spot(row: dict[str, Any]) -> bool:

@@ -9,6 +9,8 @@ from vcasgd.fleet.pools import AwsPoolSpec
 CLUSTER_TAG = "vcasgd:cluster"
 POOL_TAG = "vcasgd:pool"
 LAUNCH_TAG = "vcasgd:launch"
+#: which the machine itself writes
+BOOT_ERROR_TAG = "vcasgd:boot-error"
 #: combinations of type and zone in one CreateFleet, as EC2 documents it
 MOST_OVERRIDES = 300
 

@@ -17,6 +17,8 @@ from vcasgd.errors import InvalidRequest
 
 #: stands for the instance's id in a :class:`Boot`; nobody knows the id before the launch
 INSTANCE_ID = "{instance_id}"
+#: of what a machine says of its boot; the scripts of the images say no more
+BOOT_ERROR_LENGTH = 250
 #: stands for the machine's Python, which has vcasgd installed
 PYTHON = "{python}"
 
@@ -158,6 +160,14 @@ class Provider(Protocol):
         """
         ...
 
+    def boot_error(self, instance_id: str) -> str | None:
+        """What a machine said of its boot that failed, in one line; ``None`` if it said nothing.
+
+        These are the machine's own words, where anybody who may speak for it can put any. Takes
+        up to some seconds, and lags as much.
+        """
+        ...
+
     def terminate(self, instance_id: str) -> None:
         """Ends a machine that is no longer wanted. Idempotent; silent if there is none.
 
@@ -181,6 +191,12 @@ class Provider(Protocol):
     def close(self) -> None:
         """Releases connections. The machines stay."""
         ...
+
+
+def one_line(text: str) -> str | None:
+    """What a machine said, fit to be shown; ``None`` if that is nothing."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[:BOOT_ERROR_LENGTH])
+    return " ".join(shown.split()) or None
 
 
 def narrowed(

@@ -29,9 +29,10 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.base import Boot, Instance, Offer, narrowed
+from vcasgd.fleet.providers.base import Boot, Instance, Offer, narrowed, one_line
 from vcasgd.fleet.providers.gcp_errors import error_of
 from vcasgd.fleet.providers.gcp_request import (
+    BOOT_ERROR_ATTRIBUTE,
     CLUSTER_LABEL,
     LAUNCH_LABEL,
     USER_DATA_KEY,
@@ -155,6 +156,14 @@ class GcpProvider:
     def instances(self) -> list[Instance]:
         """See the contract. At most :data:`~.listing.LISTING_SECONDS` old."""
         return self._listing.get()
+
+    def boot_error(self, instance_id: str) -> str | None:
+        """See the contract: a guest attribute, which is one more call."""
+        for machine in self._find(instance_id):
+            ask = self._machines.get_guest_attributes
+            found = self._act(ask, machine, query_path=BOOT_ERROR_ATTRIBUTE)
+            return found and one_line(found.query_value.items[0].value)
+        return None
 
     def terminate(self, instance_id: str) -> None:
         """See the contract. A machine without the cluster's label is none of ours."""
@@ -285,17 +294,20 @@ class GcpProvider:
     def _listed_in(self, zone: str) -> Iterator[Any]:
         return (machine for machine in self._described() if last(machine.zone) == zone)
 
-    def _act(self, method: Callable[..., Any], machine: Any) -> None:
+    def _act(self, method: Callable[..., Any], machine: Any, **more: str) -> Any:
+        """``None`` where there is no such thing."""
         asked = {
+            **more,
             "project": self._project,
             "zone": last(machine.zone),
             "instance": machine.name,
         }
         try:
-            _attempt(lambda: method(asked, **_limits(CALL_SECONDS)))
+            return _attempt(lambda: method(asked, **_limits(CALL_SECONDS)))
         except InvalidRequest as error:
             if error.details.get("status") != HTTPStatus.NOT_FOUND:
                 raise
+            return None
 
 
 def _options(url: str | None) -> dict[str, Any]:

@@ -13,6 +13,8 @@ CLUSTER_LABEL = "vcasgd-cluster"
 POOL_LABEL = "vcasgd-pool"
 LAUNCH_LABEL = "vcasgd-launch"
 USER_DATA_KEY = "user-data"
+#: a guest attribute, which the machine itself writes
+BOOT_ERROR_ATTRIBUTE = "vcasgd/boot-error"
 
 
 def names_of(cluster: str, pool: str, token: str, count: int) -> list[str]:

@@ -10,8 +10,6 @@ from vcasgd.fleet.providers.base import Instance
 
 #: how long a listing is good for; machines take a minute to boot
 LISTING_SECONDS = 2.0
-#: how long spot prices are; they change some times a day
-PRICE_SECONDS = 300.0
 
 
 class Listing:

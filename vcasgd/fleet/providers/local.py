@@ -187,6 +187,10 @@ class LocalProvider:
         if (directory := self._find(instance_id)) is not None:
             directory.notify(time.time() + notice)
 
+    def boot_error(self, instance_id: str) -> str | None:  # noqa: ARG002
+        """See the contract: what a process says is in its log."""
+        return None
+
     def terminate(self, instance_id: str) -> None:
         """See the contract. Mostly nothing is alive any more when it returns."""
         self._take(instance_id, "terminated")

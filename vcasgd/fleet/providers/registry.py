@@ -86,7 +86,8 @@ def _aws(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
     except ImportError as error:
         raise _missing("aws", error) from error
     table = PriceTable.load("aws", settings.prices)
-    return AwsProvider(settings.cluster, _of(AwsPoolSpec, pools), table)
+    specs = _of(AwsPoolSpec, pools)
+    return AwsProvider(settings.cluster, specs, table, price_seconds=settings.price_seconds)
 
 
 def _gcp(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:

@@ -19,6 +19,7 @@ from vcasgd.runtime.controller.boots import node_boot
 from vcasgd.runtime.controller.names import job_of, worker_name
 from vcasgd.runtime.controller.observing import Lookout
 from vcasgd.runtime.controller.parts import DRAIN_LEASES, Parts
+from vcasgd.runtime.controller.telling import stillborn
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Hands:
                 case Launch():
                     self._launch(action, state)
                 case Blame():
-                    self._parts.memory.blamed(action, time.time())
+                    stillborn(self._parts, action)
                 case StartWorker():
                     self._start_worker(action, state)
                 case StopWorker():
@@ -115,6 +116,7 @@ class Hands:
             self._settings,
             local=self._parts.estate.pools[pool].provider == "local",
             pool=pool,
+            labels=self._parts.estate.pools[pool].labels,
             # of several types the smallest: what is more is still used by the worker's threads
             cpus=min((each.cpus for each in offers), default=1.0),
             gpus=min((each.gpus for each in offers), default=0),

@@ -38,6 +38,11 @@ class Books:
             if meter.job is not None and not meter.closed
         }
 
+    def payer(self, machine: str) -> str | None:
+        """Also of one that is gone."""
+        meter = self._meters.get(machine)
+        return meter.job if meter else None
+
     def spent(self, job: str, now: float) -> float:
         """USD, also what is not booked yet."""
         open_ = sum(accrued(each, now) for each in self._meters.values() if each.job == job)

@@ -5,13 +5,22 @@ Nothing that opens a server: that is told to each worker when it is started.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection
+
 from vcasgd.fleet.providers.base import INSTANCE_ID, PYTHON, Boot
 from vcasgd.runtime.cluster import node_command
 from vcasgd.settings import Settings
 
 
 def node_boot(
-    settings: Settings, *, local: bool, pool: str, cpus: float = 1.0, gpus: int = 0
+    settings: Settings,
+    *,
+    local: bool,
+    pool: str,
+    labels: Collection[str] = (),
+    cpus: float = 1.0,
+    gpus: int = 0,
 ) -> Boot:
     """``local``: on this computer, whose folders it shares and whose Python it has.
 
@@ -35,6 +44,13 @@ def node_boot(
     }
     if not local:
         return Boot((PYTHON, *command.argv[1:]), {**command.env, **env})
-    # what is cached in one pool is not for the eyes of another
-    env["VCASGD_CACHE_DIR"] = str(settings.home_path / "cache" / pool)
+    env["VCASGD_CACHE_DIR"] = str(settings.home_path / "cache" / cache_name(pool, labels))
     return Boot(command.argv, {**command.env, **env})
+
+
+def cache_name(pool: str, labels: Collection[str]) -> str:
+    """What is cached in one pool is not for the eyes of another, nor of the same one when it may
+    see something else."""
+    if not labels:
+        return pool
+    return f"{pool}.{hashlib.sha256(' '.join(sorted(labels)).encode()).hexdigest()[:16]}"

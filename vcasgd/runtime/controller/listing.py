@@ -14,9 +14,8 @@ log = logging.getLogger(__name__)
 #: between two listings of machines; clouds throttle who asks more often, this computer does not
 LIST_SECONDS = {"local": 0.0}
 LIST_SECONDS_IN_CLOUDS = 5.0
-#: between two looks at prices: spot prices change within hours
-OFFERS_SECONDS = {"local": 2.0}
-OFFERS_SECONDS_IN_CLOUDS = 300.0
+#: between two looks at prices; who asks a cloud for them remembers them for longer
+OFFERS_SECONDS = 2.0
 #: after a look that failed
 RETRY_SECONDS = 30.0
 
@@ -36,6 +35,7 @@ class Listing:
         self._machines: dict[int, tuple[float, list[Instance]]] = {}
         self._offers: dict[str, _Offers] = {}
         self._from: dict[str, Provider] = {}
+        self._boot_errors: dict[str, tuple[float, str | None]] = {}
 
     def forget(self) -> None:
         """The pools are other ones, or something was asked of them: look again."""
@@ -51,11 +51,28 @@ class Listing:
         self._machines = {key: known for key, known in self._machines.items() if key in providers}
         for provider in providers.values():
             self._list(provider, now)
-        return [one for _, known in self._machines.values() for one in known]
+        listed = [one for _, known in self._machines.values() for one in known]
+        there = {one.id for one in listed}
+        self._boot_errors = {id_: each for id_, each in self._boot_errors.items() if id_ in there}
+        return listed
 
     def provider_of(self, instance: str) -> Provider | None:
         """That listed it."""
         return self._from.get(instance)
+
+    def boot_error(self, one: Instance, now: float) -> str | None:
+        """What the machine said of its boot that failed."""
+        due, known = self._boot_errors.get(one.id, (0.0, None))
+        provider = self._from.get(one.id)
+        if now < due or provider is None:
+            return known
+        try:
+            known = provider.boot_error(one.id)
+        except FleetError as error:
+            log.warning("%s: its boot can't be asked for: %s", one.id, error)
+        period = LIST_SECONDS.get(provider.name, LIST_SECONDS_IN_CLOUDS)
+        self._boot_errors[one.id] = now + period, known
+        return known
 
     def offers(self, pool: str, now: float) -> tuple[tuple[Offer, ...] | None, str | None]:
         """Of a pool, ``None`` where it was never told; and what is wrong, if anything is."""
@@ -82,8 +99,7 @@ class Listing:
     def _ask(self, pool: str, known: _Offers | None, now: float) -> _Offers:
         provider = self._estate.providers[pool]
         try:
-            period = OFFERS_SECONDS.get(provider.name, OFFERS_SECONDS_IN_CLOUDS)
-            return _Offers(tuple(provider.offers(pool)), None, now + period)
+            return _Offers(tuple(provider.offers(pool)), None, now + OFFERS_SECONDS)
         except VcasgdError as error:
             log.warning("%s: no prices: %s", pool, error)
             return _Offers(known.offers if known else None, str(error), now + RETRY_SECONDS)

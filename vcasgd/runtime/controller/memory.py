@@ -106,11 +106,14 @@ class Memory:
             name = launch.pool
         self._block(name, str(error), now)
 
-    def blamed(self, blame: Blame, now: float) -> None:
+    def blamed(
+        self, blame: Blame, now: float, waits: tuple[float, float] = STILLBORN_SECONDS
+    ) -> None:
+        """``waits``: seconds for the first in a row, and at most."""
         name = market_name(blame.pool, blame.zone or None, blame.spot)
         row = self.pool(name)
         count = row.stillborn + 1
-        wait = backoff(count, *STILLBORN_SECONDS)
+        wait = backoff(count, *waits)
         log.info("%s: %s %s; next attempt in %.0f s", name, blame.instance_id, blame.reason, wait)
         why = f"{blame.instance_id} {blame.reason}"
         self._set(

@@ -99,6 +99,7 @@ class Lookout:
             quarantined=frozenset(
                 instance_of(worker) for job in jobs for worker in self._jobs.quarantined(job.id)
             ),
+            boot_errors=self._boot_errors(machines, nodes, now),
             payers=self._parts.books.payers,
             unpaid=self._demands.unpaid(jobs),
         )
@@ -145,6 +146,18 @@ class Lookout:
             if each not in names and now - at < LAUNCH_UNSEEN_SECONDS
         }
         return tuple(_with_notice(one, said.get(one.id, {}), now) for one in listed)
+
+    def _boot_errors(
+        self, machines: Iterable[Instance], nodes: frozenset[str] | None, now: float
+    ) -> dict[str, str]:
+        """Of machines that never joined."""
+        joined = {*self._history.joined, *(nodes or ())}
+        said = {
+            one.id: self._parts.listing.boot_error(one, now)
+            for one in machines
+            if one.state in STAYING and one.id not in joined
+        }
+        return {machine: text for machine, text in said.items() if text is not None}
 
     def _measure(
         self,

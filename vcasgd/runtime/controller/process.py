@@ -38,7 +38,10 @@ class Controller:
         self._stop.set()
 
     def run(self) -> None:
-        """Until :meth:`stop`. Raises :class:`ClusterError` when Ray's head was lost."""
+        """Until :meth:`stop`. Raises :class:`ClusterError` when Ray's head was lost, and
+        :class:`~vcasgd.errors.SpecError` where the ledger is another cluster's."""
+        own = Control(self._ledger)
+        patiently(lambda: own.claim(self._settings.cluster), self._settings.patience_seconds)
         self._leadership.start()
         while not self._stop.is_set() and not self._leadership.sure:
             self._stop.wait(self._settings.heartbeat / 4)

@@ -6,9 +6,11 @@ import shutil
 import time
 
 from vcasgd.fleet.observed import Observed
+from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.pool_rows import to_row
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.runtime.chronicle import Row
+from vcasgd.runtime.controller.memory import BACKOFF_SECONDS, STILLBORN_SECONDS
 from vcasgd.runtime.controller.names import instance_of, worker_name
 from vcasgd.runtime.controller.parts import Parts
 
@@ -24,10 +26,19 @@ class Teller:
         job_of = {worker.instance_id: worker.job for worker in state.workers if worker.alive}
         nodes = state.nodes or frozenset()
         rows = {
-            one.id: _row(one, joined=one.id in nodes, job=job_of.get(one.id))
+            one.id: _row(
+                one,
+                joined=one.id in nodes,
+                was_up=one.id in state.history.joined,
+                job=job_of.get(one.id),
+            )
             for one in state.instances
         }
         ends = self._parts.chronicle.ends(rows.keys())
+        for name, row in self._parts.chronicle.never_joined(rows.keys()).items():
+            blame = Blame(name, row.pool, row.zone, row.spot, "was gone before it joined")
+            # perhaps it was only interrupted early
+            stillborn(self._parts, blame, BACKOFF_SECONDS)
         self._parts.timeline.look(state, ends, time.time())
         for gone, job in self._parts.chronicle.show(rows, self._pools(state)).items():
             if job is not None:
@@ -52,7 +63,18 @@ class Teller:
         }
 
 
-def _row(one: Instance, *, joined: bool, job: str | None) -> Row:
+def stillborn(parts: Parts, blame: Blame, waits: tuple[float, float] = STILLBORN_SECONDS) -> None:
+    """A machine came to nothing: its market is left alone, and who pays for it hears why."""
+    parts.memory.blamed(blame, time.time(), waits)
+    job = parts.books.payer(blame.instance_id)
+    if job is not None:
+        text = f"{blame.instance_id} of pool {blame.pool} {blame.reason}"
+        parts.jobs.event(
+            job, "boot-failed", text, instance=blame.instance_id, pool=blame.pool, why=blame.reason
+        )
+
+
+def _row(one: Instance, *, joined: bool, was_up: bool, job: str | None) -> Row:
     return Row(
         pool=one.pool,
         state=one.state.value,
@@ -67,4 +89,5 @@ def _row(one: Instance, *, joined: bool, job: str | None) -> Row:
         instance_type=one.instance_type,
         on_demand_price_per_hour=one.on_demand_price_per_hour,
         advised_at=one.advised_at,
+        was_up=was_up,
     )

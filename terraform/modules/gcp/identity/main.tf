@@ -104,6 +104,7 @@ resource "google_project_iam_custom_role" "launch" {
     "compute.images.useReadOnly",
     "compute.instances.create",
     "compute.instances.get",
+    "compute.instances.getGuestAttributes",
     "compute.instances.list",
     "compute.instances.setLabels",
     "compute.instances.setMetadata",
