@@ -14,7 +14,7 @@ from vcasgd.settings import Settings
 from vcasgd.spec import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
+pytestmark = pytest.mark.slow
 
 Eventually = Callable[..., Any]
 
@@ -22,7 +22,7 @@ Eventually = Callable[..., Any]
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
     """Of a stack with a single machine."""
-    settings = Settings(home=tmp_path / "home", api_port=0, heartbeat=0.3, local_capacity=1)
+    settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1)
     with running(settings):
         token = StackHome(settings.home_path).token()
         assert token is not None
@@ -38,7 +38,7 @@ def test_a_machine_whose_learner_mostly_waits_carries_two(
         "name": "learners",
         "task": "audit:Audit",
         "working_dir": str(AUDIT_TASK),
-        "args": {"samples": 1000, "batch_size": 5, "step_seconds": 0.02},
+        "args": {"samples": 1000, "batch_size": 5, "step_seconds": 0.1},
         "epochs": 1000,
         "subtasks_per_epoch": 10,
         "push_every": 10,
@@ -49,14 +49,14 @@ def test_a_machine_whose_learner_mostly_waits_carries_two(
     job = client.submit_directory(JobSpec.parse(spec)).id
 
     # When one has been measured
-    eventually(lambda: 2 in client.job(job).tuned["learners"].values(), 120)
+    eventually(lambda: 2 in client.job(job).tuned["learners"].values())
     (machine,) = client.job(job).tuned["learners"]
 
     # Then a second one trains beside it, in a process of its own, for the same machine
     def at_work() -> list[dict[str, Any]]:
         return [row for row in client.workers(job) if row["pushes"]]
 
-    eventually(lambda: len(at_work()) == 2, 120)
+    eventually(lambda: len(at_work()) == 2)
     assert {row["instance"] for row in at_work()} == {machine}
     assert len({row["pid"] for row in at_work()}) == 2
     assert sorted(row["name"] for row in at_work()) == [f"{job}.{machine}", f"{job}.{machine}_2"]
@@ -65,7 +65,7 @@ def test_a_machine_whose_learner_mostly_waits_carries_two(
 
     # and goes with the job, which has lost no machine and done no work twice
     client.cancel(job)
-    eventually(lambda: all(row["leaving"] for row in client.workers(job)), 60)
+    eventually(lambda: all(row["leaving"] for row in client.workers(job)))
     view = client.job(job)
     assert (view.evictions, view.kills, view.progress.samples_repeated) == (0, 0, 0)
     assert not view.totals.rejected

@@ -50,21 +50,21 @@ for batch in session.batches(data, batch_size=2):
 # --- on real servers -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
 def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(plain: Plain) -> None:
     # Given a job whose task is a script, on two workers
-    training = Training(plain, task="counting.py", subtasks=8, step_seconds=0.01)
+    training = Training(plain, task="counting.py", subtasks=8)
     killed, _ = training.start(2)
     plain.start_keeper()
 
     # When one of them is killed in the middle of a push interval
-    training.await_middle_of_interval(killed)
+    training.freeze_in_the_middle(killed)
     training.worker(killed).kill()
 
     # Then a third one takes over what it had, and each sample of each epoch counts exactly once
     training.add_workers(1)
     job = training.succeed()
-    assert plain.jobs.work(training.job)["expired"] >= 1
-    assert 0 < training.trained_again() <= training.interval
+    assert 0 < training.trained_again() <= training.most_again()
 
     # and each epoch was judged by the script's own function
     assert len(job.evaluations) == 2
@@ -74,7 +74,7 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(plain
 @pytest.mark.slow
 def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(plain: Plain) -> None:
     # Given the example as a script, on two workers
-    spec = JobSpec.load(DIGITS / "script.yaml").model_copy(update={"epochs": 6})
+    spec = JobSpec.load(DIGITS / "script.yaml").model_copy(update={"epochs": 12})
     fields = spec.model_dump(mode="json", exclude={"name", "working_dir"})
     plain.start_server()
     plain.start_keeper()
@@ -82,13 +82,13 @@ def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(plain: P
     killed, _ = plain.start_workers(job, 2)
 
     # When one is killed once both have trained
-    await_truth(lambda: plain.applied(job) > 1437, 60)
+    await_truth(lambda: plain.applied(job) > 200)
     plain.workers[killed].kill()
 
     # Then it learns as the class does, and each image of each epoch is in the model once
-    await_truth(lambda: plain.jobs.get(job).state is State.SUCCEEDED, 120)
+    await_truth(lambda: plain.jobs.get(job).state is State.SUCCEEDED)
     done = plain.jobs.get(job)
-    assert done.totals["samples"] == 6 * 1437
+    assert done.totals["samples"] == 12 * 1437
     assert done.totals["repeated"] == 0
     assert done.best is not None
     assert done.best.metrics["accuracy"] >= 0.955
@@ -136,7 +136,7 @@ def test_a_script_that_raises_fails_the_job_after_three_attempts_of_one_worker(
     plain.start_worker(job)
 
     # Then it is begun anew for each attempt, and the job shows the script's own line
-    eventually(lambda: plain.jobs.get(job).state is State.FAILED, 30)
+    eventually(lambda: plain.jobs.get(job).state is State.FAILED)
     failed = plain.jobs.get(job)
     assert failed.reason is not None
     assert failed.reason.startswith("train.py raised OSError: the disk is full")

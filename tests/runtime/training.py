@@ -89,18 +89,23 @@ class Training:
         """Until a worker has begun so many local steps."""
         await_truth(lambda: len(self.steps_of(name)) >= steps, interval=0.005)
 
-    def freeze_in_the_middle(self, name: str) -> None:
-        """Stops a worker in the third step of a push interval that is not its first."""
-        per_interval, worker = self.interval // BATCH, self.worker(name)
+    def is_in_the_middle(self, name: str) -> bool:
+        """Whether a worker is in the third step of a push interval that is not its first."""
+        per_interval, steps = self.interval // BATCH, len(self.steps_of(name))
+        return steps > per_interval and steps % per_interval == 3
 
-        def is_there() -> bool:
-            steps = len(self.steps_of(name))
-            return steps > per_interval and steps % per_interval == 3
+    def await_middle_of_interval(self, name: str) -> None:
+        """It may be over when this returns; see :meth:`freeze_in_the_middle`."""
+        await_truth(lambda: self.is_in_the_middle(name), interval=0.002)
+
+    def freeze_in_the_middle(self, name: str) -> None:
+        """Stops a worker in the middle of a push interval."""
+        worker = self.worker(name)
 
         def is_stopped_there() -> bool:
-            await_truth(is_there, interval=0.002)
+            self.await_middle_of_interval(name)
             worker.freeze()
-            stopped_there = is_there()
+            stopped_there = self.is_in_the_middle(name)
             if not stopped_there:
                 worker.thaw()
             return stopped_there

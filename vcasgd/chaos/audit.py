@@ -143,9 +143,9 @@ def _settings(home: Path, options: Options) -> Settings:
     )
 
 
-def audit_spec(options: Options, hold: Path) -> JobSpec:
-    """A job that lasts longer than the kills, and comes to its end soon after the file ``hold``
-    is gone; with weight 1 every sample counts exactly once."""
+def audit_spec(options: Options, hold: Path | None = None) -> JobSpec:
+    """A job that lasts longer than the kills, or comes to its end soon after the file ``hold`` is
+    gone; with weight 1 every sample counts exactly once."""
     steps_per_epoch = SAMPLES / BATCH_SIZE
     seconds_per_epoch = steps_per_epoch * STEP_SECONDS / WORKERS
     epochs = options.epochs or max(2, round(options.kills * SECONDS_PER_KILL / seconds_per_epoch))
@@ -158,7 +158,7 @@ def audit_spec(options: Options, hold: Path) -> JobSpec:
                 "samples": SAMPLES,
                 "batch_size": BATCH_SIZE,
                 "step_seconds": STEP_SECONDS,
-                "hold": str(hold),
+                "hold": str(hold) if hold else None,
                 # so that each store node counts all samples
                 "copies": options.store_nodes,
             },

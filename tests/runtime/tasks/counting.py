@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ parser.add_argument("--batch_size", type=int, required=True)
 parser.add_argument("--step_seconds", type=float, default=0.0)
 parser.add_argument("--copies", type=int, default=1)
 parser.add_argument("--trace", required=True)
+parser.add_argument("--hold", type=Path, help="steps take time while this file is there")
 options = parser.parse_args()
 
 
@@ -31,7 +33,8 @@ def main() -> None:
     for batch in session.batches(data, options.batch_size):
         samples = " ".join(str(sample) for sample in batch.tolist())
         os.write(trace, f"{os.getpid()} {samples}\n".encode())
-        time.sleep(options.step_seconds)
+        if options.hold and options.hold.exists():
+            time.sleep(options.step_seconds)
         session.step(-model(batch).sum())
     sys.stdout.write(f"the end: {session.metrics}\n")
 
