@@ -105,12 +105,12 @@ def test_a_worker_that_its_cloud_advised_to_leave_finishes_its_subtask_first(
     plain: Plain, cloud: MetadataServer, eventually: Eventually
 ) -> None:
     # Given a worker in the middle of a subtask that was advised to leave, and goes on
-    training = Training(plain, samples=400, push_every=4, step_seconds=0.02)
+    training = Training(plain, samples=400, push_every=4)
     training.start(1)
     advised = plain.start_agent(training.job, cloud.url)
     training.await_steps(advised, 3)
     cloud.metadata.advise()
-    eventually(lambda: training.beat(advised).get("notice") == "rebalance", 10)
+    eventually(lambda: training.beat(advised).get("notice") == "rebalance")
     training.await_middle_of_interval(advised)
 
     # When the controller has a replacement, and wants it to leave
@@ -136,7 +136,7 @@ def test_a_subtask_that_takes_too_long_is_handed_over_all_the_same(
     plain.play_controller(training.job)
     training.await_steps(advised, 1)
     cloud.metadata.advise()
-    eventually(lambda: training.beat(advised).get("notice") == "rebalance", 10)
+    eventually(lambda: training.beat(advised).get("notice") == "rebalance")
 
     # When it is asked to leave
     plain.jobs.drain(training.job, advised)
