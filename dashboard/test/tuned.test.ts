@@ -12,7 +12,12 @@ describe("what a job has set itself", () => {
       ...aJob().spec,
       tuning: { local_steps: true, momentum: true, mixing: true, learners_per_machine: 4 },
     };
-    expect(tunedOf(aJob({ spec })).map(([, value]) => value)).toEqual(["100%", "0.00", "100%", "1"]);
+    expect(tunedOf(aJob({ spec })).map(([, value]) => value)).toEqual([
+      "100%",
+      "0.00",
+      "100%",
+      "1",
+    ]);
     const tuned = {
       shares: { a: 1, b: 0.25 },
       implicit_momentum: 0.75,

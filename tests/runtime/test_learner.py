@@ -162,11 +162,6 @@ def _bytes(learner: Learner, part: Part, update: Tensor) -> bytes:
     return b"".join(learner.encoded(part, update).chunks(1024))
 
 
-class Rolling(Slope):
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
-
-
 @pytest.mark.parametrize(
     ("tuned", "update", "told"),
     [(True, -2.25, 0.25), (False, -2.5, None)],
@@ -175,7 +170,9 @@ class Rolling(Slope):
 def test_momentum_makes_room_for_that_of_asynchrony(
     tuned: bool, update: float, told: float | None
 ) -> None:
-    learner = learner_of(Rolling(), update={"rule": "async-local-sgd"}, tuning={"momentum": tuned})
+    learner = learner_of(
+        WithMomentum(), update={"rule": "async-local-sgd"}, tuning={"momentum": tuned}
+    )
     learner.asynchrony = 0.25
 
     # the second of the two steps also takes the first one's part

@@ -33,6 +33,7 @@ from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 from vcasgd.store.leases import Kind, Lease, Leases
 from vcasgd.store.snapshot import Record
 from vcasgd.store.snapshots import Snapshots
+from vcasgd.store.tuning import Tuned, Tunings
 from vcasgd.store.updates import UpdateSender
 
 SECRET = "a secret of the cluster"
@@ -126,7 +127,7 @@ def test_the_ledgers_keys_of_another_job_are_refused(
         ("SREM", "draining"), ("SADD", "done"), ("HSET", "work"), ("DEL", "counters"),
         ("DEL", "events"), ("HSET", "placed"), ("HDEL", "placed"), ("DEL", "placed"),
         ("XTRIM", "events"), ("HSET", "checkpoints"), ("HSET", "vanished"), ("XADD", "metrics"),
-        ("LRANGE", "failures"), ("XRANGE", "logs"), ("XRANGE", "events"),
+        ("LRANGE", "failures"), ("XRANGE", "logs"), ("XRANGE", "events"), ("HSET", "tuning"),
     ],
 )  # fmt: skip
 def test_what_a_worker_need_not_touch_of_its_job_in_the_ledger(
@@ -135,6 +136,13 @@ def test_what_a_worker_need_not_touch_of_its_job_in_the_ledger(
     key = getattr(world.ledger_keys, name)
 
     assert refused(lambda: ledger_as_worker.execute_command(*words(command, key)))
+
+
+def test_a_worker_reads_what_was_found_by_measuring(ledger_as_worker: Client, world: World) -> None:
+    Tunings(world.ledger, world.job).tell(mixing=0.5, shares={"w-1": 0.25})
+
+    assert Tunings(ledger_as_worker, world.job).read() == Tuned(mixing=0.5, shares={"w-1": 0.25})
+    assert Jobs(ledger_as_worker).get(world.job).tuned.mixing == 0.5
 
 
 @pytest.mark.parametrize(
