@@ -1,8 +1,8 @@
-import { ActionIcon, Menu } from "@mantine/core";
+import { Menu } from "@mantine/core";
 import { useElementSize } from "@mantine/hooks";
 import { notifications } from "@mantine/notifications";
 import { IconBell, IconBolt, IconDots } from "@tabler/icons-react";
-import { memo, useMemo } from "react";
+import { memo, useEffect, useMemo, useRef, useState } from "react";
 import { useEvict } from "../../api/jobs";
 import type { Machine } from "../../api/types";
 import { clock, duration, usd } from "../../lib/format";
@@ -100,7 +100,34 @@ function described(machine: Machine): string {
   return `${machine.instance}: ${machine.pool} ${machine.zone ?? ""} ${kind}${price}${why}`;
 }
 
+/** How somebody came near a button. */
+type Near = "mouse" | "keyboard" | "click";
+
+/** A plain button for each machine; the menu is made for those that somebody comes near. */
 function Take({ instance }: { instance: string }) {
+  const [near, setNear] = useState<Near | null>(null);
+  if (near) return <TakeMenu instance={instance} near={near} />;
+  return (
+    <button
+      type="button"
+      className={classes.take}
+      aria-label={`Take ${instance} away`}
+      aria-haspopup="menu"
+      onPointerEnter={(event) => event.pointerType === "mouse" && setNear("mouse")}
+      onFocus={(event) => event.target.matches(":focus-visible") && setNear("keyboard")}
+      onClick={() => setNear("click")}
+    >
+      <IconDots size={15} />
+    </button>
+  );
+}
+
+function TakeMenu({ instance, near }: { instance: string; near: Near }) {
+  const target = useRef<HTMLButtonElement>(null);
+  useEffect(() => {
+    // it took the place of the button that had the focus
+    if (near !== "mouse") target.current?.focus();
+  }, [near]);
   const evict = useEvict();
   const take = (kill: boolean) =>
     evict.mutate(
@@ -112,11 +139,16 @@ function Take({ instance }: { instance: string }) {
       },
     );
   return (
-    <Menu position="bottom-start" width={210}>
+    <Menu position="bottom-start" width={210} defaultOpened={near === "click"}>
       <Menu.Target>
-        <ActionIcon variant="subtle" color="gray" size={22} aria-label={`Take ${instance} away`}>
+        <button
+          type="button"
+          ref={target}
+          className={classes.take}
+          aria-label={`Take ${instance} away`}
+        >
           <IconDots size={15} />
-        </ActionIcon>
+        </button>
       </Menu.Target>
       <Menu.Dropdown>
         <Menu.Item leftSection={<IconBell size={15} />} onClick={() => take(false)}>
