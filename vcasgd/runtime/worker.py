@@ -300,6 +300,7 @@ class Worker:
             "samples": desk.samples,
             "unpushed_since": desk.unpushed_since,
             **desk.links.counts(),
+            "reading": self._chores.reading() or None,
             "resident_bytes": psutil.Process().memory_info().rss,
             "notice": notice.kind if notice else None,
             "notice_at": notice.at if notice else None,
