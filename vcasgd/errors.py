@@ -7,7 +7,8 @@
     ├── PackageError            the working directory can't be packed, is too large or damaged
     ├── UserCodeError           the user's task raised; carries the traceback as text
     │   ├── TaskImportError     the task can't be imported or constructed
-    │   └── NonFiniteLoss       the loss was NaN or infinite
+    │   ├── NonFiniteLoss       the loss was NaN or infinite
+    │   └── DataError           a sharded data set's index or one of its shards can't be used
     ├── StoreError
     │   ├── StoreUnavailable    no connection, or no answer in time; trying again may help
     │   ├── StoreUnsupported    the server is too old, or set up so that data would be lost
@@ -97,6 +98,10 @@ class TaskImportError(UserCodeError):
 
 class NonFiniteLoss(UserCodeError):
     """The loss was NaN or infinite."""
+
+
+class DataError(UserCodeError):
+    """A sharded data set's index, or one of its shards, is missing, damaged or of another form."""
 
 
 class StoreError(VcasgdError):

@@ -95,12 +95,12 @@ class Session:
         Raises :class:`SpecError` for a loader whose batches are not drawn evenly from a map-style
         data set, and :class:`UserCodeError` where a step was left out.
         """
-        if not isinstance(data, DataLoader):
-            dataset = data
-        else:
+        if isinstance(data, DataLoader):
             dataset = _evenly_drawn(data).dataset
             batch_size = batch_size or data.batch_size
             collate = collate or data.collate_fn
+        else:
+            dataset = data
         self._task.reads(dataset, batch_size or LoopTask.batch_size, collate or default_collate)
         source = self._script.batches() if self._script else self._alone(epochs)
         return self._handed_out(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,6 +112,41 @@ def codecs_command(
             f"{each.encode_gb_s:.2f}",
             f"{each.decode_gb_s:.2f}",
             f"{each.relative_error:.2g}",
+        )
+    Console(highlight=False).print(table)
+
+
+@app.command("data")
+def data_command(
+    location: Annotated[str, typer.Argument(help="Of a data set in shards, with its index.")],
+    workers: Annotated[int, typer.Option(min=1, help="Who take turns; one of them reads.")] = 4,
+    subtasks: Annotated[int, typer.Option(min=1, help="Into which the epoch is cut.")] = 50,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a local step.")] = 64,
+    step_seconds: Annotated[float, typer.Option(min=0, help="Of training in each step.")] = 0.01,
+    memory_mb: Annotated[int, typer.Option(min=1, help="For decoded shards.")] = 1024,
+    disk_mb: Annotated[int, typer.Option(min=1, help="For shards as files.")] = 10240,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure how long one worker of several waits for its data in an epoch: in any order, in the
+    order of shards, and with prefetching."""
+    from vcasgd.bench.data import Reading, measure_reading
+
+    reading = Reading(workers, subtasks, batch_size, step_seconds, memory_mb << 20, disk_mb << 20)
+    rows = measure_reading(location, reading)
+    if as_json:
+        typer.echo(json.dumps({"location": location, **asdict(reading), "rows": rows}))
+        return
+    table = Table(box=None, pad_edge=False)
+    for head in ("reading", "seconds", "waited s", "hits", "downloads", "MB"):
+        table.add_column(head, justify="left" if head == "reading" else "right")
+    for row in rows:
+        table.add_row(
+            str(row["reading"]),
+            f"{row['seconds']:.2f}",
+            f"{row['stall_seconds']:.2f}",
+            f"{row['hit_rate']:.1%}",
+            f"{row['downloads']}",
+            f"{row['downloaded_bytes'] / 1e6:.1f}",
         )
     Console(highlight=False).print(table)
 

@@ -10,6 +10,7 @@ import vcasgd
 from vcasgd.bench.command import app as bench
 from vcasgd.chaos.command import app as chaos
 from vcasgd.cli import demo, fleet, jobs, money, simulate, stack
+from vcasgd.cli.data import app as data
 from vcasgd.cli.output import Group
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 for _part in (stack, jobs, fleet, money, simulate, demo):
     _part.register(app)
+app.add_typer(data, name="data", cls=Group, help="Data sets in shards.")
 app.add_typer(bench, name="bench", cls=Group, help="Measure the product on this machine.")
 app.add_typer(chaos, name="chaos", cls=Group, help="Kill parts on purpose, and count what is lost.")
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,27 @@ CACHED_ORDERS = 3
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Samples that are cheap to read together: a data set is so many blocks of these sizes, one
+    after the other, such as the files that it is stored in.
+
+    An epoch's order then takes the blocks in a random order, ``window`` at a time, and shuffles
+    the samples of these. So a subtask touches few blocks, and a batch at most as many as two
+    windows have. Raises :class:`SpecError`.
+    """
+
+    sizes: tuple[int, ...]
+    window: int
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or any(size < 0 for size in self.sizes):
+            raise SpecError(
+                "task: a data set's blocks have sizes of at least 0 and a window of at least 1",
+                field="task",
+            )
+
+
+@dataclass(frozen=True)
 class EpochPlan:
     """How ``samples`` are cut into subtasks, epoch by epoch.
 
@@ -36,19 +57,27 @@ class EpochPlan:
     subtasks_per_epoch: int
     epochs: int
     seed: int
+    #: of the data set, if it has any; only who trains needs to know
+    blocks: Blocks | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise SpecError("task: the training data set is empty", field="task")
-        for field, least in (("subtasks_per_epoch", 1), ("epochs", 1), ("seed", 0)):
-            if getattr(self, field) < least:
-                raise SpecError(f"{field}: must be at least {least}", field=field)
+        for name, least in (("subtasks_per_epoch", 1), ("epochs", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise SpecError(f"{name}: must be at least {least}", field=name)
         if self.subtasks_per_epoch > self.samples:
             raise SpecError(
                 f"subtasks_per_epoch: {self.subtasks_per_epoch} subtasks can't be cut from "
                 f"{self.samples} samples",
                 remedy=f"set subtasks_per_epoch to at most {self.samples}",
                 field="subtasks_per_epoch",
+            )
+        if self.blocks is not None and sum(self.blocks.sizes) != self.samples:
+            raise SpecError(
+                f"task: the training set has {self.samples} samples, and its blocks "
+                f"{sum(self.blocks.sizes)}",
+                field="task",
             )
 
     @property
@@ -92,23 +121,36 @@ class EpochPlan:
             raise InvalidUpdate(
                 f"subtask {subtask} has no samples [{start}, {stop})", reason="range"
             )
-        order = _order(self.seed, self.epoch_of(subtask), self.samples)
+        order = _order(self.seed, self.epoch_of(subtask), self.samples, self.blocks)
         return order[first + start : first + stop]
 
     def order_digest(self) -> str:
         """SHA-256 of the first epoch's order: equal where two machines draw alike."""
-        order = _order(self.seed, 0, self.samples)
+        order = _order(self.seed, 0, self.samples, self.blocks)
         return hashlib.sha256(order.astype("<i8", copy=False).tobytes()).hexdigest()
 
 
 @lru_cache(maxsize=CACHED_ORDERS)
-def _order(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
+def _order(seed: int, epoch: int, samples: int, blocks: Blocks | None) -> NDArray[np.int64]:
     # RandomState, not Generator: only its stream is promised to stay the same between
     # releases of NumPy, and the machines of a fleet need not have the same one
     bits = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
-    order = np.random.RandomState(bits).permutation(samples).astype(np.int64, copy=False)
+    chance = np.random.RandomState(bits)
+    order = chance.permutation(samples) if blocks is None else _order_in(blocks, chance)
+    order = order.astype(np.int64, copy=False)
     order.setflags(write=False)
     return order
+
+
+def _order_in(blocks: Blocks, chance: np.random.RandomState) -> NDArray[np.int64]:
+    ends = np.cumsum(blocks.sizes)
+    shuffled = chance.permutation(len(blocks.sizes))
+    windows = []
+    for first in range(0, len(shuffled), blocks.window):
+        chosen = shuffled[first : first + blocks.window]
+        samples = [np.arange(ends[each] - blocks.sizes[each], ends[each]) for each in chosen]
+        windows.append(chance.permutation(np.concatenate(samples)))
+    return np.concatenate(windows)
 
 
 class AppliedRecord:

@@ -60,6 +60,10 @@ class Chores:
             self._learner = learner
         return self._learner
 
+    def reading(self) -> dict[str, float]:
+        """For the heartbeat: how the data set was read, if it says so."""
+        return self._learner.reading() if self._learner else {}
+
     def close(self) -> None:
         """Ends the user's script, if the task is one."""
         if self._script is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from vcasgd.errors import NonFiniteLoss, SpecError
+from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.encoding import Encoded
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
 from vcasgd.learning.shards import Cut, Part, shards_for
-from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.learning.subtasks import Blocks, EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Layout, gather, scatter, thawed
@@ -76,6 +77,8 @@ class Learner:
         self.asynchrony = 0.0
         #: of the optimizer, as it was in the last interval; None where it is not tuned
         self.momentum: float | None = None
+        #: the last two subtasks that were begun
+        self._begun: deque[int] = deque(maxlen=2)
 
     def cut(self, shards: int) -> Cut:
         return Cut(self.layout.floats, self.layout.parameters, shards, self.layout.sent)
@@ -93,9 +96,13 @@ class Learner:
     @cached_property
     def plan(self) -> EpochPlan:
         """Raises :class:`SpecError` where the data set is empty or has too few samples."""
-        spec = self._spec
+        spec, blocks = self._spec, getattr(self._train_set, "blocks", None)
         return EpochPlan(
-            _length(self._train_set, "train"), spec.subtasks_per_epoch, spec.epochs, spec.seed
+            _length(self._train_set, "train"),
+            spec.subtasks_per_epoch,
+            spec.epochs,
+            spec.seed,
+            blocks if isinstance(blocks, Blocks) else None,
         )
 
     def initial(self) -> tuple[Tensor, Tensor]:
@@ -137,6 +144,8 @@ class Learner:
     def _dataset(self, split: str) -> Dataset[Any]:
         try:
             return self._task.dataset(split)
+        except VcasgdError:
+            raise
         except Exception as error:
             raise calling_user_code(f"dataset({split!r})", error) from error
 
@@ -193,6 +202,7 @@ class Learner:
         rates, plan = self._rates, self.plan
         if self._momenta is not None:
             self.momentum = self._momenta.follow(self.asynchrony)
+        self._announce(subtask, start)
         start_from = pulled(self._rule, self._local, base.floats)
         scatter(start_from, base.integers, self._model, self.layout)
         torch.manual_seed(seed_for(self._spec.seed, subtask, start))
@@ -210,6 +220,26 @@ class Learner:
         return Trained(
             start + interval.samples, interval.steps, interval.loss_sum, update, integers
         )
+
+    def _announce(self, subtask: int, start: int) -> None:
+        """Tells a data set that wants to know which samples of a subtask it will be asked for, and
+        then which ones probably: workers take turns, so the next subtask is as far ahead as this
+        one was."""
+        if subtask in self._begun:
+            return
+        self._begun.append(subtask)
+        will_read = getattr(self._train_set, "will_read", None)
+        if will_read is None:
+            return
+        plan, ahead = self.plan, subtask + max(1, self._begun[-1] - self._begun[0])
+        will_read(plan.indices(subtask, start, plan.size(subtask)))
+        if ahead < plan.total_subtasks:
+            will_read(plan.indices(ahead, 0, plan.size(ahead)))
+
+    def reading(self) -> dict[str, float]:
+        """What a data set that counts says of its reads; empty for any other."""
+        counts = getattr(self.__dict__.get("_train_set"), "counts", None)
+        return dict(counts()) if callable(counts) else {}
 
     def _update(self, base: Base) -> tuple[Tensor, Tensor]:
         # fresh vectors: outboxes keep what is sent of them until it is applied

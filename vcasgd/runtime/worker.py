@@ -320,6 +320,7 @@ class Worker:
             "unpushed_since": desk.unpushed_since,
             **desk.links.counts(),
             **capacity(),
+            "reading": self._chores.reading() or None,
             "notice": notice.kind if notice else None,
             "notice_at": notice.at if notice else None,
             "leaving": self._why or None,
