@@ -17,7 +17,7 @@ from vcasgd.errors import PortInUse, SpecError, StackError, StoreUnavailable, Vc
 from vcasgd.runtime.processes import configure_logging, exit_status
 from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings, load_settings
-from vcasgd.store.connection import Client, connect
+from vcasgd.store.connection import Client, connect, patiently
 from vcasgd.store.servers import Control
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def main() -> int:
 def _claim(settings: Settings, ledger: Client) -> None:
     """The API answers also while there is no ledger; then the other processes find out."""
     try:
-        Control(ledger).claim(settings.cluster)
+        patiently(lambda: Control(ledger).claim(settings.cluster), settings.lease_seconds)
     except StoreUnavailable as error:
         log.warning("ledger: %s", error)
 
