@@ -149,7 +149,7 @@ def test_a_machine_that_ec2_advises_to_leave_is_replaced_before_it_goes(
         # Then another one was ordered after that, and at work before this one was asked to leave
         (advice,) = here.events(job, "rebalance-advice")
         assert advice.details["instance"] == advised
-        (newcomer,) = {row["instance"] for row in here.client.machines(job)} - fleet
+        (newcomer,) = here.at_work(job) - fleet
         came, went = here.since(job, newcomer), here.since(job, advised)
         assert advice.at <= came["booting"] < came["running"] <= went["draining"] < went["dead"]
         # and it brought its subtask to its end
