@@ -74,8 +74,9 @@ def _open(url: str) -> ObjectStore:
             return from_url(url)
         # the clouds' own addresses are https; http is only where AWS_ENDPOINT_URL says so, and
         # options given here displace AWS_ALLOW_HTTP
-        options = {"timeout": REQUEST_TIME, "allow_http": True}
-        store: ObjectStore = from_url(url, client_options=options)
+        store: ObjectStore = from_url(
+            url, client_options={"timeout": REQUEST_TIME, "allow_http": True}
+        )
         return store
 
 

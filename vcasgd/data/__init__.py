@@ -1,0 +1,8 @@
+"""Data sets in shards: files in one folder or bucket, named by an index, read when needed."""
+
+from __future__ import annotations
+
+from vcasgd.data.dataset import ShardedDataset
+from vcasgd.data.index import Index, Shard, make_index
+
+__all__ = ["Index", "Shard", "ShardedDataset", "make_index"]

@@ -1,0 +1,215 @@
+"""Shards on their way: object storage → this machine's disk → memory, each bounded."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vcasgd.data.formats import Samples, read_shard
+from vcasgd.data.index import Shard
+from vcasgd.errors import DataError, NotFound
+from vcasgd.runtime.storage import Storage
+
+log = logging.getLogger(__name__)
+
+#: shards that are fetched ahead at the same time: one alone leaves the line idle between two
+FETCHERS = 2
+
+
+@dataclass
+class Counts:
+    """Reads of a shard by what they found; ``stall_seconds`` were spent waiting in them."""
+
+    memory_hits: int = 0
+    disk_hits: int = 0
+    misses: int = 0
+    downloads: int = 0
+    downloaded_bytes: int = 0
+    stall_seconds: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the reads that did not wait for object storage; 1 where there were none."""
+        reads = self.memory_hits + self.disk_hits + self.misses
+        return 1 - self.misses / reads if reads else 1.0
+
+    def to_dict(self) -> dict[str, float]:
+        return {**asdict(self), "hit_rate": self.hit_rate}
+
+
+class DiskCache:
+    """Files by digest in a folder, which processes share; the longest unused go first."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit = limit_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def has(self, shard: Shard) -> bool:
+        return (self._folder / shard.sha256).exists()
+
+    def get(self, shard: Shard) -> bytes | None:
+        """None where it is not there, or no longer what it was."""
+        path = self._folder / shard.sha256
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        if hashlib.sha256(data).hexdigest() == shard.sha256:
+            return data
+        log.warning("shard %s was damaged on the disk: %s", shard.name, path)
+        path.unlink(missing_ok=True)
+        return None
+
+    def put(self, shard: Shard, data: bytes) -> None:
+        """Raises :class:`OSError` where there is no room."""
+        self._make_room(len(data))
+        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+            try:
+                file.write(data)
+                file.flush()
+                Path(file.name).rename(self._folder / shard.sha256)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+
+    def _make_room(self, wanted: int) -> None:
+        files = []
+        for path in self._folder.iterdir():
+            # others of this machine remove files, too
+            try:
+                files.append((path.stat().st_mtime, path.stat().st_size, path))
+            except FileNotFoundError:
+                continue
+        total = sum(size for _, size, _ in files) + wanted
+        for _, size, path in sorted(files):
+            if total <= self._limit:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+class ShardCache:
+    """Decoded shards. ``disk`` is None where the storage is a folder of this machine.
+
+    Raises :class:`DataError` for a shard that is missing or damaged, and
+    :class:`~vcasgd.errors.StorageUnavailable`. Reads are for one thread.
+    """
+
+    def __init__(self, storage: Storage, disk: DiskCache | None, memory_bytes: int) -> None:
+        self._storage = storage
+        self._disk = disk
+        self._limit = memory_bytes
+        self._memory: OrderedDict[str, Samples] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+        self._coming: dict[str, Future[bytes]] = {}
+        self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="shards")
+        self.counts = Counts()
+
+    def get(self, shard: Shard) -> Samples:
+        """The samples of a shard; waits for it where it is not here yet."""
+        found = self._memory.get(shard.sha256)
+        if found is not None:
+            self._memory.move_to_end(shard.sha256)
+            self.counts.memory_hits += 1
+            return found
+        started = time.monotonic()
+        try:
+            samples = read_shard(shard.name, self._bytes(shard))
+        finally:
+            self.counts.stall_seconds += time.monotonic() - started
+        self._check(shard, samples)
+        self._keep(shard, samples)
+        return samples
+
+    def prefetch(self, shards: Iterable[Shard]) -> None:
+        """Begins to bring shards to the disk, in this order."""
+        if self._disk is None:
+            return
+        for shard in shards:
+            if shard.sha256 not in self._memory and not self._disk.has(shard):
+                self._fetch(shard)
+
+    def close(self) -> None:
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+
+    # -- bytes -----------------------------------------------------------------------------------
+
+    def _bytes(self, shard: Shard) -> bytes:
+        data = self._disk.get(shard) if self._disk else None
+        if data is not None:
+            self.counts.disk_hits += 1
+            return data
+        self.counts.misses += 1
+        with self._lock:
+            call = self._coming.get(shard.sha256)
+        # one that has not begun stands behind others that are not wanted as soon
+        return self._bring(shard) if call is None or call.cancel() else call.result()
+
+    def _fetch(self, shard: Shard) -> None:
+        with self._lock:
+            if shard.sha256 not in self._coming:
+                self._coming[shard.sha256] = self._fetchers.submit(self._bring, shard)
+
+    def _bring(self, shard: Shard) -> bytes:
+        try:
+            data = self._download(shard)
+            if self._disk:
+                self._store(self._disk, shard, data)
+            return data
+        finally:
+            with self._lock:
+                self._coming.pop(shard.sha256, None)
+
+    def _store(self, disk: DiskCache, shard: Shard, data: bytes) -> None:
+        try:
+            disk.put(shard, data)
+        except OSError as error:
+            # training goes on without a disk, only more slowly
+            log.warning("shard %s is not kept on the disk: %s", shard.name, error)
+
+    def _download(self, shard: Shard) -> bytes:
+        """Once more where it arrived damaged."""
+        for _ in range(2):
+            try:
+                data = self._storage.get(shard.name)
+            except NotFound as error:
+                raise DataError(f"shard {shard.name} is not in {self._storage.url}") from error
+            with self._lock:
+                self.counts.downloads += 1
+                self.counts.downloaded_bytes += len(data)
+            if hashlib.sha256(data).hexdigest() == shard.sha256:
+                return data
+            log.warning("shard %s arrived damaged", shard.name)
+        raise DataError(
+            f"shard {shard.name} of {self._storage.url} is damaged: its digest is not that of the "
+            "index, in two downloads",
+            remedy=f"put the right file there, or run vcasgd data index {self._storage.url}",
+        )
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def _check(self, shard: Shard, samples: Samples) -> None:
+        if len(samples) != shard.samples:
+            raise DataError(
+                f"shard {shard.name} has {len(samples)} samples, and {shard.samples} in the index",
+                remedy=f"run vcasgd data index {self._storage.url}",
+            )
+
+    def _keep(self, shard: Shard, samples: Samples) -> None:
+        self._memory[shard.sha256] = samples
+        self._size += samples.nbytes
+        while self._size > self._limit and len(self._memory) > 1:
+            _, gone = self._memory.popitem(last=False)
+            self._size -= gone.nbytes
