@@ -269,14 +269,14 @@ def _tuned(found: dict[str, Any]) -> Iterator[str]:
     """What differs from what the job says."""
     slower = [share for share in found.get("shares", {}).values() if share < 1]
     if slower:
-        yield f"{len(slower)} workers make {min(slower):.0%} or more of the push interval"
+        yield f"push intervals of slow workers down to {min(slower):.0%}"
     if found.get("implicit_momentum"):
         yield f"momentum lowered by {found['implicit_momentum']:.2f}"
     if found.get("mixing", 1.0) != 1:
         yield f"updates have {found['mixing']:.0%} of the rule's weight"
     more = [count for count in found.get("learners", {}).values() if count > 1]
     if more:
-        yield f"{len(more)} machines carry up to {max(more)} learners"
+        yield f"up to {max(more)} learners on a machine"
 
 
 def _facts(view: JobView) -> list[tuple[str, object]]:
