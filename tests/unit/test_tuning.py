@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcasgd.errors import SpecError
+from vcasgd.learning.rates import Rates
 from vcasgd.learning.tuning import (
     Load,
     Momenta,
@@ -27,6 +28,7 @@ from vcasgd.learning.tuning import (
     shares_by_speed,
 )
 from vcasgd.spec import JobSpec
+from vcasgd.task import Task
 
 LEAST = {"name": "n", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 1}
 
@@ -169,6 +171,32 @@ def test_every_group_follows_from_its_own_momentum() -> None:
     assert [group["momentum"] for group in optimizer.param_groups] == pytest.approx([0.65, 0.25])
     momenta.follow(0.0)
     assert [group["momentum"] for group in optimizer.param_groups] == [0.9, 0.5]
+
+
+def test_the_step_stays_as_long_as_it_was_given() -> None:
+    optimizer = torch.optim.SGD(groups(), lr=0.1, momentum=0.9)
+    momenta = Momenta(optimizer)
+    rates = Rates(Task(), optimizer, momenta.correction)
+
+    momenta.follow(0.25)
+    for _ in range(2):
+        rates.follow(0.5)
+
+    first, second = optimizer.param_groups
+    assert first["lr"] / (1 - first["momentum"]) == pytest.approx(0.1 / (1 - 0.9))
+    assert second["lr"] / (1 - second["momentum"]) == pytest.approx(0.1 / (1 - 0.5))
+    momenta.follow(0.0)
+    rates.follow(0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]
+
+
+def test_the_step_of_adam_is_normalised_already() -> None:
+    optimizer = torch.optim.AdamW(groups()[:1], lr=0.1)
+    momenta = Momenta(optimizer)
+
+    momenta.follow(0.5)
+
+    assert momenta.correction(optimizer.param_groups[0]) == 1
 
 
 def test_adams_first_beta_is_a_momentum() -> None:

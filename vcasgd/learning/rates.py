@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +15,17 @@ from vcasgd.task import Task, calling_user_code
 
 class Rates:
     """The learning rates that the user gave to an optimizer, times the factor of the task's
-    ``schedule``. Optimizers without any, and groups that have none, stay as they are."""
+    ``schedule``, times the ``correction`` of a group. Optimizers without any, and groups that have
+    none, stay as they are."""
 
-    def __init__(self, task: Task, optimizer: Optimizer) -> None:
+    def __init__(
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        correction: Callable[[dict[str, Any]], float] = lambda _: 1.0,
+    ) -> None:
         self._task = task
+        self._correction = correction
         self._given = [(group, group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
     def follow(self, progress: float) -> None:
@@ -25,7 +33,7 @@ class Rates:
         :class:`UserCodeError`."""
         factor = self._factor(progress)
         for group, rate in self._given:
-            group["lr"] = rate * factor
+            group["lr"] = rate * factor * self._correction(group)
 
     def _factor(self, progress: float) -> float:
         try:

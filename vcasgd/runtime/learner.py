@@ -172,9 +172,11 @@ class Learner:
             )
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
-        self._rates = Rates(self._task, self._optimizer)
         # a momentum that the user's code changes by itself is left alone unless it was asked for
-        self._momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
+        momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
+        correction = {"correction": momenta.correction} if momenta else {}
+        self._rates = Rates(self._task, self._optimizer, **correction)
+        self._momenta = momenta
 
     def interval_stop(self, subtask: int, position: int) -> int:
         """Up to which sample one push interval reaches that starts at ``position``."""

@@ -9,6 +9,10 @@ So ``g = 1 + mean staleness``, and a worker that waits or is gone counts as litt
 
 The theorem is of single gradients that are added. Where an update is many local steps, or is
 averaged into the model, it is a guide: the sum of both momenta is held at what the user gave.
+
+Momentum μ of SGD lengthens each step to lr/(1−μ) in the end; that of asynchrony only delays it. So
+without the explicit momentum the step would become short, and the learning rate is raised by as
+much. Adam's averages are normalised and need nothing.
 """
 
 from __future__ import annotations
@@ -56,6 +60,13 @@ class Momenta:
         for group, name, given in self._given:
             _set(group, name, explicit(given, asynchrony))
         return _of(*self._given[0][:2]) if self._given else None
+
+    def correction(self, group: dict[str, Any]) -> float:
+        """By what a group's learning rate is multiplied, so that lr/(1−μ) stays what it was."""
+        for known, name, given in self._given:
+            if known is group and name == "momentum":
+                return (1 - float(group[name])) / (1 - given)
+        return 1.0
 
 
 def _of(group: dict[str, Any], name: str) -> float | None:
