@@ -113,7 +113,7 @@ class Dashboard:
         """By hand: the YAML, the code, a look at the plan, the order. Returns the job's name."""
         page = self.page
         page.get_by_role("link", name="Submit a job").click()
-        page.get_by_label("job.yaml", exact=True).last.fill(text)
+        page.get_by_role("textbox", name="job.yaml", exact=True).fill(text)
         expect(page.get_by_text("valid", exact=True)).to_be_visible()
         page.locator("input[type=file][accept*=zip]").set_input_files(code)
         page.get_by_role("button", name="Show the plan").click()
@@ -139,6 +139,9 @@ class Dashboard:
 
     def serious_findings(self) -> list[str]:
         """Of axe-core, with the elements that they are about."""
+        # a tip that fades has any contrast
+        self.page.mouse.move(0, 0)
+        expect(self.page.get_by_role("tooltip")).to_have_count(0)
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE.read_text())
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")

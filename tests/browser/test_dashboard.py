@@ -79,7 +79,7 @@ def test_a_job_from_its_submission_to_its_model(
 def test_a_job_file_is_written_with_help(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.open("/submit")
-    editor = page.get_by_label("job.yaml", exact=True).last
+    editor = page.get_by_role("textbox", name="job.yaml", exact=True)
     with page.expect_response("**/schema/job"):
         editor.fill("name: x\nupdate:\n  ")
 
