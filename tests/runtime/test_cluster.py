@@ -119,7 +119,8 @@ class Rig:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, argv: tuple[str, ...], env: dict[str, str] | None = None) -> None:
-        paths = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd())])
+        tests = Path(__file__).parents[1]
+        paths = os.pathsep.join(map(str, [tests / "runtime", tests, tests.parent]))
         with (self.folder / f"{name}.log").open("ab") as output:
             self.processes[name] = subprocess.Popen(
                 argv,
