@@ -237,9 +237,9 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
         aws.run_out(a)
         before = {*fleet, second}
         here.interrupt({max(fleet), second}, notice_seconds=20.0)
+        eventually(lambda: here.refused("first") == {a})
         eventually(lambda: len(here.at_work(job) - before) == 2)
         assert {here.pool_of(one) for one in here.at_work(job) - before} == {"second"}
-        assert here.refused("first") == {a}
 
         # Then each hour has cost what it cost when it was used
         eventually(lambda: here.client.job(job).evictions == 3)
