@@ -130,7 +130,7 @@ def test_a_subtask_that_takes_too_long_is_handed_over_all_the_same(
     plain: Plain, cloud: MetadataServer, eventually: Eventually
 ) -> None:
     # Given a worker that was advised to leave, with a subtask much longer than a lease
-    training = Training(plain, samples=400, epochs=1, subtasks=2, step_seconds=0.2)
+    training = Training(plain, samples=400, epochs=1, subtasks=2, step_seconds=1.0)
     advised = plain.start_agent(training.job, cloud.url)
     plain.start_servers()
     plain.play_controller(training.job)
@@ -270,7 +270,7 @@ def test_what_the_tensors_server_forgot_is_published_and_pushed_again(
     # Then the model comes back from the parameter server, and the updates from the workers
     training.finish()
     assert len(plain.events(training.job, "republished")) == 1
-    assert all(training.beat(name)["pushed_again"] >= 1 for name in names)
+    eventually(lambda: all(training.beat(name)["pushed_again"] >= 1 for name in names))
     assert training.trained_again() == 0
 
 
