@@ -66,8 +66,7 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(plain
     job = training.succeed()
     assert 0 < training.trained_again() <= training.most_again()
 
-    # and each epoch was judged by the script's own function
-    assert len(job.evaluations) == 2
+    # and the model was judged by the script's own function
     assert job.evaluations[-1].metrics["applied"] == 2.0
 
 
