@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from vcasgd.chaos.task.audit import Audit
 class Uneven(Audit):
     """The first process to touch ``slow`` is the slow one, by ``slow_seconds`` in each step."""
 
-    def __init__(self, slow: str, slow_seconds: float, **args: float) -> None:
+    def __init__(self, slow: str, slow_seconds: float, **args: Any) -> None:
         super().__init__(**args)
         try:
             Path(slow).touch(exist_ok=False)
@@ -25,7 +26,8 @@ class Uneven(Audit):
         self._slow_seconds = slow_seconds
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        time.sleep(self._slow_seconds)
+        if self.hold is None or self.hold.exists():
+            time.sleep(self._slow_seconds)
         return super().loss(model, batch)
 
 
