@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from vcasgd.bench.presence import always, lives, read_counts
+from vcasgd.bench.presence import machines
 from vcasgd.bench.simulation import Conditions, Point, Simulation
 from vcasgd.spec import JobSpec
 from vcasgd.task import load_task
@@ -66,12 +66,9 @@ class Row:
         )
 
     def conditions(self, seed: int) -> Conditions:
-        if self.trace is None:
-            machines = always(self.workers)
-        else:
-            counts, gap = read_counts(TRACES / self.trace, self.workers)
-            machines = lives(counts, gap / self.faster, seed)
-        return Conditions(machines, SECONDS_PER_SAMPLE, self.spread, seed=seed)
+        trace = TRACES / self.trace if self.trace else None
+        lives = machines(self.workers, trace, self.faster, seed)
+        return Conditions(lives, SECONDS_PER_SAMPLE, self.spread, seed=seed)
 
 
 def read_rows(path: Path = ROWS) -> dict[str, Row]:

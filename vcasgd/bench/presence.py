@@ -25,6 +25,15 @@ def always(machines: int) -> list[Life]:
     return [Life(0.0, math.inf)] * machines
 
 
+def machines(workers: int, trace: Path | None, faster: float, seed: int) -> list[Life]:
+    """So many machines: for ever, or at most, as a ``trace`` tells that goes by so many times
+    ``faster`` than it was recorded. Raises :class:`SpecError`."""
+    if trace is None:
+        return always(workers)
+    counts, gap = read_counts(trace, workers)
+    return lives(counts, gap / faster, seed)
+
+
 def lives(counts: Sequence[int], gap: float, seed: int) -> list[Life]:
     """Machines whose number is ``counts``, each for ``gap`` seconds, over and over.
 

@@ -48,7 +48,7 @@ def simulate(
     Machines, time and money are not needed. The same seed gives the same result.
     """
     # torch takes seconds to import, and few commands need it
-    from vcasgd.bench.presence import always, lives, read_counts
+    from vcasgd.bench.presence import machines
     from vcasgd.bench.simulation import Conditions, Simulation
     from vcasgd.task import load_task
 
@@ -59,16 +59,13 @@ def simulate(
             remedy="simulate the same training as a vcasgd.Task, module:Class",
             field="task",
         )
-    machines = always(workers)
-    if trace is not None:
-        counts, gap = read_counts(trace, workers)
-        machines = lives(counts, gap / faster, seed)
-    elif faster != 1:
+    if trace is None and faster != 1:
         raise SpecError("--faster: there is no --trace that could go by faster", field="faster")
+    lives = machines(workers, trace, faster, seed)
     outcome = Simulation(
         spec,
         lambda: load_task(spec.task, spec.args, Path(spec.working_dir)),
-        Conditions(machines, seconds_per_sample, spread, latency, seed),
+        Conditions(lives, seconds_per_sample, spread, latency, seed),
         say=lambda point: err.print(_line(point), markup=False),
     ).run()
     if as_json:
