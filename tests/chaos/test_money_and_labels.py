@@ -131,7 +131,7 @@ def test_a_budget_pauses_the_job_before_it_is_spent(
     assert view.reason.startswith("stop.max_cost_usd: ")
     eventually(lambda: not fleet.of_pool("dear"))
     cost = fleet.client.cost(job)
-    assert 0.2 < cost["spent_usd"] < budget
+    assert 0 < cost["spent_usd"] < budget
     assert cost["on_demand_usd"] == pytest.approx(4 * cost["spent_usd"])
     assert cost["wasted"]["booting"]["seconds"] > 0
 
@@ -140,7 +140,6 @@ def test_a_budget_pauses_the_job_before_it_is_spent(
     # a busy computer boots so slowly that there was no first snapshot yet
     assert resumed.state == ("running" if view.store_nodes else "starting")
 
+    eventually(lambda: budget < fleet.client.cost(job)["spent_usd"] < 100.0)
     fleet.finish(job, tmp_path)
     eventually(lambda: not fleet.of_pool("dear"))
-    again = fleet.client.cost(job)
-    assert budget < again["spent_usd"] < 100.0
