@@ -71,8 +71,8 @@ def test_a_heartbeat_that_makes_no_sense_hides_no_other_worker(api: Api, client:
 
 def test_instances_and_pools_are_what_the_controller_shows(api: Api, client: Client) -> None:
     pool = {
-        "instances": 1, "launches": 2, "blocked_until": 9.0, "reason": "full", "extra": 1,
-        "provider": "local", "spot": True, "capacity": 3, "labels": ["eu-only"],
+        "instances": 1, "idle": 0, "launches": 2, "blocked_until": 9.0, "reason": "full",
+        "extra": 1, "provider": "local", "spot": True, "capacity": 3, "labels": ["eu-only"],
         "max_price_per_hour": None, "offers": [], "markets": [],
     }  # fmt: skip
     api.control.show({"i-1": MACHINE}, {"local": pool})

@@ -137,7 +137,7 @@ def test_a_pool_survives_being_shown() -> None:
         EAST, markets={("a", True): Market(3, NOW + 1, "no capacity", NOW)}, quotas={True: 5},
         launching=1, reason="why",
     )  # fmt: skip
-    row = to_row(view, provider="aws", labels=frozenset({"b", "a"}), instances=1)
+    row = to_row(view, provider="aws", labels=frozenset({"b", "a"}), instances=1, idle=0)
 
     again = from_row("east", row)
 
@@ -147,3 +147,11 @@ def test_a_pool_survives_being_shown() -> None:
     assert again.capacity == 0, "of two, one runs and one is coming"
     assert again.quotas == {True: 3}
     assert from_row("old", {}).offers is None
+
+
+def test_a_warm_machine_without_work_is_room() -> None:
+    view = replace(EAST, capacity=2, quotas={True: 2})
+
+    row = to_row(view, provider="aws", labels=(), instances=2, idle=1)
+
+    assert (from_row("east", row).capacity, from_row("east", row).quotas) == (1, {True: 1})

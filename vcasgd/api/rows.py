@@ -150,10 +150,11 @@ class InstanceRow(_Row):
 class PoolRow(_Row):
     """A place to buy machines, as the controller saw it last. `reason`: why it, or which part of
     it, is left alone; `labels`: of the data that it may see; `offers` and `markets`: what it sells
-    in which zone, and how it answered."""
+    in which zone, and how it answered; `idle`: of its `instances`, those without work."""
 
     name: str
     instances: int | None = None
+    idle: int | None = None
     launches: int | None = None
     blocked_until: float | None = None
     reason: str | None = None

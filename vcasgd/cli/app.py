@@ -40,8 +40,7 @@ def _root(
 ) -> None:
     """Train PyTorch models on machines that vanish.
 
-    Commands talk to the API that --url or VCASGD_API_URL names, else to the stack of this
-    machine (vcasgd up).
+    They talk to the API that --url or VCASGD_API_URL names, else to this machine's stack.
     """
 
 

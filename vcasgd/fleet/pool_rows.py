@@ -14,9 +14,9 @@ from vcasgd.fleet.providers.base import Offer
 
 
 def to_row(
-    view: PoolView, *, provider: str, labels: Iterable[str], instances: int
+    view: PoolView, *, provider: str, labels: Iterable[str], instances: int, idle: int
 ) -> dict[str, Any]:
-    """Plain data."""
+    """Plain data. ``idle``: of its ``instances``, those which the next job finds warm."""
     return {
         "provider": provider,
         "spot": view.spot,
@@ -25,6 +25,7 @@ def to_row(
         "reason": view.reason,
         "launches": view.launches + sum(each.launches for each in view.markets.values()),
         "instances": instances,
+        "idle": idle,
         "capacity": view.capacity,
         "launching": view.launching,
         "max_price_per_hour": view.max_price,
@@ -48,7 +49,10 @@ def from_row(name: str, row: Mapping[str, Any]) -> PoolView:
         )
         for each in row.get("markets") or ()
     }
-    in_use = int(row.get("launching") or 0) + int(row.get("instances") or 0)
+    launching, instances, idle = (
+        int(row.get(each) or 0) for each in ("launching", "instances", "idle")
+    )
+    in_use = launching + instances - idle
     capacity = row.get("capacity")
     spot = bool(row.get("spot", True))
     quotas = {kind == "spot": most for kind, most in (row.get("quotas") or {}).items()}

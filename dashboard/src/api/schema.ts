@@ -1738,13 +1738,15 @@ export interface components {
          * PoolRow
          * @description A place to buy machines, as the controller saw it last. `reason`: why it, or which part of
          *     it, is left alone; `labels`: of the data that it may see; `offers` and `markets`: what it sells
-         *     in which zone, and how it answered.
+         *     in which zone, and how it answered; `idle`: of its `instances`, those without work.
          */
         PoolRow: {
             /** Name */
             name: string;
             /** Instances */
             instances?: number | null;
+            /** Idle */
+            idle?: number | null;
             /** Launches */
             launches?: number | null;
             /** Blocked Until */

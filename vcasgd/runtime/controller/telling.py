@@ -58,9 +58,15 @@ class Teller:
                 provider=self._parts.estate.pools[view.name].provider,
                 labels=self._parts.estate.pools[view.name].labels,
                 instances=sum(one.pool == view.name for one in state.instances),
+                idle=sum(_is_warm(one, state) for one in state.instances if one.pool == view.name),
             )
             for view in state.pools
         }
+
+
+def _is_warm(one: Instance, state: Observed) -> bool:
+    taken_away = one.notice_at is not None or one.advised_at is not None
+    return one.id in state.history.idle and not taken_away
 
 
 def stillborn(parts: Parts, blame: Blame, waits: tuple[float, float] = STILLBORN_SECONDS) -> None:
