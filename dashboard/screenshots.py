@@ -53,7 +53,7 @@ def _stack() -> Iterator[tuple[str, str]]:
         settings = Settings(
             home=Path(folder),
             api_port=0,
-            local_capacity=WORKERS,
+            local_capacity=2 * WORKERS,
             local_price_per_hour=0.31,
             local_on_demand_price_per_hour=1.02,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fleets import NOW
 
-from vcasgd.fleet.estimate import Estimate, Known, estimate
+from vcasgd.fleet.estimate import WAITS, Estimate, Known, estimate
 from vcasgd.fleet.observed import Market, PoolView
 from vcasgd.fleet.pool_rows import from_row, to_row
 from vcasgd.fleet.providers.base import Offer
@@ -147,6 +147,20 @@ def test_a_pool_survives_being_shown() -> None:
     assert again.capacity == 0, "of two, one runs and one is coming"
     assert again.quotas == {True: 3}
     assert from_row("old", {}).offers is None
+
+
+def test_where_all_machines_are_in_use_the_plan_is_for_when_they_are_free() -> None:
+    full = replace(EAST, capacity=0)
+    spec = JobSpec.parse(
+        {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 9,
+         "workers": {"max": 3, "pools": ["east"]}}
+    )  # fmt: skip
+
+    plan = estimate(spec, (full,), LABELS, MEASURED, NOW, vacant=(EAST,))
+
+    assert (plan.machines, plan.usd_per_hour) == (2, 2.0)
+    assert plan.assumptions[0] == WAITS
+    assert (plan.pools[0].usable, plan.remedies) == (True, ())
 
 
 def test_a_warm_machine_without_work_is_room() -> None:

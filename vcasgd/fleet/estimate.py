@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from vcasgd.fleet.observed import (
@@ -21,6 +21,7 @@ from vcasgd.spec import JobSpec
 
 #: the job that is planned; no real one has such a name
 _PLANNED = "-"
+WAITS = "all machines are in use now: the job waits for these to be free"
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,16 @@ def estimate(
     labels: Mapping[str, frozenset[str]],
     known: Known,
     now: float,
+    *,
+    vacant: Sequence[PoolView] = (),
 ) -> Estimate:
-    """``pools``: all that there are, with the room that is left in them; ``labels``: which each
-    may see."""
+    """``pools``: all that there are, with the room that is left in them; ``vacant``: the same if
+    nobody used any of their machines; ``labels``: which each may see."""
+    demand = _demand(spec, labels, {pool.name for pool in pools}, known)
+    bought, waits = _bought(demand, pools, now), False
+    if not bought and (later := _bought(demand, vacant, now)):
+        pools, bought, waits = vacant, later, True
     by_name = {pool.name: pool for pool in pools}
-    demand = _demand(spec, labels, by_name, known)
-    bought = _bought(demand, pools, now)
     rows = tuple(
         row
         for name in spec.workers.pools
@@ -112,7 +117,7 @@ def estimate(
         hours=hours,
         cost_usd=None if hours is None else hours * per_hour,
         on_demand_cost_usd=None if hours is None else hours * risk_free,
-        assumptions=tuple(_assumptions(spec, known, machines, hours, per_hour)),
+        assumptions=(*[WAITS] * waits, *_assumptions(spec, known, machines, hours, per_hour)),
         remedies=tuple(_remedies(known, machines, rows)),
     )
 
@@ -120,7 +125,7 @@ def estimate(
 def _demand(
     spec: JobSpec,
     labels: Mapping[str, frozenset[str]],
-    pools: Mapping[str, PoolView],
+    pools: Container[str],
     known: Known,
 ) -> JobDemand:
     wanted, workers = frozenset(spec.required_labels), spec.workers

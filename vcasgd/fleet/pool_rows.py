@@ -38,8 +38,9 @@ def to_row(
     }
 
 
-def from_row(name: str, row: Mapping[str, Any]) -> PoolView:
-    """As far as a row of another version has it, with the room that its machines leave."""
+def from_row(name: str, row: Mapping[str, Any], *, vacant: bool = False) -> PoolView:
+    """As far as a row of another version has it, with the room that its machines leave;
+    ``vacant``: with all of its room."""
     offers = row.get("offers")
     markets = {
         (each["zone"], each["spot"]): Market(
@@ -52,7 +53,7 @@ def from_row(name: str, row: Mapping[str, Any]) -> PoolView:
     launching, instances, idle = (
         int(row.get(each) or 0) for each in ("launching", "instances", "idle")
     )
-    in_use = launching + instances - idle
+    in_use = 0 if vacant else launching + instances - idle
     capacity = row.get("capacity")
     spot = bool(row.get("spot", True))
     quotas = {kind == "spot": most for kind, most in (row.get("quotas") or {}).items()}

@@ -74,6 +74,7 @@ def plan_job(here: Here, body: Question) -> PlanView:
             rate_given=body.samples_per_second,
         ),
         time.time(),
+        vacant=[from_row(name, row, vacant=True) for name, row in rows.items()],
     )
     return PlanView.of(found, costs_money=any(_costs(rows.get(name)) for name in wanted))
 
