@@ -29,6 +29,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from vcasgd import yamltext
 from vcasgd.errors import SpecError
 from vcasgd.tuning_spec import Tuning
 from vcasgd.update_spec import RULES, Part, Update, VcAsgd
@@ -216,7 +217,7 @@ class JobSpec(Part):
     def load(cls, path: Path) -> JobSpec:
         """From a YAML file; a relative ``working_dir`` is taken from the file's folder."""
         try:
-            value = yaml.safe_load(path.read_text())
+            value = yamltext.parse(path.read_text())
         except OSError as error:
             raise SpecError(f"{path}: can't be read: {error.strerror}", field="file") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:

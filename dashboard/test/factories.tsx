@@ -5,7 +5,7 @@ import type { ReactNode } from "react";
 import { MemoryRouter } from "react-router";
 import { vi } from "vitest";
 import { makeQueryClient } from "../src/api/cache";
-import type { Cost, Job, Machine, Span } from "../src/api/types";
+import type { Cost, Job, Machine, Plan, Span } from "../src/api/types";
 
 export const START = 1_700_000_000;
 
@@ -76,23 +76,46 @@ export function aMachine(instance: string, spans: Span[], changes: Partial<Machi
   };
 }
 
+export function aPlan(changes: Partial<Plan> = {}): Plan {
+  return {
+    machines: 2,
+    usd_per_hour: 0.6,
+    on_demand_usd_per_hour: 2,
+    hours: 0.5,
+    cost_usd: 0.3,
+    on_demand_cost_usd: 1,
+    costs_money: true,
+    offers: [],
+    pools: [],
+    assumptions: ["prices stay"],
+    remedies: [],
+    ...changes,
+  };
+}
+
 type Answer = { status?: number; body: unknown };
 
-/** An API that knows some addresses, the longest first; returns what it was asked. */
-export function anApi(answers: Record<string, Answer>): Request[] {
+/** An API that knows some addresses, the longest first, and answers each with the next of a list
+ * until its last; returns what it was asked. */
+export function anApi(answers: Record<string, Answer | Answer[]>): Request[] {
   const asked: Request[] = [];
   const paths = Object.keys(answers).sort((a, b) => b.length - a.length);
   vi.stubGlobal("fetch", async (input: Request) => {
     asked.push(input);
     const { pathname } = new URL(input.url);
     const found = paths.find((path) => pathname.startsWith(path));
-    const { status, body } = found ? (answers[found] as Answer) : { status: 404, body: {} };
+    const { status, body } = (found && next(answers[found])) || { status: 404, body: {} };
     return new Response(JSON.stringify(body), {
       status: status ?? 200,
       headers: { "Content-Type": "application/json" },
     });
   });
   return asked;
+}
+
+function next(answers: Answer | Answer[] | undefined): Answer | undefined {
+  if (!Array.isArray(answers)) return answers;
+  return answers.length > 1 ? answers.shift() : answers[0];
 }
 
 export function show(page: ReactNode) {

@@ -94,6 +94,25 @@ def test_a_job_file_is_written_with_help(dashboard: Dashboard) -> None:
     expect(editor).to_contain_text("codec: bfloat16")
 
 
+def test_a_curve_tells_its_values_where_the_pointer_is(
+    dashboard: Dashboard, eventually: Eventually
+) -> None:
+    page, site = dashboard.page, dashboard.site
+    job = site.submit()
+    site.client.wait(job, 240)
+    dashboard.open(f"/jobs/{job}")
+    curve = page.get_by_role("img", name="Validation accuracy")
+    expect(curve.locator("canvas")).to_be_visible()
+    accuracies = {f"{each.metrics['accuracy']:.1%}" for each in site.client.job(job).evaluations}
+
+    def told() -> bool:
+        curve.hover()
+        text = curve.inner_text()
+        return any(each in text for each in accuracies)
+
+    eventually(told)
+
+
 def test_a_wrong_token_is_refused(stranger: Dashboard) -> None:
     stranger.open("/fleet")
     stranger.page.get_by_label("Token", exact=True).fill("not-the-token")

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from vcasgd import yamltext
 from vcasgd.errors import SpecError
 from vcasgd.spec import JobSpec
 
@@ -34,7 +35,7 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = yaml.safe_load(path.read_text())
+        value = yamltext.parse(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         value = None
     if not isinstance(value, dict):
@@ -57,6 +58,6 @@ def _apply(value: dict[str, Any], change: str) -> None:
         if not isinstance(value, dict):
             raise SpecError(f"--set {change}: {parent} has no parts", field=name)
     try:
-        value[last] = yaml.safe_load(text)
+        value[last] = yamltext.parse(text)
     except yaml.YAMLError as error:
         raise SpecError(f"--set {change}: is not YAML: {error}", field=name) from error

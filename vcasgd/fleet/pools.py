@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from vcasgd import yamltext
 from vcasgd.errors import SpecError
 from vcasgd.spec import Label, spec_error
 
@@ -168,7 +169,7 @@ def load_pools(path: Path | None) -> tuple[PoolSpec, ...]:
     if path is None:
         return (LocalPoolSpec(name=LOCAL_POOL, provider="local"),)
     try:
-        value = yaml.safe_load(path.read_text())
+        value = yamltext.parse(path.read_text())
     except OSError as error:
         raise SpecError(f"{path}: can't be read: {error.strerror}", field="VCASGD_POOLS") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

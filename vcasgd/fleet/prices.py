@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from vcasgd import yamltext
 from vcasgd.errors import SpecError
 from vcasgd.spec import spec_error
 
@@ -132,7 +133,7 @@ def _override(path: Path | None) -> dict[str, _Table]:
     if path is None:
         return {}
     try:
-        value: Any = yaml.safe_load(path.read_text())
+        value: Any = yamltext.parse(path.read_text())
     except OSError as error:
         problem = f"{path}: can't be read: {error.strerror}"
         raise SpecError(problem, field="VCASGD_PRICES") from error

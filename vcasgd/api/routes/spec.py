@@ -8,6 +8,7 @@ import yaml
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from vcasgd import yamltext
 from vcasgd.api.problems import documented
 from vcasgd.api.services import Here
 from vcasgd.errors import SpecError
@@ -82,7 +83,7 @@ def get_job_spec(here: Here, job: str) -> Response:
 def _loaded(text: str) -> object:
     """Raises :class:`yaml.YAMLError` and :class:`SpecError`."""
     try:
-        value = yaml.safe_load(text)
+        value = yamltext.parse(text)
     except (RecursionError, ValueError) as error:
         # a date that is none, or brackets without end
         raise SpecError("is not YAML") from error

@@ -1,7 +1,7 @@
 import { yaml } from "@codemirror/lang-yaml";
 import { HighlightStyle, syntaxHighlighting } from "@codemirror/language";
 import { type Diagnostic, setDiagnostics } from "@codemirror/lint";
-import { Compartment, EditorState } from "@codemirror/state";
+import { EditorState } from "@codemirror/state";
 import { EditorView } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
 import { basicSetup } from "codemirror";
@@ -51,7 +51,8 @@ export function Editor({
 }) {
   const box = useRef<HTMLDivElement>(null);
   const view = useRef<EditorView | null>(null);
-  const helped = useRef(new Compartment());
+  const known = useRef(schema);
+  known.current = schema;
   const changed = useRef(onChange);
   changed.current = onChange;
   useEffect(() => {
@@ -66,7 +67,7 @@ export function Editor({
           yaml(),
           syntaxHighlighting(colors),
           look,
-          helped.current.of([]),
+          assistance(() => known.current),
           EditorView.contentAttributes.of({ "aria-label": "job.yaml" }),
           EditorView.updateListener.of((update) => {
             if (update.docChanged) changed.current(update.state.doc.toString());
@@ -77,9 +78,12 @@ export function Editor({
     view.current = made;
     return () => made.destroy();
   }, [initial]);
+  const marks = useRef(0);
   useEffect(() => {
     const made = view.current;
-    if (!made) return;
+    // a transaction drops what was typed in the same moment, so there is none without need
+    if (!made || (mistakes.length === 0 && marks.current === 0)) return;
+    marks.current = mistakes.length;
     made.dispatch(
       setDiagnostics(
         made.state,
@@ -87,10 +91,6 @@ export function Editor({
       ),
     );
   }, [mistakes]);
-  useEffect(() => {
-    const effects = helped.current.reconfigure(schema ? assistance(schema) : []);
-    view.current?.dispatch({ effects });
-  }, [schema]);
   return <div ref={box} className={classes.editor} />;
 }
 

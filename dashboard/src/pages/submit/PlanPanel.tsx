@@ -79,12 +79,18 @@ function Priced({ plan }: { plan: Plan }) {
         />
       )}
       <ul className={classes.remarks}>
-        {[...plan.remedies, ...plan.assumptions].map((each) => (
+        {[...fallenOut(plan), ...plan.remedies, ...plan.assumptions].map((each) => (
           <li key={each}>{each}</li>
         ))}
       </ul>
     </>
   );
+}
+
+function fallenOut(plan: Plan): string[] {
+  return plan.pools
+    .filter((each) => !each.usable)
+    .map((each) => `${each.pool} falls out: ${each.reasons.join("; ")}`);
 }
 
 function Figure({ name, value, note }: { name: string; value: string; note: string }) {

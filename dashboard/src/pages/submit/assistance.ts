@@ -4,13 +4,19 @@ import type { Extension } from "@codemirror/state";
 import { hoverTooltip } from "@codemirror/view";
 import { described, fieldsAt, placeAt, type Schema, valuesAt } from "../../lib/schema";
 
-/** Fields and values are proposed while one types, and explained under the pointer. */
-export function assistance(schema: Schema): Extension {
+/** Fields and values are proposed while one types, and explained under the pointer, as soon as
+ * the schema is known. */
+export function assistance(known: () => Schema | undefined): Extension {
   return [
     yamlLanguage.data.of({
-      autocomplete: (context: CompletionContext) => proposed(schema, context),
+      autocomplete: (context: CompletionContext) => {
+        const schema = known();
+        return schema ? proposed(schema, context) : null;
+      },
     }),
     hoverTooltip((view, at) => {
+      const schema = known();
+      if (!schema) return null;
       const text = view.state.doc.toString();
       const line = view.state.doc.lineAt(at);
       const name = /^\s*(?:- )?([A-Za-z_][\w-]*):/.exec(line.text);
