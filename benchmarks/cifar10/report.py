@@ -1,7 +1,8 @@
 """Tables and plots of the outcomes that ``run.py`` has kept, into ``docs/experiments/cifar10.md``.
 
-Each table stands between ``<!-- rows: GROUP -->`` and ``<!-- end -->`` and is written anew; the
-words around it are written by hand.
+Each table stands between ``<!-- rows: GROUP -->`` and ``<!-- end -->``, or, with the best row of
+each rule, between ``<!-- best: GROUP -->`` and that. They are written anew; the words around them
+are written by hand.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def main() -> None:
     text = DOCUMENT.read_text()
     DOCUMENT.write_text(
         re.sub(
-            r"(<!-- rows: ([\w-]+) -->\n).*?(<!-- end -->)",
-            lambda found: found[1] + _table(found[2], rows) + found[3],
+            r"(<!-- (rows|best): ([\w-]+) -->\n).*?(<!-- end -->)",
+            lambda found: found[1] + TABLES[found[2]](found[3], rows) + found[4],
             text,
             flags=re.DOTALL,
         )
@@ -64,6 +65,31 @@ def _table(group: str, rows: Kept) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _best(group: str, rows: Kept) -> str:
+    of_rule: dict[str, Kept] = {}
+    for row, runs in rows:
+        if row.group == group:
+            of_rule.setdefault(row.update["rule"], []).append((row, runs))
+    ranked = [sorted(each, key=_ended, reverse=True) for each in of_rule.values()]
+    lines = [
+        "| rule | at its best | accuracy, % | its other settings |",
+        "| --- | --- | --- | --- |",
+    ]
+    for best, *others in sorted(ranked, key=lambda each: _ended(each[0]), reverse=True):
+        rest = ", ".join(f"{_ended(each):.2f}" for each in others)
+        row = best[0]
+        lines.append(f"| `{row.update['rule']}` | {row.about} | {_ended(best):.2f} | {rest} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"rows": _table, "best": _best}
+
+
+def _ended(kept: tuple[Row, list[dict[str, Any]]]) -> float:
+    """Per cent, the mean of all seeds."""
+    return mean(100 * run["points"][-1]["metrics"]["accuracy"] for run in kept[1])
+
+
 def _accuracy(runs: list[dict[str, Any]]) -> str:
     found = [100 * run["points"][-1]["metrics"]["accuracy"] for run in runs]
     if len(found) == 1:
@@ -73,15 +99,15 @@ def _accuracy(runs: list[dict[str, Any]]) -> str:
 
 def _plot(group: str, rows: Kept, axis: str) -> None:
     figure, axes = plt.subplots()
-    for (row, runs), line in zip(rows, cycle(["-", "--", ":", "-."]), strict=False):
-        if row.group == group:
-            points = list(zip(*(run["points"] for run in runs), strict=True))
-            axes.plot(
-                [mean(point[axis] for point in each) for each in points],
-                [mean(100 * point["metrics"]["accuracy"] for point in each) for each in points],
-                line,
-                label=row.name,
-            )
+    chosen = [(row, runs) for row, runs in rows if row.group == group]
+    for (row, runs), line in zip(chosen, cycle(["-", "--", ":", "-."]), strict=False):
+        points = list(zip(*(run["points"] for run in runs), strict=True))
+        axes.plot(
+            [mean(point[axis] for point in each) for each in points],
+            [mean(100 * point["metrics"]["accuracy"] for point in each) for each in points],
+            line,
+            label=row.name,
+        )
     axes.set_xlabel("samples trained" if axis == "samples" else "seconds, modelled")
     axes.set_ylabel("validation accuracy, %")
     axes.grid(alpha=0.3)

@@ -1,0 +1,138 @@
+"""What a worker waits for that reads CIFAR-10 in shards from an object store, over HTTP:
+
+    python benchmarks/data.py
+
+The store is moto's server, in a process of its own on this machine. Needs
+``cifar10/data/cifar10.npz`` (``cifar10/prepare.py``). Writes ``results/data.md``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+
+import machine
+from vcasgd.bench.data import Reading, measure_reading
+from vcasgd.data.dataset import storage_at
+from vcasgd.data.index import make_index
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE / "cifar10" / "data" / "cifar10.npz"
+OUT = HERE / "results" / "data.md"
+BUCKET = "data"
+#: a window of four is a subtask
+SHARDS = 200
+#: one worker of four; as long as a step of ResNet-8 takes
+READING = Reading(
+    workers=4,
+    subtasks=50,
+    batch_size=64,
+    step_seconds=0.04,
+    memory_bytes=64 << 20,
+    disk_bytes=1 << 30,
+)
+START_SECONDS = 60.0
+REPORT = """\
+# Reading a data set in shards
+
+    python benchmarks/data.py
+
+The 50,000 pictures of CIFAR-10 in {shards} npz shards, over HTTP from a server on the same machine;
+one worker of {reading.workers}, an epoch of {reading.subtasks} subtasks, batches of
+{reading.batch_size}, {milliseconds:.0f} ms of training for each, {memory} MiB of memory for shards.
+Each way begins with empty caches.
+
+|  |  |
+| --- | --- |
+{facts}
+
+| order | epoch, s | waited, s | hits | shards fetched | MB fetched |
+| --- | --- | --- | --- | --- | --- |
+{rows}
+"""
+
+
+def main() -> None:
+    with _store():
+        _fill()
+        rows = measure_reading(f"s3://{BUCKET}", READING)
+    OUT.write_text(_report(rows))
+    print(OUT)
+
+
+@contextmanager
+def _store() -> Iterator[None]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _await(port)
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _await(port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _fill() -> None:
+    client = boto3.client("s3")
+    client.create_bucket(Bucket=BUCKET)
+    with np.load(DATA) as arrays:
+        pictures, labels = arrays["x_train"], arrays["y_train"]
+    for number, rows in enumerate(np.array_split(np.arange(len(labels)), SHARDS)):
+        shard = io.BytesIO()
+        np.savez(shard, x=pictures[rows], y=labels[rows])
+        client.put_object(Bucket=BUCKET, Key=f"{number:03}.npz", Body=shard.getvalue())
+    make_index(storage_at(f"s3://{BUCKET}"))
+
+
+def _report(rows: list[dict[str, Any]]) -> str:
+    facts = [f"| {name} | {value} |" for name, value in machine.describe().items()]
+    measured = [
+        f"| {row['reading']} | {row['seconds']:.1f} | {row['stall_seconds']:.2f} "
+        f"| {row['hit_rate']:.1%} | {row['downloads']} | {row['downloaded_bytes'] / 1e6:.0f} |"
+        for row in rows
+    ]
+    return REPORT.format(
+        shards=SHARDS,
+        reading=READING,
+        milliseconds=1000 * READING.step_seconds,
+        memory=READING.memory_bytes >> 20,
+        facts="\n".join(facts),
+        rows="\n".join(measured),
+    )
+
+
+if __name__ == "__main__":
+    main()
