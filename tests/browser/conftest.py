@@ -22,8 +22,9 @@ WORKERS = 3
 PATIENCE_MS = 240_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Gone with this folder's file: while it is there, no other test can run an event loop."""
     program = shutil.which("chromium") or CHROMIUM
     if not Path(program).exists():
         reason = f"there is no {CHROMIUM}; apt install chromium"
@@ -36,7 +37,7 @@ def browser() -> Iterator[Browser]:
         found.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One stack for all tests of this folder; machines have made-up prices."""
     settings = Settings(

@@ -30,7 +30,7 @@ REMEMBER = """() => {
 }"""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def job(site: Site) -> str:
     """A job that others may look at, running or over."""
     return site.submit()

@@ -172,9 +172,12 @@ class JobKeeper:
                 model=stored.name,
             )
             return
-        pinned = self._snapshots(job).pinned(epoch_pin(evaluation.epoch))
-        if pinned is not None and versions_of(pinned) == evaluation.versions:
-            self._write(job, epoch_pin(evaluation.epoch))
+        last, best = epoch_pin(evaluation.epoch), _best_of(job, self._snapshots(job).pins())
+        pinned = self._snapshots(job).pinned(last)
+        if best is not None and best != last:
+            self._write(job, best)
+        elif pinned is not None and versions_of(pinned) == evaluation.versions:
+            self._write(job, last)
         elif not self._still_there(job, evaluation):
             self._go_back(job)
 
@@ -242,6 +245,9 @@ class JobKeeper:
 
     def _due(self, job: Job, kept: Kept) -> str | None:
         """The pin that is to be written next."""
+        best = _best_of(job, kept)
+        if best is not None:
+            return best
         evaluated = [each for each in job.evaluations if epoch_pin(each.epoch) in kept.whole]
         if evaluated and self._worth_it(job, evaluated[-1]):
             return epoch_pin(evaluated[-1].epoch)
@@ -249,13 +255,14 @@ class JobKeeper:
 
     def _worth_it(self, job: Job, evaluation: Evaluation) -> bool:
         rested = self._clock() - self._written_at >= LEAST_SECONDS_BETWEEN_CHECKPOINTS
-        return rested or evaluation == job.best or evaluation.epoch == job.spec.epochs
+        return rested or evaluation.epoch == job.spec.epochs
 
     def _drop_spare_pins(self, job: Job, kept: Kept, keep: str | None) -> None:
         """Pins of evaluated epochs cost the memory of a model each."""
         for evaluation in job.evaluations[:-1]:
             name = epoch_pin(evaluation.epoch)
-            if name in kept.names and name != keep:
+            # until it is written, the pin is the only copy of the best model
+            if name in kept.names and name != keep and evaluation != job.best:
                 self._snapshots(job).unpin(name)
 
     def _may_write(self) -> bool:
@@ -344,6 +351,12 @@ class JobKeeper:
             name=stored.name,
             version=stored.version,
         )
+
+
+def _best_of(job: Job, kept: Kept) -> str | None:
+    """The pin of the best model. It is dropped when the model is stored, so it is not yet."""
+    pin = epoch_pin(job.best.epoch) if job.best is not None else None
+    return pin if pin in kept.whole else None
 
 
 def _repeated(failures: list[Failure], workers: int) -> Failure | None:
