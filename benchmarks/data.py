@@ -9,18 +9,19 @@ The store is moto's server, in a process of its own on this machine. Needs
 from __future__ import annotations
 
 import io
+import logging
+import multiprocessing
 import os
-import socket
-import subprocess
-import sys
-import time
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import boto3
 import numpy as np
+from moto.server import ThreadedMotoServer
 
 import machine
 from vcasgd.bench.data import Reading, measure_reading
@@ -73,36 +74,35 @@ def main() -> None:
 
 @contextmanager
 def _store() -> Iterator[None]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "nobody",
-        "AWS_SECRET_ACCESS_KEY": "nothing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # not in this process, whose interpreter lock it would share with what is measured
+    fresh = multiprocessing.get_context("spawn")
+    hears, tells = fresh.Pipe(duplex=False)
+    server = fresh.Process(target=_serve, args=(tells,), daemon=True)
+    server.start()
     try:
-        _await(port)
+        if not hears.poll(START_SECONDS):
+            raise SystemExit(f"moto's server did not start within {START_SECONDS:g} s")
+        host, port = hears.recv()
+        os.environ |= {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
         yield
     finally:
         server.kill()
-        server.wait()
+        server.join()
 
 
-def _await(port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+def _serve(tells: Connection) -> None:
+    # else a line for each request
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    tells.send(server.get_host_and_port())
+    signal.pause()
 
 
 def _fill() -> None:

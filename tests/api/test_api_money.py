@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from vcasgd.cli import app
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound, SpecError
+from vcasgd.fleet.estimate import WAITS
 from vcasgd.store.costs import Costs, Workload, Workloads
 from vcasgd.store.job import State
 
@@ -103,6 +104,17 @@ class TestPlan:
 
         assert (unknown["hours"], len(unknown["remedies"])) == (None, 2)
         assert (given["cost_usd"], given["remedies"]) == (pytest.approx(0.2), [])
+
+    def test_machines_that_work_for_others_are_waited_for(self, api: Api, client: Client) -> None:
+        full = {"capacity": 2, "instances": 2}
+        api.control.show({}, {"east": pool(**full)})
+        later = client.plan(spec(**EAST))
+        api.control.show({}, {"east": pool(**full, idle=2)})
+        now = client.plan(spec(**EAST))
+
+        assert (later["machines"], now["machines"]) == (2, 2)
+        assert WAITS in later["assumptions"]
+        assert WAITS not in now["assumptions"]
 
     def test_pools_that_fall_out(self, market: Api, client: Client) -> None:
         found = client.plan(spec(labels=["secret"], workers={"pools": ["east", "moon"]}))

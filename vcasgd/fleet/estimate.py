@@ -21,6 +21,7 @@ from vcasgd.spec import JobSpec
 
 #: the job that is planned; no real one has such a name
 _PLANNED = "-"
+#: the first assumption of a plan for later
 WAITS = "all machines are in use now: the job waits for these to be free"
 
 
@@ -108,6 +109,7 @@ def estimate(
     per_hour = sum(row.price_per_hour * row.machines for row in rows)
     risk_free = sum(row.offer.on_demand_price_per_hour * row.machines for row in rows)
     hours = _hours(spec, rows, known, machines)
+    told = _assumptions(spec, known, machines, hours, per_hour)
     return Estimate(
         offers=rows,
         pools=verdicts,
@@ -117,7 +119,7 @@ def estimate(
         hours=hours,
         cost_usd=None if hours is None else hours * per_hour,
         on_demand_cost_usd=None if hours is None else hours * risk_free,
-        assumptions=(*[WAITS] * waits, *_assumptions(spec, known, machines, hours, per_hour)),
+        assumptions=((WAITS,) if waits else ()) + tuple(told),
         remedies=tuple(_remedies(known, machines, rows)),
     )
 
