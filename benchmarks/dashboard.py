@@ -28,13 +28,13 @@ from playwright.sync_api import CDPSession, Page, sync_playwright
 
 import machine
 from vcasgd.settings import Settings
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
-from vcasgd.store.connection import Client, connect
-from vcasgd.store.jobs import Jobs, State
+from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.leases import Accounts, Lease, Leases
-from vcasgd.store.machines import Machines
+from vcasgd.store.ledger.jobs import Jobs, State
+from vcasgd.store.ledger.leases import Accounts, Lease, Leases
+from vcasgd.store.ledger.machines import Machines
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
@@ -93,7 +93,7 @@ class Options:
 class Life:
     """A job at work, as its parameter server, its controller and its workers would write it."""
 
-    def __init__(self, ledger: Client, options: Options) -> None:
+    def __init__(self, ledger: RedisClient, options: Options) -> None:
         self._ledger, self._options = ledger, options
         self._jobs, self._machines = Jobs(ledger), Machines(ledger)
         spec = {"name": "long", "task": "train:Long", "epochs": EPOCHS,
@@ -341,7 +341,7 @@ def measure(options: Options) -> str:
     )
 
 
-def _ledger(home: StackHome, state: StackState) -> Client:
+def _ledger(home: StackHome, state: StackState) -> RedisClient:
     return connect(f"redis://:{home.ensure_password('ledger')}@127.0.0.1:{state.ports['ledger']}/0")
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import machine
 import report
 from contenders import CONTENDERS, ENVIRONMENTS, Contender
-from vcasgd.fleet.providers.local_processes import MARKER, kill_all
+from vcasgd.fleet.providers.local.processes import MARKER, kill_all
 
 HERE = Path(__file__).resolve().parent
 #: for one run, from the start of its processes to their end

@@ -10,8 +10,8 @@ from typing import cast
 from pydantic import SecretStr
 
 from vcasgd.api.app import create_app
-from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
+from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from waiting import await_truth
+from support.waiting import await_truth
+
+pytest_plugins = ["support.api_fixtures", "support.process_fixtures", "support.store_fixtures"]
 
 # how long an example takes says how busy the machine is
 settings.register_profile(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vcasgd.client import Client
-    from vcasgd.session import Session
-    from vcasgd.spec import JobSpec
-    from vcasgd.task import Task
+    from vcasgd.session.session import Session
+    from vcasgd.spec.job import JobSpec
+    from vcasgd.task.task import Task
 
 __all__ = ["Client", "JobSpec", "Session", "Task", "__version__"]
 
@@ -20,9 +20,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Client": "vcasgd.client",
-    "JobSpec": "vcasgd.spec",
-    "Session": "vcasgd.session",
-    "Task": "vcasgd.task",
+    "JobSpec": "vcasgd.spec.job",
+    "Session": "vcasgd.session.session",
+    "Task": "vcasgd.task.task",
 }
 
 

@@ -171,7 +171,7 @@ class Settings(BaseSettings):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What :func:`vcasgd.fleet.notices.notices_from_environment` reads."""
+        """What :func:`vcasgd.fleet.machine.notices.notices_from_environment` reads."""
         told = {
             "VCASGD_METADATA_URL": self.metadata_url,
             "VCASGD_METADATA_KIND": self.metadata_kind,

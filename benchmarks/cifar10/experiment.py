@@ -13,8 +13,8 @@ import yaml
 
 from vcasgd.bench.presence import machines
 from vcasgd.bench.simulation import Conditions, Point, Simulation
-from vcasgd.spec import JobSpec
-from vcasgd.task import load_task
+from vcasgd.spec.job import JobSpec
+from vcasgd.task.task import load_task
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows.yaml"

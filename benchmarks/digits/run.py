@@ -19,8 +19,8 @@ import yaml
 
 from vcasgd.bench.presence import always
 from vcasgd.bench.simulation import Conditions, Outcome, Simulation
-from vcasgd.spec import JobSpec
-from vcasgd.task import load_task
+from vcasgd.spec.job import JobSpec
+from vcasgd.task.task import load_task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "job.yaml"
 

@@ -2,7 +2,7 @@
 
 python benchmarks/profile/wire_buffers.py > benchmarks/profile/<date>-wire-buffers.txt
 
-64 MiB in strings of 1 MiB, one client, through ``vcasgd.store.wire``; the best of three rounds.
+64 MiB in strings of 1 MiB, one client, through ``vcasgd.store.bulk``; the best of three rounds.
 Let nothing else run meanwhile.
 """
 
@@ -22,10 +22,11 @@ from pathlib import Path
 import psutil
 
 from vcasgd.errors import StoreError
-from vcasgd.store import lines, wire
+from vcasgd.store import bulk as wire
+from vcasgd.store import bulk_socket as lines
 from vcasgd.store.connection import connect
-from vcasgd.store.embedded import ServerFiles, server_command, write_configuration
-from vcasgd.store.planes import CHUNK_BYTES
+from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
+from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
 
 MEGABYTES = 64
 REPETITIONS = 8
@@ -70,7 +71,7 @@ def measured(call: Callable[[], object], process: psutil.Process) -> str:
     return f"{rate:5.2f} GB/s   client {here * 1e3:5.1f} ms   server {there * 1e3:5.1f} ms"
 
 
-def drain(bulk: wire.Wire, keys: list[str], views: list[memoryview]) -> None:
+def drain(bulk: wire.BulkTransfer, keys: list[str], views: list[memoryview]) -> None:
     for _ in bulk.load(keys, views):
         pass
 
@@ -85,7 +86,7 @@ def main() -> None:
                 lines.LOCAL_SEND_BUFFER = lines.UNIX_SEND_BUFFER = size
                 lines.LOCAL_RECEIVE_BUFFER = size
                 client = connect(url)
-                bulk = wire.Wire(client)
+                bulk = wire.BulkTransfer(client)
                 items = list(zip(keys, views, strict=True))
                 store = measured(partial(bulk.store, items), process)
                 load = measured(partial(drain, bulk, keys, views), process)

@@ -318,7 +318,7 @@ inline commit_lua(token, answer) {
     }
 }
 
-/* --- a worker: runtime/trainer.py and runtime/outbox.py ------------------------------------- */
+/* --- a worker: worker/trainer.py and worker/outbox.py ------------------------------------- */
 
 #define NONE     0          /* never trained, or forgotten */
 #define TO_SEND  1
@@ -439,7 +439,7 @@ end:
     od
 }
 
-/* --- a parameter server: runtime/shard.py and runtime/blender.py ---------------------------- */
+/* --- a parameter server: parameter_server/shard.py and parameter_server/model_state.py ---------------------------- */
 
 inline forget_batch() {
     applied = 0; dealt = 0; refused = 0; touched = 0; reset = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from api_harness import Api
+from support.api_harness import Api
 
 from vcasgd.client import Client
 from vcasgd.errors import Unauthorized

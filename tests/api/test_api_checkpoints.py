@@ -7,12 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_harness import Api
 from safetensors.torch import load_file
+from support.api_harness import Api
 
 from vcasgd.client import Client
 from vcasgd.errors import CheckpointDamaged, Conflict, NotFound
-from vcasgd.store.job import State
+from vcasgd.store.ledger.job import JobState
 
 
 def test_checkpoints_are_listed_oldest_first(api: Api, client: Client) -> None:
@@ -114,7 +114,7 @@ def test_a_running_job_has_no_model_yet(api: Api, client: Client, tmp_path: Path
 
 def test_a_failed_job_has_no_model_and_says_why(api: Api, client: Client, tmp_path: Path) -> None:
     job = api.submit()
-    api.finish(job, State.FAILED, traceback="boom in line 3")
+    api.finish(job, JobState.FAILED, traceback="boom in line 3")
 
     with pytest.raises(Conflict, match="ended without one: it failed") as caught:
         client.download(job, tmp_path / "model")

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_harness import Api
+from support.api_harness import Api
 
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound

@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from api_harness import Api
 from prometheus_client.parser import text_string_to_metric_families
+from support.api_harness import Api
 
-from vcasgd.store.costs import Costs
-from vcasgd.store.job import State
+from vcasgd.store.ledger.costs import Costs
+from vcasgd.store.ledger.job import JobState
 
 NODE = {
     "at": 5.0, "pid": 7, "token": 3, "memory_used_bytes": 1000, "memory_limit_bytes": None,
@@ -144,4 +144,4 @@ def test_states_of_another_version_are_not_counted(api: Api) -> None:
     job = api.submit()
     api.connection.hset(f"vcasgd:{{fleet}}:job:{job}:record", "state", "dreaming")
 
-    assert scraped(api)["vcasgd_jobs", State.STARTING.value] == 0
+    assert scraped(api)["vcasgd_jobs", JobState.STARTING.value] == 0

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from api_harness import HEARTBEAT, Api
-from waiting import PATIENCE, await_truth
+from support.api_harness import HEARTBEAT, Api
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.client import Client
 from vcasgd.client.following import Message, parse

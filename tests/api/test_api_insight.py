@@ -8,14 +8,14 @@ import httpx
 import numpy as np
 import pytest
 import yaml
-from api_harness import Api, spec
+from support.api_harness import Api, spec
 
 from vcasgd.api.series import chosen
-from vcasgd.spec import JobSpec
-from vcasgd.store.job import State
+from vcasgd.spec.job import JobSpec
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.leases import Accounts
-from vcasgd.store.machines import Machines
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.leases import Accounts
+from vcasgd.store.ledger.machines import Machines
 
 BORN = {"pool": "local", "zone": "", "instance_type": "process", "spot": True,
         "price_per_hour": 0.1, "replaced_by": None, "reason": None, "lost": False}  # fmt: skip
@@ -288,7 +288,7 @@ def test_of_a_job_that_there_is_not(http: httpx.Client, what: str) -> None:
 def test_of_a_job_that_has_just_begun(api: Api, http: httpx.Client) -> None:
     job = api.submit()
 
-    assert api.jobs.get(job).state is State.STARTING
+    assert api.jobs.get(job).state is JobState.STARTING
     assert http.get(f"jobs/{job}/machines").json() == []
     assert http.get(f"jobs/{job}/subtasks").json()["states"] == "ooooo"
     assert http.get(f"jobs/{job}/metrics?points=100").json() == []

@@ -8,13 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from api_harness import Api, spec, zipped
+from support.api_harness import Api, spec, zipped
 
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound, SpecError
-from vcasgd.package import digest_of
-from vcasgd.store.job import State
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.job import JobState
+from vcasgd.task.package import digest_of
 
 
 def body(client: Client, **fields: Any) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def test_evaluations_and_the_best_of_them(api: Api, client: Client) -> None:
 
 def test_a_failed_job_shows_reason_and_traceback(api: Api, client: Client) -> None:
     job = api.submit()
-    api.finish(job, State.FAILED, traceback="line 1\nboom")
+    api.finish(job, JobState.FAILED, traceback="line 1\nboom")
 
     view = client.job(job)
 

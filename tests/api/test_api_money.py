@@ -10,16 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
-from api_harness import Api, spec, zipped
 from click.testing import Result
+from support.api_harness import Api, spec, zipped
 from typer.testing import CliRunner
 
 from vcasgd.cli import app
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.fleet.estimate import WAITS
-from vcasgd.store.costs import Costs, Workload, Workloads
-from vcasgd.store.job import State
+from vcasgd.store.ledger.costs import Costs, Workload, Workloads
+from vcasgd.store.ledger.job import JobState
 
 Run = Callable[..., Result]
 
@@ -146,8 +146,8 @@ class TestBudget:
         job = api.submit(stop={"max_cost_usd": 1})
         if started:
             api.start_job(job)
-        allowed = [State.STARTING, State.RUNNING]
-        assert api.jobs.transition(job, State.PAUSED, allowed, why="stop.max_cost_usd: spent")
+        allowed = [JobState.STARTING, JobState.RUNNING]
+        assert api.jobs.transition(job, JobState.PAUSED, allowed, why="stop.max_cost_usd: spent")
         return job
 
     def test_a_job_goes_on_with_a_larger_one(self, api: Api, client: Client) -> None:

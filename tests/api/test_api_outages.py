@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from api_harness import Api, running, spec, zipped
-from waiting import PATIENCE
+from support.api_harness import Api, running, spec, zipped
+from support.waiting import PATIENCE
 
 from vcasgd.errors import ApiError
 

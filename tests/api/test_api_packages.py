@@ -8,11 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_harness import PACKAGE_LIMIT_MB, Api, spec, zipped
+from support.api_harness import PACKAGE_LIMIT_MB, Api, spec, zipped
 
 from vcasgd.client import Client
 from vcasgd.errors import ApiError, PackageError
-from vcasgd.package import digest_of
+from vcasgd.task.package import digest_of
 
 LIMIT = int(PACKAGE_LIMIT_MB * 1e6)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from ports import free_port
-from waiting import await_truth
+from support.ports import free_port
+from support.waiting import await_truth
 
 from vcasgd.api import create_app
 from vcasgd.api.pages import HEADERS
-from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
+from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect
 
 SCRIPT = "console.log(1);" * 1000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from api_harness import Api, zipped
+from support.api_harness import Api, zipped
 
 from vcasgd.client import Client
 from vcasgd.errors import NotFound
-from vcasgd.store.jobs import State
+from vcasgd.store.ledger.job import JobState
 
 HEADER = "X-Request-ID"
 
@@ -49,7 +49,7 @@ def test_a_job_and_its_events_know_who_asked(api: Api, http: httpx.Client, clien
             "package": digest}  # fmt: skip
     job = http.post("jobs", json=body, headers={HEADER: "submit-1"}).json()
     assert job["request"] == "submit-1"
-    assert api.jobs.transition(job["id"], State.RUNNING, [State.STARTING], why="started")
+    assert api.jobs.transition(job["id"], JobState.RUNNING, [JobState.STARTING], why="started")
 
     # When another one pauses it
     http.post(f"jobs/{job['id']}/pause", headers={HEADER: "pause-1"})

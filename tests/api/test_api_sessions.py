@@ -8,7 +8,7 @@ from http.cookies import SimpleCookie
 
 import httpx
 import pytest
-from api_harness import Api
+from support.api_harness import Api
 
 import vcasgd
 from vcasgd.api.sessions import COOKIE, SESSION_SECONDS, Sessions

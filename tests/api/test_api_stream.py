@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from api_harness import Api
+from support.api_harness import Api
 
 from vcasgd.client.following import Message, parse
-from vcasgd.store.everything import Place
+from vcasgd.store.ledger.event_feed import EventCursor
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -115,8 +115,13 @@ def test_a_place_that_is_none_is_refused(http: httpx.Client, place: str) -> None
 
 
 def test_places_are_in_order() -> None:
-    places = [Place(1), Place(1, 2, "a"), Place(1, 2, "b"), Place(2, 0, "a")]
+    places = [
+        EventCursor(1),
+        EventCursor(1, 2, "a"),
+        EventCursor(1, 2, "b"),
+        EventCursor(2, 0, "a"),
+    ]
 
     assert sorted([places[2], places[3], places[0], places[1]]) == places
-    assert [Place.parse(str(place)) for place in places] == places
-    assert Place.parse("9" * 19 + "-" + "9" * 19).before("z").count("9") < 40
+    assert [EventCursor.parse(str(place)) for place in places] == places
+    assert EventCursor.parse("9" * 19 + "-" + "9" * 19).before("z").count("9") < 40

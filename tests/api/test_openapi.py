@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from api_harness import Api
 from hypothesis import HealthCheck, Phase, settings, strategies
 from schemathesis import Case
 from schemathesis.checks import not_a_server_error
@@ -21,11 +20,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
     unsupported_method,
 )
-from waiting import PATIENCE
+from support.api_harness import Api
+from support.waiting import PATIENCE
 
 from vcasgd.api import create_app
-from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
+from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect
 
 CHECKS = [

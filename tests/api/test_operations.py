@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from api_harness import spec
 from pydantic import SecretStr
+from support.api_harness import spec
 
 from vcasgd.api import create_app
 from vcasgd.client import Client
 from vcasgd.errors import VcasgdError
-from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
+from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import Dashboard, Notes, Site
 from playwright.sync_api import Browser, expect, sync_playwright
+from support.pages import Dashboard, Notes, Site
 
 from vcasgd.settings import Settings
 from vcasgd.stack import running

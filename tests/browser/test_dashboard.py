@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from pages import Dashboard, Notes, Site, held_example
 from playwright.sync_api import Page, Request, expect
 from safetensors.torch import load_file
+from support.pages import Dashboard, Notes, Site, held_example
 
 from vcasgd.client import Client
 

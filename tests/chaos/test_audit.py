@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from vcasgd.chaos.audit import Report, count_samples
+from vcasgd.chaos.audit import AuditReport, count_samples
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_nothing_is_lost_when_primaries_die_for_good() -> None:
 def test_the_counts_tell_what_was_lost_and_what_was_repeated(
     counts: list[int], lost: int, repeated: int
 ) -> None:
-    report = Report(seed=0)
+    report = AuditReport(seed=0)
 
     count_samples(torch.tensor(counts, dtype=torch.float32), 3, report)
 
@@ -72,4 +72,4 @@ def test_the_counts_tell_what_was_lost_and_what_was_repeated(
 
 
 def test_a_fault_that_did_not_fire_fails_the_audit() -> None:
-    assert not Report(seed=0, failure="the fault did not fire").passed
+    assert not AuditReport(seed=0, failure="the fault did not fire").passed

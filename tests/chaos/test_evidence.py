@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from vcasgd.chaos import killers
-from vcasgd.chaos.audit import Options, as_json, audit, audit_spec, describe
+from vcasgd.chaos.audit import AuditOptions, as_json, audit, audit_spec, describe
 from vcasgd.chaos.evidence import gather, lines_of
 from vcasgd.settings import Settings
 from vcasgd.stack import StackHome, StackState, running
-from vcasgd.store.connection import Client, connect
-from vcasgd.store.jobs import Jobs
-from vcasgd.store.leases import Leases
+from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Leases
 
 #: whose first strike takes workers and nothing else
 SEED = 11
@@ -29,7 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackHome]:
         yield StackHome(settings.home_path)
 
 
-def ledger_of(home: StackHome, database: int = 0) -> Client:
+def ledger_of(home: StackHome, database: int = 0) -> RedisClient:
     password, port = home.ensure_password("ledger"), StackState.read(home.path).ports["ledger"]
     return connect(f"redis://:{password}@127.0.0.1:{port}/{database}")
 
@@ -40,7 +40,7 @@ def test_it_tells_how_the_parts_the_job_and_the_workers_are(
     # Given a job with a worker
     ledger = ledger_of(home)
     jobs = Jobs(ledger)
-    job = jobs.submit(audit_spec(Options(), tmp_path / "hold"), "digest").id
+    job = jobs.submit(audit_spec(AuditOptions(), tmp_path / "hold"), "digest").id
     Leases(ledger, job, f"{job}.local-1", 8.0).renew({"at": 1.0, "steps": 5}, [])
     jobs.event(job, "restored", "the model is back")
 
@@ -83,7 +83,7 @@ def test_an_audit_that_fails_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -
     # Given a fault that has no time to find a victim
     monkeypatch.setattr(killers, "FIRE_SECONDS", 0.0)
 
-    report = audit(Options(kills=7, seed=SEED), lambda _text: None)
+    report = audit(AuditOptions(kills=7, seed=SEED), lambda _text: None)
 
     assert not report.passed
     assert report.failure is not None

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import AUDIT_TASK
+from support.harness import AUDIT_TASK
 
 from vcasgd.client import Client
 from vcasgd.settings import Settings
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 
 pytestmark = pytest.mark.slow

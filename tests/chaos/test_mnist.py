@@ -10,7 +10,7 @@ import pytest
 
 from vcasgd.client import Client
 from vcasgd.settings import Settings
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, running
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist"

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vcasgd.chaos.audit import Options, audit_spec
+from vcasgd.chaos.audit import AuditOptions, audit_spec
 from vcasgd.client import Client, JobView
 from vcasgd.settings import Settings
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ class Fleet:
         self.client = client
 
     def spec(self, *pools: str, epochs: int, **fields: Any) -> JobSpec:
-        spec = audit_spec(Options(kills=7, epochs=epochs), self.hold).model_dump(mode="json")
+        spec = audit_spec(AuditOptions(kills=7, epochs=epochs), self.hold).model_dump(mode="json")
         spec["args"]["step_seconds"] = HELD_SECONDS
         spec["workers"] = {"min": 1, "max": 2, "pools": list(pools)}
         return JobSpec.parse({**spec, **fields})

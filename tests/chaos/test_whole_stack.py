@@ -14,16 +14,16 @@ import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.waiting import await_truth
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from waiting import await_truth
 
-from vcasgd.chaos.audit import Options, audit_spec
+from vcasgd.chaos.audit import AuditOptions, audit_spec
 from vcasgd.client import Client, Job
 from vcasgd.client.views import JobView
-from vcasgd.fleet.providers.local import LocalPool, LocalProvider
-from vcasgd.fleet.providers.local_processes import kill_all, processes_of
+from vcasgd.fleet.providers.local.processes import kill_all, processes_of
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, down, running, up
 from vcasgd.stack.parts import mark
 
@@ -69,7 +69,7 @@ class Stack:
     def submit(self, *, epochs: int = 4, **fields: Any) -> str:
         """A job that is held up until :meth:`finish`."""
         self.hold.touch()
-        spec = audit_spec(Options(kills=7, epochs=epochs), self.hold).model_dump(mode="json")
+        spec = audit_spec(AuditOptions(kills=7, epochs=epochs), self.hold).model_dump(mode="json")
         spec["args"]["step_seconds"] = HELD_SECONDS
         # more than there are: a pool that is full must not delay a replacement
         spec["workers"] = {"min": 1, "max": WORKERS + 1}

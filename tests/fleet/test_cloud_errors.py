@@ -15,7 +15,7 @@ import moto.ec2.exceptions
 import pytest
 import requests
 from google.cloud import compute_v1
-from provider_worlds import AwsWorld, GcpWorld, aws_world, gcp_world, sleeper
+from support.provider_worlds import AwsWorld, GcpWorld, aws_world, gcp_world, sleeper
 
 from vcasgd.errors import (
     CloudDenied,
@@ -28,8 +28,10 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers import aws_errors, gcp, gcp_errors
-from vcasgd.fleet.providers.gcp import GcpProvider
+from vcasgd.fleet.providers.aws import errors as aws_errors
+from vcasgd.fleet.providers.gcp import errors as gcp_errors
+from vcasgd.fleet.providers.gcp import provider as gcp
+from vcasgd.fleet.providers.gcp.provider import GcpProvider
 
 #: as EC2's reference lists them for these calls, and Spot's for a fleet that came to nothing
 EC2_CODES = {
@@ -334,7 +336,7 @@ def test_a_type_without_a_price_is_refused_at_once(aws: AwsWorld, gcp_: GcpWorld
 
 def test_the_library_is_that_which_is_tested() -> None:
     """The names of the states that the table of ours has."""
-    from vcasgd.fleet.providers.gcp_rows import STATES
+    from vcasgd.fleet.providers.gcp.convert import STATES
 
     known = {status.name for status in compute_v1.Instance.Status}
     assert STATES.keys() <= known

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from cloudbox import Box, EmulatedCloud
-from machine_roots import failing_boot, lay_out, metadata_of
-from provider_worlds import AwsWorld, GcpWorld, aws_world, gcp_world
 from safetensors.torch import load_file
-from sites import WORKERS, Site, site
+from support.cloudbox import Box, EmulatedCloud
+from support.machine_roots import failing_boot, lay_out, metadata_of
+from support.provider_worlds import AwsWorld, GcpWorld, aws_world, gcp_world
+from support.sites import WORKERS, Site, site
 
 pytestmark = pytest.mark.slow
 

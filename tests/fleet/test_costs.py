@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fleets import NOW, machine
+from support.fleets import NOW, machine
 
 from vcasgd.fleet.budget import affordable, commitment, pause_reason
 from vcasgd.fleet.costs import (

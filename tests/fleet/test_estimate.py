@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fleets import NOW
+from support.fleets import NOW
 
 from vcasgd.fleet.estimate import WAITS, Estimate, Known, estimate
 from vcasgd.fleet.observed import Market, PoolView
 from vcasgd.fleet.pool_rows import from_row, to_row
 from vcasgd.fleet.providers.base import Offer
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
 
 MEASURED = Known(samples=36_000, rates={("east", "small"): 10.0, ("west", "small"): 10.0})
 

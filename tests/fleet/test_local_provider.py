@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import PATIENCE
+from support.waiting import PATIENCE
 
 from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
-from vcasgd.fleet.notices import AwsNotices, GcpNotices, Notice
+from vcasgd.fleet.machine.notices import AwsNotices, GcpNotices, Notice
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Provider
-from vcasgd.fleet.providers.local import KEPT_DEAD, LocalPool, LocalProvider
-from vcasgd.fleet.providers.local_directory import InstanceDirectory
-from vcasgd.fleet.providers.local_instance import Owner, is_locked
-from vcasgd.fleet.providers.local_processes import Process, processes_of
+from vcasgd.fleet.providers.local.directory import InstanceDirectory
+from vcasgd.fleet.providers.local.instance import Owner, is_locked
+from vcasgd.fleet.providers.local.processes import Process, processes_of
+from vcasgd.fleet.providers.local.provider import KEPT_DEAD, LocalPool, LocalProvider
 
 Eventually = Callable[..., Any]
 
@@ -217,7 +217,7 @@ def test_the_usual_notice_is_the_pool_s(cluster: Cluster) -> None:
 def test_a_hung_machine_does_not_outlive_its_notice_for_good(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vcasgd.fleet.providers.local_directory.NOTICE_SLACK_SECONDS", 0.2)
+    monkeypatch.setattr("vcasgd.fleet.providers.local.directory.NOTICE_SLACK_SECONDS", 0.2)
     id_, processes = cluster.launch_ready()
     os.kill(cluster.machine(id_).pid, signal.SIGSTOP)
     cluster.provider.evict(id_, 0.1)
@@ -431,7 +431,7 @@ def test_a_launch_that_died_half_way_is_given_up_in_the_end(
     for name in ("machine", "condemned", "buried"):
         # one that was killed very early has not written all of them
         (directory.path / f"{name}.json").unlink(missing_ok=True)
-    monkeypatch.setattr("vcasgd.fleet.providers.local_directory.START_LIMIT_SECONDS", 0.0)
+    monkeypatch.setattr("vcasgd.fleet.providers.local.directory.START_LIMIT_SECONDS", 0.0)
     assert cluster.state(id_) is None
     assert directory.buried()
 

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machine_scripts import script_of
-from provider_worlds import AwsWorld, GcpWorld, aws_world, boot_script, gcp_world
-from waiting import PATIENCE
+from support.machine_scripts import script_of
+from support.provider_worlds import AwsWorld, GcpWorld, aws_world, boot_script, gcp_world
+from support.waiting import PATIENCE
 
 from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
-from vcasgd.fleet import machine
-from vcasgd.fleet.machine_secrets import gcp_secret
-from vcasgd.fleet.metadata import Response
+from vcasgd.fleet.machine import main as machine
+from vcasgd.fleet.machine.metadata import Response
+from vcasgd.fleet.machine.secrets import gcp_secret
 from vcasgd.fleet.providers.base import Boot
-from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
+from vcasgd.fleet.providers.local.metadata import Metadata, MetadataServer
 from vcasgd.fleet.providers.user_data import (
     boot_environment,
     combined,
@@ -141,7 +141,7 @@ def test_the_end_of_the_command_is_the_end(metadata: MetadataServer) -> None:
         **boot_environment(boot, "aws", "us-east-1", {}),
         "VCASGD_METADATA_URL": metadata.url,
     }
-    argv = [sys.executable, "-m", "vcasgd.fleet.machine"]
+    argv = [sys.executable, "-m", "vcasgd.fleet.machine.main"]
     assert subprocess.run(argv, env=env, timeout=PATIENCE, check=False).returncode == 7
 
 

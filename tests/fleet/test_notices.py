@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE
+from support.waiting import PATIENCE
 
 from vcasgd.errors import CloudUnavailable, SpecError
-from vcasgd.fleet.metadata import Response, identity, request
-from vcasgd.fleet.notices import (
+from vcasgd.fleet.machine.metadata import Response, identity, request
+from vcasgd.fleet.machine.notices import (
     AnyNotices,
     AwsNotices,
     FileNotices,
@@ -22,7 +22,7 @@ from vcasgd.fleet.notices import (
     notices_from_environment,
     write_notice,
 )
-from vcasgd.fleet.providers.local_metadata import Metadata, MetadataServer
+from vcasgd.fleet.providers.local.metadata import Metadata, MetadataServer
 
 ACTION = "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"

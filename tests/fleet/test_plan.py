@@ -6,7 +6,9 @@ import string
 from dataclasses import dataclass, replace
 
 import pytest
-from fleets import (
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fleets import (
     NOW,
     job,
     leaving,
@@ -15,11 +17,9 @@ from fleets import (
     on,
     remembered,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vcasgd.fleet.observed import (
-    History,
+    LaunchCounts,
     Observed,
     PoolView,
     remember,
@@ -277,7 +277,7 @@ TABLE = [
             [machine("a", price=2), machine("b")],
             [on("a"), on("b")],
             [job("A", wants=1)],
-            history=History(0.0, surplus={"A": NOW - 15}),
+            history=LaunchCounts(0.0, surplus={"A": NOW - 15}),
         ),
         [stop("a", "no work for it")],
     ),
@@ -292,24 +292,26 @@ TABLE = [
     ),
     Row(
         "idle for a while",
-        observed([machine("a")], history=History(0.0, idle={"a": NOW - 60})),
+        observed([machine("a")], history=LaunchCounts(0.0, idle={"a": NOW - 60})),
         [],
     ),
     Row(
         "idle for too long",
-        observed([machine("a")], history=History(0.0, idle={"a": NOW - 61})),
+        observed([machine("a")], history=LaunchCounts(0.0, idle={"a": NOW - 61})),
         [Terminate("a", "idle")],
     ),
     Row(
         "idle for long, but wanted now",
         observed(
-            [machine("a")], jobs=[job("A", maximum=1)], history=History(0.0, idle={"a": NOW - 61})
+            [machine("a")],
+            jobs=[job("A", maximum=1)],
+            history=LaunchCounts(0.0, idle={"a": NOW - 61}),
         ),
         [StartWorker("a", "A")],
     ),
     Row(
         "idle for long with a notice goes by itself",
-        observed([leaving("a")], history=History(0.0, idle={"a": NOW - 61})),
+        observed([leaving("a")], history=LaunchCounts(0.0, idle={"a": NOW - 61})),
         [],
     ),
     Row(
@@ -371,7 +373,7 @@ TABLE = [
     ),
     Row(
         "a new controller does not judge what it has not seen",
-        observed([machine("a", age=9_000)], nodes="", history=History(since=NOW - 10)),
+        observed([machine("a", age=9_000)], nodes="", history=LaunchCounts(since=NOW - 10)),
         [],
     ),
     Row(
@@ -381,7 +383,7 @@ TABLE = [
             [on("a", alive=False)],
             [job("A", maximum=1)],
             nodes="",
-            history=History(0.0, joined={"a": NOW - 30}),
+            history=LaunchCounts(0.0, joined={"a": NOW - 30}),
         ),
         [],
     ),
@@ -392,7 +394,7 @@ TABLE = [
             [on("a")],
             [job("A", maximum=1)],
             nodes="",
-            history=History(0.0, joined={"a": NOW - 31}),
+            history=LaunchCounts(0.0, joined={"a": NOW - 31}),
         ),
         [Terminate("a", "its Ray node is gone"), launch(1)],
     ),
@@ -403,7 +405,7 @@ TABLE = [
             [on("a")],
             [job("A", maximum=2)],
             nodes=None,
-            history=History(0.0, joined={"a": NOW - 9_000}, idle={"b": NOW - 9_000}),
+            history=LaunchCounts(0.0, joined={"a": NOW - 9_000}, idle={"b": NOW - 9_000}),
         ),
         [],
     ),
@@ -435,8 +437,10 @@ def test_backoff(failures: int, seconds: float) -> None:
 
 
 def test_history_forgets_who_is_gone() -> None:
-    state = observed(history=History(0.0, joined={"a": 1.0}, idle={"a": 1.0}, surplus={"A": 1.0}))
-    assert remember(state, NOW).history == History(0.0)
+    state = observed(
+        history=LaunchCounts(0.0, joined={"a": 1.0}, idle={"a": 1.0}, surplus={"A": 1.0})
+    )
+    assert remember(state, NOW).history == LaunchCounts(0.0)
 
 
 def test_history_keeps_since_when() -> None:

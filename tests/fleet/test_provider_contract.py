@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provider_worlds import World, sleeper, world_of
+from support.provider_worlds import World, sleeper, world_of
 
 from vcasgd.errors import InvalidRequest, NoCapacity
 from vcasgd.fleet.providers.base import Instance, InstanceState, Provider, one_line

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from provider_worlds import aws_world, gcp_world
+from support.provider_worlds import aws_world, gcp_world
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.pools import parse_pools
-from vcasgd.fleet.providers.local import LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.fleet.providers.registry import configured_pools, make_providers
 from vcasgd.settings import Settings
 

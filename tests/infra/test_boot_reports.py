@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from machine_roots import KEYS, ec2_that_records, failing_boot, lay_out, metadata_of
+from support.machine_roots import KEYS, ec2_that_records, failing_boot, lay_out, metadata_of
 
 SAID = "worker: step add_user failed (status 1)"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
-from machine_roots import failing_boot, lay_out
+from support.machine_roots import failing_boot, lay_out
 
 TOKEN = "an access token"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 from compose_pydantic.models import ComposeSpecification
-from ports import free_port
-from servers import KINDS, require_binary
-from waiting import PATIENCE, await_truth
+from support.ports import free_port
+from support.servers import KINDS, require_binary
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreDenied, StoreUnavailable
-from vcasgd.store.connection import Client, check_server, connect
+from vcasgd.store.connection import RedisClient, check_server, connect
 
 INFRA = Path(__file__).parents[2] / "infra"
 SCRIPTS = sorted(
@@ -117,7 +117,7 @@ def test_redis_takes_its_configuration(kind: str, role: str, durable: bool, tmp_
         assert wanted["appendfsync"] == "always"
 
 
-def _answers(client: Client, role: str) -> bool:
+def _answers(client: RedisClient, role: str) -> bool:
     try:
         check_server(client, role)
     except StoreUnavailable:

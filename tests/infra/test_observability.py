@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from vcasgd.api.exposition import Facts, exposition
-from vcasgd.store.gauges import Gauges
+from vcasgd.api.exposition import MetricSources, exposition
+from vcasgd.store.gauges import ServerGauges
 
 INFRA = Path(__file__).parents[2] / "infra"
 NAME = re.compile(r"\bvcasgd_[a-z_]+")
@@ -30,8 +30,8 @@ def names_of_a_family(name: str, kind: str) -> set[str]:
 
 
 def told() -> set[str]:
-    gauges = Gauges(**dict.fromkeys(Gauges.__dataclass_fields__))
-    text = exposition(Facts("0", False, {}, [], {}, gauges, {})).decode()
+    gauges = ServerGauges(**dict.fromkeys(ServerGauges.__dataclass_fields__))
+    text = exposition(MetricSources("0", False, {}, [], {}, gauges, {})).decode()
     families = text_string_to_metric_families(text)
     return {name for each in families for name in names_of_a_family(each.name, each.type)}
 

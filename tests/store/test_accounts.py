@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from world import World
+from support.world import World
 
 from vcasgd.errors import Fenced
 from vcasgd.learning.subtasks import AppliedRecord
-from vcasgd.store.connection import Client
-from vcasgd.store.leases import Lease, Leases
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.leases import Lease, Leases
 
 MakeWorld = Callable[..., World]
 
@@ -246,7 +246,7 @@ subtask_sets = st.sets(st.integers(0, EPOCHS * WIDTH - 1))
 
 
 @pytest.fixture
-def one_world(ledger: Client, tensors: Client, tmp_path: Path) -> Callable[[], World]:
+def one_world(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Callable[[], World]:
     return lambda: World(
         ledger, tensors, tmp_path, epochs=EPOCHS, subtasks_per_epoch=WIDTH, max_epoch_lead=2
     )

@@ -6,13 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from histories import REPLACED, History
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from servers import KINDS
-from stage import staged
+from support.histories import REPLACED, History
+from support.servers import KINDS
+from support.stage import staged
 
-from vcasgd.runtime import shard
+from vcasgd.parameter_server import shard
 from vcasgd.store import connection
 from vcasgd.store.connection import script_source
 
@@ -44,9 +44,9 @@ def test_any_history(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "check", "violation"),
     [
-        ("commit", COMMIT_FENCE, REPLACED),
-        ("push", PUSH_TOKEN, "a stale lease pushes nothing"),
-        ("push", PUSH_POSITION, "a push is taken where it continues its subtask"),
+        ("tensors/commit", COMMIT_FENCE, REPLACED),
+        ("tensors/push", PUSH_TOKEN, "a stale lease pushes nothing"),
+        ("tensors/push", PUSH_POSITION, "a push is taken where it continues its subtask"),
     ],
     ids=["the fence of servers", "the token of a lease", "the position of a subtask"],
 )

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from world import World
+from support.world import World
 
 from vcasgd.errors import InvalidUpdate, JobUnreadable
-from vcasgd.runtime.reports import REJECTIONS_BEFORE_QUARANTINE
-from vcasgd.runtime.shard import Shard
-from vcasgd.store.access import worker_key
-from vcasgd.store.job import State
+from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.store.acl import worker_key
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.updates import UNSIGNED, Header, UpdateSender
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.tensors.updates import UNSIGNED, Header, UpdateSender
 
 SECRET = "only the platform knows"
 
@@ -179,7 +179,7 @@ class TestWhatWorkersWriteOfTheirJob:
         world.ledger.hset(world.ledger_keys.facts, "facts", b"{")
 
         assert world.jobs.transition(
-            world.job, State.CANCELLED, [State.RUNNING, State.STARTING], why="by request"
+            world.job, JobState.CANCELLED, [JobState.RUNNING, JobState.STARTING], why="by request"
         )
 
     def test_heartbeats_failures_and_counters(

@@ -11,24 +11,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from world import Volunteer, World, run_to_end
+from support.world import Volunteer, World, run_to_end
 
 from vcasgd.errors import Fenced, StoreUnavailable
-from vcasgd.runtime.outbox import Outbox
-from vcasgd.runtime.shard import Shard
-from vcasgd.store.connection import Client
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.store.connection import RedisClient
+from vcasgd.worker.outbox import Outbox
 
 MakeWorld = Callable[..., World]
 Past = dict[bytes, bytes]
 
 
-def remember(server: Client) -> Past:
+def remember(server: RedisClient) -> Past:
     """All that the server has now."""
     keys = server.keys()
     return {key: server.dump(key) for key in keys}
 
 
-def go_back(server: Client, past: Past) -> None:
+def go_back(server: RedisClient, past: Past) -> None:
     """The server has what it had then, and nothing else."""
     server.flushdb()
     for key, value in past.items():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from world import World
+from support.world import World
 
-from vcasgd.store.clearance import Clearances
-from vcasgd.store.job import State
-from vcasgd.store.leases import Kind, Lease, Leases, Wait
+from vcasgd.store.ledger.clearance import Clearances
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 
 MakeWorld = Callable[..., World]
 LABELS = ("confidential", "eu-only")
@@ -82,14 +82,14 @@ def test_a_refusal_is_one_event_with_its_reason(running: Guarded) -> None:
 
 
 def test_the_first_snapshot_too(guarded: Guarded) -> None:
-    assert_refused(guarded.worker("b", "outside").acquire(Kind.INITIALISE), OUTSIDE)
-    assert lease_of(guarded.worker("a", "inside").acquire()).kind is Kind.INITIALISE
+    assert_refused(guarded.worker("b", "outside").acquire(WorkKind.INITIALISE), OUTSIDE)
+    assert lease_of(guarded.worker("a", "inside").acquire()).kind is WorkKind.INITIALISE
 
 
 def test_evaluations_too(running: Guarded) -> None:
     running.world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
 
-    assert_refused(running.worker("b", "outside").acquire(Kind.EVALUATE), OUTSIDE)
+    assert_refused(running.worker("b", "outside").acquire(WorkKind.EVALUATE), OUTSIDE)
     assert lease_of(running.worker("a", "inside").acquire()).piece == "evaluate:1"
 
 
@@ -113,7 +113,7 @@ def test_what_a_dead_worker_left_too(running: Guarded) -> None:
 def test_while_finishing_too(running: Guarded) -> None:
     world = running.world
     world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
-    world.jobs.transition(world.job, State.FINISHING, [State.RUNNING], why="test")
+    world.jobs.transition(world.job, JobState.FINISHING, [JobState.RUNNING], why="test")
 
     assert_refused(running.worker("b", "outside").acquire(), OUTSIDE)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import redis
 import redis.sentinel
-from harness import RedisServer
-from ports import free_port
-from servers import Fault, url_of, wired
+from support.harness import RedisServer
+from support.ports import free_port
+from support.servers import Fault, url_of, wired
 
 from vcasgd.errors import (
     Fenced,
@@ -27,7 +27,7 @@ from vcasgd.errors import (
     StoreUnsupported,
 )
 from vcasgd.store.connection import (
-    Client,
+    RedisClient,
     check_server,
     connect,
     mapped_errors,
@@ -150,7 +150,7 @@ def bulk(text: str) -> bytes:
 
 
 @contextmanager
-def server_that_says(line: str) -> Iterator[Client]:
+def server_that_says(line: str) -> Iterator[RedisClient]:
     def answer(command: bytes) -> bytes:
         return b"+OK\r\n" if b"SETINFO" in command else f"-{line}\r\n".encode()
 
@@ -214,7 +214,7 @@ class TestRealServer:
         with pytest.raises(StoreDenied):
             connect(f"redis://127.0.0.1:{server.files.port}/0").ping()
 
-    def test_a_user_without_the_right(self, ledger: Client, server: RedisServer) -> None:
+    def test_a_user_without_the_right(self, ledger: RedisClient, server: RedisServer) -> None:
         ledger.acl_setuser("reader", enabled=True, passwords=["+word"], commands=["+get"], keys="*")
         try:
             with pytest.raises(StoreDenied):
@@ -222,7 +222,7 @@ class TestRealServer:
         finally:
             ledger.acl_deluser("reader")
 
-    def test_a_full_server(self, tensors: Client) -> None:
+    def test_a_full_server(self, tensors: RedisClient) -> None:
         tensors.config_set("maxmemory", "1")
         try:
             with pytest.raises(StoreFull):
@@ -230,13 +230,13 @@ class TestRealServer:
             with pytest.raises(StoreFull):
                 tensors.pipeline().set("a", 1).execute()
             with pytest.raises(StoreFull):
-                tensors.script("takeover")(keys=["fence"], args=[1])
+                tensors.script("tensors/takeover")(keys=["fence"], args=[1])
         finally:
             tensors.config_set("maxmemory", "0")
         assert tensors.set("a", 1)
 
-    def test_a_script_is_loaded_where_it_is_missing(self, tensors: Client) -> None:
-        takeover = tensors.script("takeover")
+    def test_a_script_is_loaded_where_it_is_missing(self, tensors: RedisClient) -> None:
+        takeover = tensors.script("tensors/takeover")
         takeover(keys=["fence"], args=[1])
         tensors.script_flush()  # as after a restart
 
@@ -254,10 +254,10 @@ class TestRealServer:
 
             assert client.get("a") == b"2", "the command was executed, only its answer was lost"
 
-    def test_it_is_accepted(self, tensors: Client) -> None:
+    def test_it_is_accepted(self, tensors: RedisClient) -> None:
         check_server(tensors, "tensors")
 
-    def test_one_that_throws_keys_away_is_refused(self, tensors: Client) -> None:
+    def test_one_that_throws_keys_away_is_refused(self, tensors: RedisClient) -> None:
         tensors.config_set("maxmemory-policy", "allkeys-lru")
         try:
             with pytest.raises(StoreUnsupported, match=r"tensors server.*allkeys-lru") as caught:

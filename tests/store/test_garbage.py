@@ -19,16 +19,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from world import COUNTING, World, layout_of, spec_of
+from support.world import COUNTING, World, layout_of, spec_of
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.runtime.blender import LARGEST_VALUE, Blender, Recipe
-from vcasgd.runtime.reports import INNOCENT
-from vcasgd.runtime.shard import Shard
-from vcasgd.store.job import Facts
-from vcasgd.store.planes import CHUNK_BYTES
-from vcasgd.store.snapshot import Meta, Record, Snapshot, encode_integers
-from vcasgd.store.updates import Header, checksum
+from vcasgd.parameter_server.model_state import LARGEST_VALUE, ModelState, ShardConfig
+from vcasgd.parameter_server.reports import INNOCENT
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.store.ledger.job import ModelFacts
+from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
+from vcasgd.store.tensors.updates import Header, checksum
 
 MakeWorld = Callable[..., World]
 #: of the examples below; with up to 24 entries each on each of two servers
@@ -207,10 +207,10 @@ class Dump:
 
 def test_malformed_headers_are_refused_and_nothing_else() -> None:
     layout, spec = layout_of(12), spec_of(update=COUNTING)
-    recipe = Recipe(spec, Facts(12, 1, layout.to_json(), ""))
+    recipe = ShardConfig(spec, ModelFacts(12, 1, layout.to_json(), ""))
     weights = torch.randn(layout.floats)
     meta = Meta(0, 0, layout.floats, layout.parameters, layout.digest())
-    blender = Blender(recipe, Snapshot(meta, Record()), weights)
+    blender = ModelState(recipe, Snapshot(meta, Record()), weights)
     before, count = weights.numpy().tobytes(), 0
     honest = {
         "format": 1, "update": "u1", "worker": "w", "subtask": 1, "start": 0, "stop": 2, "base": 0,
@@ -241,7 +241,7 @@ def test_rows_that_are_spoilt_change_nothing_or_are_numbers() -> None:
     # Given a table of 300 rows and one statistic, and a payload of five rows
     update = {"rule": "async-local-sgd", "eta": 1.0, "codec": "rows"}
     layout, spec = layout_of(300, table=True), spec_of(update=update)
-    recipe = Recipe(spec, Facts(300, 1, layout.to_json(), ""))
+    recipe = ShardConfig(spec, ModelFacts(300, 1, layout.to_json(), ""))
     meta = Meta(0, 0, layout.floats, layout.parameters, layout.digest())
     honest = struct.pack("<6I6f", 5, 0, 7, 8, 200, 299, *[1.0] * 6)
     refused: set[str] = set()
@@ -260,7 +260,7 @@ def test_rows_that_are_spoilt_change_nothing_or_are_numbers() -> None:
             raw[at] = value
         raw = raw[: len(raw) - cut] + more
         weights = torch.zeros(layout.floats)
-        blender = Blender(recipe, Snapshot(meta, Record()), weights)
+        blender = ModelState(recipe, Snapshot(meta, Record()), weights)
         header = Header(
             update="u1", worker="w", subtask=1, start=0, stop=2, base=0, token=1, codec="rows",
             size=len(raw), checksum=0, layout=layout.digest(),
@@ -317,7 +317,7 @@ def busy_shard(world: World) -> Shard:
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     """Each refusal is a warning."""
-    caplog.set_level(logging.CRITICAL, logger="vcasgd.runtime.reports")
+    caplog.set_level(logging.CRITICAL, logger="vcasgd.parameter_server.reports")
 
 
 def test_a_parameter_server_refuses_all_of_it(world: World) -> None:

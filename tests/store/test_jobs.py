@@ -9,36 +9,36 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from waiting import PATIENCE, await_truth
-from world import World, spec_of
+from support.waiting import PATIENCE, await_truth
+from support.world import World, spec_of
 
 from vcasgd.errors import Conflict, NotFound, StoreError
-from vcasgd.store import history
 from vcasgd.store import keys as names
-from vcasgd.store.connection import Client
-from vcasgd.store.job import Facts, Failure, Job, State
-from vcasgd.store.jobs import FAILURES_KEPT, IDEMPOTENCY_SECONDS, Jobs
+from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.servers import NONCE_BITS, Control, Pool, Servers
+from vcasgd.store.ledger import events as history
+from vcasgd.store.ledger.job import Failure, JobRecord, JobState, ModelFacts
+from vcasgd.store.ledger.jobs import FAILURES_KEPT, IDEMPOTENCY_SECONDS, Jobs
+from vcasgd.store.ledger.servers import NONCE_BITS, Control, Pool, Servers
 
 PACKAGE = "a" * 64
-OVER = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+OVER = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
 @pytest.fixture
-def jobs(ledger: Client) -> Jobs:
+def jobs(ledger: RedisClient) -> Jobs:
     return Jobs(ledger)
 
 
-def in_state(jobs: Jobs, state: State) -> str:
+def in_state(jobs: Jobs, state: JobState) -> str:
     job = jobs.submit(spec_of(), PACKAGE).id
-    assert jobs.transition(job, state, State, why="test")
+    assert jobs.transition(job, state, JobState, why="test")
     return job
 
 
-def tell_facts(ledger: Client, job: str) -> None:
+def tell_facts(ledger: RedisClient, job: str) -> None:
     """As the worker does that makes the first snapshot."""
-    facts = Facts(samples=10, validation_samples=1, layout="{}", order_digest="d")
+    facts = ModelFacts(samples=10, validation_samples=1, layout="{}", order_digest="d")
     ledger.hset(LedgerKeys(job).facts, "facts", json.dumps(facts.to_dict()))
 
 
@@ -54,7 +54,7 @@ class TestSubmit:
         job = jobs.submit(spec, PACKAGE)
 
         assert job.id.startswith("cifar-")
-        assert (job.spec, job.package, job.state) == (spec, PACKAGE, State.STARTING)
+        assert (job.spec, job.package, job.state) == (spec, PACKAGE, JobState.STARTING)
         assert (job.version, job.finished_epochs, job.totals, job.evaluations) == (0, 0, {}, ())
         assert {job.started_at, job.ended_at, job.reason, job.facts, job.best} == {None}
         assert began <= job.created_at <= time.time()
@@ -94,7 +94,7 @@ class TestSubmit:
         assert len(jobs.all()) == 1
 
     def test_a_key_is_remembered_for_days_and_not_for_ever(
-        self, jobs: Jobs, ledger: Client
+        self, jobs: Jobs, ledger: RedisClient
     ) -> None:
         jobs.submit(spec_of(), PACKAGE, "key")
 
@@ -102,7 +102,7 @@ class TestSubmit:
         assert 6 * 24 * 3600 < ledger.ttl(name) <= IDEMPOTENCY_SECONDS
 
     def test_eight_at_once_make_one_job(self, jobs: Jobs) -> None:
-        made: list[tuple[Job, bool]] = []
+        made: list[tuple[JobRecord, bool]] = []
         start = threading.Barrier(8)
 
         def submit() -> None:
@@ -126,29 +126,29 @@ class TestTransitions:
         job = jobs.submit(spec_of(), PACKAGE).id
 
         assert jobs.transition(
-            job, State.RUNNING, [State.STARTING], why="facts are known", started_at=12.5
+            job, JobState.RUNNING, [JobState.STARTING], why="facts are known", started_at=12.5
         )
 
         after = jobs.get(job)
         assert (after.state, after.reason, after.started_at) == (
-            State.RUNNING, "facts are known", 12.5,
+            JobState.RUNNING, "facts are known", 12.5,
         )  # fmt: skip
         event = jobs.events(job)[-1]
         assert (event["kind"], event["text"]) == ("job-running", "facts are known")
 
     def test_a_refused_one_changes_nothing(self, jobs: Jobs) -> None:
-        job = in_state(jobs, State.PAUSED)
+        job = in_state(jobs, JobState.PAUSED)
         before, events = jobs.get(job), jobs.events(job)
 
         assert not jobs.transition(
-            job, State.FINISHING, [State.RUNNING], why="no", final_epoch=3, model="m"
+            job, JobState.FINISHING, [JobState.RUNNING], why="no", final_epoch=3, model="m"
         )
 
         assert jobs.get(job) == before
         assert jobs.events(job) == events
 
     @pytest.mark.parametrize("state", OVER)
-    def test_the_end_is_the_end(self, jobs: Jobs, state: State) -> None:
+    def test_the_end_is_the_end(self, jobs: Jobs, state: JobState) -> None:
         began = time.time()
         job = in_state(jobs, state)
 
@@ -160,26 +160,26 @@ class TestTransitions:
         assert [each.id for each in jobs.all()] == [job], "it is still listed"
 
     def test_facts_of_the_end_are_kept(self, jobs: Jobs) -> None:
-        job = in_state(jobs, State.RUNNING)
+        job = in_state(jobs, JobState.RUNNING)
 
         jobs.transition(
-            job, State.FINISHING, [State.RUNNING], why="done", final_epoch=2, traceback=None
+            job, JobState.FINISHING, [JobState.RUNNING], why="done", final_epoch=2, traceback=None
         )
         model = "v000000000012-x.safetensors"
-        jobs.transition(job, State.SUCCEEDED, [State.FINISHING], why="done", model=model)
+        jobs.transition(job, JobState.SUCCEEDED, [JobState.FINISHING], why="done", model=model)
 
         after = jobs.get(job)
         assert (after.final_epoch, after.model) == (2, model)
         assert after.traceback is None
 
-    @pytest.mark.parametrize("state", State)
+    @pytest.mark.parametrize("state", JobState)
     def test_what_people_may_ask_for_in_each_state(
-        self, jobs: Jobs, ledger: Client, state: State
+        self, jobs: Jobs, ledger: RedisClient, state: JobState
     ) -> None:
-        possible: dict[str, tuple[Callable[[str], Job], State, set[State]]] = {
-            "pause": (jobs.pause, State.PAUSED, {State.RUNNING}),
-            "resume": (jobs.resume, State.RUNNING, {State.PAUSED}),
-            "cancel": (jobs.cancel, State.CANCELLED, set(State) - set(OVER)),
+        possible: dict[str, tuple[Callable[[str], JobRecord], JobState, set[JobState]]] = {
+            "pause": (jobs.pause, JobState.PAUSED, {JobState.RUNNING}),
+            "resume": (jobs.resume, JobState.RUNNING, {JobState.PAUSED}),
+            "cancel": (jobs.cancel, JobState.CANCELLED, set(JobState) - set(OVER)),
         }
         for command, to, allowed in possible.values():
             job = in_state(jobs, state)
@@ -193,11 +193,11 @@ class TestTransitions:
                 assert jobs.get(job).state is state
 
     def test_a_job_that_was_paused_before_its_first_snapshot_starts_again(self, jobs: Jobs) -> None:
-        job = in_state(jobs, State.PAUSED)
-        assert jobs.resume(job).state is State.STARTING
+        job = in_state(jobs, JobState.PAUSED)
+        assert jobs.resume(job).state is JobState.STARTING
 
     def test_a_job_goes_on_with_another_budget(self, jobs: Jobs) -> None:
-        job = in_state(jobs, State.PAUSED)
+        job = in_state(jobs, JobState.PAUSED)
 
         spec = jobs.resume(job, max_cost_usd=7.5).spec
 
@@ -205,16 +205,16 @@ class TestTransitions:
         assert spec.model_copy(update={"stop": spec_of().stop}) == spec_of()
 
     def test_one_of_two_that_race_wins(self, jobs: Jobs) -> None:
-        job = in_state(jobs, State.RUNNING)
+        job = in_state(jobs, JobState.RUNNING)
         start, won = threading.Barrier(4), []
 
-        def end(state: State) -> None:
+        def end(state: JobState) -> None:
             start.wait(PATIENCE)
-            if jobs.transition(job, state, [State.RUNNING], why=state.value):
+            if jobs.transition(job, state, [JobState.RUNNING], why=state.value):
                 won.append(state)
 
         threads = [
-            threading.Thread(target=end, args=(state,)) for state in (*OVER, State.FINISHING)
+            threading.Thread(target=end, args=(state,)) for state in (*OVER, JobState.FINISHING)
         ]
         for thread in threads:
             thread.start()
@@ -223,12 +223,12 @@ class TestTransitions:
 
         assert [jobs.get(job).state] == won
 
-    def test_no_such_job(self, jobs: Jobs, ledger: Client) -> None:
+    def test_no_such_job(self, jobs: Jobs, ledger: RedisClient) -> None:
         calls: list[Callable[[], object]] = [
             lambda: jobs.get("none"),
             lambda: jobs.pause("none"),
             lambda: jobs.cancel("none"),
-            lambda: jobs.transition("none", State.FAILED, State, why="?"),
+            lambda: jobs.transition("none", JobState.FAILED, JobState, why="?"),
         ]
         for call in calls:
             with pytest.raises(NotFound, match="there is no job none") as caught:
@@ -238,13 +238,15 @@ class TestTransitions:
 
 
 class TestListing:
-    def test_newest_first_by_state_and_limited(self, jobs: Jobs, ledger: Client) -> None:
-        made = [in_state(jobs, state) for state in (State.RUNNING, State.FAILED, State.RUNNING)]
+    def test_newest_first_by_state_and_limited(self, jobs: Jobs, ledger: RedisClient) -> None:
+        made = [
+            in_state(jobs, state) for state in (JobState.RUNNING, JobState.FAILED, JobState.RUNNING)
+        ]
         for score, job in enumerate(made):
             ledger.zadd(names.JOBS, {job: score})  # not all in the same millisecond
 
         assert [job.id for job in jobs.all()] == made[::-1]
-        assert [job.id for job in jobs.all([State.RUNNING])] == [made[2], made[0]]
+        assert [job.id for job in jobs.all([JobState.RUNNING])] == [made[2], made[0]]
         assert [job.id for job in jobs.all(limit=2)] == [made[2], made[1]]
         assert jobs.active() == [made[0], made[2]]
 
@@ -315,7 +317,7 @@ class TestStreams:
         assert jobs.events("none") == jobs.metrics("none") == jobs.logs("none") == []
 
     def test_old_entries_are_dropped(
-        self, jobs: Jobs, job: str, ledger: Client, monkeypatch: pytest.MonkeyPatch
+        self, jobs: Jobs, job: str, ledger: RedisClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("EVENTS_KEPT", "METRICS_KEPT", "LOG_LINES_KEPT"):
             monkeypatch.setattr(history, name, 50)
@@ -371,7 +373,7 @@ class TestWhatLoopsSay:
         assert jobs.quarantined(job) == {"w": "checksum"}
 
     def test_everything_of_a_job_is_under_its_own_keys(
-        self, jobs: Jobs, job: str, ledger: Client
+        self, jobs: Jobs, job: str, ledger: RedisClient
     ) -> None:
         """So that whoever removes :meth:`LedgerKeys.all` removes all of it."""
         jobs.event(job, "note", "x")
@@ -390,7 +392,7 @@ class TestWhatLoopsSay:
 
 
 class TestServers:
-    def test_each_start_gets_a_newer_token(self, ledger: Client) -> None:
+    def test_each_start_gets_a_newer_token(self, ledger: RedisClient) -> None:
         servers = Servers(ledger)
 
         tokens = [servers.new_token("a") for _ in range(5)]
@@ -398,7 +400,7 @@ class TestServers:
         assert tokens == sorted(set(tokens))
         assert tokens[-1] < 2**53, "Lua's numbers have no more digits"
 
-    def test_a_ledger_that_went_back_gives_no_token_twice(self, ledger: Client) -> None:
+    def test_a_ledger_that_went_back_gives_no_token_twice(self, ledger: RedisClient) -> None:
         servers = Servers(ledger)
         # a count that is ahead of the clock, so that only the nonce can tell them apart
         before = (int(time.time()) + 1000) << NONCE_BITS
@@ -411,7 +413,7 @@ class TestServers:
         assert lost != again
         assert lost >> NONCE_BITS == again >> NONCE_BITS
 
-    def test_an_emptied_ledger_gives_newer_tokens_all_the_same(self, ledger: Client) -> None:
+    def test_an_emptied_ledger_gives_newer_tokens_all_the_same(self, ledger: RedisClient) -> None:
         servers = Servers(ledger)
         before = [servers.new_token("a") for _ in range(3)][-1]
         count = before >> NONCE_BITS
@@ -422,7 +424,7 @@ class TestServers:
 
         assert servers.new_token("a") > before
 
-    def test_heartbeats(self, ledger: Client) -> None:
+    def test_heartbeats(self, ledger: RedisClient) -> None:
         servers = Servers(ledger)
         servers.beat("a", {"at": 1})
         servers.beat("a", {"at": 2})
@@ -431,7 +433,9 @@ class TestServers:
 
 
 class TestControl:
-    def test_one_controller_at_a_time(self, ledger: Client, eventually: Callable[..., Any]) -> None:
+    def test_one_controller_at_a_time(
+        self, ledger: RedisClient, eventually: Callable[..., Any]
+    ) -> None:
         control = Control(ledger)
         assert not control.held()
         token = control.hold("a", 0.1)
@@ -444,7 +448,7 @@ class TestControl:
         assert taken > token
         assert control.hold("a", 60) == 0
 
-    def test_requests_are_taken_once_in_order(self, ledger: Client) -> None:
+    def test_requests_are_taken_once_in_order(self, ledger: RedisClient) -> None:
         control = Control(ledger)
         for number in range(3):
             control.request("evict", number=number)
@@ -453,7 +457,7 @@ class TestControl:
         assert control.take_requests() == [{"kind": "evict", "number": 2}]
         assert control.take_requests() == []
 
-    def test_the_view_of_the_fleet_is_replaced_whole(self, ledger: Client) -> None:
+    def test_the_view_of_the_fleet_is_replaced_whole(self, ledger: RedisClient) -> None:
         control = Control(ledger)
         control.show({"i-2": {}, "i-1": {"state": "up"}}, {"local": {"free": 2}})
         assert list(control.instances()) == ["i-1", "i-2"]
@@ -463,7 +467,7 @@ class TestControl:
         assert control.instances() == {"i-3": {}}
         assert control.pools() == {}
 
-    def test_what_is_remembered_of_a_pool(self, ledger: Client) -> None:
+    def test_what_is_remembered_of_a_pool(self, ledger: RedisClient) -> None:
         control = Control(ledger)
         assert control.pool("local") == Pool()
         pool = Pool(3, 2, 17.5, "no capacity")

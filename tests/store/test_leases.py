@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from world import World
+from support.world import World
 
-from vcasgd.store.job import Failure, State
-from vcasgd.store.leases import Kind, Lease, Leases, Wait
+from vcasgd.store.ledger.job import Failure, JobState
+from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 
 MakeWorld = Callable[..., World]
 Eventually = Callable[..., Any]
@@ -42,7 +42,7 @@ class TestAcquire:
         taken = [lease_of(world.leases("a").acquire()) for _ in range(3)]
 
         assert [lease.number for lease in taken] == [0, 1, 2]
-        assert {lease.kind for lease in taken} == {Kind.TRAIN}
+        assert {lease.kind for lease in taken} == {WorkKind.TRAIN}
         assert taken[0].token < taken[1].token < taken[2].token
         assert world.jobs.leases(world.job) == {f"train:{n}": "a" for n in range(3)}
 
@@ -85,11 +85,13 @@ class TestAcquire:
 
     def test_one_kind_only(self, world: World) -> None:
         leases = world.leases("a")
-        assert leases.acquire(Kind.EVALUATE) == Wait("no evaluate")
+        assert leases.acquire(WorkKind.EVALUATE) == Wait("no evaluate")
         world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
 
-        assert lease_of(leases.acquire(Kind.EVALUATE)).piece == "evaluate:1"
-        assert leases.acquire(Kind.EVALUATE) == Wait("no evaluate"), "though there is other work"
+        assert lease_of(leases.acquire(WorkKind.EVALUATE)).piece == "evaluate:1"
+        assert leases.acquire(WorkKind.EVALUATE) == Wait("no evaluate"), (
+            "though there is other work"
+        )
 
     def test_a_quarantined_worker_gets_nothing(self, world: World) -> None:
         assert world.jobs.quarantine(world.job, "bad", "not finite")
@@ -128,10 +130,10 @@ class TestAcquire:
 
 
 class TestStates:
-    @pytest.mark.parametrize("state", [State.PAUSED, State.SUCCEEDED, State.CANCELLED])
-    def test_no_work_in(self, world: World, state: State) -> None:
+    @pytest.mark.parametrize("state", [JobState.PAUSED, JobState.SUCCEEDED, JobState.CANCELLED])
+    def test_no_work_in(self, world: World, state: JobState) -> None:
         world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
-        world.jobs.transition(world.job, state, [State.RUNNING], why="test")
+        world.jobs.transition(world.job, state, [JobState.RUNNING], why="test")
 
         assert world.leases("a").acquire() == Wait(state.value)
 
@@ -142,13 +144,13 @@ class TestStates:
 
         world.leases("a").release(lease)
 
-        assert lease_of(world.leases("b").acquire()).kind is Kind.INITIALISE
+        assert lease_of(world.leases("b").acquire()).kind is WorkKind.INITIALISE
 
     def test_finishing_gives_out_chores_only(self, world: World) -> None:
         held = lease_of(world.leases("a").acquire())
         world.accounts.account(1, 3, 1, "{}", [1, 2])
         world.leases("a").release(held)
-        world.jobs.transition(world.job, State.FINISHING, [State.RUNNING], why="test")
+        world.jobs.transition(world.job, JobState.FINISHING, [JobState.RUNNING], why="test")
 
         assert pieces(world.leases("a")) == ["evaluate:1"]
         assert world.leases("a").acquire() == Wait("finishing")
@@ -210,7 +212,7 @@ class TestExpiry:
 
         again = lease_of(world.leases("b").acquire())
 
-        assert again.kind is Kind.INITIALISE
+        assert again.kind is WorkKind.INITIALISE
         assert not world.leases("dead").report_facts(lost, {})
         assert world.leases("b").report_facts(again, world.facts().to_dict())
         assert world.jobs.get(world.job).facts == world.facts()

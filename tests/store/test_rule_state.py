@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.world import World
 from torch import Tensor
-from world import World
 
 from vcasgd.learning.rules import Context, make_rule
-from vcasgd.runtime.shard import Shard
-from vcasgd.spec import JobSpec
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.spec.job import JobSpec
 
 MakeWorld = Callable[..., World]
 RULES: list[dict[str, Any]] = [

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replicated import Replicated, replicated
-from servers import KINDS
+from support.replicated import Replicated, replicated
+from support.servers import KINDS
 
 from vcasgd.errors import StoreError, StoreUnavailable
-from vcasgd.store.connection import Client, connect, patiently, without_secret
+from vcasgd.store.connection import RedisClient, connect, patiently, without_secret
 from vcasgd.store.sentinel import SentinelUrl
 
 Eventually = Callable[..., Any]
@@ -37,7 +37,7 @@ def lenient(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicat
 class Writer(threading.Thread):
     """Writes one number after the other, and remembers what was acknowledged."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: RedisClient) -> None:
         super().__init__(name="writer", daemon=True)
         self._client = client
         self._stopped = threading.Event()
@@ -61,7 +61,7 @@ class Writer(threading.Thread):
         self.join(FAILOVER_SECONDS)
         assert not self.is_alive()
 
-    def lost(self, client: Client) -> set[int]:
+    def lost(self, client: RedisClient) -> set[int]:
         return set(self.acknowledged) - {int(each) for each in client.smembers("numbers")}
 
 
@@ -118,7 +118,7 @@ class TestUrl:
 
 def test_a_write_is_on_the_replica_when_it_returns(service: Replicated) -> None:
     client, replica = service.connection, service.replica.connection
-    script = client.script("takeover")
+    script = client.script("tensors/takeover")
     for number in range(50):
         client.set("key", number)
         assert replica.get("key") == b"%d" % number

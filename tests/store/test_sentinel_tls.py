@@ -11,15 +11,20 @@ from typing import Any
 
 import pytest
 import trustme
-from harness import Process
-from ports import free_port
-from servers import require_binary
-from waiting import await_truth
+from support.harness import Process
+from support.ports import free_port
+from support.servers import require_binary
+from support.waiting import await_truth
 
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 from vcasgd.store.connection import connect, patiently
-from vcasgd.store.embedded import ServerFiles, server_command, write_configuration, write_private
-from vcasgd.store.embedded_replicas import SENTINELS, replication_lines, sentinel_command
+from vcasgd.store.embedded.replicas import SENTINELS, replication_lines, sentinel_command
+from vcasgd.store.embedded.server import (
+    ServerFiles,
+    server_command,
+    write_configuration,
+    write_private,
+)
 from vcasgd.store.sentinel import address_of, named_primary
 
 PASSWORD = "of-the-servers"

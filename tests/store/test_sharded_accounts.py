@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from world import World
+from support.world import World
 
 from vcasgd.errors import Fenced
 from vcasgd.learning.subtasks import AppliedRecord
-from vcasgd.store.connection import Client
-from vcasgd.store.leases import Accounts, Lease
-from vcasgd.store.progress import Progress
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.leases import Accounts, Lease
+from vcasgd.store.ledger.progress import ShardProgress
 
 SHARDS = 3
 EPOCHS, WIDTH = 3, 3
@@ -149,7 +149,7 @@ class Told:
 
 
 @pytest.fixture
-def told(ledger: Client, tensors: Client, tmp_path: Path) -> Callable[[], Told]:
+def told(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Callable[[], Told]:
     options = {"epochs": EPOCHS, "subtasks_per_epoch": WIDTH, "max_epoch_lead": 2}
     return lambda: Told(World(ledger, tensors, tmp_path, **options))
 
@@ -173,7 +173,7 @@ class TestProgress:
         }
 
     def test_of_one_shard_it_is_what_was_told(self) -> None:
-        progress = Progress.of(self.told({"updates": 3, "applied": 5}), 1)
+        progress = ShardProgress.of(self.told({"updates": 3, "applied": 5}), 1)
 
         assert (progress.version, progress.totals) == (7, {"updates": 3, "applied": 5})
 
@@ -184,7 +184,7 @@ class TestProgress:
             {"updates": 4, "applied": 40, "repeated": 1, "rejected": {"checksum": 2, "length": 1}},
         )
 
-        assert Progress.of(told, 3).totals == {
+        assert ShardProgress.of(told, 3).totals == {
             "updates": 3,
             "applied": 20,
             "repeated": -2,
@@ -194,5 +194,5 @@ class TestProgress:
     def test_a_shard_that_has_not_spoken_has_applied_nothing(self) -> None:
         told = self.told({"updates": 3, "applied": 30, "repeated": 0})
 
-        assert Progress.of(told, 2).totals["applied"] == 0
-        assert Progress.of({}, 2) == Progress()
+        assert ShardProgress.of(told, 2).totals["applied"] == 0
+        assert ShardProgress.of({}, 2) == ShardProgress()

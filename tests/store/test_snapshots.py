@@ -8,27 +8,35 @@ from dataclasses import replace
 
 import pytest
 import torch
-from harness import RedisServer
 from hypothesis import given
 from hypothesis import strategies as st
-from servers import url_of
+from support.harness import RedisServer
+from support.servers import url_of
 from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreError
-from vcasgd.store import planes as module
-from vcasgd.store import wire
-from vcasgd.store.connection import Client, connect
+from vcasgd.store import bulk as wire
+from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.planes import CHUNK_BYTES
-from vcasgd.store.snapshot import Change, Meta, Record, Snapshot, Totals, encode_integers, pin_text
-from vcasgd.store.snapshots import Snapshots
-from vcasgd.store.updates import UpdateSender
+from vcasgd.store.tensors import bf16_split as module
+from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.snapshot import (
+    Change,
+    Meta,
+    Record,
+    Snapshot,
+    Totals,
+    encode_integers,
+    pin_text,
+)
+from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.updates import UpdateSender
 
 KEYS = TensorKeys("job")
 
 
 @pytest.fixture
-def snapshots(tensors: Client) -> Snapshots:
+def snapshots(tensors: RedisClient) -> Snapshots:
     return Snapshots(tensors, KEYS)
 
 
@@ -74,7 +82,7 @@ def fetched(snapshots: Snapshots, size: int = 1000) -> tuple[Snapshot, Tensor]:
     return snapshots.fetch(out), out
 
 
-def names(tensors: Client) -> set[str]:
+def names(tensors: RedisClient) -> set[str]:
     return {key.decode().removeprefix(KEYS.prefix) for key in tensors.keys("*")}
 
 
@@ -160,7 +168,7 @@ class TestCommit:
         assert snapshot.meta.version == 2
         assert values(out) == [2.0]
 
-    def test_the_version_before_last_goes(self, snapshots: Snapshots, tensors: Client) -> None:
+    def test_the_version_before_last_goes(self, snapshots: Snapshots, tensors: RedisClient) -> None:
         first = installed(snapshots)
         second = publish(snapshots, constant(1), 1)
         publish(snapshots, constant(2), 2, previous=first)
@@ -168,7 +176,7 @@ class TestCommit:
         assert {key for key in names(tensors) if key.startswith("s:")} == {"s:1.1:0", "s:2.1:0"}
         assert len(snapshots.chunk_keys(second)) == 1
 
-    def test_repeated_it_is_harmless(self, snapshots: Snapshots, tensors: Client) -> None:
+    def test_repeated_it_is_harmless(self, snapshots: Snapshots, tensors: RedisClient) -> None:
         """The answer to the first attempt was lost."""
         installed(snapshots)
         publish(snapshots, constant(1), 1, positions={4: 10})
@@ -180,7 +188,7 @@ class TestCommit:
         assert fetched(snapshots)[0] == present
 
     def test_repeated_it_does_not_undo_what_came_after(
-        self, snapshots: Snapshots, tensors: Client
+        self, snapshots: Snapshots, tensors: RedisClient
     ) -> None:
         meta = installed(snapshots)
         sender = UpdateSender(tensors, KEYS)
@@ -197,7 +205,7 @@ class TestCommit:
         assert tensors.hget(KEYS.pushed, "4") == b"3|v"
 
     def test_forgets_folded_subtasks_everywhere(
-        self, snapshots: Snapshots, tensors: Client
+        self, snapshots: Snapshots, tensors: RedisClient
     ) -> None:
         meta = installed(snapshots)
         for key in (KEYS.applied, KEYS.pushed, KEYS.tokens):
@@ -213,7 +221,7 @@ class TestCommit:
         assert tensors.hkeys(KEYS.pushed) == tensors.hkeys(KEYS.tokens) == [b"2"]
 
     def test_deals_with_refused_updates_without_a_new_version(
-        self, snapshots: Snapshots, tensors: Client
+        self, snapshots: Snapshots, tensors: RedisClient
     ) -> None:
         meta = installed(snapshots)
         entry = tensors.xadd(KEYS.stream, {"h": "garbage"}).decode()
@@ -227,7 +235,7 @@ class TestCommit:
 
 
 class TestFencing:
-    def test_an_old_token_commits_nothing(self, snapshots: Snapshots, tensors: Client) -> None:
+    def test_an_old_token_commits_nothing(self, snapshots: Snapshots, tensors: RedisClient) -> None:
         installed(snapshots, token=1)
         snapshots.takeover(2)
         publish(snapshots, constant(1), 1, token=2)
@@ -263,7 +271,7 @@ class TestFencing:
 
 
 class TestInstall:
-    def test_only_where_there_is_none(self, snapshots: Snapshots, tensors: Client) -> None:
+    def test_only_where_there_is_none(self, snapshots: Snapshots, tensors: RedisClient) -> None:
         installed(snapshots, constant(1), token=1)
         before = names(tensors)
 
@@ -304,7 +312,7 @@ class TestInstall:
         publish(snapshots, constant(1), 1, token=5)
 
     def test_what_was_pushed_before_is_no_longer_on_its_way(
-        self, snapshots: Snapshots, tensors: Client
+        self, snapshots: Snapshots, tensors: RedisClient
     ) -> None:
         tensors.hset(KEYS.pushed, "0", "3|u")
         tensors.hset(KEYS.tokens, "0", 9)
@@ -316,7 +324,7 @@ class TestInstall:
 
 
 class TestNoSnapshot:
-    def test_everybody_is_told(self, snapshots: Snapshots, tensors: Client) -> None:
+    def test_everybody_is_told(self, snapshots: Snapshots, tensors: RedisClient) -> None:
         sender = UpdateSender(tensors, KEYS)
         meta = meta_of(constant(1), 1, 1)
         calls: list[Callable[[], object]] = [
@@ -462,7 +470,7 @@ class TestPins:
             snapshots.fetch_pinned("a")
 
     def test_one_whose_chunks_are_gone_is_missing(
-        self, snapshots: Snapshots, tensors: Client
+        self, snapshots: Snapshots, tensors: RedisClient
     ) -> None:
         meta = installed(snapshots)
         snapshots.pin(1, ["a"], snapshots.read())
@@ -474,7 +482,7 @@ class TestPins:
 
 class TestForget:
     def test_leaves_nothing_of_the_job_and_everything_of_others(
-        self, snapshots: Snapshots, tensors: Client
+        self, snapshots: Snapshots, tensors: RedisClient
     ) -> None:
         others = Snapshots(tensors, TensorKeys("job-2"))
         assert others.install(1, meta_of(constant(1), 0, 1), Record(), constant(1))
@@ -491,14 +499,14 @@ class TestForget:
         assert names(tensors) == before
         assert snapshots.forget() == 0
 
-    def test_many_keys(self, snapshots: Snapshots, tensors: Client) -> None:
+    def test_many_keys(self, snapshots: Snapshots, tensors: RedisClient) -> None:
         tensors.mset({KEYS.payload_chunk("u", index): b"" for index in range(1203)})
 
         assert snapshots.forget() == 1203
         assert tensors.dbsize() == 0
 
     def test_orphans_are_chunks_that_no_snapshot_uses(
-        self, snapshots: Snapshots, tensors: Client
+        self, snapshots: Snapshots, tensors: RedisClient
     ) -> None:
         installed(snapshots)
         snapshots.pin(1, ["a"], snapshots.read())

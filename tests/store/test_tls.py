@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import TlsServer, running_server
+from support.servers import TlsServer, running_server
 
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 from vcasgd.store.connection import check_server, connect, without_secret

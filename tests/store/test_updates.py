@@ -12,11 +12,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from world import World
+from support.world import World
 
 from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreUnavailable
-from vcasgd.store.planes import CHUNK_BYTES
-from vcasgd.store.updates import (
+from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.updates import (
     LONGEST_HEADER,
     PAYLOAD_SECONDS,
     Header,

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from machine_roots import metadata_of
-from terraform_harness import (
+from support.machine_roots import metadata_of
+from support.terraform_harness import (
     AWS_MIRROR,
     AWS_PROVIDER,
     REPOSITORY,
@@ -26,10 +26,10 @@ from terraform_harness import (
     need_terraform,
 )
 
+from vcasgd.cluster import node_command
 from vcasgd.fleet.pools import AwsPoolSpec, parse_pools
 from vcasgd.fleet.providers.base import INSTANCE_ID, Boot
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
-from vcasgd.runtime.cluster import node_command
 
 #: of the machines that cloud-init makes, at most; EC2 takes so much
 MOST_USER_DATA = 16_384

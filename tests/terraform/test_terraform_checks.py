@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from terraform_harness import (
+from support.terraform_harness import (
     AWS_MIRROR,
     AWS_PROVIDER,
     GOOGLE_PROVIDER,

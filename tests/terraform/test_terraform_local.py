@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ports import free_port
 from safetensors import safe_open
-from terraform_harness import REPOSITORY, Terraform, need_terraform
+from support.ports import free_port
+from support.terraform_harness import REPOSITORY, Terraform, need_terraform
 
 
 @pytest.fixture

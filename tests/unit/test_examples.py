@@ -17,8 +17,8 @@ from vcasgd.learning.rules import Context, make_rule, merge_integers
 from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.vector import Layout, gather, scatter
-from vcasgd.spec import JobSpec
-from vcasgd.task import Task, load_task
+from vcasgd.spec.job import JobSpec
+from vcasgd.task.task import Task, load_task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcasgd.errors import PackageError
-from vcasgd.package import IGNORE_FILE, check, digest_of, pack, unpack
+from vcasgd.task.package import IGNORE_FILE, check, digest_of, pack, unpack
 
 LIMIT = 1_000_000
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.rows import LEAST_ROWS, Rows, RowsEncoding, Table, tables_of
-from vcasgd.learning.shards import Cut, Part
-from vcasgd.learning.vector import Entry, Kind, Layout, gather
+from vcasgd.learning.shards import Cut, ShardRange
+from vcasgd.learning.vector import Layout, TensorEntry, TensorKind, gather
 
 #: two tables of three rows among five other numbers
 SMALL = Rows(5 + 3 * 2 + 3, (Table(2, 3, 2), Table(9, 3, 1)))
@@ -192,7 +192,7 @@ def test_a_table_may_be_cut_anywhere(shards: int, touched: list[int]) -> None:
     assert torch.equal(torch.cat(received), floats[: layout.sent])
 
 
-def _exchanged(layout: Layout, part: Part, vector: Tensor) -> Tensor:
+def _exchanged(layout: Layout, part: ShardRange, vector: Tensor) -> Tensor:
     wire = Rows(part.sent, tables_of(layout, part))
     payload = payload_of(wire, part.sent_of(vector))
     assert not refused(wire, bytes(payload))
@@ -200,6 +200,6 @@ def _exchanged(layout: Layout, part: Part, vector: Tensor) -> Tensor:
 
 
 def test_rows_that_are_empty_are_no_table() -> None:
-    layout = Layout((Entry("none", (LEAST_ROWS, 0), Kind.PARAMETER, 0),))
+    layout = Layout((TensorEntry("none", (LEAST_ROWS, 0), TensorKind.PARAMETER, 0),))
 
-    assert tables_of(layout, Part(0, 0, 0, 0, 0)) == ()
+    assert tables_of(layout, ShardRange(0, 0, 0, 0, 0)) == ()

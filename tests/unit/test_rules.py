@@ -21,18 +21,18 @@ from vcasgd.learning.rules import (
     pulled,
 )
 from vcasgd.learning.vector import Layout, gather
-from vcasgd.update_spec import (
-    AsyncLocalSgd,
-    DcAsgd,
-    DelayedNesterov,
-    Downpour,
-    Easgd,
-    FedAsync,
-    FedBuff,
-    Sma,
+from vcasgd.spec.update import (
+    AsyncLocalSgdSpec,
+    DcAsgdSpec,
+    DelayedNesterovSpec,
+    DownpourSpec,
+    EasgdSpec,
+    FedAsyncSpec,
+    FedBuffSpec,
+    SmaSpec,
     Staleness,
     Update,
-    VcAsgd,
+    VcAsgdSpec,
 )
 
 POLYNOMIAL = Staleness(function="polynomial")
@@ -47,7 +47,7 @@ def blended(update: Update, payload: list[float], context: Context = FRESH) -> t
 
 
 def test_vc_asgd_with_a_constant_alpha() -> None:
-    weights, given_weight = blended(VcAsgd(alpha=0.75), [14.0, 20.0, 0.0])
+    weights, given_weight = blended(VcAsgdSpec(alpha=0.75), [14.0, 20.0, 0.0])
 
     assert weights == [11.0, 20.0, 22.5]  # 0.75·W + 0.25·w
     assert given_weight == 0.25
@@ -55,14 +55,14 @@ def test_vc_asgd_with_a_constant_alpha() -> None:
 
 @pytest.mark.parametrize(("epoch", "mixing"), [(1, 1 / 2), (2, 1 / 3), (9, 1 / 10)])
 def test_vc_asgd_with_variable_alpha(epoch: int, mixing: float) -> None:
-    weights, given_weight = blended(VcAsgd(), [70.0, 80.0, 90.0], replace(FRESH, epoch=epoch))
+    weights, given_weight = blended(VcAsgdSpec(), [70.0, 80.0, 90.0], replace(FRESH, epoch=epoch))
 
     assert weights == pytest.approx([10 + 60 * mixing, 20 + 60 * mixing, 30 + 60 * mixing])
     assert given_weight == pytest.approx(mixing)  # 1 − e/(e+1)
 
 
 def test_vc_asgd_trusts_a_stale_update_less() -> None:
-    update = VcAsgd(alpha=0.5, staleness=POLYNOMIAL)
+    update = VcAsgdSpec(alpha=0.5, staleness=POLYNOMIAL)
 
     weights, given_weight = blended(update, [14.0, 24.0, 34.0], replace(FRESH, staleness=3))
 
@@ -71,7 +71,7 @@ def test_vc_asgd_trusts_a_stale_update_less() -> None:
 
 
 def test_async_local_sgd_adds_differences_and_averages_statistics() -> None:
-    update = AsyncLocalSgd(rule="async-local-sgd", eta=0.5, statistics_mix=0.25)
+    update = AsyncLocalSgdSpec(rule="async-local-sgd", eta=0.5, statistics_mix=0.25)
 
     weights, given_weight = blended(update, [4.0, -2.0, 70.0])
 
@@ -80,7 +80,7 @@ def test_async_local_sgd_adds_differences_and_averages_statistics() -> None:
 
 
 def test_async_local_sgd_trusts_a_stale_update_less() -> None:
-    update = AsyncLocalSgd(rule="async-local-sgd", statistics_mix=0.5, staleness=POLYNOMIAL)
+    update = AsyncLocalSgdSpec(rule="async-local-sgd", statistics_mix=0.5, staleness=POLYNOMIAL)
 
     weights, given_weight = blended(update, [4.0, 8.0, 70.0], replace(FRESH, staleness=3))
 
@@ -89,7 +89,7 @@ def test_async_local_sgd_trusts_a_stale_update_less() -> None:
 
 
 def test_fedasync_weighs_by_age() -> None:
-    update = FedAsync(rule="fedasync", beta=0.5)
+    update = FedAsyncSpec(rule="fedasync", beta=0.5)
 
     weights, given_weight = blended(update, [14.0, 24.0, 34.0], replace(FRESH, staleness=3))
 
@@ -98,7 +98,7 @@ def test_fedasync_weighs_by_age() -> None:
 
 
 def test_easgd_moves_both_ends_of_the_spring() -> None:
-    rule = make_rule(Easgd(rule="easgd", moving_rate=0.25))
+    rule = make_rule(EasgdSpec(rule="easgd", moving_rate=0.25))
     weights, local = torch.tensor([10.0, 20.0]), torch.tensor([14.0, 12.0])
 
     start = pulled(rule, local, weights)
@@ -111,12 +111,12 @@ def test_easgd_moves_both_ends_of_the_spring() -> None:
 def test_a_worker_without_a_copy_of_its_own_starts_from_the_snapshot() -> None:
     base, local = torch.tensor([1.0]), torch.tensor([5.0])
 
-    assert pulled(make_rule(Easgd(rule="easgd")), None, base) is base
-    assert pulled(make_rule(VcAsgd()), local, base) is base
+    assert pulled(make_rule(EasgdSpec(rule="easgd")), None, base) is base
+    assert pulled(make_rule(VcAsgdSpec()), local, base) is base
 
 
 def test_sma_has_momentum_for_parameters_alone() -> None:
-    rule = make_rule(Sma(rule="sma", moving_rate=0.5, momentum=0.5))
+    rule = make_rule(SmaSpec(rule="sma", moving_rate=0.5, momentum=0.5))
     weights, state = torch.tensor([0.0, 8.0]), torch.zeros(2)
     context = Context(0, 1, 1, state=state)
 
@@ -130,7 +130,7 @@ def test_sma_has_momentum_for_parameters_alone() -> None:
 
 @pytest.mark.parametrize(("staleness", "parameters"), [(0, 14.0), (1, 14.0), (4, 11.0)])
 def test_downpour_divides_by_the_staleness(staleness: int, parameters: float) -> None:
-    update = Downpour(rule="downpour", eta=1.0, statistics_mix=0.5)
+    update = DownpourSpec(rule="downpour", eta=1.0, statistics_mix=0.5)
 
     weights, _ = blended(update, [4.0, 0.0, 70.0], replace(FRESH, staleness=staleness))
 
@@ -138,7 +138,7 @@ def test_downpour_divides_by_the_staleness(staleness: int, parameters: float) ->
 
 
 def test_delayed_nesterov_steps_with_each_and_has_momentum_with_each_second() -> None:
-    rule = make_rule(DelayedNesterov(rule="delayed-nesterov", eta=1.0, buffer=2, momentum=0.5))
+    rule = make_rule(DelayedNesterovSpec(rule="delayed-nesterov", eta=1.0, buffer=2, momentum=0.5))
     weights, state = torch.zeros(1), torch.zeros(1)
 
     seen = []
@@ -152,7 +152,7 @@ def test_delayed_nesterov_steps_with_each_and_has_momentum_with_each_second() ->
 
 
 def test_fedbuff_waits_until_its_buffer_is_full() -> None:
-    rule = make_rule(FedBuff(rule="fedbuff", eta=1.0, buffer=2))
+    rule = make_rule(FedBuffSpec(rule="fedbuff", eta=1.0, buffer=2))
     weights, state = torch.zeros(1), torch.zeros(1)
 
     seen = []
@@ -170,7 +170,7 @@ def test_dc_asgd_on_a_parabola_makes_the_step_of_the_newer_point() -> None:
     rate, curvature, base, now = 0.1, 0.8, torch.tensor([1.0]), torch.tensor([0.5])
     delta = -rate * curvature * base
     # When λ′·g² is the Hessian h, that is λ′ = 1/h here, and λ = λ′/(rate · 1 step)
-    rule = make_rule(DcAsgd(rule="dc-asgd", compensation=1 / curvature / rate))
+    rule = make_rule(DcAsgdSpec(rule="dc-asgd", compensation=1 / curvature / rate))
     weights = now.clone()
     rule.blend(weights, delta, Context(0, 1, 1, base=base))
 
@@ -179,7 +179,7 @@ def test_dc_asgd_on_a_parabola_makes_the_step_of_the_newer_point() -> None:
 
 
 def test_dc_asgd_never_goes_further_than_back_or_twice() -> None:
-    rule = make_rule(DcAsgd(rule="dc-asgd", compensation=1e6))
+    rule = make_rule(DcAsgdSpec(rule="dc-asgd", compensation=1e6))
     weights = torch.tensor([1e30, -1e30, 5.0])
     context = Context(0, 1, 3, base=torch.zeros(3))
 
@@ -189,15 +189,15 @@ def test_dc_asgd_never_goes_further_than_back_or_twice() -> None:
 
 
 EVERY_RULE: list[Update] = [
-    VcAsgd(),
-    FedAsync(rule="fedasync"),
-    Easgd(rule="easgd"),
-    Sma(rule="sma"),
-    AsyncLocalSgd(rule="async-local-sgd"),
-    Downpour(rule="downpour"),
-    DelayedNesterov(rule="delayed-nesterov"),
-    FedBuff(rule="fedbuff"),
-    DcAsgd(rule="dc-asgd", compensation=1.0),
+    VcAsgdSpec(),
+    FedAsyncSpec(rule="fedasync"),
+    EasgdSpec(rule="easgd"),
+    SmaSpec(rule="sma"),
+    AsyncLocalSgdSpec(rule="async-local-sgd"),
+    DownpourSpec(rule="downpour"),
+    DelayedNesterovSpec(rule="delayed-nesterov"),
+    FedBuffSpec(rule="fedbuff"),
+    DcAsgdSpec(rule="dc-asgd", compensation=1.0),
 ]
 
 
@@ -251,7 +251,7 @@ def test_batch_norm_statistics_of_many_workers_do_not_add_up() -> None:
     gather(norm, layout, weights, torch.zeros(layout.integers, dtype=torch.int64))
     base, local = weights.clone(), weights.clone()
     local[layout.parameters] = 8.0
-    rule = make_rule(AsyncLocalSgd(rule="async-local-sgd", statistics_mix=0.5))
+    rule = make_rule(AsyncLocalSgdSpec(rule="async-local-sgd", statistics_mix=0.5))
     payload = payload_of(rule.payload, layout.parameters, local, base, torch.empty_like(local))
 
     # When all four push
@@ -275,8 +275,8 @@ def test_payloads() -> None:
 
 
 def test_rules_say_what_they_want() -> None:
-    assert make_rule(VcAsgd()).payload is Payload.WEIGHTS
-    assert make_rule(AsyncLocalSgd(rule="async-local-sgd")).payload is Payload.DELTA
+    assert make_rule(VcAsgdSpec()).payload is Payload.WEIGHTS
+    assert make_rule(AsyncLocalSgdSpec(rule="async-local-sgd")).payload is Payload.DELTA
 
 
 def test_counters_never_run_backwards() -> None:
@@ -291,22 +291,22 @@ def test_counters_never_run_backwards() -> None:
 
 mixes = st.floats(0.001, 0.999)
 averaging = st.one_of(
-    st.builds(VcAsgd, alpha=st.one_of(st.just("var"), mixes)),
-    st.builds(FedAsync, rule=st.just("fedasync"), beta=mixes),
-    st.builds(Easgd, rule=st.just("easgd"), moving_rate=mixes),
+    st.builds(VcAsgdSpec, alpha=st.one_of(st.just("var"), mixes)),
+    st.builds(FedAsyncSpec, rule=st.just("fedasync"), beta=mixes),
+    st.builds(EasgdSpec, rule=st.just("easgd"), moving_rate=mixes),
 ).map(make_rule)
 differences = {"eta": st.floats(0.01, 10), "statistics_mix": st.floats(0.01, 1)}
 rules = st.one_of(
     averaging,
-    st.builds(Sma, rule=st.just("sma"), moving_rate=mixes, momentum=mixes).map(make_rule),
-    st.builds(AsyncLocalSgd, rule=st.just("async-local-sgd"), **differences).map(make_rule),
-    st.builds(Downpour, rule=st.just("downpour"), **differences).map(make_rule),
-    st.builds(DelayedNesterov, rule=st.just("delayed-nesterov"), momentum=mixes, **differences).map(
-        make_rule
-    ),
-    st.builds(FedBuff, rule=st.just("fedbuff"), **differences).map(make_rule),
+    st.builds(SmaSpec, rule=st.just("sma"), moving_rate=mixes, momentum=mixes).map(make_rule),
+    st.builds(AsyncLocalSgdSpec, rule=st.just("async-local-sgd"), **differences).map(make_rule),
+    st.builds(DownpourSpec, rule=st.just("downpour"), **differences).map(make_rule),
     st.builds(
-        DcAsgd, rule=st.just("dc-asgd"), compensation=st.floats(1e-6, 1e6), **differences
+        DelayedNesterovSpec, rule=st.just("delayed-nesterov"), momentum=mixes, **differences
+    ).map(make_rule),
+    st.builds(FedBuffSpec, rule=st.just("fedbuff"), **differences).map(make_rule),
+    st.builds(
+        DcAsgdSpec, rule=st.just("dc-asgd"), compensation=st.floats(1e-6, 1e6), **differences
     ).map(make_rule),
 )
 numbers = st.floats(-(2.0**100), 2.0**100, width=32)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vcasgd.learning.rules import Context, make_rule
 from vcasgd.learning.shards import Cut, Step, next_step, shards_for
-from vcasgd.update_spec import AsyncLocalSgd, VcAsgd
+from vcasgd.spec.update import AsyncLocalSgdSpec, VcAsgdSpec
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_no_shard_is_empty(nodes: int, floats: int, expected: int) -> None:
     nodes=st.integers(1, 6),
     staleness=st.integers(0, 9),
     seed=st.integers(0, 1000),
-    update=st.sampled_from([VcAsgd(rule="vc-asgd"), AsyncLocalSgd(rule="async-local-sgd")]),
+    update=st.sampled_from([VcAsgdSpec(rule="vc-asgd"), AsyncLocalSgdSpec(rule="async-local-sgd")]),
 )
 def test_a_rule_on_each_shard_is_the_rule_on_the_whole(
-    floats: int, statistics: int, nodes: int, staleness: int, seed: int, update: VcAsgd
+    floats: int, statistics: int, nodes: int, staleness: int, seed: int, update: VcAsgdSpec
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(floats, generator=generator)

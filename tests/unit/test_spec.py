@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from vcasgd.errors import SpecError
-from vcasgd.spec import JobSpec, parse_duration
-from vcasgd.update_spec import AsyncLocalSgd, Staleness, VcAsgd
+from vcasgd.spec.job import JobSpec, parse_duration
+from vcasgd.spec.update import AsyncLocalSgdSpec, Staleness, VcAsgdSpec
 
 LEAST: dict[str, Any] = {
     "name": "digits",
@@ -32,7 +32,7 @@ def spec(**fields: Any) -> JobSpec:
 def test_defaults() -> None:
     job = spec()
 
-    assert job.update == VcAsgd(alpha="var", staleness=Staleness(), codec="float32")
+    assert job.update == VcAsgdSpec(alpha="var", staleness=Staleness(), codec="float32")
     assert (job.push_every, job.seed, job.max_epoch_lead, job.working_dir) == ("subtask", 0, 1, ".")
     assert (job.workers.min, job.workers.max, job.workers.pools) == (1, 4, ("local",))
     assert (job.checkpoint.every, job.checkpoint.keep) == (timedelta(minutes=5), 3)
@@ -57,13 +57,13 @@ def test_everything_set() -> None:
         stop={"accuracy": 0.91, "max_duration": "6h"},
     )
 
-    assert isinstance(job.update, AsyncLocalSgd)
+    assert isinstance(job.update, AsyncLocalSgdSpec)
     assert job.update.eta == 1.0
     assert job.stop.max_duration == timedelta(hours=6)
 
 
 def test_the_rule_may_be_left_out() -> None:
-    assert spec(update={"alpha": 0.7}).update == VcAsgd(alpha=0.7)
+    assert spec(update={"alpha": 0.7}).update == VcAsgdSpec(alpha=0.7)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcasgd.learning.staleness import weight
-from vcasgd.update_spec import Staleness
+from vcasgd.spec.update import Staleness
 
 
 @pytest.mark.parametrize(

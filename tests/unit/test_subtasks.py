@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
 from vcasgd.learning import subtasks
-from vcasgd.learning.subtasks import AppliedRecord, Blocks, EpochPlan
+from vcasgd.learning.subtasks import AppliedRecord, EpochPlan, SampleBlocks
 
 PLAN = EpochPlan(samples=10, subtasks_per_epoch=3, epochs=2, seed=0)
 
@@ -283,7 +283,7 @@ def check_against(record: AppliedRecord, applied: set[tuple[int, int]]) -> None:
 
 # --- blocks ------------------------------------------------------------------------------
 
-BLOCKS = Blocks((30, 10, 0, 25, 35), window=2)
+BLOCKS = SampleBlocks((30, 10, 0, 25, 35), window=2)
 
 
 def test_an_order_in_blocks_has_every_sample_once_and_differs_by_epoch() -> None:
@@ -300,13 +300,13 @@ def test_an_order_in_blocks_has_every_sample_once_and_differs_by_epoch() -> None
 
 def test_an_order_in_blocks_is_the_same_on_every_machine() -> None:
     # a change of these numbers would mix two orders in a job that spans two versions
-    plan = EpochPlan(8, 1, 1, seed=7, blocks=Blocks((2, 2, 2, 2), window=2))
+    plan = EpochPlan(8, 1, 1, seed=7, blocks=SampleBlocks((2, 2, 2, 2), window=2))
 
     assert plan.indices(0, 0, 8).tolist() == [3, 2, 0, 1, 7, 4, 6, 5]
 
 
 def test_a_stretch_of_an_order_touches_few_blocks() -> None:
-    blocks = Blocks((10,) * 100, window=4)
+    blocks = SampleBlocks((10,) * 100, window=4)
     plan = EpochPlan(1000, 20, 1, seed=1, blocks=blocks)
 
     touched = [len({int(i) // 10 for i in plan.indices(n, 0, 50)}) for n in range(20)]
@@ -321,4 +321,4 @@ def test_blocks_that_are_not_the_data_set_are_refused() -> None:
     with pytest.raises(SpecError, match="has 99 samples, and its blocks 100"):
         EpochPlan(99, 4, 2, seed=3, blocks=BLOCKS)
     with pytest.raises(SpecError, match="a window of at least 1"):
-        Blocks((1,), window=0)
+        SampleBlocks((1,), window=0)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import vcasgd
-from vcasgd import task as task_module
 from vcasgd.errors import TaskImportError
-from vcasgd.task import calling_user_code, load_task
+from vcasgd.task import task as task_module
+from vcasgd.task.task import calling_user_code, load_task
 
 SOURCE = """
 import vcasgd
@@ -109,7 +109,7 @@ def test_the_traceback_starts_in_the_users_file(tmp_path: Path) -> None:
     assert f'{tmp_path}/job_of_test.py", line 4' in trace
     assert f'{tmp_path}/job_of_test.py", line 2, in work' in trace
     assert trace.endswith("ZeroDivisionError: division by zero\n")
-    assert "vcasgd/task.py" not in trace
+    assert "vcasgd/task/task.py" not in trace
 
 
 def test_an_error_in_a_method_names_the_method() -> None:

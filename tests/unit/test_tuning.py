@@ -27,8 +27,8 @@ from vcasgd.learning.tuning import (
     settled,
     shares_by_speed,
 )
-from vcasgd.spec import JobSpec
-from vcasgd.task import Task
+from vcasgd.spec.job import JobSpec
+from vcasgd.task.task import Task
 
 LEAST = {"name": "n", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 1}
 

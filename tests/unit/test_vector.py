@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
-from vcasgd.learning.vector import Entry, Kind, Layout, gather, named_tensors, scatter
+from vcasgd.learning.vector import Layout, TensorEntry, TensorKind, gather, named_tensors, scatter
 
 
 class Net(nn.Module):
@@ -40,15 +40,15 @@ def state_of(module: nn.Module) -> tuple[Tensor, Tensor]:
 
 def test_parameters_come_first_then_statistics_and_integers_lie_apart() -> None:
     assert Layout.of(Net()).entries == (
-        Entry("scale", (), Kind.PARAMETER, 0),
-        Entry("norm.weight", (3,), Kind.PARAMETER, 1),
-        Entry("norm.bias", (3,), Kind.PARAMETER, 4),
-        Entry("encoder.weight", (2, 3), Kind.PARAMETER, 7),
-        Entry("norm.running_mean", (3,), Kind.STATISTIC, 13),
-        Entry("norm.running_var", (3,), Kind.STATISTIC, 16),
-        Entry("frozen", (2,), Kind.FROZEN, 19),
-        Entry("mask", (2,), Kind.INTEGER, 0),
-        Entry("norm.num_batches_tracked", (), Kind.INTEGER, 2),
+        TensorEntry("scale", (), TensorKind.PARAMETER, 0),
+        TensorEntry("norm.weight", (3,), TensorKind.PARAMETER, 1),
+        TensorEntry("norm.bias", (3,), TensorKind.PARAMETER, 4),
+        TensorEntry("encoder.weight", (2, 3), TensorKind.PARAMETER, 7),
+        TensorEntry("norm.running_mean", (3,), TensorKind.STATISTIC, 13),
+        TensorEntry("norm.running_var", (3,), TensorKind.STATISTIC, 16),
+        TensorEntry("frozen", (2,), TensorKind.FROZEN, 19),
+        TensorEntry("mask", (2,), TensorKind.INTEGER, 0),
+        TensorEntry("norm.num_batches_tracked", (), TensorKind.INTEGER, 2),
     )
 
 
@@ -62,7 +62,7 @@ def test_statistics_inside_the_module_tree_still_follow_all_parameters() -> None
     layout = Layout.of(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)))
 
     kinds = [entry.kind for entry in layout.entries]
-    assert kinds == [*[Kind.PARAMETER] * 4, *[Kind.STATISTIC] * 2, Kind.INTEGER]
+    assert kinds == [*[TensorKind.PARAMETER] * 4, *[TensorKind.STATISTIC] * 2, TensorKind.INTEGER]
 
 
 def test_scatter_is_the_inverse_of_gather() -> None:

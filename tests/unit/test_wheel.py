@@ -71,5 +71,5 @@ def test_a_wheel_holds_what_it_needs_and_nothing_of_the_tests(wheel: Path) -> No
         names = set(archive.namelist())
 
     assert {"vcasgd/py.typed", "vcasgd/_examples/digits/train.py"} <= names
-    assert "vcasgd/store/scripts/commit.lua" in names
+    assert "vcasgd/store/scripts/tensors/commit.lua" in names
     assert not any(name.startswith(("tests/", "dashboard/")) for name in names)

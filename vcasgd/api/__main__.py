@@ -14,11 +14,11 @@ import uvicorn
 
 from vcasgd.api.app import create_app
 from vcasgd.errors import PortInUse, SpecError, StackError, StoreUnavailable, VcasgdError
-from vcasgd.runtime.processes import configure_logging, exit_status
-from vcasgd.runtime.storage import Storage
+from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
-from vcasgd.store.connection import Client, connect, patiently
-from vcasgd.store.servers import Control
+from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import RedisClient, connect, patiently
+from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def main() -> int:
     return 0
 
 
-def _claim(settings: Settings, ledger: Client) -> None:
+def _claim(settings: Settings, ledger: RedisClient) -> None:
     """The API answers also while there is no ledger; then the other processes find out."""
     try:
         patiently(lambda: Control(ledger).claim(settings.cluster), settings.lease_seconds)

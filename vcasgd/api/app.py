@@ -13,7 +13,7 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 
 import vcasgd
 from vcasgd.api import problems
-from vcasgd.api.auth import METRICS, Guard
+from vcasgd.api.auth import METRICS, Authentication
 from vcasgd.api.overview import Overview
 from vcasgd.api.pages import GZIP_BYTES, STATIC, Pages
 from vcasgd.api.requests import RequestIds
@@ -35,9 +35,9 @@ from vcasgd.api.routes import (
 from vcasgd.api.services import Services
 from vcasgd.api.sessions import COOKIE, Sessions
 from vcasgd.errors import SpecError
-from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
-from vcasgd.store.connection import Client
+from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import RedisClient
 
 PREFIX = "/api/v1"
 #: rows of the same fields shrink to a tenth; more effort than this gains little
@@ -50,7 +50,7 @@ OWN_PATHS = ("/api/", "/healthz", "/readyz", METRICS)
 
 
 def create_app(
-    settings: Settings, ledger: Client, storage: Storage, static: Path = STATIC
+    settings: Settings, ledger: RedisClient, storage: Storage, static: Path = STATIC
 ) -> FastAPI:
     """The API over one ledger and one object storage; nothing is connected to yet.
 
@@ -82,7 +82,9 @@ def create_app(
         compresslevel=GZIP_LEVEL,
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, checkpoints.MEDIA_TYPE),
     )
-    app.add_middleware(Guard, token=token, sessions=sessions, prefix="/api/", public=PUBLIC)
+    app.add_middleware(
+        Authentication, token=token, sessions=sessions, prefix="/api/", public=PUBLIC
+    )
     app.add_middleware(Pages, static=static, others=OWN_PATHS)
     app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ METRICS = "/metrics"
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host")
 
 
-class Guard:
+class Authentication:
     """Refuses requests under a prefix that carry neither the token nor a session.
 
     It stands before the routes: a stranger's body is never read, and a stranger can't tell a

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vcasgd.api.series import SPIKY, chosen
-from vcasgd.store.connection import Client
-from vcasgd.store.points import Points
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.metrics import Points
 
 #: jobs whose columns are in memory: those that somebody looks at. 100,000 points take 6 MB each
 JOBS_KEPT = 8
@@ -26,7 +26,7 @@ class _Shelf:
 class Curves:
     """Points of the metrics, made few enough. May be asked by threads."""
 
-    def __init__(self, ledger: Client) -> None:
+    def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._shelves: OrderedDict[str, _Shelf] = OrderedDict()

@@ -22,9 +22,9 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from vcasgd.store.gauges import Gauges
-from vcasgd.store.job import Job, State
-from vcasgd.store.snapshot import MOST_STALENESS
+from vcasgd.store.gauges import ServerGauges
+from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.tensors.snapshot import MOST_STALENESS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: each has some forty series
@@ -32,19 +32,19 @@ MOST_JOBS = 100
 
 
 @dataclass(frozen=True)
-class Facts:
+class MetricSources:
     """What is told at one scrape; ``jobs`` are active, with their workers and USD."""
 
     version: str
     controller: bool
-    states: Mapping[State, int]
-    jobs: Sequence[tuple[Job, int, float]]
+    states: Mapping[JobState, int]
+    jobs: Sequence[tuple[JobRecord, int, float]]
     beats: Mapping[str, Mapping[str, Any]]
-    ledger: Gauges
+    ledger: ServerGauges
     instances: Mapping[str, Mapping[str, Any]]
 
 
-def exposition(facts: Facts) -> bytes:
+def exposition(facts: MetricSources) -> bytes:
     """The text, as UTF-8."""
     registry = CollectorRegistry()
     registry.register(_Once(facts))
@@ -52,14 +52,14 @@ def exposition(facts: Facts) -> bytes:
 
 
 class _Once(Collector):
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: MetricSources) -> None:
         self._facts = facts
 
     def collect(self) -> Iterator[Metric]:
         facts = self._facts
         yield InfoMetricFamily("vcasgd_build", "The version.", {"version": facts.version})
         yield _plain("vcasgd_controller_up", "Whether one is at work.", float(facts.controller))
-        states = [((state.value,), float(facts.states.get(state, 0))) for state in State]
+        states = [((state.value,), float(facts.states.get(state, 0))) for state in JobState]
         yield _gauge("vcasgd_jobs", "Jobs by state.", ["state"], states)
         yield from _jobs(facts.jobs)
         yield from _store(facts.beats, facts.ledger)
@@ -90,7 +90,7 @@ def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
 # -- jobs ---------------------------------------------------------------------------------------
 
 
-def _jobs(jobs: Sequence[tuple[Job, int, float]]) -> Iterator[Metric]:
+def _jobs(jobs: Sequence[tuple[JobRecord, int, float]]) -> Iterator[Metric]:
     def total(field: str) -> Rows:
         return [((job.id,), float(job.totals.get(field, 0))) for job, _, _ in jobs]
 
@@ -124,7 +124,7 @@ def _jobs(jobs: Sequence[tuple[Job, int, float]]) -> Iterator[Metric]:
     yield _staleness([job for job, _, _ in jobs])
 
 
-def _staleness(jobs: Sequence[Job]) -> Metric:
+def _staleness(jobs: Sequence[JobRecord]) -> Metric:
     text = "Versions that the model was ahead of an update's base when it was applied."
     family = HistogramMetricFamily("vcasgd_job_staleness_versions", text, labels=["job"])
     for job in jobs:
@@ -140,7 +140,7 @@ def _staleness(jobs: Sequence[Job]) -> Metric:
 # -- servers ------------------------------------------------------------------------------------
 
 
-def _store(beats: Mapping[str, Mapping[str, Any]], ledger: Gauges) -> Iterator[Metric]:
+def _store(beats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) -> Iterator[Metric]:
     told = vars(ledger)
 
     def each(field: str) -> Rows:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vcasgd.store.job import Job
+from vcasgd.store.ledger.job import JobRecord
 
 #: a count of the histogram holds all that is as stale as this, or more
 MOST_STALENESS = 32
@@ -28,7 +28,7 @@ class StalenessView(BaseModel):
     max: int
 
     @classmethod
-    def of(cls, job: Job) -> StalenessView:
+    def of(cls, job: JobRecord) -> StalenessView:
         counts = {int(key): int(n) for key, n in job.totals.get("staleness", {}).items()}
         buckets = [
             StalenessBucket(staleness=each, updates=counts.get(each, 0))
@@ -67,7 +67,7 @@ class MachineView(BaseModel):
     lost: bool
 
     @classmethod
-    def of(cls, instance: str, lane: Mapping[str, Any], job: Job) -> MachineView:
+    def of(cls, instance: str, lane: Mapping[str, Any], job: JobRecord) -> MachineView:
         view = cls.model_validate({**lane, "instance": instance})
         # nobody writes what machines do after the end of their job
         if job.ended_at is not None and view.spans:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from vcasgd.fleet.costs import Report
+from vcasgd.fleet.costs import CostReport
 from vcasgd.fleet.estimate import Estimate
 
 
@@ -53,7 +53,7 @@ class CostView(_View):
     wasted: Wasted
 
     @classmethod
-    def of(cls, job: str, budget: float | None, report: Report) -> CostView:
+    def of(cls, job: str, budget: float | None, report: CostReport) -> CostView:
         return cls(
             job=job,
             spent_usd=report.spent_usd,

@@ -15,7 +15,7 @@ from typing import Any
 from vcasgd.api.rows import finite
 from vcasgd.api.services import Services
 from vcasgd.errors import JobUnreadable, NotFound
-from vcasgd.store.job import Job
+from vcasgd.store.ledger.job import JobRecord
 
 #: a look is as good as new for so long
 FRESH_SECONDS = 0.4
@@ -27,7 +27,7 @@ Pieces = dict[tuple[str, str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Look:
+class OverviewState:
     """``jobs``: whose events are told, too; ``at``: before which all of them are in it, in ms of
     the ledger's clock."""
 
@@ -44,9 +44,9 @@ class Overview:
         self._clock = clock
         self._lock = threading.Lock()
         self._looked_at = float("-inf")
-        self._look = Look({}, (), 0)
+        self._look = OverviewState({}, (), 0)
 
-    def look(self) -> Look:
+    def look(self) -> OverviewState:
         """Raises :class:`~vcasgd.errors.StoreUnavailable`."""
         with self._lock:
             if self._clock() - self._looked_at >= FRESH_SECONDS:
@@ -54,7 +54,7 @@ class Overview:
                 self._looked_at = self._clock()
             return self._look
 
-    def _new_look(self) -> Look:
+    def _new_look(self) -> OverviewState:
         # before the names: what happens to a job that is not among them is told at the next look
         jobs, at = self._here.jobs, self._here.everything.now()
         names = dict.fromkeys((*jobs.active(), *jobs.newest(NEWEST_JOBS)))
@@ -64,9 +64,11 @@ class Overview:
                 pieces["job", name] = self._job(jobs.get(name))
             except (JobUnreadable, NotFound):
                 continue
-        return Look({key: finite(piece) for key, piece in pieces.items()}, tuple(names), at)
+        return OverviewState(
+            {key: finite(piece) for key, piece in pieces.items()}, tuple(names), at
+        )
 
-    def _job(self, job: Job) -> dict[str, Any]:
+    def _job(self, job: JobRecord) -> dict[str, Any]:
         accuracy = job.evaluations[-1].metrics.get("accuracy") if job.evaluations else None
         expected = job.facts.samples * job.spec.epochs if job.facts else 0
         applied = int(job.totals.get("applied", 0))

@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from vcasgd.api.requests import HEADER, SCOPE_KEY
-from vcasgd.correlation import bound, request_id
 from vcasgd.errors import (
     ApiError,
     CheckpointDamaged,
@@ -30,6 +29,7 @@ from vcasgd.errors import (
     Unauthorized,
     VcasgdError,
 )
+from vcasgd.logging import bound, request_id
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vcasgd.correlation import REQUEST_ID, bound
+from vcasgd.logging import REQUEST_ID, bound
 
 log = logging.getLogger(__name__)
 

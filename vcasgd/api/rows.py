@@ -179,7 +179,7 @@ class ServerRow(_Row):
     unreplicated: dict[str, float] = {}
 
 
-class Status(BaseModel):
+class StatusView(BaseModel):
     """The platform as a whole. `controller`: whether one is at work."""
 
     version: str

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vcasgd.store.job import Evaluation
+from vcasgd.store.ledger.job import Evaluation
 
 #: series whose highest and lowest points are kept unless others are asked for; the rest grows
 #: steadily, and is right wherever it is cut

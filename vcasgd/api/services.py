@@ -9,14 +9,14 @@ from fastapi import Depends, Request
 
 from vcasgd.api.curves import Curves
 from vcasgd.api.sessions import Sessions
-from vcasgd.runtime.storage import Storage
 from vcasgd.settings import Settings
-from vcasgd.store.connection import Client
-from vcasgd.store.costs import Costs, Workloads
-from vcasgd.store.everything import Everything
-from vcasgd.store.jobs import Jobs
-from vcasgd.store.machines import Machines
-from vcasgd.store.servers import Control, Servers
+from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.costs import Costs, Workloads
+from vcasgd.store.ledger.event_feed import EventFeed
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.machines import Machines
+from vcasgd.store.ledger.servers import Control, Servers
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Services:
     """The store and the storage behind the API."""
 
     settings: Settings
-    ledger: Client
+    ledger: RedisClient
     storage: Storage
     jobs: Jobs
     control: Control
@@ -32,13 +32,13 @@ class Services:
     costs: Costs
     workloads: Workloads
     machines: Machines
-    everything: Everything
+    everything: EventFeed
     sessions: Sessions
     curves: Curves
 
     @classmethod
     def over(
-        cls, settings: Settings, ledger: Client, storage: Storage, sessions: Sessions
+        cls, settings: Settings, ledger: RedisClient, storage: Storage, sessions: Sessions
     ) -> Services:
         return cls(
             settings=settings,
@@ -50,7 +50,7 @@ class Services:
             costs=Costs(ledger),
             workloads=Workloads(ledger),
             machines=Machines(ledger),
-            everything=Everything(ledger),
+            everything=EventFeed(ledger),
             sessions=sessions,
             curves=Curves(ledger),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from vcasgd.fleet.costs import PoolCost, Report
+from vcasgd.fleet.costs import CostReport, PoolCost
 
 
 class PoolOffer(BaseModel):
@@ -50,7 +50,7 @@ class SpendView(BaseModel):
         cls,
         instances: Iterable[Mapping[str, Any]],
         pools: Mapping[str, Mapping[str, Any]],
-        reports: Iterable[Report],
+        reports: Iterable[CostReport],
     ) -> SpendView:
         rows, parts = list(instances), [part for each in reports for part in each.pools]
         names = sorted({*pools, *(part.pool for part in parts), *map(_pool, rows)})

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from vcasgd.store.gauges import Gauges
+from vcasgd.store.gauges import ServerGauges
 
 
-class ServerGauges(BaseModel):
+class ServerGaugesView(BaseModel):
     """What a server says of itself; `null`: not told. `memory_limit_bytes`: `null` also where
     there is none. `unreplicated_since`: `null` while its replicas, if it has any, are there."""
 
@@ -23,7 +23,7 @@ class ServerGauges(BaseModel):
     unreplicated_since: float | None = None
 
 
-class NodeView(ServerGauges):
+class NodeView(ServerGaugesView):
     """A store node: its tensors server, and the parameter server beside it. By job: `versions` of
     the model, `queued` updates that wait, `publications` since the server's start. `at`: of its
     last heartbeat."""
@@ -47,13 +47,13 @@ class StoreView(BaseModel):
     """All servers that hold something."""
 
     nodes: list[NodeView]
-    ledger: ServerGauges
+    ledger: ServerGaugesView
 
     @classmethod
-    def of(cls, beats: Mapping[str, Mapping[str, Any]], ledger: Gauges) -> StoreView:
+    def of(cls, beats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) -> StoreView:
         nodes = [NodeView.of(node, beat) for node, beat in sorted(beats.items())]
         lost = [(beat.get("unreplicated") or {}).get("ledger") for beat in beats.values()]
-        view = ServerGauges.model_validate(ledger)
+        view = ServerGaugesView.model_validate(ledger)
         # each parameter server writes there, and knows what its own writes came to
         view.unreplicated_since = min((at for at in lost if at is not None), default=None)
         return cls(nodes=nodes, ledger=view)

@@ -16,8 +16,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from vcasgd.api.rows import finite
 from vcasgd.errors import VcasgdError
-from vcasgd.store.job import Job
-from vcasgd.store.jobs import Jobs
+from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class Read(Protocol):
 
 
 @dataclass(frozen=True)
-class Look:
+class JobSnapshot:
     """Entries, and what was known of the job before they were read."""
 
-    job: Job
+    job: JobRecord
     entries: list[Entry]
 
 
@@ -62,20 +62,20 @@ class Tail:
     label: Callable[[Entry], str]
     late_seconds: float = 0.0
 
-    def look(self, after: str, limit: int) -> Look:
+    def look(self, after: str, limit: int) -> JobSnapshot:
         """Raises :class:`~vcasgd.errors.NotFound`, :class:`~vcasgd.errors.StoreUnavailable`."""
         # in this order: what comes with the job's end is not missed
         job = self.jobs.get(self.job)
-        return Look(job, [finite(each) for each in self.read(self.job, after, limit=limit)])
+        return JobSnapshot(job, [finite(each) for each in self.read(self.job, after, limit=limit)])
 
-    def grace(self, job: Job) -> float:
+    def grace(self, job: JobRecord) -> float:
         """How long entries may still come, in seconds, now that the job is over."""
         passed = time.time() - (job.ended_at or 0.0)
         # whoever ended the job may have another idea of the time
         return min(max(self.late_seconds - passed, 0.0), self.late_seconds)
 
 
-async def look(tail: Tail, after: str, limit: int) -> Look:
+async def look(tail: Tail, after: str, limit: int) -> JobSnapshot:
     """:meth:`Tail.look` in a thread that a shutdown doesn't wait for."""
     return await to_thread.run_sync(
         tail.look, after, limit, abandon_on_cancel=True, limiter=_THREADS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vcasgd.spec import JobSpec
-from vcasgd.store.job import Job, State
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import JobRecord, JobState
 
 
-class Progress(BaseModel):
+class ProgressView(BaseModel):
     """How far a job is. `samples_expected` is unknown until the data was looked at;
     `samples_lost` is only told of a job that went through all its epochs."""
 
@@ -22,7 +22,7 @@ class Progress(BaseModel):
     fraction: float = Field(ge=0, le=1)
 
     @classmethod
-    def of(cls, job: Job) -> Progress:
+    def of(cls, job: JobRecord) -> ProgressView:
         expected = job.facts.samples * job.spec.epochs if job.facts else None
         applied = int(job.totals.get("applied", 0))
         # a job that was stopped early left samples out; it lost none
@@ -39,7 +39,7 @@ class Progress(BaseModel):
         )
 
 
-class Totals(BaseModel):
+class TotalsView(BaseModel):
     """Sums over all updates of a job; `rejected` counts by reason."""
 
     updates: int = 0
@@ -61,7 +61,7 @@ class EvaluationView(BaseModel):
     at: float
 
 
-class Tuned(BaseModel):
+class TunedView(BaseModel):
     """What was found by measuring the job, as far as its part `tuning` asks for it. `shares`: of
     the push interval, by worker; `implicit_momentum`: that asynchrony adds, and by which that of
     the optimizers is lowered; `mixing`: by what the weight of updates is multiplied; `learners`:
@@ -83,15 +83,15 @@ class JobView(BaseModel):
 
     id: str
     name: str
-    state: State
+    state: JobState
     reason: str | None
     traceback: str | None
     created_at: float
     started_at: float | None
     ended_at: float | None
     spec: JobSpec
-    progress: Progress
-    totals: Totals
+    progress: ProgressView
+    totals: TotalsView
     evaluations: list[EvaluationView]
     best_accuracy: float | None
     version: int
@@ -100,11 +100,11 @@ class JobView(BaseModel):
     request: str | None
     evictions: int
     kills: int
-    tuned: Tuned
+    tuned: TunedView
     store_nodes: int | None
 
     @classmethod
-    def of(cls, job: Job) -> JobView:
+    def of(cls, job: JobRecord) -> JobView:
         best = job.best
         return cls(
             id=job.id,
@@ -116,8 +116,8 @@ class JobView(BaseModel):
             started_at=job.started_at,
             ended_at=job.ended_at,
             spec=job.spec,
-            progress=Progress.of(job),
-            totals=Totals.model_validate(job.totals),
+            progress=ProgressView.of(job),
+            totals=TotalsView.model_validate(job.totals),
             evaluations=[EvaluationView.model_validate(each) for each in job.evaluations],
             best_accuracy=best.metrics.get("accuracy") if best else None,
             version=job.version,
@@ -126,6 +126,6 @@ class JobView(BaseModel):
             request=job.request,
             evictions=job.evictions,
             kills=job.kills,
-            tuned=Tuned.model_validate(job.tuned),
+            tuned=TunedView.model_validate(job.tuned),
             store_nodes=job.facts.shards if job.facts else None,
         )

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from vcasgd.learning.codecs import CODECS, make_codec
-from vcasgd.learning.encoding import Encoded, Encoding, Feedback, Format, Wire
+from vcasgd.learning.encoding import Encoded, Encoding, Feedback, Format, PayloadFormat
 from vcasgd.learning.rows import Rows, RowsEncoding, Table
-from vcasgd.store.planes import CHUNK_BYTES
+from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
 
 #: numbers that are decoded at a time, as the parameter server does it
 PIECE_FLOATS = 1 << 18
@@ -75,7 +75,7 @@ def _rows(vector: Tensor, seconds: float) -> CodecFigures:
 
 
 def _measure(
-    wire: Wire,
+    wire: PayloadFormat,
     encoded: Encoded,
     encoding: Callable[[Tensor], Encoded],
     vector: Tensor,
@@ -111,7 +111,7 @@ def _fill(payload: memoryview, chunks: Iterable[memoryview]) -> None:
         at += chunk.nbytes
 
 
-def _error(wire: Wire, payload: memoryview, vector: Tensor) -> float:
+def _error(wire: PayloadFormat, payload: memoryview, vector: Tensor) -> float:
     scratch, wrong = wire.scratch(PIECE_FLOATS), 0.0
     for piece in wire.pieces(PIECE_FLOATS):
         off = piece.decoded(payload, scratch) - vector[piece.start : piece.stop]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Measurements.")
 
 
-class Codec(StrEnum):
+class CodecName(StrEnum):
     """As in ``update.codec`` of a job."""
 
     FLOAT32 = "float32"
@@ -43,7 +43,7 @@ def store_command(
     size_mb: Annotated[int, typer.Option(min=1, help="MiB of the model, as float32.")] = 64,
     workers: Annotated[int, typer.Option(min=1, help="Processes that push and fetch.")] = 2,
     seconds: Annotated[float, typer.Option(min=0.5, help="Measured after the warm-up.")] = 6.0,
-    codec: Annotated[Codec, typer.Option(help="How updates are encoded.")] = Codec.FLOAT32,
+    codec: Annotated[CodecName, typer.Option(help="How updates are encoded.")] = CodecName.FLOAT32,
     store_nodes: Annotated[
         int, typer.Option(min=1, max=64, help="Over which the model is cut.")
     ] = 1,
@@ -65,10 +65,10 @@ def store_command(
     learn, in a temporary folder. Let nothing else run meanwhile.
     """
     # torch takes seconds to import, and no other command needs it
-    from vcasgd.bench.store import Options, measure
+    from vcasgd.bench.store import StoreBenchOptions, measure
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    options = Options(
+    options = StoreBenchOptions(
         size_mb=size_mb,
         workers=workers,
         seconds=seconds if soak_minutes is None else soak_minutes * 60,

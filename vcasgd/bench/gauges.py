@@ -38,7 +38,7 @@ class Gauge:
         return float(np.polyfit(at - at[0], resident, 1)[0])
 
 
-class Gauges:
+class ProcessGauges:
     """Some processes, looked at together.
 
     Methods raise :class:`StackError` where one of them has ended.

@@ -24,19 +24,19 @@ from pydantic import SecretStr
 
 from vcasgd.bench.tally import Tally
 from vcasgd.errors import StackError
-from vcasgd.runtime.admission import LedgerAdmission, worker_environment
 from vcasgd.settings import Settings
-from vcasgd.spec import JobSpec
-from vcasgd.stack import StackHome, Tied
+from vcasgd.spec.job import JobSpec
+from vcasgd.stack import ForegroundStack, StackHome
 from vcasgd.stack.child import die_with_parent
-from vcasgd.store.connection import Client, connect
-from vcasgd.store.embedded import ServerFiles
-from vcasgd.store.job import State
-from vcasgd.store.jobs import Jobs
+from vcasgd.store.admission import LedgerAdmission, worker_environment
+from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.embedded.server import ServerFiles
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.servers import Servers
-from vcasgd.store.snapshot import Snapshot
-from vcasgd.store.snapshots import Snapshots
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Servers
+from vcasgd.store.tensors.snapshot import Snapshot
+from vcasgd.store.tensors.snapshots import Snapshots
 
 #: the kinds of parts of a stack that the exchange of updates needs
 PARTS = ("ledger", "tensors", "server")
@@ -54,7 +54,7 @@ SUBTASKS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Workload:
+class BenchWorkload:
     """What is exchanged. ``floats``: length of the vector, which is cut over so
     many store ``nodes``. ``near``: workers talk to the tensors
     server as its neighbours do, and not as from other machines."""
@@ -91,7 +91,7 @@ class Rig:
     Made and ended in the main thread, because the processes are tied to it.
     """
 
-    def __init__(self, workload: Workload, settings: Settings) -> None:
+    def __init__(self, workload: BenchWorkload, settings: Settings) -> None:
         self._workload = workload
         self._resources = ExitStack()
         self._settings = settings
@@ -106,7 +106,7 @@ class Rig:
             settings = self._settings.model_copy(
                 update={"home": folder / "home", "store_nodes": self._workload.nodes}
             )
-            stack = Tied(settings, PARTS)
+            stack = ForegroundStack(settings, PARTS)
             self._resources.callback(stack.stop)
             self._resources.callback(self._stop_workers)
             self._state = stack.await_ready()
@@ -149,7 +149,7 @@ class Rig:
         seconds = READY_SECONDS + READY_SECONDS_PER_WORKER * self._workload.workers
         self.await_truth(lambda: jobs.get(self.job).facts is not None, seconds, "first snapshot")
         jobs.transition(
-            self.job, State.RUNNING, [State.STARTING], why="the first snapshot is there"
+            self.job, JobState.RUNNING, [JobState.STARTING], why="the first snapshot is there"
         )
         self.await_truth(self._all_count, seconds, "worker")
 
@@ -281,7 +281,7 @@ class Rig:
                 )
 
 
-def server_facts(tensors: Client) -> dict[str, Any]:
+def server_facts(tensors: RedisClient) -> dict[str, Any]:
     """Of one of them."""
     info = tensors.info("everything")
     kind = str(info.get("server_name", "redis"))

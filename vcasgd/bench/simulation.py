@@ -19,12 +19,12 @@ from typing import Any
 
 from vcasgd.bench.presence import Life
 from vcasgd.errors import SpecError
-from vcasgd.runtime.blender import Blender, Recipe
-from vcasgd.runtime.learner import Base, Learner
-from vcasgd.spec import JobSpec
-from vcasgd.store.snapshot import Meta, Record, Snapshot, encode_integers
-from vcasgd.store.updates import Header
-from vcasgd.task import Task
+from vcasgd.parameter_server.model_state import ModelState, ShardConfig
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
+from vcasgd.store.tensors.updates import Header
+from vcasgd.task.task import Task
+from vcasgd.worker.learner import Base, Learner
 
 CHUNK_BYTES = 1 << 20
 
@@ -264,9 +264,9 @@ class Simulation:
         self.outcome.points.append(point)
         self._say(point)
 
-    def _new_blender(self) -> Blender:
+    def _new_blender(self) -> ModelState:
         floats, integers = self._judge.initial()
-        recipe = Recipe(self._spec, self._facts)
+        recipe = ShardConfig(self._spec, self._facts)
         meta = Meta(
             version=0,
             token=0,
@@ -275,7 +275,7 @@ class Simulation:
             layout=recipe.layout_digest,
             integers=encode_integers(integers),
         )
-        return Blender(recipe, Snapshot(meta, Record()), floats)
+        return ModelState(recipe, Snapshot(meta, Record()), floats)
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (when, next(self._numbers), action))

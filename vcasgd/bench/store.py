@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vcasgd.bench.figures import Figures, ProcessFigures
-from vcasgd.bench.gauges import Gauges
+from vcasgd.bench.gauges import ProcessGauges
 from vcasgd.bench.loopback import carried_bytes, measure_loopback
-from vcasgd.bench.rig import Rig, Workload
+from vcasgd.bench.rig import BenchWorkload, Rig
 from vcasgd.errors import StackError
 from vcasgd.learning.codecs import make_codec
 from vcasgd.settings import Settings, load_settings
-from vcasgd.store.snapshot import Snapshot
+from vcasgd.store.tensors.snapshot import Snapshot
 
 #: not counted: caches, connections, the servers' buffers; and each worker has been through
 WARM_UP_SECONDS = 1.0
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class StoreBenchOptions:
     """What to measure. ``worker_socket``: ``tcp`` or ``unix``; ``memory_mb``: limit of the
     tensors server."""
 
@@ -47,8 +47,8 @@ class Options:
     soak: bool = False
 
     @property
-    def workload(self) -> Workload:
-        return Workload(
+    def workload(self) -> BenchWorkload:
+        return BenchWorkload(
             floats=self.size_mb * (1 << 20) // 4,
             workers=self.workers,
             codec=self.codec,
@@ -84,7 +84,7 @@ class Moment:
         )
 
 
-def measure(options: Options, say: Say) -> Figures:
+def measure(options: StoreBenchOptions, say: Say) -> Figures:
     """Starts everything, measures, and leaves nothing behind; call it in the main thread.
 
     Raises :class:`~vcasgd.errors.StackError` where something does not start or does not move.
@@ -98,8 +98,8 @@ def measure(options: Options, say: Say) -> Figures:
     return figures.against(loopback)
 
 
-def _run(options: Options, rig: Rig, say: Say) -> Figures:
-    gauges = Gauges()
+def _run(options: StoreBenchOptions, rig: Rig, say: Say) -> Figures:
+    gauges = ProcessGauges()
     for name, pid in rig.servers.items():
         gauges.watch(name, pid)
     if options.memory_mb is not None:
@@ -128,7 +128,7 @@ def _warm_up(rig: Rig) -> None:
     rig.await_truth(warm, WARM_UP_LIMIT_SECONDS, "update of every worker")
 
 
-def _sample(rig: Rig, gauges: Gauges, until: float, soak: bool) -> None:
+def _sample(rig: Rig, gauges: ProcessGauges, until: float, soak: bool) -> None:
     pause = SOAK_SAMPLE_SECONDS if soak else SAMPLE_SECONDS
     while (now := time.monotonic()) < until:
         gauges.sample(now)
@@ -137,7 +137,9 @@ def _sample(rig: Rig, gauges: Gauges, until: float, soak: bool) -> None:
     gauges.sample(time.monotonic())
 
 
-def _figures(options: Options, rig: Rig, gauges: Gauges, before: Moment, after: Moment) -> Figures:
+def _figures(
+    options: StoreBenchOptions, rig: Rig, gauges: ProcessGauges, before: Moment, after: Moment
+) -> Figures:
     shards = list(zip(before.snapshots, after.snapshots, strict=True))
     updates = min(last.meta.totals.updates - first.meta.totals.updates for first, last in shards)
     if not updates:

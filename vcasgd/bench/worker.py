@@ -22,15 +22,15 @@ from torch.utils.data import Dataset
 from vcasgd.bench.gauges import resident_bytes
 from vcasgd.bench.tally import Tally
 from vcasgd.errors import VcasgdError
-from vcasgd.runtime.chores import Chores
-from vcasgd.runtime.desk import Desk
-from vcasgd.runtime.learner import Base, Learner, Trained
-from vcasgd.runtime.processes import configure_logging, exit_status
-from vcasgd.runtime.worker import Worker
+from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
-from vcasgd.spec import JobSpec
-from vcasgd.store.job import Job
-from vcasgd.task import Task
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import JobRecord
+from vcasgd.task.task import Task
+from vcasgd.worker.context import WorkerContext
+from vcasgd.worker.learner import Base, Learner, Trained
+from vcasgd.worker.loop import Worker
+from vcasgd.worker.setup import Chores
 
 #: so small that millions of them leave the weights finite
 UPDATE_SCALE = 1e-6
@@ -102,13 +102,13 @@ class SyntheticLearner(Learner):
 class SyntheticChores(Chores):
     """Needs no package: the task is here."""
 
-    def __init__(self, desk: Desk, tally: Tally) -> None:
+    def __init__(self, desk: WorkerContext, tally: Tally) -> None:
         super().__init__(desk)
         self._tally = tally
         #: version of each shard that was trained from last
         self._seen: dict[int, tuple[int, int] | None] = {}
 
-    def _built(self, job: Job) -> Learner:
+    def _built(self, job: JobRecord) -> Learner:
         return SyntheticLearner(job.spec, self._look)
 
     def _look(self) -> None:

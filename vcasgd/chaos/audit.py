@@ -24,13 +24,13 @@ from vcasgd.chaos.killers import Fault, Killer, Target, audit_task
 from vcasgd.chaos.plan import UNREPLICATED, Strike, plan_strikes
 from vcasgd.client import Client
 from vcasgd.errors import StackError, VcasgdError
-from vcasgd.fleet.providers.local import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.stack.layout import service_urls
 from vcasgd.store.connection import connect
-from vcasgd.store.jobs import Jobs
+from vcasgd.store.ledger.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Report:
+class AuditReport:
     """What ``vcasgd chaos audit --json`` prints."""
 
     seed: int
@@ -78,7 +78,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Options:
+class AuditOptions:
     """What to audit. ``epochs``: ``None`` is long enough for the kills."""
 
     kills: int = 12
@@ -89,7 +89,7 @@ class Options:
     replicas: int = 0
 
 
-def audit(options: Options, say: Say) -> Report:
+def audit(options: AuditOptions, say: Say) -> AuditReport:
     """Runs the whole of it on a stack of its own. Leaves nothing behind where it passed, else
     the stack's folder.
 
@@ -99,7 +99,7 @@ def audit(options: Options, say: Say) -> Report:
     rng = random.Random(options.seed)
     strikes = plan_strikes(options.kills, rng, tuple(Target) if options.replicas else UNREPLICATED)
     say(f"seed {options.seed}: {options.kills} kills in {len(strikes)} strikes")
-    report, started = Report(options.seed), time.monotonic()
+    report, started = AuditReport(options.seed), time.monotonic()
     with _folder(report) as folder:
         settings = _settings(folder / "home", options)
         with running(settings) as state:
@@ -118,7 +118,7 @@ def audit(options: Options, say: Say) -> Report:
 
 
 @contextlib.contextmanager
-def _folder(report: Report) -> Iterator[Path]:
+def _folder(report: AuditReport) -> Iterator[Path]:
     """It stays where there is something to look for in it."""
     folder = Path(tempfile.mkdtemp(prefix="vcasgd-audit-"))
     try:
@@ -128,7 +128,7 @@ def _folder(report: Report) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _settings(home: Path, options: Options) -> Settings:
+def _settings(home: Path, options: AuditOptions) -> Settings:
     return Settings(
         home=home,
         api_port=0,
@@ -143,7 +143,7 @@ def _settings(home: Path, options: Options) -> Settings:
     )
 
 
-def audit_spec(options: Options, hold: Path | None = None) -> JobSpec:
+def audit_spec(options: AuditOptions, hold: Path | None = None) -> JobSpec:
     """A job that lasts longer than the kills, or comes to its end soon after the file ``hold`` is
     gone; with weight 1 every sample counts exactly once."""
     steps_per_epoch = SAMPLES / BATCH_SIZE
@@ -174,7 +174,12 @@ def audit_spec(options: Options, hold: Path | None = None) -> JobSpec:
 
 class _Run:
     def __init__(
-        self, settings: Settings, state: StackState, options: Options, report: Report, say: Say
+        self,
+        settings: Settings,
+        state: StackState,
+        options: AuditOptions,
+        report: AuditReport,
+        say: Say,
     ) -> None:
         self._report = report
         self._say = say
@@ -295,7 +300,7 @@ class _Run:
         count_samples(_counts(self._client.download(self._job, model)), self._spec.epochs, report)
 
 
-def count_samples(counts: Tensor, epochs: int, report: Report) -> None:
+def count_samples(counts: Tensor, epochs: int, report: AuditReport) -> None:
     """Fills in what the final vector says: each coordinate should be the number of epochs."""
     report.samples_expected = counts.numel() * epochs
     report.samples_lost = int((epochs - counts).clamp(min=0).sum())
@@ -312,7 +317,7 @@ def _ledger_url(home: StackHome, state: StackState) -> str:
     return f"redis://:{password}@127.0.0.1:{state.ports['ledger']}/0"
 
 
-def describe(report: Report) -> Iterator[str]:
+def describe(report: AuditReport) -> Iterator[str]:
     """The report for people, line by line."""
     killed = ", ".join(f"{count} × {target}" for target, count in sorted(report.kills.items()))
     yield f"killed: {killed}"
@@ -331,5 +336,5 @@ def describe(report: Report) -> Iterator[str]:
     yield f"{'passed' if report.passed else 'NOT PASSED'} in {report.seconds} s"
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: AuditReport) -> dict[str, Any]:
     return {**vars(report), "passed": report.passed}

@@ -33,10 +33,10 @@ def audit_command(
     every epoch was applied exactly once and every kill really happened.
     """
     # torch takes seconds to import, and no other command needs it
-    from vcasgd.chaos.audit import Options, as_json, audit, describe
+    from vcasgd.chaos.audit import AuditOptions, as_json, audit, describe
 
     report = audit(
-        Options(kills=kills, seed=seed, store_nodes=store_nodes, replicas=replicas),
+        AuditOptions(kills=kills, seed=seed, store_nodes=store_nodes, replicas=replicas),
         say=lambda text: typer.echo(text, err=as_json_),
     )
     if as_json_:

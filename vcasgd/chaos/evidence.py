@@ -13,9 +13,9 @@ from typing import Any
 from vcasgd.errors import VcasgdError
 from vcasgd.stack import StackHome, StackState
 from vcasgd.stack.home import last_lines
-from vcasgd.store.connection import Client
-from vcasgd.store.jobs import Jobs
-from vcasgd.store.servers import Control
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control
 
 #: enough to see what each part did last, and little enough for a test's report
 LOG_LINES = 12
@@ -30,7 +30,7 @@ LARGEST_BYTES = 1_000_000
 Evidence = dict[str, list[str]]
 
 
-def gather(home: StackHome, ledger: Client, job: str) -> Evidence:
+def gather(home: StackHome, ledger: RedisClient, job: str) -> Evidence:
     """What a stack that still runs says of itself; what can't be asked says why.
 
     None of the stack's secrets is in it.

@@ -19,16 +19,16 @@ from rich.console import Console
 
 import vcasgd
 from vcasgd.cli.faults import WORKERS, Faults
-from vcasgd.cli.interrupts import Interrupted, Interrupts
+from vcasgd.cli.interrupts import CommandInterrupted, Interrupts
 from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.output import Json, err, out, percent, show_json
 from vcasgd.cli.progress import follow, summary_line
 from vcasgd.cli.stack import Narrator, StoreNodes
-from vcasgd.cli.watch import Look, Watch, accuracy
+from vcasgd.cli.watch import JobStatus, Watch, accuracy
 from vcasgd.client import Client, JobView
 from vcasgd.errors import StackError
 from vcasgd.settings import Settings, load_settings
-from vcasgd.stack import StackHome, Tied
+from vcasgd.stack import ForegroundStack, StackHome
 
 #: what the demo promises
 LEAST_ACCURACY = 0.96
@@ -117,7 +117,7 @@ def demo(
     try:
         with interrupts.installed():
             run.run(model.absolute(), keep=keep, as_json=as_json)
-    except Interrupted as interrupted:
+    except CommandInterrupted as interrupted:
         err.print("interrupted; everything is stopped", markup=False)
         raise typer.Exit(interrupted.exit_status) from None
 
@@ -133,7 +133,7 @@ class _Demo:
         with ExitStack() as resources:
             home = Path(tempfile.mkdtemp(prefix="vcasgd-demo-"))
             resources.callback(shutil.rmtree, home, ignore_errors=True)
-            stack = Tied(_settings(home, self._store_nodes))
+            stack = ForegroundStack(_settings(home, self._store_nodes))
             resources.callback(stack.stop)
             with self._interrupts.allowed():
                 url, summary = self._work(home, stack, model)
@@ -142,7 +142,7 @@ class _Demo:
                 self._stay(home)
         _judge(summary)
 
-    def _work(self, home: Path, stack: Tied, model: Path) -> tuple[str, Summary]:
+    def _work(self, home: Path, stack: ForegroundStack, model: Path) -> tuple[str, Summary]:
         self._say("starting a stack on this machine")
         url = stack.await_ready(Narrator(self._console)).api_url
         with Client(url, StackHome(home).token() or "") as client:
@@ -173,14 +173,14 @@ class _Demo:
         try:
             with self._interrupts.allowed():
                 signal.pause()
-        except Interrupted:
+        except CommandInterrupted:
             self._say("stopping")
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
 
 
-def _bounded(looks: Iterator[Look]) -> Iterator[Look]:
+def _bounded(looks: Iterator[JobStatus]) -> Iterator[JobStatus]:
     deadline = time.monotonic() + LIMIT_SECONDS
     for look in looks:
         if time.monotonic() > deadline and not look.job.over:

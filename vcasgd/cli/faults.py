@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vcasgd.cli.watch import Look
+from vcasgd.cli.watch import JobStatus
 from vcasgd.client import Client, Row
 from vcasgd.errors import ApiError
 
@@ -24,7 +24,7 @@ class Faults:
     evicted: str | None = None
     killed: str | None = None
 
-    def __call__(self, look: Look) -> None:
+    def __call__(self, look: JobStatus) -> None:
         training = [row for row in look.workers if _trains(row)]
         complete, done = len(training) >= WORKERS, look.job.progress.fraction
         if self.evicted is None:

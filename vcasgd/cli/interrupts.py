@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Interrupted(BaseException):
+class CommandInterrupted(BaseException):
     """A signal came. Like :class:`KeyboardInterrupt` it is no :class:`Exception`."""
 
     def __init__(self, number: int) -> None:
@@ -22,7 +22,7 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """A signal raises :class:`Interrupted` inside :meth:`allowed`, once, and nowhere else.
+    """A signal raises :class:`CommandInterrupted` inside :meth:`allowed`, once, and nowhere else.
 
     So what comes before, such as the creation of what must be cleaned up, and what comes
     after, the cleaning up, is done to its end. Use it in the main thread.
@@ -48,7 +48,7 @@ class Interrupts:
         self._allowed = True
         try:
             if self._caught is not None:
-                raise Interrupted(self._caught)
+                raise CommandInterrupted(self._caught)
             yield
         finally:
             self._allowed = False
@@ -57,4 +57,4 @@ class Interrupts:
         first = self._caught is None
         self._caught = number if first else self._caught
         if first and self._allowed:
-            raise Interrupted(number)
+            raise CommandInterrupted(number)

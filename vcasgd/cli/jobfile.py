@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from vcasgd import yamltext
 from vcasgd.errors import SpecError
-from vcasgd.spec import JobSpec
+from vcasgd.spec import yaml as yamltext
+from vcasgd.spec.job import JobSpec
 
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:

@@ -13,7 +13,7 @@ from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.output import Columns, Json, duration, err, out, show_json, show_rows
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
 
 #: its machines cost nobody anything
 FREE_POOL = "local"

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from vcasgd.cli.output import duration, percent
 from vcasgd.cli.sparkline import MOST_BARS, sparkline
-from vcasgd.cli.watch import Look, accuracy, epoch
+from vcasgd.cli.watch import JobStatus, accuracy, epoch
 from vcasgd.client import Event, JobView, Row
 
 #: events that the live view shows
@@ -39,14 +39,16 @@ LINE_SECONDS = 5.0
 SOONEST_FRACTION = 0.02
 
 #: is told of each look before it is shown
-Hook = Callable[[Look], None]
+Hook = Callable[[JobStatus], None]
 
 
 class View(Protocol):
-    def show(self, look: Look) -> None: ...
+    def show(self, look: JobStatus) -> None: ...
 
 
-def follow(looks: Iterable[Look], console: Console, hook: Hook = lambda _look: None) -> JobView:
+def follow(
+    looks: Iterable[JobStatus], console: Console, hook: Hook = lambda _look: None
+) -> JobView:
     """Shows a job until it is over, and returns it."""
     live = LiveView(console) if console.is_terminal else None
     view: View = live or PlainView(console)
@@ -66,7 +68,7 @@ class PlainView:
         self._said_at = clock()
         self._said: tuple[object, ...] = ()
 
-    def show(self, look: Look) -> None:
+    def show(self, look: JobStatus) -> None:
         for event in _remarkable(look):
             self._say(event_line(event))
         landmarks = (look.job.state, look.job.progress.finished_epochs, look.trouble)
@@ -95,7 +97,7 @@ class LiveView:
     def __exit__(self, *details: object) -> None:
         self._live.stop()
 
-    def show(self, look: Look) -> None:
+    def show(self, look: JobStatus) -> None:
         # what happened before the first look has no place below the bars
         self._marks.append(mark(look.events if self._workers else ()))
         self._workers.append(len(look.workers))
@@ -103,7 +105,7 @@ class LiveView:
             (self._losses if event.kind in LOSSES else self._events).append(event)
         self._live.update(self._picture(look), refresh=True)
 
-    def _picture(self, look: Look) -> RenderableType:
+    def _picture(self, look: JobStatus) -> RenderableType:
         parts: list[RenderableType] = [_title(look), _bar(look), _numbers(look)]
         parts.append(_lines(look.job, self._workers, self._marks))
         if look.workers:
@@ -133,11 +135,11 @@ def _loss_line(event: Event) -> Text:
     return Text(f"{letter} {event_line(event)}", style=style)
 
 
-def _remarkable(look: Look) -> list[Event]:
+def _remarkable(look: JobStatus) -> list[Event]:
     return [event for event in look.events if event.kind not in ROUTINE]
 
 
-def summary_line(look: Look) -> str:
+def summary_line(look: JobStatus) -> str:
     """All numbers of a look, on one line."""
     job = look.job
     parts = [
@@ -154,7 +156,7 @@ def summary_line(look: Look) -> str:
     return "  ".join(parts)
 
 
-def _title(look: Look) -> RenderableType:
+def _title(look: JobStatus) -> RenderableType:
     colours = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow"}
     text = Text.assemble(
         (look.job.id, "bold"), "  ", (look.job.state, colours.get(look.job.state, "cyan")), "  "
@@ -162,7 +164,7 @@ def _title(look: Look) -> RenderableType:
     return text.append(duration(look.seconds), "dim")
 
 
-def _bar(look: Look) -> RenderableType:
+def _bar(look: JobStatus) -> RenderableType:
     job = look.job
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=1.0, completed=job.progress.fraction, width=50)
@@ -174,7 +176,7 @@ def _bar(look: Look) -> RenderableType:
     return grid
 
 
-def time_left(look: Look) -> float | None:
+def time_left(look: JobStatus) -> float | None:
     """Seconds, if it goes on as it went; ``None`` where nobody can tell."""
     job, now = look.job, look.job.created_at + look.seconds
     begun, fraction = job.started_at, job.progress.fraction
@@ -193,7 +195,7 @@ def _lines(job: JobView, workers: Iterable[int], marks: Iterable[Text]) -> Rende
     return grid
 
 
-def _numbers(look: Look) -> RenderableType:
+def _numbers(look: JobStatus) -> RenderableType:
     job = look.job
     grid = Table.grid(padding=(0, 3))
     grid.add_row(
@@ -218,6 +220,6 @@ def _workers(rows: list[Row]) -> RenderableType:
     return grid
 
 
-def _rate(look: Look) -> str:
+def _rate(look: JobStatus) -> str:
     rate = look.updates_per_second
     return "-" if rate is None else f"{rate:.1f}"

@@ -50,7 +50,7 @@ def simulate(
     # torch takes seconds to import, and few commands need it
     from vcasgd.bench.presence import machines
     from vcasgd.bench.simulation import Conditions, Simulation
-    from vcasgd.task import load_task
+    from vcasgd.task.task import load_task
 
     spec = load_job(file, changes or ())
     if ":" not in spec.task:

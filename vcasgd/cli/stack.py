@@ -14,7 +14,7 @@ from vcasgd import stack
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Json, ago, err, out, show_json, show_rows
 from vcasgd.settings import Settings, load_settings
-from vcasgd.stack import Phase, StackHome, StackState
+from vcasgd.stack import PartPhase, StackHome, StackState
 
 _PARTS: Columns = {
     "PART": lambda row: row["name"],
@@ -83,7 +83,7 @@ def status(as_json: Json = False, home: Home = None, url: Url = None, token: Tok
     settings = _settings(home)
     remote = url is not None or "api_url" in settings.model_fields_set
     value: dict[str, Any] = {} if remote else _local_status(settings)
-    if remote or value["phase"] == Phase.READY:
+    if remote or value["phase"] == PartPhase.READY:
         with open_client(url, token, settings) as client:
             value["platform"] = client.status()
     if as_json:
@@ -122,7 +122,7 @@ class Narrator:
         self._ready: set[str] = set()
 
     def __call__(self, state: StackState) -> None:
-        if state.phase not in (Phase.STARTING, Phase.READY):
+        if state.phase not in (PartPhase.STARTING, PartPhase.READY):
             return
         for name, part in state.parts.items():
             if part.ready and name not in self._ready:
@@ -145,7 +145,7 @@ def _local_status(settings: Settings) -> dict[str, Any]:
         }
         for name, part in state.parts.items()
     ]
-    phase = state.phase if running else Phase.STOPPED
+    phase = state.phase if running else PartPhase.STOPPED
     return {"phase": phase, "home": str(home.path), "api_url": state.api_url, "parts": parts}
 
 

@@ -20,7 +20,7 @@ SILENT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Look:
+class JobStatus:
     """A job at one moment. ``events`` are those since the look before."""
 
     job: JobView
@@ -42,7 +42,7 @@ class Watch:
         self._last_event: str | None = None
         self._counts: deque[tuple[float, int]] = deque()
 
-    def looks(self, patience: float = PATIENCE_SECONDS) -> Iterator[Look]:
+    def looks(self, patience: float = PATIENCE_SECONDS) -> Iterator[JobStatus]:
         """Until the job is over; the last look shows it so.
 
         Raises :class:`~vcasgd.errors.ApiError` after ``patience`` seconds without an answer,
@@ -63,13 +63,13 @@ class Watch:
                     raise
                 look = _in_trouble(look, error)
 
-    def look(self) -> Look:
+    def look(self) -> JobStatus:
         job = self._client.job(self._job)
         # after the job, so that the last look has all its events
         events = list(self._client.events(self._job, self._last_event))
         if events:
             self._last_event = events[-1].id
-        return Look(
+        return JobStatus(
             job=job,
             workers=[] if job.over else _living(self._client.workers(self._job)),
             events=events,
@@ -95,8 +95,8 @@ def _living(rows: list[Row]) -> list[Row]:
     return [row for row in rows if (row.get("at") or 0.0) > newest - SILENT_SECONDS]
 
 
-def _in_trouble(look: Look, error: ApiError) -> Look:
-    return Look(look.job, look.workers, [], None, look.seconds, trouble=error.message)
+def _in_trouble(look: JobStatus, error: ApiError) -> JobStatus:
+    return JobStatus(look.job, look.workers, [], None, look.seconds, trouble=error.message)
 
 
 def accuracy(job: JobView) -> float | None:

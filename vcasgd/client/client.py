@@ -14,8 +14,8 @@ from vcasgd.client.tensorboard import EventFiles
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
 from vcasgd.client.views import Event, LogLine, Row, from_row
 from vcasgd.errors import ApiError, NotFound
-from vcasgd.package import digest_of, pack
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
+from vcasgd.task.package import digest_of, pack
 
 #: between two looks at a job that is waited for
 LOOK_SECONDS = 0.5

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vcasgd.data.formats import Samples, read_shard
-from vcasgd.data.index import Shard
+from vcasgd.data.index import DataShard
 from vcasgd.errors import DataError, NotFound
-from vcasgd.runtime.storage import Storage
+from vcasgd.storage.objects import Storage
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ FETCHERS = 2
 
 
 @dataclass
-class Counts:
+class CacheCounts:
     """Reads of a shard by what they found; ``stall_seconds`` were spent waiting in them."""
 
     memory_hits: int = 0
@@ -54,10 +54,10 @@ class DiskCache:
         self._limit = limit_bytes
         folder.mkdir(parents=True, exist_ok=True)
 
-    def has(self, shard: Shard) -> bool:
+    def has(self, shard: DataShard) -> bool:
         return (self._folder / shard.sha256).exists()
 
-    def get(self, shard: Shard) -> bytes | None:
+    def get(self, shard: DataShard) -> bytes | None:
         """None where it is not there, or no longer what it was."""
         path = self._folder / shard.sha256
         try:
@@ -71,7 +71,7 @@ class DiskCache:
         path.unlink(missing_ok=True)
         return None
 
-    def put(self, shard: Shard, data: bytes) -> None:
+    def put(self, shard: DataShard, data: bytes) -> None:
         """Raises :class:`OSError` where there is no room."""
         self._make_room(len(data))
         with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
@@ -115,9 +115,9 @@ class ShardCache:
         self._lock = threading.Lock()
         self._coming: dict[str, Future[bytes]] = {}
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="shards")
-        self.counts = Counts()
+        self.counts = CacheCounts()
 
-    def get(self, shard: Shard) -> Samples:
+    def get(self, shard: DataShard) -> Samples:
         """The samples of a shard; waits for it where it is not here yet."""
         found = self._memory.get(shard.sha256)
         if found is not None:
@@ -133,7 +133,7 @@ class ShardCache:
         self._keep(shard, samples)
         return samples
 
-    def prefetch(self, shards: Iterable[Shard]) -> None:
+    def prefetch(self, shards: Iterable[DataShard]) -> None:
         """Begins to bring shards to the disk, in this order."""
         if self._disk is None:
             return
@@ -146,7 +146,7 @@ class ShardCache:
 
     # -- bytes -----------------------------------------------------------------------------------
 
-    def _bytes(self, shard: Shard) -> bytes:
+    def _bytes(self, shard: DataShard) -> bytes:
         data = self._disk.get(shard) if self._disk else None
         if data is not None:
             self.counts.disk_hits += 1
@@ -157,12 +157,12 @@ class ShardCache:
         # one that has not begun stands behind others that are not wanted as soon
         return self._bring(shard) if call is None or call.cancel() else call.result()
 
-    def _fetch(self, shard: Shard) -> None:
+    def _fetch(self, shard: DataShard) -> None:
         with self._lock:
             if shard.sha256 not in self._coming:
                 self._coming[shard.sha256] = self._fetchers.submit(self._bring, shard)
 
-    def _bring(self, shard: Shard) -> bytes:
+    def _bring(self, shard: DataShard) -> bytes:
         try:
             data = self._download(shard)
             if self._disk:
@@ -172,14 +172,14 @@ class ShardCache:
             with self._lock:
                 self._coming.pop(shard.sha256, None)
 
-    def _store(self, disk: DiskCache, shard: Shard, data: bytes) -> None:
+    def _store(self, disk: DiskCache, shard: DataShard, data: bytes) -> None:
         try:
             disk.put(shard, data)
         except OSError as error:
             # training goes on without a disk, only more slowly
             log.warning("shard %s is not kept on the disk: %s", shard.name, error)
 
-    def _download(self, shard: Shard) -> bytes:
+    def _download(self, shard: DataShard) -> bytes:
         """Once more where it arrived damaged."""
         for _ in range(2):
             try:
@@ -200,14 +200,14 @@ class ShardCache:
 
     # -- memory ----------------------------------------------------------------------------------
 
-    def _check(self, shard: Shard, samples: Samples) -> None:
+    def _check(self, shard: DataShard, samples: Samples) -> None:
         if len(samples) != shard.samples:
             raise DataError(
                 f"shard {shard.name} has {len(samples)} samples, and {shard.samples} in the index",
                 remedy=f"run vcasgd data index {self._storage.url}",
             )
 
-    def _keep(self, shard: Shard, samples: Samples) -> None:
+    def _keep(self, shard: DataShard, samples: Samples) -> None:
         self._memory[shard.sha256] = samples
         self._size += samples.nbytes
         while self._size > self._limit and len(self._memory) > 1:

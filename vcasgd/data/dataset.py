@@ -14,11 +14,11 @@ from torch.utils.data import Dataset
 
 from vcasgd.data.cache import DiskCache, ShardCache
 from vcasgd.data.formats import Sample
-from vcasgd.data.index import Index
+from vcasgd.data.index import ShardIndex
 from vcasgd.errors import DataError, SpecError
-from vcasgd.learning.subtasks import Blocks
-from vcasgd.runtime.storage import Storage
+from vcasgd.learning.subtasks import SampleBlocks
 from vcasgd.settings import load_settings
+from vcasgd.storage.objects import Storage
 
 MEMORY_BYTES = 1 << 30
 DISK_BYTES = 10 << 30
@@ -34,7 +34,8 @@ class ShardedDataset(Dataset[Any]):
 
     Shards are kept decoded in ``memory_bytes``, and as files in ``disk_bytes`` of this machine's
     disk, which its workers share, unless ``location`` is a folder of this machine itself. Epochs
-    are in the order of :class:`~vcasgd.learning.subtasks.Blocks`, so a worker reads few shards at a
+    are in the order of :class:`~vcasgd.learning.subtasks.SampleBlocks`, so a worker reads few
+    shards at a
     time; those of its lease are fetched while it trains, and those of the one that it will
     probably have next.
 
@@ -53,10 +54,10 @@ class ShardedDataset(Dataset[Any]):
         cache_dir: Path | None = None,
     ) -> None:
         storage = storage_at(location)
-        self.index = Index.load(storage)
+        self.index = ShardIndex.load(storage)
         sizes = tuple(shard.samples for shard in self.index.shards)
         #: the order of an epoch follows them
-        self.blocks = Blocks(sizes, window)
+        self.blocks = SampleBlocks(sizes, window)
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
         self._transform = transform
         here = storage.url.startswith("file:")

@@ -10,7 +10,7 @@ from typing import Any
 
 from vcasgd.data.formats import SUFFIXES, read_shard
 from vcasgd.errors import DataError, NotFound
-from vcasgd.runtime.storage import Storage
+from vcasgd.storage.objects import Storage
 
 #: of the index, in the folder of the shards
 NAME = "index.json"
@@ -18,7 +18,7 @@ FORMAT = "vcasgd-data/1"
 
 
 @dataclass(frozen=True)
-class Shard:
+class DataShard:
     """One file: its name in the folder, and what must be in it."""
 
     name: str
@@ -28,17 +28,17 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Index:
+class ShardIndex:
     """The shards of a data set, in the order of its samples."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[DataShard, ...]
 
     def to_json(self) -> str:
         shards = [asdict(shard) for shard in self.shards]
         return json.dumps({"format": FORMAT, "shards": shards}, indent=1) + "\n"
 
     @classmethod
-    def from_json(cls, text: str | bytes, where: str) -> Index:
+    def from_json(cls, text: str | bytes, where: str) -> ShardIndex:
         """Raises :class:`DataError` that names what is wrong."""
         try:
             value = json.loads(text)
@@ -55,7 +55,7 @@ class Index:
         return cls(shards)
 
     @classmethod
-    def load(cls, storage: Storage) -> Index:
+    def load(cls, storage: Storage) -> ShardIndex:
         """From the folder of the shards. Raises :class:`DataError`,
         :class:`~vcasgd.errors.StorageUnavailable`."""
         try:
@@ -67,7 +67,7 @@ class Index:
         return cls.from_json(text, f"{storage.url}/{NAME}")
 
 
-def make_index(storage: Storage, say: Callable[[Shard], None] = lambda _: None) -> Index:
+def make_index(storage: Storage, say: Callable[[DataShard], None] = lambda _: None) -> ShardIndex:
     """Reads every shard of a folder, in the order of their names, and writes the index there.
 
     Raises :class:`DataError` for a shard that can't be read, or where there is none.
@@ -81,15 +81,15 @@ def make_index(storage: Storage, say: Callable[[Shard], None] = lambda _: None) 
     for name in names:
         data = storage.get(name)
         samples = len(read_shard(name, data))
-        shards.append(Shard(name, samples, len(data), hashlib.sha256(data).hexdigest()))
+        shards.append(DataShard(name, samples, len(data), hashlib.sha256(data).hexdigest()))
         say(shards[-1])
-    index = Index(tuple(shards))
+    index = ShardIndex(tuple(shards))
     storage.put(NAME, index.to_json().encode())
     return index
 
 
-def _shard(value: dict[str, Any]) -> Shard:
-    shard = Shard(**value)
+def _shard(value: dict[str, Any]) -> DataShard:
+    shard = DataShard(**value)
     for field in ("samples", "bytes"):
         number = getattr(shard, field)
         if type(number) is not int or number < 0:

@@ -135,7 +135,7 @@ class PoolCost:
 
 
 @dataclass(frozen=True)
-class Report:
+class CostReport:
     """What a job has cost. ``on_demand_usd``: the same machines for the same time without the
     risk. ``lost_work`` is a part of what was worked, the others are not."""
 
@@ -152,7 +152,7 @@ class Report:
         return self.on_demand_usd - self.spent_usd
 
 
-def report(amounts: Mapping[str, float]) -> Report:
+def report(amounts: Mapping[str, float]) -> CostReport:
     """From the sums of :meth:`Charge.amounts`."""
     sums: defaultdict[tuple[str, str, str], defaultdict[str, float]]
     sums = defaultdict(lambda: defaultdict(float))
@@ -171,7 +171,7 @@ def report(amounts: Mapping[str, float]) -> Report:
             sum(row[f"{prefix}seconds"] for row in rows), sum(row[f"{prefix}usd"] for row in rows)
         )
 
-    return Report(
+    return CostReport(
         spent_usd=sum(each.usd for each in pools),
         on_demand_usd=sum(each.on_demand_usd for each in pools),
         machine_seconds=sum(each.seconds for each in pools),

@@ -7,8 +7,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from vcasgd.fleet.observed import (
-    History,
     JobDemand,
+    LaunchCounts,
     Observed,
     PoolView,
     Rates,
@@ -17,7 +17,7 @@ from vcasgd.fleet.observed import (
 from vcasgd.fleet.plan import Launch, decide
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Offer
-from vcasgd.spec import JobSpec
+from vcasgd.spec.job import JobSpec
 
 #: the job that is planned; no real one has such a name
 _PLANNED = "-"
@@ -42,7 +42,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """An offer, how many of it would be bought, or why none."""
 
     offer: Offer
@@ -68,7 +68,7 @@ class Estimate:
     """``None``: not known, and a remedy says how it would be. Money in USD, without what a
     control plane, disks and traffic cost."""
 
-    offers: tuple[Row, ...]
+    offers: tuple[PlanRow, ...]
     pools: tuple[Verdict, ...]
     machines: int
     usd_per_hour: float
@@ -153,7 +153,7 @@ def _bought(
     stands for all."""
     state = Observed(
         cluster=_PLANNED, instances=(), nodes=frozenset(), workers=(), jobs=(demand,),
-        pools=tuple(pools), history=History(since=now),
+        pools=tuple(pools), history=LaunchCounts(since=now),
     )  # fmt: skip
     offers = {pool.name: pool.offers or () for pool in pools}
     bought: Counter[tuple[str, str, str, bool]] = Counter()
@@ -176,7 +176,7 @@ def _rows(
     bought: Counter[tuple[str, str, str, bool]],
     known: Known,
     now: float,
-) -> list[Row]:
+) -> list[PlanRow]:
     rows = []
     for offer in pool.offers or ():
         for spot in {offer.spot, False} if offer.spot else {False}:
@@ -196,9 +196,9 @@ def _row(
     *,
     spot: bool,
     count: int,
-) -> Row:
+) -> PlanRow:
     price, rate = price_of(offer, spot=spot), known.rate(offer)
-    return Row(
+    return PlanRow(
         offer=offer,
         spot=spot,
         price_per_hour=price,
@@ -250,7 +250,7 @@ def _verdict(
     return Verdict(name, not reasons, tuple(reasons))
 
 
-def _hours(spec: JobSpec, rows: Sequence[Row], known: Known, machines: int) -> float | None:
+def _hours(spec: JobSpec, rows: Sequence[PlanRow], known: Known, machines: int) -> float | None:
     taken = [row for row in rows if row.machines]
     if not machines or known.samples is None:
         return None
@@ -283,7 +283,7 @@ def _assumptions(
     return told
 
 
-def _remedies(known: Known, machines: int, rows: Sequence[Row]) -> list[str]:
+def _remedies(known: Known, machines: int, rows: Sequence[PlanRow]) -> list[str]:
     if not machines:
         return ["nothing could be bought now; the pools above say why"]
     remedies = []

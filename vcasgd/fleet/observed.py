@@ -122,7 +122,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class History:
+class LaunchCounts:
     """Since when things are as they are. Starts empty with each controller, so a restarted
     one is patient again rather than quick to judge machines that it has not seen before."""
 
@@ -152,7 +152,7 @@ class Observed:
     workers: tuple[WorkerView, ...]
     jobs: tuple[JobDemand, ...]
     pools: tuple[PoolView, ...]
-    history: History
+    history: LaunchCounts
     limits: Limits = Limits()
     quarantined: frozenset[str] = frozenset()
     """Instances whose worker sent what could not be used, again and again."""

@@ -22,9 +22,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from vcasgd import yamltext
 from vcasgd.errors import SpecError
-from vcasgd.spec import Label, spec_error
+from vcasgd.spec import yaml as yamltext
+from vcasgd.spec.job import Label, spec_error
 
 #: the pool that there is without a file
 LOCAL_POOL = "local"
@@ -34,11 +34,11 @@ POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
-class _Part(BaseModel):
+class _PoolModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class LocalTemplate(_Part):
+class LocalTemplate(_PoolModel):
     """What this computer's machines pretend to be. ``None``: as the settings say."""
 
     price_per_hour: float | None = Field(default=None, ge=0, description="USD, spot")
@@ -47,7 +47,7 @@ class LocalTemplate(_Part):
     notice_seconds: float | None = Field(default=None, ge=0)
 
 
-class AwsTemplate(_Part):
+class AwsTemplate(_PoolModel):
     """``launch_template`` is a name or an id (``lt-…``); ``subnets`` has one for each zone.
 
     ``secrets``: environment variables of the machine whose values it fetches itself from
@@ -60,7 +60,7 @@ class AwsTemplate(_Part):
     secrets: dict[str, Name] = Field(default_factory=dict)
 
 
-class GcpTemplate(_Part):
+class GcpTemplate(_PoolModel):
     """``instance_template`` is a name, or a path ``regions/<region>/instanceTemplates/<name>``.
 
     What is given beside it replaces what the template says. ``secrets``: environment variables
@@ -76,7 +76,7 @@ class GcpTemplate(_Part):
     secrets: dict[str, Name] = Field(default_factory=dict)
 
 
-class PoolSpec(_Part):
+class PoolSpec(_PoolModel):
     """One place to buy machines, whatever cloud it is in."""
 
     #: whether there is nothing to choose from, so that zones and types may be left out

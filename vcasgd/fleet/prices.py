@@ -26,9 +26,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vcasgd import yamltext
 from vcasgd.errors import SpecError
-from vcasgd.spec import spec_error
+from vcasgd.spec import yaml as yamltext
+from vcasgd.spec.job import spec_error
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class ListPrice:
     source: str
 
 
-class _Part(BaseModel):
+class _PriceModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class _Type(_Part):
+class _Type(_PriceModel):
     cpus: float = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
 
 
-class _Table(_Part):
+class _Table(_PriceModel):
     as_of: date
     source: str = Field(min_length=1)
     currency: str = Field(default="USD", pattern="^USD$")

@@ -44,7 +44,7 @@ class Encoded(Protocol):
         """Pieces of ``size`` bytes, a power of two not below a block; the last one shorter."""
 
 
-class Wire(Protocol):
+class PayloadFormat(Protocol):
     """How the vectors of one shard look on the wire."""
 
     @property
@@ -94,7 +94,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockSections:
     """Elements ``[start, stop)``, encoded in the bytes ``[at, end)``."""
 
     codec: Codec
@@ -140,7 +140,7 @@ class Format:
     def check(self, payload: memoryview) -> None:
         """Any payload of its size that was inspected can be decoded."""
 
-    def pieces(self, most: int) -> Iterator[Blocks]:
+    def pieces(self, most: int) -> Iterator[BlockSections]:
         """All elements in pieces of whole blocks, of at most ``most`` elements."""
         for section in self.sections:
             codec = section.codec
@@ -148,7 +148,7 @@ class Format:
             for start in range(section.start, section.stop, step):
                 stop = min(start + step, section.stop)
                 at = section.at + codec.encoded_size(start - section.start)
-                yield Blocks(codec, start, stop, at, at + codec.encoded_size(stop - start))
+                yield BlockSections(codec, start, stop, at, at + codec.encoded_size(stop - start))
 
     def scratch(self, most: int) -> Tensor:
         """Room for any of the pieces, decoded."""

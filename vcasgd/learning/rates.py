@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
-from vcasgd.task import Task, calling_user_code
+from vcasgd.task.task import Task, calling_user_code
 
 
 class Rates:

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.codecs import Float32
-from vcasgd.learning.shards import Part
-from vcasgd.learning.vector import Entry, Kind, Layout
+from vcasgd.learning.shards import ShardRange
+from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
 
 NAME = "rows"
 #: of a table; a smaller one is sent as it is, which costs next to nothing
@@ -51,24 +51,24 @@ class Table:
         return vector[self.start : self.stop].view(self.rows, self.width)
 
 
-def tables_of(layout: Layout, part: Part) -> tuple[Table, ...]:
+def tables_of(layout: Layout, part: ShardRange) -> tuple[Table, ...]:
     """The rows that lie in a shard as a whole, of all trained parameters with two dimensions and
     at least :data:`LEAST_ROWS` rows."""
     found = (_table(entry, part) for entry in layout.entries if _is_table(entry))
     return tuple(table for table in found if table.rows > 0)
 
 
-def _is_table(entry: Entry) -> bool:
+def _is_table(entry: TensorEntry) -> bool:
     shape = entry.shape
     return (
-        entry.kind is Kind.PARAMETER
+        entry.kind is TensorKind.PARAMETER
         and len(shape) == 2
         and shape[0] >= LEAST_ROWS
         and entry.size > 0
     )
 
 
-def _table(entry: Entry, part: Part) -> Table:
+def _table(entry: TensorEntry, part: ShardRange) -> Table:
     width = entry.shape[1]
     begin = max(part.start - entry.offset, 0)
     end = min(part.stop - entry.offset, entry.size)
@@ -114,7 +114,7 @@ class Rows:
         possible = all(n <= table.rows for n, table in zip(counts, self.tables, strict=True))
         if not possible or payload.nbytes != self._size(counts):
             raise InvalidUpdate("the rows are not those of the payload", reason="rows")
-        for table, sent in zip(self.tables, Index(self, payload).numbers, strict=True):
+        for table, sent in zip(self.tables, RowIndex(self, payload).numbers, strict=True):
             if (sent[1:] <= sent[:-1]).any() or (sent >= table.rows).any():
                 raise InvalidUpdate("a row does not exist, or is there twice", reason="rows")
 
@@ -141,7 +141,7 @@ class Rows:
         return _WORD * (len(self.tables) + rows + self.dense)
 
 
-class Index:
+class RowIndex:
     """Where what is in a payload; only of one that was checked, or is being."""
 
     def __init__(self, wire: Rows, payload: memoryview) -> None:
@@ -179,7 +179,7 @@ class GapPiece:
 
     def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
         out = scratch[: self.stop - self.start]
-        out.numpy()[:] = Index(self.wire, payload).gap(self.at, len(out))
+        out.numpy()[:] = RowIndex(self.wire, payload).gap(self.at, len(out))
         return out
 
 
@@ -205,7 +205,7 @@ class TablePiece:
         return self.table.start + self.last * self.table.width
 
     def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        index, width = Index(self.wire, payload), self.table.width
+        index, width = RowIndex(self.wire, payload), self.table.width
         sent = index.numbers[self.number]
         begin, end = (int(at) for at in np.searchsorted(sent, (self.first, self.last)))
         out = scratch[: self.stop - self.start].zero_()

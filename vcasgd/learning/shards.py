@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardRange:
     """One shard: elements ``[start, stop)`` of the job's float32 vector.
 
     ``parameters`` is the index inside the shard where its running statistics start, ``sent``
@@ -53,15 +53,15 @@ class Cut:
     sent: int | None = None
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ShardRange, ...]:
         """In order; together they are the vector. The lengths of two differ by at most 1."""
         return tuple(self._part(shard) for shard in range(self.shards))
 
-    def _part(self, shard: int) -> Part:
+    def _part(self, shard: int) -> ShardRange:
         start, stop = (self.floats * each // self.shards for each in (shard, shard + 1))
         sent = self.floats if self.sent is None else self.sent
         edges = (min(max(edge - start, 0), stop - start) for edge in (self.parameters, sent))
-        return Part(shard, start, stop, *edges)
+        return ShardRange(shard, start, stop, *edges)
 
 
 def shards_for(nodes: int, floats: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vcasgd.update_spec import Staleness
+from vcasgd.spec.update import Staleness
 
 
 def weight(spec: Staleness, tau: int) -> float:

@@ -26,7 +26,7 @@ CACHED_ORDERS = 3
 
 
 @dataclass(frozen=True)
-class Blocks:
+class SampleBlocks:
     """Samples that are cheap to read together: a data set is so many blocks of these sizes, one
     after the other, such as the files that it is stored in.
 
@@ -58,7 +58,7 @@ class EpochPlan:
     epochs: int
     seed: int
     #: of the data set, if it has any; only who trains needs to know
-    blocks: Blocks | None = field(default=None, compare=False)
+    blocks: SampleBlocks | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -131,7 +131,7 @@ class EpochPlan:
 
 
 @lru_cache(maxsize=CACHED_ORDERS)
-def _order(seed: int, epoch: int, samples: int, blocks: Blocks | None) -> NDArray[np.int64]:
+def _order(seed: int, epoch: int, samples: int, blocks: SampleBlocks | None) -> NDArray[np.int64]:
     # RandomState, not Generator: only its stream is promised to stay the same between
     # releases of NumPy, and the machines of a fleet need not have the same one
     bits = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
@@ -142,7 +142,7 @@ def _order(seed: int, epoch: int, samples: int, blocks: Blocks | None) -> NDArra
     return order
 
 
-def _order_in(blocks: Blocks, chance: np.random.RandomState) -> NDArray[np.int64]:
+def _order_in(blocks: SampleBlocks, chance: np.random.RandomState) -> NDArray[np.int64]:
     ends = np.cumsum(blocks.sizes)
     shuffled = chance.permutation(len(blocks.sizes))
     windows = []

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
 from vcasgd.learning.rates import clip
-from vcasgd.task import Task, calling_user_code
+from vcasgd.task.task import Task, calling_user_code
 
 
 @dataclass(frozen=True)

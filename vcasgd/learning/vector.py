@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
 
 
-class Kind(StrEnum):
+class TensorKind(StrEnum):
     """What a tensor is to an update rule."""
 
     PARAMETER = "parameter"  #: trained by the optimizer
@@ -34,13 +34,13 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Where one tensor lies: ``offset`` counts elements of the float32 vector, or of the int64
     vector if the kind is INTEGER."""
 
     name: str
     shape: tuple[int, ...]
-    kind: Kind
+    kind: TensorKind
     offset: int
 
     @property
@@ -50,7 +50,7 @@ class Entry:
 
     def view(self, floats: Tensor, integers: Tensor) -> Tensor:
         """This tensor inside the vectors, in its own shape and without a copy."""
-        vector = integers if self.kind is Kind.INTEGER else floats
+        vector = integers if self.kind is TensorKind.INTEGER else floats
         return vector[self.offset : self.offset + self.size].view(self.shape)
 
 
@@ -58,7 +58,7 @@ class Entry:
 class Layout:
     """The order of a module's tensors in the vectors. Equal layouts, interchangeable vectors."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
@@ -68,33 +68,33 @@ class Layout:
         again. Raises :class:`SpecError` for complex tensors and uninitialised lazy ones.
         """
         state = list(_state(module))
-        floats = [part for part in state if part[2] is Kind.PARAMETER]
-        floats += [part for part in state if part[2] is Kind.STATISTIC]
-        floats += [part for part in state if part[2] is Kind.FROZEN]
-        integers = [part for part in state if part[2] is Kind.INTEGER]
+        floats = [part for part in state if part[2] is TensorKind.PARAMETER]
+        floats += [part for part in state if part[2] is TensorKind.STATISTIC]
+        floats += [part for part in state if part[2] is TensorKind.FROZEN]
+        integers = [part for part in state if part[2] is TensorKind.INTEGER]
         return cls((*_placed(floats), *_placed(integers)))
 
     @cached_property
     def parameters(self) -> int:
         """Floats that are parameters, which is the index where the statistics start."""
-        return self._count(Kind.PARAMETER)
+        return self._count(TensorKind.PARAMETER)
 
     @cached_property
     def sent(self) -> int:
         """Floats that updates carry: parameters and statistics."""
-        return self._count(Kind.PARAMETER, Kind.STATISTIC)
+        return self._count(TensorKind.PARAMETER, TensorKind.STATISTIC)
 
     @cached_property
     def floats(self) -> int:
         """Length of the float32 vector."""
-        return self._count(Kind.PARAMETER, Kind.STATISTIC, Kind.FROZEN)
+        return self._count(TensorKind.PARAMETER, TensorKind.STATISTIC, TensorKind.FROZEN)
 
     @cached_property
     def integers(self) -> int:
         """Length of the int64 vector."""
-        return self._count(Kind.INTEGER)
+        return self._count(TensorKind.INTEGER)
 
-    def _count(self, *kinds: Kind) -> int:
+    def _count(self, *kinds: TensorKind) -> int:
         return sum(entry.size for entry in self.entries if entry.kind in kinds)
 
     def to_json(self) -> str:
@@ -138,7 +138,7 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
 
 def thawed(module: nn.Module, layout: Layout) -> list[str]:
     """Names of parameters that are frozen in the layout and have a gradient now."""
-    frozen = {entry.name for entry in layout.entries if entry.kind is Kind.FROZEN}
+    frozen = {entry.name for entry in layout.entries if entry.kind is TensorKind.FROZEN}
     return [
         name
         for name, parameter in module.named_parameters()
@@ -156,17 +156,17 @@ def named_tensors(layout: Layout, floats: Tensor, integers: Tensor) -> dict[str,
     return {entry.name: entry.view(floats, integers) for entry in layout.entries}
 
 
-def _state(module: nn.Module) -> Iterator[tuple[str, Tensor, Kind]]:
+def _state(module: nn.Module) -> Iterator[tuple[str, Tensor, TensorKind]]:
     for name, parameter in module.named_parameters():
-        kind = Kind.PARAMETER if parameter.requires_grad else Kind.FROZEN
+        kind = TensorKind.PARAMETER if parameter.requires_grad else TensorKind.FROZEN
         yield name, parameter, _kind(name, parameter, kind)
     persistent = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers():
         if name in persistent:
-            yield name, buffer, _kind(name, buffer, Kind.STATISTIC)
+            yield name, buffer, _kind(name, buffer, TensorKind.STATISTIC)
 
 
-def _kind(name: str, tensor: Tensor, if_floating: Kind) -> Kind:
+def _kind(name: str, tensor: Tensor, if_floating: TensorKind) -> TensorKind:
     if is_lazy(tensor):
         raise SpecError(
             f"task: {name} of the model has no shape yet",
@@ -179,19 +179,19 @@ def _kind(name: str, tensor: Tensor, if_floating: Kind) -> Kind:
             remedy="store its real and imaginary parts, as torch.view_as_real gives them",
             field="task",
         )
-    return if_floating if tensor.is_floating_point() else Kind.INTEGER
+    return if_floating if tensor.is_floating_point() else TensorKind.INTEGER
 
 
-def _placed(state: Iterable[tuple[str, Tensor, Kind]]) -> Iterator[Entry]:
+def _placed(state: Iterable[tuple[str, Tensor, TensorKind]]) -> Iterator[TensorEntry]:
     offset = 0
     for name, tensor, kind in state:
-        yield Entry(name, tuple(tensor.shape), kind, offset)
+        yield TensorEntry(name, tuple(tensor.shape), kind, offset)
         offset += tensor.numel()
 
 
-def _entry(value: dict[str, Any]) -> Entry:
+def _entry(value: dict[str, Any]) -> TensorEntry:
     shape = tuple(int(length) for length in value["shape"])
-    return Entry(str(value["name"]), shape, Kind(value["kind"]), int(value["offset"]))
+    return TensorEntry(str(value["name"]), shape, TensorKind(value["kind"]), int(value["offset"]))
 
 
 def _pairs(

@@ -8,12 +8,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from vcasgd.learning.codecs import Codec, Float32, Partition, make_codec
-from vcasgd.learning.encoding import Encoded, Feedback, Format, Wire
+from vcasgd.learning.encoding import Encoded, Feedback, Format, PayloadFormat
 from vcasgd.learning.rows import NAME as ROWS
 from vcasgd.learning.rows import Rows, RowsEncoding, tables_of
-from vcasgd.learning.shards import Part
+from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Layout
-from vcasgd.update_spec import Update
+from vcasgd.spec.update import Update
 
 
 def codec_of(update: Update) -> Codec:
@@ -25,7 +25,7 @@ def codec_of(update: Update) -> Codec:
     return make_codec(update.codec)
 
 
-def wires_of(update: Update, layout: Layout, part: Part) -> dict[str, Wire]:
+def wires_of(update: Update, layout: Layout, part: ShardRange) -> dict[str, PayloadFormat]:
     """What a shard's updates may look like, by the codec that their header names: what the job
     says, and, where that keeps something back, all of it as float32."""
     if update.codec == ROWS:
@@ -42,7 +42,7 @@ class Encoder:
     """Encodes one worker's updates of one shard. Each is to be encoded once, since what its
     encoding keeps back is part of the next one."""
 
-    def __init__(self, update: Update, layout: Layout, part: Part) -> None:
+    def __init__(self, update: Update, layout: Layout, part: ShardRange) -> None:
         self._part = part
         self._rows = Rows(part.sent, tables_of(layout, part)) if update.codec == ROWS else None
         self._feedback = Feedback(Format(codec_of(update), part.sent, part.parameters))

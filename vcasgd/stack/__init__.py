@@ -27,18 +27,18 @@ while, so that they survive a quick restart.
 ``control``  up and down, as seen from outside
 """
 
-from vcasgd.stack.control import Tied, down, environment, is_running, running, up
+from vcasgd.stack.control import ForegroundStack, down, environment, is_running, running, up
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.parts import PARTS
-from vcasgd.stack.state import PartState, Phase, StackState
+from vcasgd.stack.state import PartPhase, PartState, StackState
 
 __all__ = [
     "PARTS",
+    "ForegroundStack",
+    "PartPhase",
     "PartState",
-    "Phase",
     "StackHome",
     "StackState",
-    "Tied",
     "down",
     "environment",
     "is_running",

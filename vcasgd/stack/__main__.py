@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vcasgd.errors import StackError, VcasgdError
-from vcasgd.runtime.processes import configure_logging, exit_status
+from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack.child import die_with_parent
+from vcasgd.stack.cleanup import sweep
 from vcasgd.stack.control import ALREADY_RUNNING
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.layout import Layout
-from vcasgd.stack.leftovers import sweep
+from vcasgd.stack.layout import StackLayout
 from vcasgd.stack.parts import PARTS
-from vcasgd.stack.state import PartState, Phase, StackState
+from vcasgd.stack.state import PartPhase, PartState, StackState
 from vcasgd.stack.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,9 @@ def _own(settings: Settings, names: Sequence[str], *, detach: bool) -> int:
         return ALREADY_RUNNING
     with lock:  # shared by all that are forked below, and free when the last of them is gone
         before = StackState.read_or_new(home.path)
-        replace(before, phase=Phase.STARTING, supervisor=PartState(), error=None).write(home.path)
+        replace(before, phase=PartPhase.STARTING, supervisor=PartState(), error=None).write(
+            home.path
+        )
         if detach:
             _detach()
         status = _guard(home, settings, names)
@@ -92,7 +94,7 @@ def _supervise(home: StackHome, settings: Settings, names: Sequence[str]) -> int
     before = StackState.read_or_new(home.path)
     try:
         sweep(home, before)
-        supervisor = Supervisor(Layout.plan(home, settings, before), names)
+        supervisor = Supervisor(StackLayout.plan(home, settings, before), names)
     except VcasgdError as error:
         before.with_error(error).write(home.path)
         return exit_status(error)

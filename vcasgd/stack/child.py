@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from vcasgd.cluster import Command
 from vcasgd.errors import StackError
-from vcasgd.fleet.providers.local_processes import Process, kill_all
-from vcasgd.runtime.cluster import Command
+from vcasgd.fleet.providers.local.processes import Process, kill_all
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.parts import Part, mark
+from vcasgd.stack.parts import StackPart, mark
 from vcasgd.stack.state import PartState
 
 #: the pause before a part is started again: doubled at each death, until it was healthy
@@ -70,7 +70,7 @@ class Child:
     """One part. Started by :meth:`tend` when it is due, and again each time that it died."""
 
     def __init__(
-        self, part: Part, home: StackHome, clock: Callable[[], float] = time.monotonic
+        self, part: StackPart, home: StackHome, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.part = part
         self.state = PartState()

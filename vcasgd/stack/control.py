@@ -14,11 +14,11 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from vcasgd.errors import StackError
-from vcasgd.fleet.providers.local_instance import is_locked
+from vcasgd.fleet.providers.local.instance import is_locked
 from vcasgd.settings import Settings
 from vcasgd.stack.child import die_with_parent
+from vcasgd.stack.cleanup import destroy_instances, remove_scratch, sweep
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.leftovers import destroy_instances, remove_scratch, sweep
 from vcasgd.stack.parts import PARTS
 from vcasgd.stack.state import StackState
 from vcasgd.stack.supervisor import START_SECONDS
@@ -80,7 +80,7 @@ def up(
     return _await_ready(home, progress, lambda: is_running(home.path))
 
 
-class Tied:
+class ForegroundStack:
     """A stack that never outlives this process; make and end it in the main thread."""
 
     def __init__(self, settings: Settings, names: Sequence[str] = PARTS) -> None:
@@ -111,7 +111,7 @@ def running(
     settings: Settings, *, names: Sequence[str] = PARTS, progress: Progress = _silent
 ) -> Iterator[StackState]:
     """A stack for as long as the context lasts. Raises as :func:`up` does."""
-    stack = Tied(settings, names)
+    stack = ForegroundStack(settings, names)
     try:
         yield stack.await_ready(progress)
     finally:

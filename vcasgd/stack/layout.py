@@ -12,15 +12,15 @@ from pathlib import Path
 
 import psutil
 
+from vcasgd.cluster import TEMP_DIR_BYTES
 from vcasgd.errors import PortInUse, StackError
-from vcasgd.runtime.cluster import TEMP_DIR_BYTES
 from vcasgd.settings import Settings
-from vcasgd.stack.comeback import last_primary
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.names import kind_of, part_names, replica_of, service_of
+from vcasgd.stack.replica_restart import last_primary
 from vcasgd.stack.state import StackState
-from vcasgd.store.embedded import ServerFiles
-from vcasgd.store.embedded_replicas import SENTINELS, Service
+from vcasgd.store.embedded.replicas import SENTINELS, Service
+from vcasgd.store.embedded.server import ServerFiles
 
 HOST = "127.0.0.1"
 #: of the machine's memory, for all tensors servers together
@@ -34,7 +34,7 @@ SCRATCH_BYTES = TEMP_DIR_BYTES - len("/local-0123456789ab")
 
 
 @dataclass(frozen=True)
-class Layout:
+class StackLayout:
     """A stack's addresses and secrets; ``repr`` shows none of the latter."""
 
     home: StackHome
@@ -61,7 +61,7 @@ class Layout:
     job_secret: str | None = field(repr=False)
 
     @classmethod
-    def plan(cls, home: StackHome, settings: Settings, before: StackState) -> Layout:
+    def plan(cls, home: StackHome, settings: Settings, before: StackState) -> StackLayout:
         """From the settings and from what was used before.
 
         Raises :class:`PortInUse` when the API's port is taken, and :class:`StackError` where the

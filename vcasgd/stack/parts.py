@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from vcasgd.fleet.providers.local_processes import MARKER
-from vcasgd.runtime import head
-from vcasgd.runtime.cluster import Command
+from vcasgd.cluster import Command, head
+from vcasgd.fleet.providers.local.processes import MARKER
 from vcasgd.stack import probes
-from vcasgd.stack.comeback import Member
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.layout import HOST, Layout
+from vcasgd.stack.layout import HOST, StackLayout
 from vcasgd.stack.names import (
     PER_NODE,
     REPLICATED,
@@ -22,13 +20,14 @@ from vcasgd.stack.names import (
     service_of,
 )
 from vcasgd.stack.probes import Probe
-from vcasgd.store.embedded import server_command, write_configuration
-from vcasgd.store.embedded_replicas import (
+from vcasgd.stack.replica_restart import Member
+from vcasgd.store.embedded.replicas import (
     sentinel_command,
     watches,
     write_sentinel_configuration,
 )
-from vcasgd.store.servers import node_name
+from vcasgd.store.embedded.server import server_command, write_configuration
+from vcasgd.store.ledger.servers import node_name
 
 #: what each kind of part needs to be ready before it is started, at every start; in order of
 #: start. A parameter server needs the tensors server of its own store node only.
@@ -49,7 +48,7 @@ CONTROLLER_STOP_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Part:
+class StackPart:
     """A process of the stack. ``command`` is asked for at every start, and None while the part
     must not be started."""
 
@@ -65,7 +64,7 @@ def mark(home: StackHome, name: str) -> str:
     return f"stack:{home.path}:{name}"
 
 
-def make_parts(layout: Layout, kinds: Iterable[str] = PARTS) -> list[Part]:
+def make_parts(layout: StackLayout, kinds: Iterable[str] = PARTS) -> list[StackPart]:
     """The parts of these kinds, in order of start; a server that the user brings is none.
 
     Raises :class:`~vcasgd.errors.StackError` if there is no server to start.
@@ -75,7 +74,7 @@ def make_parts(layout: Layout, kinds: Iterable[str] = PARTS) -> list[Part]:
     return [_part(layout, name, names) for name in names]
 
 
-def _names(layout: Layout, kind: str) -> list[str]:
+def _names(layout: StackLayout, kind: str) -> list[str]:
     if kind == "sentinel":
         return list(layout.sentinels)
     if kind in REPLICATED:
@@ -83,8 +82,8 @@ def _names(layout: Layout, kind: str) -> list[str]:
     return part_names(kind, layout.nodes)
 
 
-def _part(layout: Layout, name: str, present: Sequence[str]) -> Part:
-    make: Callable[[Layout, str], Part] = {
+def _part(layout: StackLayout, name: str, present: Sequence[str]) -> StackPart:
+    make: Callable[[StackLayout, str], StackPart] = {
         "ledger": _ledger,
         "tensors": _tensors,
         "sentinel": _sentinel,
@@ -95,7 +94,7 @@ def _part(layout: Layout, name: str, present: Sequence[str]) -> Part:
     }[kind_of(name)]
     part = make(layout, name)
     common = {MARKER: mark(layout.home, name), "TMPDIR": str(layout.temporary)}
-    return Part(
+    return StackPart(
         name=name,
         command=lambda: _with(part.command(), common),
         ready=part.ready,
@@ -108,7 +107,7 @@ def _with(command: Command | None, env: dict[str, str]) -> Command | None:
     return command and Command(command.argv, {**command.env, **env})
 
 
-def _needs(layout: Layout, name: str, other: str) -> bool:
+def _needs(layout: StackLayout, name: str, other: str) -> bool:
     if kind_of(other) not in NEEDS[kind_of(name)]:
         return False
     if service_of(other) in layout.services:
@@ -118,39 +117,41 @@ def _needs(layout: Layout, name: str, other: str) -> bool:
     return not beside or node_of(name) == node_of(other)
 
 
-def _ledger(layout: Layout, name: str) -> Part:
+def _ledger(layout: StackLayout, name: str) -> StackPart:
     return _redis(layout, name, durable=True)
 
 
-def _tensors(layout: Layout, name: str) -> Part:
+def _tensors(layout: StackLayout, name: str) -> StackPart:
     return _redis(layout, name, durable=False, memory_mb=layout.tensors_memory_mb)
 
 
-def _redis(layout: Layout, name: str, *, durable: bool, memory_mb: int | None = None) -> Part:
+def _redis(
+    layout: StackLayout, name: str, *, durable: bool, memory_mb: int | None = None
+) -> StackPart:
     files, service = layout.servers[name], layout.services.get(service_of(name))
     command = Command(tuple(server_command(files, layout.settings.redis_server)), {})
     if service is None:
         write_configuration(files, durable=durable, memory_mb=memory_mb)
-        return Part(name, lambda: command, probes.redis_server(name, files.url))
+        return StackPart(name, lambda: command, probes.redis_server(name, files.url))
     member = Member(files, layout.urls[service.name], durable=durable, memory_mb=memory_mb)
     member.configure(service.port)
     first = [command]
     # what it is started as is certain only until somebody else may have taken its place
-    return Part(
+    return StackPart(
         name,
         lambda: first.pop() if first else command if member.may_come_back() else None,
         probes.member(name, files.url),
     )
 
 
-def _sentinel(layout: Layout, name: str) -> Part:
+def _sentinel(layout: StackLayout, name: str) -> StackPart:
     files, services = layout.sentinels[name], list(layout.services.values())
     write_sentinel_configuration(files, services)
     command = Command(tuple(sentinel_command(files, layout.settings.redis_server)), {})
-    return Part(name, lambda: command, lambda _at: watches(files, services))
+    return StackPart(name, lambda: command, lambda _at: watches(files, services))
 
 
-def _server(layout: Layout, name: str) -> Part:
+def _server(layout: StackLayout, name: str) -> StackPart:
     node = node_of(name)
     tensors = part_names("tensors", layout.nodes)[node]
     ready = probes.parameter_server(layout.urls["ledger"], node_name(node))
@@ -158,10 +159,10 @@ def _server(layout: Layout, name: str) -> Part:
     if tensors in layout.servers and tensors not in layout.services:
         # it is beside its tensors server, so the bytes need not go through TCP
         env["VCASGD_NODE_URL"] = layout.servers[tensors].nearest_url
-    return Part(name, _module("vcasgd.runtime.server", env), ready)
+    return StackPart(name, _module("vcasgd.parameter_server.main", env), ready)
 
 
-def _head(layout: Layout, name: str) -> Part:
+def _head(layout: StackLayout, name: str) -> StackPart:
     def command() -> Command | None:
         return head.command(
             layout.settings,
@@ -173,20 +174,20 @@ def _head(layout: Layout, name: str) -> Part:
 
     ready = probes.listening(HOST, layout.ports["head"])
     # all that it knows is in the ledger; its own farewell waits for nodes that are gone
-    return Part(name, command, ready, stop_seconds=0.0)
+    return StackPart(name, command, ready, stop_seconds=0.0)
 
 
-def _api(layout: Layout, name: str) -> Part:
+def _api(layout: StackLayout, name: str) -> StackPart:
     env = {**_common(layout), "VCASGD_TOKEN": layout.token}
     ready = probes.http(f"{layout.api_url}/readyz")
-    return Part(name, _module("vcasgd.api", env), ready)
+    return StackPart(name, _module("vcasgd.api", env), ready)
 
 
-def _controller(layout: Layout, name: str) -> Part:
-    return Part(
+def _controller(layout: StackLayout, name: str) -> StackPart:
+    return StackPart(
         name,
         _module(
-            "vcasgd.runtime.controller",
+            "vcasgd.controller",
             {
                 **_common(layout),
                 **_admits_workers(layout),
@@ -203,11 +204,11 @@ def _module(name: str, env: dict[str, str]) -> Callable[[], Command]:
     return lambda: command
 
 
-def _admits_workers(layout: Layout) -> dict[str, str]:
+def _admits_workers(layout: StackLayout) -> dict[str, str]:
     return {"VCASGD_JOB_SECRET": layout.job_secret} if layout.job_secret else {}
 
 
-def _common(layout: Layout) -> dict[str, str]:
+def _common(layout: StackLayout) -> dict[str, str]:
     """What our own processes must know beside the settings that they inherit."""
     return {
         "VCASGD_HOME": str(layout.home.path),

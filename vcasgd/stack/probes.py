@@ -8,8 +8,8 @@ from collections.abc import Callable
 import httpx
 
 from vcasgd.errors import StoreUnavailable
-from vcasgd.store.connection import Client, check_server, connect
-from vcasgd.store.servers import Control, Servers
+from vcasgd.store.connection import RedisClient, check_server, connect
+from vcasgd.store.ledger.servers import Control, Servers
 
 #: the supervisor does nothing else while it waits for an answer; on a machine that is busy with
 #: other things a second is soon over
@@ -103,5 +103,5 @@ def http(url: str) -> Probe:
     return probe
 
 
-def _connect(url: str) -> Client:
+def _connect(url: str) -> RedisClient:
     return connect(url, answer_seconds=PROBE_SECONDS)

@@ -11,14 +11,14 @@ from dataclasses import replace
 from types import FrameType
 
 from vcasgd.errors import StackError, VcasgdError
-from vcasgd.fleet.providers.local_processes import Process
+from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.stack.child import Child
-from vcasgd.stack.layout import Layout
-from vcasgd.stack.leftovers import destroy_instances, forget_instances, remove_scratch
+from vcasgd.stack.cleanup import destroy_instances, forget_instances, remove_scratch
+from vcasgd.stack.layout import StackLayout
 from vcasgd.stack.names import kind_of
 from vcasgd.stack.parts import PARTS, make_parts
 from vcasgd.stack.probes import redis_server
-from vcasgd.stack.state import PartState, Phase, StackState
+from vcasgd.stack.state import PartPhase, PartState, StackState
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ STOP_ORDER = (
 class Supervisor:
     """Runs a stack from its start to its end, in the main thread of a process of its own."""
 
-    def __init__(self, layout: Layout, names: Sequence[str] = PARTS) -> None:
+    def __init__(self, layout: StackLayout, names: Sequence[str] = PARTS) -> None:
         self._layout = layout
         self._home = layout.home
         self._names = names
@@ -47,7 +47,7 @@ class Supervisor:
         self._stopping = False
         self._hurried = False
         self._state = StackState(
-            phase=Phase.STARTING,
+            phase=PartPhase.STARTING,
             supervisor=_myself(),
             api_url=layout.api_url,
             ports=dict(layout.ports),
@@ -61,7 +61,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._on_signal)
         # from a terminal it reaches the guardian too, who passes it on as SIGTERM
         signal.signal(signal.SIGINT, lambda *_: None)
-        phase = Phase.STOPPED
+        phase = PartPhase.STOPPED
         try:
             self._write()
             self._check_external()
@@ -69,10 +69,10 @@ class Supervisor:
             self._watch(lambda: False)
         except VcasgdError as error:
             log.error("%s", error)
-            self._state, phase = self._state.with_error(error), Phase.FAILED
+            self._state, phase = self._state.with_error(error), PartPhase.FAILED
         finally:
             self._shut_down(phase)
-        return int(phase is Phase.FAILED)
+        return int(phase is PartPhase.FAILED)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._hurried = self._stopping
@@ -97,7 +97,7 @@ class Supervisor:
         deadline = time.monotonic() + START_SECONDS
         self._watch(lambda: self._all_ready() or self._given_up(deadline))
         if not self._stopping:
-            self._change(phase=Phase.READY)
+            self._change(phase=PartPhase.READY)
             log.info("ready: %s", self._layout.api_url)
 
     def _watch(self, until: Callable[[], bool]) -> None:
@@ -121,7 +121,7 @@ class Supervisor:
         try:
             return child.tend(may_start)
         except VcasgdError as error:
-            if self._state.phase is Phase.STARTING:
+            if self._state.phase is PartPhase.STARTING:
                 raise
             # what worked once may work again, and the other parts go on meanwhile
             log.error("%s: %s", child.part.name, error)
@@ -145,10 +145,10 @@ class Supervisor:
             f"{name} {what}; the end of its log:\n{tail}", remedy=f"see {self._home.log(name)}"
         )
 
-    def _shut_down(self, last: Phase) -> None:
-        started = last is not Phase.FAILED
+    def _shut_down(self, last: PartPhase) -> None:
+        started = last is not PartPhase.FAILED
         if started:
-            self._change(phase=Phase.STOPPING)
+            self._change(phase=PartPhase.STOPPING)
         for kind in STOP_ORDER:
             if kind == "instances":
                 self._end_instances(known=started)

@@ -185,7 +185,7 @@ class _Pipeline(Pipeline):
         self.replication.heard(acknowledged)
 
 
-class Client(redis.Redis):
+class RedisClient(redis.Redis):
     """A redis-py client whose every call raises our errors.
 
     ``replication``: of a server whose URL says that it has replicas. ``waits``: whether every
@@ -218,7 +218,7 @@ class Client(redis.Redis):
             pipe.replication = self.replication
         return pipe
 
-    def waiting(self) -> Client:
+    def waiting(self) -> RedisClient:
         """The same connections; every write waits for the replicas, if there are any."""
         client = type(self)(connection_pool=self.connection_pool)
         client.replication, client.waits = self.replication, self.replication is not None
@@ -244,16 +244,20 @@ class Client(redis.Redis):
 def script_source(name: str) -> str:
     text = resources.files("vcasgd.store").joinpath("scripts", f"{name}.lua").read_text()
     return re.sub(
-        r"^-- Includes (\w+)\.lua\n", lambda line: script_source(line[1]), text, flags=re.MULTILINE
+        r"^-- Includes ([\w/]+)\.lua\n",
+        lambda line: script_source(line[1]),
+        text,
+        flags=re.MULTILINE,
     )
 
 
-def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = True) -> Client:
+def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = True) -> RedisClient:
     """A client for ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
     ``rediss+sentinel://``. Connects at its first use.
 
     With ``replicas=n`` in the URL every write waits for n replicas, unless ``waits`` is False;
-    then only :meth:`Client.waiting` does. The library's own retries are off: a repeated command
+    then only :meth:`RedisClient.waiting` does. The library's own retries are off: a repeated
+    command
     is only safe where the caller knows that it is, and says so with :func:`patiently`.
     """
     options: dict[str, Any] = {
@@ -282,13 +286,15 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = T
     return client
 
 
-def _client(url: str, options: dict[str, Any]) -> tuple[Client, Callable[[], None]]:
+def _client(url: str, options: dict[str, Any]) -> tuple[RedisClient, Callable[[], None]]:
     """And what raises where the server may not be the primary any more."""
     if url.startswith(sentinel.SCHEMES):
         client: Any
-        client, confirm = sentinel.primary_of(sentinel.SentinelUrl.parse(url), Client, **options)
+        client, confirm = sentinel.primary_of(
+            sentinel.SentinelUrl.parse(url), RedisClient, **options
+        )
         return client, confirm
-    return Client.from_url(url, **options), lambda: None
+    return RedisClient.from_url(url, **options), lambda: None
 
 
 def _without_own(url: str) -> tuple[str, int, float]:
@@ -311,7 +317,7 @@ def without_secret(url: str) -> str:
     return urlunsplit(parts._replace(netloc=netloc, query=urlencode(shown)))
 
 
-def check_server(client: Client, role: str) -> None:
+def check_server(client: RedisClient, role: str) -> None:
     """Refuses a server that is too old, or that may throw keys away.
 
     Raises :class:`StoreUnsupported`, :class:`StoreUnavailable`, :class:`StoreDenied`.

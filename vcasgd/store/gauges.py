@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vcasgd.store.connection import Client
+from vcasgd.store.connection import RedisClient
 
 
 @dataclass(frozen=True)
-class Gauges:
+class ServerGauges:
     """Of one server. ``memory_limit_bytes``: ``None`` where there is none; ``replicas``: how many
     are connected; ``lengths``: of the streams that were asked for."""
 
@@ -20,7 +20,7 @@ class Gauges:
     lengths: tuple[int, ...] = ()
 
 
-def read_gauges(client: Client, streams: Sequence[str] = ()) -> Gauges:
+def read_gauges(client: RedisClient, streams: Sequence[str] = ()) -> ServerGauges:
     """In one round trip. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
     with client.pipeline() as pipe:
         for section in ("memory", "stats", "replication"):
@@ -28,7 +28,7 @@ def read_gauges(client: Client, streams: Sequence[str] = ()) -> Gauges:
         for stream in streams:
             pipe.xlen(stream)
         memory, stats, replication, *lengths = pipe.execute()
-    return Gauges(
+    return ServerGauges(
         memory_used_bytes=int(memory["used_memory"]),
         memory_limit_bytes=int(memory.get("maxmemory") or 0) or None,
         operations_per_second=int(stats["instantaneous_ops_per_sec"]),

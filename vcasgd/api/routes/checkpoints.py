@@ -13,8 +13,8 @@ from vcasgd.api.problems import documented
 from vcasgd.api.rows import CheckpointRow
 from vcasgd.api.services import Here, Services
 from vcasgd.errors import CheckpointDamaged, Conflict
-from vcasgd.runtime.checkpoints import Checkpoints
-from vcasgd.store.job import Job
+from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.store.ledger.job import JobRecord
 
 router = APIRouter(tags=["checkpoints"])
 
@@ -62,7 +62,7 @@ def get_model(here: Here, job: str) -> StreamingResponse:
     return _file(here, found, found.model)
 
 
-def _no_model(job: Job) -> Conflict:
+def _no_model(job: JobRecord) -> Conflict:
     why = f"it ended without one: {job.reason}" if job.state.over else f"it is {job.state}"
     return Conflict(
         f"job {job.id} has no finished model: {why}",
@@ -72,7 +72,7 @@ def _no_model(job: Job) -> Conflict:
     )
 
 
-def _file(here: Services, job: Job, name: str) -> StreamingResponse:
+def _file(here: Services, job: JobRecord, name: str) -> StreamingResponse:
     try:
         data = Checkpoints(here.storage, job.id).bytes(name)
     except CheckpointDamaged as error:

@@ -16,12 +16,12 @@ from vcasgd.api.rows import (
     InstanceRow,
     PoolRow,
     ServerRow,
-    Status,
+    StatusView,
     WorkerRow,
 )
 from vcasgd.api.services import Here, Services
-from vcasgd.correlation import request_id
 from vcasgd.errors import Conflict, NotFound, SpecError
+from vcasgd.logging import request_id
 
 router = APIRouter(tags=["fleet"])
 
@@ -29,10 +29,10 @@ How = Annotated[Eviction | None, Body()]
 
 
 @router.get("/status")
-def get_status(here: Here) -> Status:
+def get_status(here: Here) -> StatusView:
     """The platform as a whole."""
     active = here.jobs.active()
-    return Status(
+    return StatusView(
         version=vcasgd.__version__,
         cluster=here.settings.cluster,
         controller=here.control.held(),

@@ -10,7 +10,7 @@ from vcasgd.api.insight import MachineView, StalenessView, SubtasksView
 from vcasgd.api.problems import documented
 from vcasgd.api.services import Here
 from vcasgd.errors import SpecError
-from vcasgd.store.subtasks import standing
+from vcasgd.store.ledger.subtasks import standing
 
 router = APIRouter(tags=["insight"])
 

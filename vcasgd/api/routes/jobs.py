@@ -12,8 +12,8 @@ from vcasgd.api.routes.packages import DIGEST, name_of
 from vcasgd.api.services import Here, Services
 from vcasgd.api.views import JobView
 from vcasgd.errors import SpecError
-from vcasgd.spec import JobSpec
-from vcasgd.store.job import State
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import JobState
 
 router = APIRouter(tags=["jobs"])
 
@@ -107,11 +107,11 @@ def _check_labels(here: Services, spec: JobSpec) -> None:
 @router.get("/jobs")
 def list_jobs(
     here: Here,
-    state: State | None = None,
+    state: JobState | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[JobView]:
     """Newest first."""
-    states = tuple(State) if state is None else (state,)
+    states = tuple(JobState) if state is None else (state,)
     return [JobView.of(job) for job in here.jobs.all(states, limit)]
 
 

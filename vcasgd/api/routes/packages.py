@@ -12,7 +12,7 @@ from vcasgd.api.problems import documented
 from vcasgd.api.rows import Package
 from vcasgd.api.services import Here, Services
 from vcasgd.errors import ApiError, NotFound, PackageError
-from vcasgd.package import check, digest_of
+from vcasgd.task.package import check, digest_of
 
 router = APIRouter(tags=["packages"])
 

@@ -28,7 +28,7 @@ class SignIn(BaseModel):
     token: SecretStr = Field(max_length=1000)
 
 
-class Session(BaseModel):
+class SessionView(BaseModel):
     """Who is signed in is told where."""
 
     signed_in: Literal[True] = True
@@ -51,9 +51,9 @@ def sign_in(here: Here, request: Request, response: Response, body: SignIn) -> N
 
 
 @router.get("/session")
-def get_session(here: Here) -> Session:
+def get_session(here: Here) -> SessionView:
     """Whether one is signed in: 401 if not."""
-    return Session(cluster=here.settings.cluster, version=vcasgd.__version__)
+    return SessionView(cluster=here.settings.cluster, version=vcasgd.__version__)
 
 
 @router.delete("/session", status_code=status.HTTP_204_NO_CONTENT)

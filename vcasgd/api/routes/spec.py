@@ -8,11 +8,11 @@ import yaml
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vcasgd import yamltext
 from vcasgd.api.problems import documented
 from vcasgd.api.services import Here
 from vcasgd.errors import SpecError
-from vcasgd.spec import JobSpec, spec_errors
+from vcasgd.spec import yaml as yamltext
+from vcasgd.spec.job import JobSpec, spec_errors
 
 router = APIRouter(tags=["spec"])
 

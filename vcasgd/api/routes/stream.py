@@ -13,12 +13,12 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from vcasgd.api.overview import Look, Overview, Pieces, changed
+from vcasgd.api.overview import Overview, OverviewState, Pieces, changed
 from vcasgd.api.rows import finite
 from vcasgd.api.services import Here
 from vcasgd.api.streaming import MEDIA_TYPE, SEND_SECONDS
 from vcasgd.errors import VcasgdError
-from vcasgd.store.everything import Everything, Place
+from vcasgd.store.ledger.event_feed import EventCursor, EventFeed
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ async def follow_everything(
     one that comes without it is told of those to come."""
     # before the stream begins: later there is no way to say that the ledger is away
     first = await _in_thread(overview.look)
-    place = Place.parse(last_event_id) if last_event_id else Place(first.at)
+    place = EventCursor.parse(last_event_id) if last_event_id else EventCursor(first.at)
     return EventSourceResponse(
         _messages(overview, here.everything, first, place),
         ping=KEEP_ALIVE_SECONDS,
@@ -88,7 +88,7 @@ async def follow_everything(
 
 
 async def _messages(
-    overview: Overview, everything: Everything, look: Look, place: Place
+    overview: Overview, everything: EventFeed, look: OverviewState, place: EventCursor
 ) -> AsyncIterator[ServerSentEvent]:
     told: Pieces = {}
     # a job that is over may be no more among those of the next look
@@ -112,7 +112,7 @@ async def _messages(
         log.warning("stream: %s", error)
 
 
-def _message(kind: str, place: Place, data: Mapping[str, Any]) -> ServerSentEvent:
+def _message(kind: str, place: EventCursor, data: Mapping[str, Any]) -> ServerSentEvent:
     # with the place in each: a reader that was told of no event comes back to it all the same
     return ServerSentEvent(id=str(place), event=kind, data=json.dumps(data))
 

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 import vcasgd
 
 
-class Counts(nn.Module):
+class CountingModel(nn.Module):
     def __init__(self, samples: int, copies: int) -> None:
         super().__init__()
         self.copies = copies
@@ -62,7 +62,7 @@ class Audit(vcasgd.Task):
         self.hold = Path(hold) if hold is not None else None
 
     def model(self) -> nn.Module:
-        return Counts(self.samples, self.copies)
+        return CountingModel(self.samples, self.copies)
 
     def dataset(self, split: str) -> Dataset[int]:  # noqa: ARG002 - the same for both
         return Indices(self.samples)

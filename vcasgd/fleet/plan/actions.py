@@ -25,7 +25,7 @@ class StartWorker:
     instance_id: str
     job: str
     learner: int = 1
-    """The plan starts the first one; see :mod:`vcasgd.runtime.controller.learners`."""
+    """The plan starts the first one; see :mod:`vcasgd.controller.fleet.learners`."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from vcasgd.fleet.pools import (
 )
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import Provider
-from vcasgd.fleet.providers.local import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 
 P = TypeVar("P", bound=PoolSpec)
@@ -82,7 +82,7 @@ def _local(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
 
 def _aws(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
     try:
-        from vcasgd.fleet.providers.aws import AwsProvider
+        from vcasgd.fleet.providers.aws.provider import AwsProvider
     except ImportError as error:
         raise _missing("aws", error) from error
     table = PriceTable.load("aws", settings.prices)
@@ -92,7 +92,7 @@ def _aws(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
 
 def _gcp(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
     try:
-        from vcasgd.fleet.providers.gcp import GcpProvider
+        from vcasgd.fleet.providers.gcp.provider import GcpProvider
     except ImportError as error:
         raise _missing("gcp", error) from error
     table = PriceTable.load("gcp", settings.prices)

@@ -2,7 +2,7 @@
 
 A launch adds one script to what the template has for cloud-init. It writes what
 :class:`~vcasgd.fleet.providers.base.Boot` says to a file and starts the unit of the template,
-which runs :mod:`vcasgd.fleet.machine`::
+which runs :mod:`vcasgd.fleet.machine.main`::
 
     /etc/vcasgd/worker.env     environment, also VCASGD_BOOT_ARGV and VCASGD_BOOT_SECRETS (JSON)
     /etc/vcasgd/worker.argv    what the unit runs, one argument in a line; written last
@@ -24,7 +24,7 @@ from vcasgd.fleet.providers.base import Boot
 #: where the images have vcasgd
 MACHINE_PYTHON = "/opt/vcasgd/venv/bin/python"
 #: what a machine runs
-MACHINE_ARGV = (MACHINE_PYTHON, "-m", "vcasgd.fleet.machine")
+MACHINE_ARGV = (MACHINE_PYTHON, "-m", "vcasgd.fleet.machine.main")
 ARGV_VARIABLE = "VCASGD_BOOT_ARGV"
 SECRETS_VARIABLE = "VCASGD_BOOT_SECRETS"
 REGION_VARIABLE = "VCASGD_BOOT_REGION"

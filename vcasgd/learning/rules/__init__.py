@@ -25,7 +25,7 @@ from vcasgd.learning.rules.differences import (
     Downpour,
     FedBuff,
 )
-from vcasgd.update_spec import Update
+from vcasgd.spec.update import Update
 
 __all__ = ["Context", "Payload", "Rule", "make_rule", "merge_integers", "payload_of", "pulled"]
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vcasgd.learning.rules.base import Context, Payload, Rule
 from vcasgd.learning.staleness import weight
-from vcasgd.update_spec import Easgd as EasgdSpec
-from vcasgd.update_spec import FedAsync as FedAsyncSpec
-from vcasgd.update_spec import Sma as SmaSpec
-from vcasgd.update_spec import VcAsgd as VcAsgdSpec
+from vcasgd.spec.update import EasgdSpec as EasgdSpec
+from vcasgd.spec.update import FedAsyncSpec as FedAsyncSpec
+from vcasgd.spec.update import SmaSpec as SmaSpec
+from vcasgd.spec.update import VcAsgdSpec as VcAsgdSpec
 
 
 class Averaging(Rule):

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from vcasgd.learning.rules.base import Context, Payload, Rule
 from vcasgd.learning.staleness import weight
-from vcasgd.update_spec import AsyncLocalSgd as AsyncLocalSgdSpec
-from vcasgd.update_spec import DcAsgd as DcAsgdSpec
-from vcasgd.update_spec import DelayedNesterov as DelayedNesterovSpec
-from vcasgd.update_spec import Downpour as DownpourSpec
-from vcasgd.update_spec import FedBuff as FedBuffSpec
+from vcasgd.spec.update import AsyncLocalSgdSpec as AsyncLocalSgdSpec
+from vcasgd.spec.update import DcAsgdSpec as DcAsgdSpec
+from vcasgd.spec.update import DelayedNesterovSpec as DelayedNesterovSpec
+from vcasgd.spec.update import DownpourSpec as DownpourSpec
+from vcasgd.spec.update import FedBuffSpec as FedBuffSpec
 
 
 class Differences(Rule):

@@ -1,0 +1,416 @@
+"""The command line against a real API, as people and programs use it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from rich.console import Console
+from support.api_harness import Api
+from support.waiting import PATIENCE, await_truth
+from typer.testing import CliRunner
+
+import vcasgd
+from vcasgd.cli import app
+from vcasgd.cli.connection import open_client
+from vcasgd.cli.progress import follow as show_progress
+from vcasgd.cli.watch import JobStatus, Watch
+from vcasgd.errors import Unauthorized
+from vcasgd.stack import PartPhase, StackHome, StackState
+from vcasgd.store.ledger.job import JobState
+
+Eventually = Callable[..., Any]
+Run = Callable[..., Result]
+
+JOB_FILE = """
+name: digits
+task: train:Digits
+epochs: 2
+subtasks_per_epoch: 5
+"""
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The command line of somebody who has set nothing."""
+    for name in [name for name in os.environ if name.startswith("VCASGD_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("VCASGD_HOME", str(tmp_path / "home"))
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def run(bare: Run, api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line of a user of the API."""
+    monkeypatch.setenv("VCASGD_API_URL", api.url)
+    monkeypatch.setenv("VCASGD_TOKEN", api.token)
+    monkeypatch.setenv("VCASGD_PACKAGE_LIMIT_MB", "1")
+    return bare
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("# nothing\n")
+    (folder / "job.yaml").write_text(JOB_FILE)
+    return folder / "job.yaml"
+
+
+def refused(result: Result, *words: str) -> str:
+    """One clear line, nothing of Python's, and exit status 1."""
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+    for word in words:
+        assert word in result.stderr
+    return result.stderr
+
+
+def done(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def parsed(result: Result) -> Any:
+    return json.loads(done(result))
+
+
+# -- finding the API ----------------------------------------------------------------------------
+
+
+def test_the_version(bare: Run) -> None:
+    assert done(bare("--version")) == f"vcasgd {vcasgd.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["jobs", "status", "workers"])
+def test_without_a_stack_it_says_how_to_start_one(bare: Run, command: str) -> None:
+    refused(bare(command), "there is no stack in", "remedy: start one with: vcasgd up")
+
+
+def test_a_stack_that_is_down_is_no_stack_to_talk_to(bare: Run, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    StackState(phase=PartPhase.READY, api_url="http://127.0.0.1:1").write(tmp_path / "home")
+    refused(bare("jobs"), "is not running", "vcasgd up")
+    assert not bare("down").stderr
+    assert parsed_status(bare("status", "--json"))["phase"] == "stopped"
+
+
+def parsed_status(result: Result) -> dict[str, Any]:
+    """Of a stack that is not ready."""
+    assert result.exit_code == 1
+    status: dict[str, Any] = json.loads(result.stdout)
+    return status
+
+
+def test_a_wrong_token_is_named(run: Run) -> None:
+    refused(run("jobs", "--token", "wrong"), "token")
+
+
+def test_a_missing_token_is_named(bare: Run, api: Api) -> None:
+    refused(bare("jobs", "--url", api.url), f"no token for {api.url}", "VCASGD_TOKEN")
+
+
+def test_an_api_that_is_away_is_named(run: Run) -> None:
+    refused(run("jobs", "--url", "http://127.0.0.1:1"), "no answer from http://127.0.0.1:1")
+
+
+def test_the_own_stacks_token_goes_nowhere_else(bare: Run, tmp_path: Path) -> None:
+    home = StackHome(tmp_path / "home")
+    home.create()
+    home.ensure_token()
+    StackState(api_url="http://127.0.0.1:8700").write(home.path)
+
+    open_client("http://127.0.0.1:8700/", None).close()
+    with pytest.raises(Unauthorized):
+        open_client("http://elsewhere.example:8700", None)
+
+
+def test_a_wrong_setting_is_named(bare: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCASGD_HEARTBEAT", "soon")
+    refused(bare("jobs"), "VCASGD_HEARTBEAT")
+
+
+# -- submitting ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (JOB_FILE + "update: {rule: best}", "update.rule: unknown rule 'best'"),
+        (JOB_FILE + "update: {alpha: 1.5}", "update.alpha: must be a number between 0 and 1"),
+        (JOB_FILE + "epoch: 3", "epoch: there is no such field"),
+        (JOB_FILE.replace("epochs: 2", "epochs: many"), "epochs: "),
+        ("name: [", "is not YAML"),
+        ("- 1", "holds no job"),
+    ],
+)
+def test_a_wrong_job_file_is_named_with_its_field(
+    run: Run, job_file: Path, text: str, named: str
+) -> None:
+    job_file.write_text(text)
+    refused(run("submit", job_file), str(job_file), named)
+
+
+def test_a_missing_job_file_is_named(run: Run, tmp_path: Path) -> None:
+    refused(run("submit", tmp_path / "none.yaml"), "none.yaml: can't be read")
+
+
+def test_a_working_directory_over_the_limit_names_what_is_large(run: Run, job_file: Path) -> None:
+    (job_file.parent / "data.bin").write_bytes(b"x" * 1_200_000)
+    refused(run("submit", job_file), "working_dir", "1.0 MB", "data.bin", ".vcasgdignore")
+
+
+def test_submit_says_the_job_and_what_to_do_next(run: Run, api: Api, job_file: Path) -> None:
+    text = done(run("submit", job_file))
+    (job,) = api.jobs.active()
+    assert text == f"submitted {job}\nwatch it with: vcasgd follow {job}\n"
+
+
+def test_the_same_key_gives_the_same_job(run: Run, api: Api, job_file: Path) -> None:
+    words = ("submit", job_file, "--idempotency-key", "k", "--json")
+    assert parsed(run(*words))["id"] == parsed(run(*words))["id"]
+    assert len(api.jobs.active()) == 1
+
+    refused(run(*words, "--set", "epochs=3"), "Idempotency-Key", "new key")
+
+
+def test_fields_can_be_changed(run: Run, job_file: Path) -> None:
+    changes = ("epochs=7", "update.rule=async-local-sgd", "args.depth=20", "args.name=x")
+    words = [word for change in changes for word in ("--set", change)]
+    spec = parsed(run("submit", job_file, *words, "--json"))["spec"]
+    assert (spec["epochs"], spec["update"]["rule"]) == (7, "async-local-sgd")
+    assert spec["args"] == {"depth": 20, "name": "x"}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("epochs", "is not of the form field=value"),
+        ("=3", "is not of the form field=value"),
+        ("epochs=none", "epochs: "),
+        ("epochs.first=1", "epochs has no parts"),
+        ("args.x=[", "is not YAML"),
+    ],
+)
+def test_a_wrong_change_is_named(run: Run, job_file: Path, change: str, named: str) -> None:
+    refused(run("submit", job_file, "--set", change), named)
+
+
+# -- looking ------------------------------------------------------------------------------------
+
+
+def test_listings_are_json_for_programs(run: Run, api: Api) -> None:
+    job = api.submit()
+    api.start_job(job)
+    api.leases(job).renew({"at": time.time(), "instance": "i-1", "steps": 3}, [])
+    api.control.show({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
+    checkpoint, _ = api.store_checkpoint(job, 1)
+    api.jobs.add_logs(job, "w-1", ["hello"])
+
+    assert [row["id"] for row in parsed(run("jobs", "--json"))] == [job]
+    assert parsed(run("jobs", "--state", "failed", "--json")) == []
+    assert parsed(run("show", job, "--json"))["state"] == "running"
+    assert [row["instance"] for row in parsed(run("workers", "--json"))] == ["i-1"]
+    assert [row["name"] for row in parsed(run("workers", job, "--json"))] == ["w-1"]
+    assert [row["id"] for row in parsed(run("instances", "--json"))] == ["i-1"]
+    assert [row["name"] for row in parsed(run("pools", "--json"))] == ["local"]
+    assert [row["name"] for row in parsed(run("checkpoints", job, "--json"))] == [checkpoint]
+    assert [row["line"] for row in parsed(run("logs", job, "--json"))] == ["hello"]
+    assert [row["kind"] for row in parsed(run("events", job, "--json"))] == [
+        "submitted",
+        "job-running",
+    ]
+    assert parsed(run("status", "--json"))["platform"]["active_jobs"] == [job]
+
+
+def test_listings_are_tables_for_people(run: Run, api: Api) -> None:
+    job = api.submit()
+    api.start_job(job)
+    api.control.show({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
+    checkpoint, _ = api.store_checkpoint(job, 1)
+    api.jobs.add_logs(job, f"{job}.i-1", ["hello [bold]"])
+
+    heading, row = done(run("jobs")).splitlines()
+    assert heading.split()[:2] == ["JOB", "STATE"]
+    assert row.split()[:3] == [job, "running", "0/2"]
+    assert "running" in done(run("instances"))
+    assert "local" in done(run("pools"))
+    assert checkpoint in done(run("checkpoints", job))
+    assert done(run("logs", job)) == "i-1: hello [bold]\n"
+    assert "submitted: digits was submitted" in done(run("events", job))
+    shown = done(run("show", job))
+    assert f"job         {job}\n" in shown
+    assert "epoch       1 of 2 (0%)" in shown
+
+
+def test_what_is_not_there_is_named(run: Run) -> None:
+    for command in ("show", "follow", "events", "logs", "pause", "checkpoints", "download"):
+        refused(run(command, "nothing"), "nothing")
+    refused(run("evict", "nothing"), "there is no instance nothing")
+
+
+# -- acting -------------------------------------------------------------------------------------
+
+
+def test_a_job_is_paused_resumed_and_cancelled(run: Run, api: Api) -> None:
+    job = api.submit()
+    refused(run("pause", job), f"job {job} is starting", "remedy:")
+    api.start_job(job)
+    for command, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        assert done(run(command, job)) == f"{job} is {state}\n"
+        assert api.jobs.get(job).state == state
+
+
+def test_a_machine_is_taken(run: Run, api: Api) -> None:
+    job = api.submit()
+    worker = f"{job}.i-1"
+    api.leases(job, worker).renew({"at": time.time(), "instance": "i-1"}, [])
+    api.control.show({"i-1": {"pool": "local"}}, {})
+
+    assert done(run("evict", worker, "--notice", 30)) == "i-1 will be evicted, 30 s notice\n"
+    assert parsed(run("evict", "i-1", "--kill", "--json"))["kill"] is True
+
+    first, second = api.control.take_requests()
+    assert (first["instance"], first["notice_seconds"], first["kill"]) == ("i-1", 30, False)
+    assert (second["instance"], second["kill"]) == ("i-1", True)
+    assert run("evict", "i-1", "--kill", "--notice", 1).exit_code == 2
+
+
+def test_a_model_is_downloaded(run: Run, api: Api, tmp_path: Path) -> None:
+    job = api.submit()
+    refused(run("download", job), "model")
+    name, data = api.store_checkpoint(job, 3)
+    api.finish(job, model=name)
+
+    path = Path(done(run("download", job, "--to", tmp_path)).strip())
+
+    assert path.parent == tmp_path
+    assert path.read_bytes() == data
+    refused(run("download", job, "--to", tmp_path / "no" / "folder.safetensors"), "no")
+
+
+# -- following ----------------------------------------------------------------------------------
+
+
+def after(seconds: float, action: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, action)
+    timer.start()
+    return timer
+
+
+def test_following_ends_with_the_job(run: Run, api: Api) -> None:
+    job = api.submit()
+    api.start_job(job)
+    timer = after(0.7, lambda: api.finish(job))
+
+    text = done(run("follow", job))
+
+    timer.join()
+    assert "job-running: started" in text
+    assert "job-succeeded: it succeeded" in text
+    assert f"{job} succeeded after" in text.splitlines()[-1]
+
+
+def test_a_failed_job_shows_its_reason_and_the_users_traceback(run: Run, api: Api) -> None:
+    job = api.submit()
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 1\nValueError: [red]'
+    api.finish(job, JobState.FAILED, traceback=trace)
+
+    result = run("follow", job)
+
+    assert result.exit_code == 1
+    assert f"error: job {job} failed: it failed" in result.stderr
+    assert trace in result.stderr
+    assert trace in run("show", job).stderr
+
+
+def test_submit_can_follow(run: Run, api: Api, job_file: Path) -> None:
+    timer = after(0.0, lambda: api.finish(await_truth(api.jobs.active)[0], JobState.CANCELLED))
+    result = run("submit", job_file, "--follow")
+    timer.join()
+    assert result.exit_code == 1
+    assert "cancelled: it cancelled" in result.stderr
+
+
+def test_ctrl_c_leaves_the_job_alone_and_says_so(api: Api) -> None:
+    job = api.submit()
+    api.start_job(job)
+    command = [sys.executable, "-m", "vcasgd.cli", "follow", job]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **api.env, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell's background job ignores SIGINT, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stdout is not None
+        while "job-running" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert f"job {job} goes on; watch it again with: vcasgd follow {job}" in said
+    assert "Traceback" not in said
+    assert api.jobs.get(job).state == "running"
+
+
+def test_following_survives_an_api_that_is_away(own_api: Api) -> None:
+    job = own_api.submit()
+    own_api.start_job(job)
+    with own_api.client() as client:
+        looks = Watch(client, job).looks(patience=PATIENCE)
+        assert next(looks).trouble is None
+        own_api.kill()
+        assert "no answer" in str(next(looks).trouble)
+        own_api.start()
+        own_api.finish(job)
+        last = list(looks)[-1]
+    assert last.job.over
+    assert [event.kind for event in last.events] == ["job-succeeded"]
+
+
+def over_after_the_first(looks: Iterator[JobStatus], api: Api, job: str) -> Iterator[JobStatus]:
+    yield next(looks)
+    api.finish(job)
+    yield from looks
+
+
+def test_the_live_view_shows_everything(api: Api) -> None:
+    job = api.submit()
+    api.start_job(job)
+    api.leases(job).renew(
+        {"at": time.time(), "instance": "i-1", "doing": "subtask 3", "notice": "terminate"}, []
+    )
+    api.account(job, 4, 1, updates=4, applied=100, staleness_mean=1.5, staleness_max=3)
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with api.client() as client:
+        view = show_progress(over_after_the_first(Watch(client, job).looks(), api, job), console)
+    assert view.state == "succeeded"
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for word in (job, "epoch 2/2", "50%", "staleness 1.5 (max 3)", "i-1", "subtask 3",
+                 "notice of eviction", "job-running", "succeeded"):  # fmt: skip
+        assert word in text
+
+
+def test_workers_that_fell_silent_are_not_counted(api: Api) -> None:
+    job = api.submit()
+    now = time.time()
+    api.leases(job, "old").renew({"at": now - 60, "instance": "i-1"}, [])
+    api.leases(job, "new").renew({"at": now, "instance": "i-2"}, [])
+    with api.client() as client:
+        look = Watch(client, job).look()
+    assert [row["name"] for row in look.workers] == ["new"]

@@ -1,0 +1,88 @@
+"""The fleet at a glance, and how long a job will take."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.api_harness import Api
+from typer.testing import CliRunner
+
+from vcasgd.cli.app import app
+from vcasgd.cli.progress import time_left
+from vcasgd.cli.watch import Watch
+
+
+@pytest.fixture
+def shown(api: Api, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("COLUMNS", "150")
+
+    def top(*arguments: str) -> str:
+        known = ["--url", api.url, "--token", api.token]
+        result = CliRunner().invoke(app, ["top", *arguments, *known])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return top
+
+
+def test_everything_at_a_glance(api: Api, shown: Any) -> None:
+    job, over = api.submit(), api.submit()
+    api.start_job(job)
+    api.finish(over)
+    api.account(job, 4, 1, updates=4, applied=100)
+    machines = {
+        "i-1": {"pool": "local", "state": "running", "job": job, "price_per_hour": 1.5},
+        "i-2": {"pool": "local", "state": "leaving", "job": None, "launched_at": time.time()},
+    }
+    api.control.show(machines, {"local": {"reason": "no capacity in z"}})
+    api.servers.beat(
+        "node-0", {"memory_used_bytes": 5_000_000, "memory_limit_bytes": 9_000_000,
+                   "queued": {job: 3}, "publications_per_second": 2.5}
+    )  # fmt: skip
+
+    text = shown()
+
+    for word in (job, "1/2", "50%", "i-1", "i-2", "leaving", "1 leaving, 1 running", "$1.50",
+                 "5 MB of 9 MB", "2.5", "local: no capacity in z", "ledger"):  # fmt: skip
+        assert word in text, word
+    assert over not in text
+    row = next(line for line in text.splitlines() if "node-0" in line)
+    assert row.split()[-2:] == ["3", "2.5"]
+
+
+def test_a_fleet_of_nothing(shown: Any) -> None:
+    text = shown("--once")
+
+    assert "no job is active" in text
+    assert "there are no machines" in text
+
+
+def test_programs_get_json(api: Api, shown: Any) -> None:
+    job = api.submit()
+
+    found = json.loads(shown("--json"))
+
+    assert [each["id"] for each in found["jobs"]] == [job]
+    assert found.keys() == {"jobs", "machines", "pools", "store", "spend"}
+
+
+def test_how_long_a_job_will_take(api: Api) -> None:
+    job = api.submit()
+    with api.client() as client:
+        look = Watch(client, job).look()
+    begun = look.job.created_at + 10.0
+    progress = replace(look.job.progress, fraction=0.25)
+    running = replace(look.job, state="running", started_at=begun, progress=progress)
+
+    assert time_left(replace(look, job=running, seconds=40.0)) == pytest.approx(90.0)
+    for nobody_knows in (
+        look.job,
+        replace(running, state="paused"),
+        replace(running, started_at=None),
+        replace(running, progress=replace(progress, fraction=0.0)),
+    ):
+        assert time_left(replace(look, job=nobody_knows)) is None

@@ -1,0 +1,76 @@
+"""What a person sees of machines that are lost while a job is watched in a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from vcasgd.cli.progress import LiveView, mark
+from vcasgd.cli.watch import JobStatus
+from vcasgd.client import Event, JobView, Progress, Totals
+
+
+def event(kind: str, text: str = "", at: float = 0.0) -> Event:
+    return Event(id=f"{at}-0", at=at, kind=kind, text=text, details={})
+
+
+def job() -> JobView:
+    return JobView(
+        id="digits-abc234", name="digits", state="running", reason=None, traceback=None,
+        created_at=0.0, started_at=0.0, ended_at=None, spec={},
+        progress=Progress(10, 3, 100, 1000, 300, 0, None, 0.3),
+        totals=Totals(30, 0.5, 2, {}), evaluations=(), best_accuracy=None, version=30, model=None,
+        package="", evictions=0, kills=0, store_nodes=1,
+    )  # fmt: skip
+
+
+def look(workers: int, *events: Event) -> JobStatus:
+    rows: list[dict[str, Any]] = [
+        {"name": f"w-{each}", "doing": "training"} for each in range(workers)
+    ]
+    return JobStatus(job(), rows, list(events), 1.0, 60.0)
+
+
+def shown(*looks: JobStatus) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=60)
+    view = LiveView(console)
+    for each in looks:
+        view.show(each)
+    with console.capture() as capture:
+        console.print(view._picture(looks[-1]))
+    return capture.get()
+
+
+def test_a_lost_machine_is_marked_below_the_moment_of_its_loss() -> None:
+    killed = event("worker-killed", "local-2 is gone, without a notice")
+
+    lines = shown(look(4), look(4), look(3, killed), look(4)).splitlines()
+
+    (bars,) = [at for at, line in enumerate(lines) if "workers" in line and "█" in line]
+    plain = [Text.from_ansi(line).plain for line in lines]
+    marks = plain[bars + 1]
+    assert plain[bars].rindex("▆") == marks.index("▲")
+    assert marks.count("▲") == 1
+    assert "31m▲" in lines[bars + 1], "in red"
+
+
+def test_what_was_lost_stays_however_much_else_happens() -> None:
+    lost = event("worker-evicted", "local-1 is gone, after a notice")
+    others = [event("worker-started", f"local-{number} works") for number in range(50)]
+
+    text = shown(look(2, lost), look(2, *others))
+
+    assert "worker-evicted: local-1 is gone, after a notice" in text
+    assert "local-49 works" in text
+    assert "local-3 works" not in text
+
+
+def test_the_worst_loss_of_a_look_is_marked() -> None:
+    notice, killed = event("eviction-notice"), event("worker-killed")
+
+    assert (mark([notice, killed]).plain, mark([notice, killed]).style) == ("▲", "red")
+    assert (mark([notice]).plain, mark([notice]).style) == ("△", "yellow")
+    assert mark([event("checkpoint")]).plain == " "

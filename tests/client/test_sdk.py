@@ -1,0 +1,129 @@
+"""The SDK: a job as an object, what a notebook shows, and all that a page shows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+from support.api_harness import Api
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from vcasgd.client import Client
+from vcasgd.errors import ApiError, Conflict
+from vcasgd.store.ledger.job import JobState
+
+
+@pytest.fixture
+def job(api: Api) -> str:
+    """With a history of three points, and an evaluation before the last one."""
+    name = api.submit()
+    api.start_job(name)
+    api.account(name, 10, 1)
+    for at in (1.0, 2.0, 4.0):
+        api.jobs.add_metrics(name, {"at": at, "version": int(5 * at), "loss": 1 / at})
+    result = {"version": 10, "metrics": {"accuracy": 0.5, "top5": 0.75}, "worker": "w-1",
+              "seconds": 1.0, "at": 3.0}  # fmt: skip
+    assert api.leases(name).report_evaluation(api.lease(name), result)
+    return name
+
+
+def test_a_job_can_be_told_what_to_do(client: Client, job: str) -> None:
+    paused = client.job(job).pause()
+    resumed = paused.resume(max_cost_usd=3)
+
+    assert (paused.state, resumed.state) == ("paused", "running")
+    assert resumed.spec["stop"]["max_cost_usd"] == 3
+    assert paused.refreshed() == resumed
+    assert [event.kind for event in resumed.events()][-1] == "job-running"
+    with pytest.raises(ApiError, match="is not over after"):
+        resumed.wait(timeout=0.1)
+    assert resumed.cancel().wait().state == "cancelled"
+    with pytest.raises(Conflict):
+        resumed.pause()
+    assert "client" not in resumed.to_dict()
+    assert "token" not in repr(resumed)
+
+
+def test_pandas_takes_its_metrics(client: Client, job: str) -> None:
+    table = pandas.DataFrame(client.job(job).metrics())
+
+    assert list(table["loss"]) == [1.0, 0.5, 0.25]
+    assert list(table["version"]) == [5, 10, 20]
+    assert table["validation.top5"].isna().tolist() == [True, True, False]
+    assert table["validation.accuracy"].iloc[-1] == table["accuracy"].iloc[-1] == 0.5
+    assert not {"id", "validation"} & set(table.columns)
+    few = pandas.DataFrame(client.job(job).metrics(points=10, names=["loss"]))
+    assert list(few.columns) == ["at", "loss"]
+
+
+def test_tensorboard_reads_its_history(client: Client, job: str, tmp_path: Path) -> None:
+    for _ in range(2):  # what was there before is replaced
+        folder = client.job(job).tensorboard(tmp_path)
+
+    assert folder == tmp_path / job
+    files = EventAccumulator(str(folder))
+    files.Reload()
+    losses = files.Tensors("train/loss")
+    assert [(each.step, each.wall_time) for each in losses] == [(5, 1.0), (10, 2.0), (20, 4.0)]
+    assert [each.tensor_proto.float_val[0] for each in losses] == [1.0, 0.5, 0.25]
+    (top5,) = files.Tensors("validation/top5")
+    assert (top5.step, top5.wall_time, top5.tensor_proto.float_val[0]) == (10, 3.0, 0.75)
+
+
+def test_without_tensorboard_it_says_what_to_install(
+    client: Client, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
+
+    with pytest.raises(ApiError) as caught:
+        client.tensorboard(job, tmp_path)
+
+    assert caught.value.remedy == "pip install 'vcasgd[tensorboard]'"
+
+
+def test_a_notebook_shows_a_job_and_runs_nothing_of_it(api: Api, client: Client) -> None:
+    job = api.submit()
+    api.finish(job, JobState.FAILED, reason="<script>alert(1)</script>")
+
+    html = client.job(job)._repr_html_()
+
+    assert f"<caption>{job}</caption>" in html
+    assert "failed: &lt;script&gt;" in html
+    assert "<script>" not in html
+
+
+def test_everything_that_a_page_shows_is_there_for_programs(api: Api, client: Client) -> None:
+    job = api.submit()
+    api.start_job(job)
+    for at in range(30):
+        api.jobs.add_metrics(job, {"at": float(at), "loss": 1.0, "updates": at})
+
+    assert client.staleness(job)["buckets"] == []
+    assert client.machines(job) == []
+    assert client.subtasks(job)["states"] == "ooooo"
+    assert client.subtasks(job, 2)["first"] == 5
+    assert "task: train:Digits" in client.spec(job)
+    assert client.validate("name: x")["valid"] is False
+    assert "properties" in client.job_schema()
+    assert client.spend()["usd_per_hour"] == 0
+    assert client.store()["nodes"] == []
+    assert len(client.metrics(job)) == 30
+    short = client.metrics(job, points=10, names=["loss", "updates"])
+    assert len(short) <= 10
+    assert set(short[0]) == {"id", "at", "loss", "updates"}
+    assert len(client.metrics(job, names=["loss"])[0]) == 3
+
+
+def test_a_follower_of_everything_outlives_the_api(own_api: Api) -> None:
+    job = own_api.submit()
+    with own_api.client() as client:
+        changes = client.changes()
+        assert next(data for kind, data in changes if kind == "job")["id"] == job
+        own_api.kill()
+        own_api.jobs.event(job, "count", "while it was away")
+        own_api.start()
+
+        assert next(data for kind, data in changes if kind == "event")["kind"] == "count"
+        changes.close()

@@ -1,0 +1,476 @@
+"""Real Ray processes, killed for real: what lives on, and what is noticed."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.ports import free_port
+from support.waiting import PATIENCE
+
+from vcasgd.cluster import ActorState, Cluster, Command, head_command, node_command
+from vcasgd.errors import ClusterError
+from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
+
+HEARTBEAT = 1.0
+HOST = "127.0.0.1"
+NAMESPACE = "test"
+TOKEN = "a-token-that-is-long-enough"
+PASSWORD = "a-password-nobody-may-see"
+#: ids are not used twice, since the cluster remembers the dead
+INSTANCES = itertools.count()
+CALL = PATIENCE
+
+
+def count(path: str, until: int = sys.maxsize, exit_code: int = 0) -> None:
+    """A worker's entry: counts into a file, ten a second."""
+    for number in range(until):
+        Path(path + ".new").write_text(f"{os.getpid()} {number}")
+        Path(path + ".new").replace(path)
+        time.sleep(0.1)
+    raise SystemExit(exit_code)
+
+
+# --- without Ray -------------------------------------------------------------------------
+
+
+def commands(temp_dir: str = "/tmp/v") -> list[Command]:
+    head = head_command(
+        host=HOST,
+        port=1,
+        ledger_address="127.0.0.1:2",
+        ledger_password=PASSWORD,
+        namespace=NAMESPACE,
+        temp_dir=Path(temp_dir),
+        heartbeat=HEARTBEAT,
+        token=TOKEN,
+    )
+    node = node_command(
+        address="10.0.0.1:1",
+        instance_id="i",
+        cpus=1.5,
+        temp_dir=Path(temp_dir),
+        heartbeat=HEARTBEAT,
+        labels={"pool": "p"},
+        token=TOKEN,
+    )
+    return [head, node]
+
+
+def test_secrets_are_in_the_environment_and_in_no_repr() -> None:
+    for command in commands():
+        assert TOKEN in command.env.values()
+        for secret in (PASSWORD, TOKEN):
+            assert secret not in repr(command)
+            assert secret not in " ".join(command.argv)
+    assert PASSWORD in commands()[0].env.values()
+
+
+def test_a_folder_too_long_for_sockets_is_refused_before_ray_starts() -> None:
+    with pytest.raises(ClusterError, match="at most 37 bytes"):
+        commands("/tmp/" + "x" * 40)
+
+
+def test_health_checks_follow_the_heartbeat() -> None:
+    for command in commands():
+        assert command.env["RAY_health_check_period_ms"] == "1000"
+
+
+def test_a_node_without_gpus_hides_those_of_the_host() -> None:
+    assert commands()[1].env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_arguments_must_be_json() -> None:
+    with pytest.raises(ClusterError, match="JSON"):
+        Cluster(NAMESPACE, CALL, "head").start_worker("i", "w", "m:f", {"x": object()}, {})
+
+
+def test_connecting_to_nobody_ends() -> None:
+    with pytest.raises(ClusterError, match="nobody listens"):
+        Cluster.connect(f"{HOST}:{free_port()}", NAMESPACE, timeout=0.5)
+
+
+# --- with Ray ----------------------------------------------------------------------------
+
+
+class Rig:
+    """A ledger, a head and nodes, each in a session of its own as on a machine of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.address = f"{HOST}:{self.port}"
+        self.files = ServerFiles(folder / "ledger", free_port(), PASSWORD)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, argv: tuple[str, ...], env: dict[str, str] | None = None) -> None:
+        tests = Path(__file__).parents[1]
+        paths = os.pathsep.join(map(str, [tests / "runtime", tests, tests.parent]))
+        with (self.folder / f"{name}.log").open("ab") as output:
+            self.processes[name] = subprocess.Popen(
+                argv,
+                env={**os.environ, "PYTHONPATH": paths, **(env or {})},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def start_ledger(self) -> None:
+        write_configuration(self.files, durable=True)
+        self.start("ledger", tuple(server_command(self.files)))
+        eventually(lambda: listens(self.files.port), "the ledger")
+
+    def start_head(self) -> None:
+        command = head_command(
+            host=HOST,
+            port=self.port,
+            ledger_address=f"{HOST}:{self.files.port}",
+            ledger_password=PASSWORD,
+            namespace=NAMESPACE,
+            temp_dir=self.folder / "h",
+            heartbeat=HEARTBEAT,
+            token=TOKEN,
+        )
+        self.start("head", command.argv, command.env)
+
+    def start_node(self, instance_id: str) -> None:
+        command = node_command(
+            address=self.address,
+            instance_id=instance_id,
+            cpus=1,
+            temp_dir=self.folder / instance_id,
+            heartbeat=HEARTBEAT,
+            labels={"pool": "p"},
+            token=TOKEN,
+        )
+        self.start(instance_id, command.argv, command.env)
+
+    def kill(self, *names: str) -> None:
+        """As a machine dies: everything in the session, at once, without a word."""
+        for name in names:
+            process = self.processes.pop(name)
+            kill_session(process.pid)
+            process.wait(PATIENCE)
+
+    def close(self) -> None:
+        self.kill(*self.processes)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def counter(self, name: str) -> tuple[int, int] | None:
+        """Process and count of the worker that counts under this name."""
+        with suppress(OSError):
+            pid, number = (self.folder / name).read_text().split()
+            return int(pid), int(number)
+        return None
+
+
+class Driver:
+    """A :class:`Cluster` in a process of its own, as Ray may end it."""
+
+    def __init__(self, address: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=drive, args=(address, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self.connection.send((method, arguments))
+            assert self.connection.poll(PATIENCE), f"{method} hangs"
+            answer = self.connection.recv()
+            if isinstance(answer, ClusterError):
+                raise answer
+            return answer
+
+        return call
+
+    def living_instances(self) -> set[str]:
+        return {node.instance_id for node in self.nodes() if node.alive and node.instance_id}
+
+    def state(self, worker: str) -> ActorState | None:
+        found = self.workers().get(worker)
+        return found and found.state
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join(PATIENCE)
+        self.connection.close()
+
+
+def drive(address: str, connection: Connection) -> None:
+    cluster = Cluster.connect(address, NAMESPACE, CALL, TOKEN)
+    with suppress(EOFError):
+        while True:
+            method, arguments = connection.recv()
+            try:
+                connection.send(getattr(cluster, method)(*arguments))
+            except ClusterError as error:
+                connection.send(error)
+
+
+def eventually(condition: Callable[[], object], what: str = "the condition") -> None:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < PATIENCE, f"{what}: not within {PATIENCE} s"
+        time.sleep(0.05)
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False
+
+
+def session(leader: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def kill_session(leader: int) -> None:
+    while processes := session(leader):
+        for process in processes:
+            with suppress(psutil.Error):
+                process.kill()
+
+
+def alive(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    rig = Rig(Path(tempfile.mkdtemp(prefix="v", dir="/tmp")))
+    try:
+        rig.start_ledger()
+        rig.start_head()
+        yield rig
+    finally:
+        rig.close()
+
+
+@pytest.fixture
+def connect(rig: Rig) -> Iterator[Callable[[], Driver]]:
+    """Makes drivers: one for each life of the head."""
+    drivers: list[Driver] = []
+
+    def make() -> Driver:
+        drivers.append(Driver(rig.address))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.end()
+
+
+@pytest.fixture
+def start_node(rig: Rig) -> Iterator[Callable[[], str]]:
+    """Makes instances of this test alone; returns their ids."""
+    names: list[str] = []
+
+    def make() -> str:
+        names.append(f"i-{next(INSTANCES)}")
+        rig.start_node(names[-1])
+        return names[-1]
+
+    yield make
+    rig.kill(*(name for name in names if name in rig.processes))
+
+
+def start_counting(rig: Rig, driver: Driver, instance: str, worker: str, **arguments: int) -> None:
+    eventually(lambda: instance in driver.living_instances(), f"the node of {instance}")
+    arguments_ = {"path": str(rig.folder / worker), **arguments}
+    driver.start_worker(instance, worker, "test_cluster:count", arguments_, {})
+    eventually(lambda: rig.counter(worker), f"worker {worker}")
+
+
+def assert_counts_on(rig: Rig, worker: str, pid: int, since: int) -> None:
+    eventually(lambda: (rig.counter(worker) or (0, 0))[1] > since, f"{worker} goes on")
+    assert (rig.counter(worker) or (0, 0))[0] == pid
+
+
+@pytest.mark.slow
+def test_a_workers_life(
+    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+) -> None:
+    driver, first, second = connect(), start_node(), start_node()
+
+    start_counting(rig, driver, first, "once")
+    pid, _ = rig.counter("once") or (0, 0)
+    assert driver.workers()["once"].instance_id == first
+
+    eventually(lambda: second in driver.living_instances(), "the other node")
+    # a second request changes nothing, whatever it says
+    driver.start_worker(second, "once", "test_cluster:count", {"path": "elsewhere"}, {})
+    assert driver.workers()["once"].instance_id == first
+    assert_counts_on(rig, "once", pid, (rig.counter("once") or (0, 0))[1])
+
+    driver.stop_worker("once")
+    eventually(lambda: not alive(pid), "the end of the process")
+    eventually(lambda: driver.state("once") is ActorState.DEAD)
+    driver.stop_worker("once")
+    driver.stop_worker("never-started")
+
+    # its name is free again, on any instance
+    start_counting(rig, driver, second, "once", until=3)
+    eventually(lambda: driver.state("once") is ActorState.DEAD, "a worker whose entry returned")
+
+    with pytest.raises(ClusterError, match="no living node"):
+        driver.start_worker("unknown", "w", "test_cluster:count", {}, {})
+
+
+@pytest.mark.slow
+def test_no_secret_on_any_command_line(rig: Rig, connect: Callable[[], Driver]) -> None:
+    connect().nodes()
+    for process in session(rig.processes["head"].pid):
+        line = " ".join(process.cmdline())
+        assert PASSWORD not in line
+        assert TOKEN not in line
+
+
+@pytest.mark.slow
+def test_a_stranger_without_the_token_is_refused(rig: Rig, connect: Callable[[], Driver]) -> None:
+    connect().nodes()
+    stranger = f"""
+from vcasgd.cluster import Cluster
+Cluster.connect("{rig.address}", "{NAMESPACE}", timeout=5)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", stranger], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert "ClusterError" in done.stderr
+
+
+@pytest.mark.slow
+def test_workers_live_on_without_their_head_and_are_found_again(
+    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+) -> None:
+    driver, nodes = connect(), [start_node(), start_node()]
+    for node, worker in zip(nodes, ("left", "right"), strict=True):
+        start_counting(rig, driver, node, worker)
+    before = {worker: rig.counter(worker) or (0, 0) for worker in ("left", "right")}
+    assert driver.healthy()
+
+    rig.kill("head")
+
+    eventually(lambda: not driver.healthy(), "the driver's notice")
+    for worker, (pid, number) in before.items():
+        assert_counts_on(rig, worker, pid, number + 30)
+
+    rig.start_head()
+    successor = connect()
+    assert successor.living_instances() >= set(nodes)
+    assert not driver.healthy(), "a driver belongs to one life of the head"
+    for worker, (pid, _) in before.items():
+        assert successor.state(worker) is ActorState.ALIVE
+        assert_counts_on(rig, worker, pid, (rig.counter(worker) or (0, 0))[1])
+    start_counting(rig, successor, nodes[0], "new")
+    successor.stop_worker("left")
+    eventually(lambda: not alive(before["left"][0]), "the old worker's end")
+
+
+@pytest.mark.slow
+def test_a_killed_instance_is_noticed_and_replaced(
+    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+) -> None:
+    driver, victim, replacement = connect(), start_node(), start_node()
+    start_counting(rig, driver, victim, "doomed")
+    eventually(lambda: replacement in driver.living_instances())
+    pid, _ = rig.counter("doomed") or (0, 0)
+    leader = rig.processes[victim].pid
+
+    rig.kill(victim)
+
+    assert not alive(pid)
+    assert not session(leader)
+    eventually(lambda: victim not in driver.living_instances(), "the death")
+    eventually(lambda: driver.state("doomed") is ActorState.DEAD)
+    with pytest.raises(ClusterError, match="no living node"):
+        driver.start_worker(victim, "doomed", "test_cluster:count", {}, {})
+    start_counting(rig, driver, replacement, "doomed")
+
+
+@pytest.mark.slow
+def test_a_worker_ends_with_its_node(
+    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+) -> None:
+    node = start_node()
+    start_counting(rig, connect(), node, "orphan")
+    pid, _ = rig.counter("orphan") or (0, 0)
+
+    os.kill(rig.processes[node].pid, signal.SIGKILL)
+
+    eventually(lambda: not alive(pid), "the worker's end")
+
+
+@pytest.mark.slow
+def test_ledger_head_and_an_instance_die_at_once(
+    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+) -> None:
+    driver, survivor, victim = connect(), start_node(), start_node()
+    start_counting(rig, driver, survivor, "survivor")
+    start_counting(rig, driver, victim, "victim")
+    pid, number = rig.counter("survivor") or (0, 0)
+
+    rig.kill("ledger", "head", victim)
+    driver.end()
+    rig.start_ledger()
+    rig.start_head()
+
+    driver = connect()
+    eventually(lambda: victim not in driver.living_instances(), "the victim's death")
+    eventually(lambda: driver.state("victim") is ActorState.DEAD)
+    assert survivor in driver.living_instances()
+    assert driver.state("survivor") is ActorState.ALIVE
+    assert_counts_on(rig, "survivor", pid, number + 10)
+
+
+@pytest.mark.slow
+def test_the_head_ends_with_its_ledger_and_nobody_else_does(
+    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+) -> None:
+    driver, node = connect(), start_node()
+    start_counting(rig, driver, node, "calm")
+    pid, number = rig.counter("calm") or (0, 0)
+    head = rig.processes["head"]
+
+    rig.kill("ledger")
+
+    eventually(lambda: head.poll() is not None, "the head's end")
+    rig.kill("head")
+    driver.end()
+    rig.start_ledger()
+    rig.start_head()
+    driver = connect()
+    assert node in driver.living_instances()
+    assert driver.state("calm") is ActorState.ALIVE
+    assert_counts_on(rig, "calm", pid, number + 10)
+
+
+@pytest.mark.slow
+def test_rays_files_stay_in_its_folder(rig: Rig, connect: Callable[[], Driver]) -> None:
+    connect().nodes()
+    head = session(rig.processes["head"].pid)
+    used = {Path(file.path) for process in head for file in process.open_files()}
+    assert not {path for path in used if not path.is_relative_to(rig.folder)}

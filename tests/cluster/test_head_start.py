@@ -1,0 +1,105 @@
+"""A head whose control service dies while the rest of it still starts: Ray would wait for it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.harness import Process, RedisServer
+from support.ports import free_port
+
+from vcasgd.cluster import head_command
+from vcasgd.cluster.hook import CONTROL_SERVICE_DIED
+from vcasgd.store.embedded.replicas import replication_lines
+
+Eventually = Callable[..., Any]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "ledger", durable=True)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def start_head(tmp_path: Path) -> Iterator[Callable[[RedisServer], Process]]:
+    with tempfile.TemporaryDirectory(prefix="v", dir="/tmp") as scratch:
+        heads: list[Process] = []
+
+        def start(ledger: RedisServer) -> Process:
+            command = head_command(
+                host="127.0.0.1",
+                port=free_port(),
+                ledger_address=f"127.0.0.1:{ledger.files.port}",
+                ledger_password=ledger.files.password,
+                namespace="head-start",
+                temp_dir=Path(scratch),
+                heartbeat=1.0,
+                token="a-token-that-is-long-enough",
+            )
+            heads.append(Process(list(command.argv), tmp_path / "head.log", command.env))
+            return heads[-1]
+
+        yield start
+        for head in heads:
+            head.end()
+
+
+def part(head: Process, name: str) -> psutil.Process | None:
+    for child in psutil.Process(head.pid).children():
+        with suppress(psutil.Error):
+            if child.name() == name:
+                return child
+    return None
+
+
+def test_a_head_ends_whose_control_service_dies_while_it_starts(
+    ledger: RedisServer,
+    start_head: Callable[[RedisServer], Process],
+    eventually: Eventually,
+    tmp_path: Path,
+) -> None:
+    # Given a head whose node is not registered yet
+    head = start_head(ledger)
+    raylet = eventually(lambda: part(head, "raylet"), interval=0.005)
+    raylet.suspend()
+    control = part(head, "gcs_server")
+    assert control is not None
+    assert control.is_running()
+
+    # When its control service is killed
+    control.kill()
+
+    # Then it ends, so that it is started again, and leaves nothing behind
+    assert head.wait() == 1
+    assert CONTROL_SERVICE_DIED in (tmp_path / "head.log").read_text()
+    eventually(lambda: not raylet.is_running())
+
+
+def test_a_head_ends_whose_ledger_is_no_primary_any_more(
+    ledger: RedisServer,
+    start_head: Callable[[RedisServer], Process],
+    eventually: Eventually,
+    tmp_path: Path,
+) -> None:
+    # Given a server that was the primary, as the head was told, and is a replica now
+    lines = replication_lines(ledger.files.password, primary_port=ledger.files.port)
+    replica = RedisServer(
+        tmp_path / "replica", durable=True, more=lines, password=ledger.files.password
+    )
+    try:
+        eventually(lambda: replica.connection.info("replication")["role"] == "slave")
+
+        # Then the head does not go on with it
+        assert start_head(replica).wait() == 1
+        assert "READONLY" in (tmp_path / "head.log").read_text()
+    finally:
+        replica.end()

@@ -1,0 +1,362 @@
+"""Data sets in shards: read from folders and from S3, kept on disk and in memory, each bounded."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+import torch
+from moto.server import ThreadedMotoServer
+from safetensors.torch import save
+from support.waiting import await_truth
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from typer.testing import CliRunner
+
+import vcasgd
+from vcasgd.bench.data import Reading, measure_reading
+from vcasgd.cli.app import app
+from vcasgd.data import ShardedDataset, ShardIndex, make_index
+from vcasgd.data.dataset import storage_at
+from vcasgd.errors import DataError, SpecError, StorageUnavailable
+from vcasgd.spec.job import JobSpec
+from vcasgd.worker.learner import Base, Learner
+
+#: samples in a shard
+SIZE = 10
+
+
+def npz(first: int) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, x=np.arange(first, first + SIZE, dtype=np.float32), y=np.ones((SIZE, 2)))
+    return file.getvalue()
+
+
+def safetensors(first: int) -> bytes:
+    x = torch.arange(first, first + SIZE, dtype=torch.float32)
+    return save({"x": x, "y": torch.ones(SIZE, 2, dtype=torch.float64)})
+
+
+def tar(first: int) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number in range(first, first + SIZE):
+            for extension, data in {"txt": str(number), "cls": "7", "bin": "raw"}.items():
+                member = tarfile.TarInfo(f"some/folder/{number:06}.{extension}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data.encode()))
+    return file.getvalue()
+
+
+def folder(path: Path, shards: int = 3) -> Path:
+    """One of arrays, each sample being its own index."""
+    path.mkdir()
+    for number in range(shards):
+        (path / f"part-{number}.npz").write_bytes(npz(SIZE * number))
+    make_index(storage_at(path))
+    return path
+
+
+class Bucket:
+    """On a server that speaks S3, over HTTP."""
+
+    def __init__(self, name: str) -> None:
+        self.url = f"s3://{name}/set"
+        self._name = name
+        self._client = boto3.client("s3")
+        self._client.create_bucket(Bucket=name)
+        for number in range(4):
+            self.put(f"part-{number}.npz", npz(SIZE * number))
+        make_index(storage_at(self.url))
+
+    def put(self, name: str, data: bytes) -> None:
+        self._client.put_object(Bucket=self._name, Key=f"set/{name}", Body=data)
+
+    def delete(self, name: str) -> None:
+        self._client.delete_object(Bucket=self._name, Key=f"set/{name}")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Bucket:
+    variables = {
+        "AWS_ENDPOINT_URL": s3,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return Bucket(f"bucket-{abs(hash(request.node.name)):x}")
+
+
+def kept(cache: Path) -> list[str]:
+    """Digests of the shards on the disk; others are still being written."""
+    return [path.name for path in cache.iterdir() if len(path.name) == 64]
+
+
+def xs(samples: list[Any]) -> list[float]:
+    return [float(sample["x"]) for sample in samples]
+
+
+# --- forms -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "suffix"), [(npz, "npz"), (safetensors, "safetensors")])
+def test_arrays_are_samples_row_by_row(tmp_path: Path, make: Any, suffix: str) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.{suffix}").write_bytes(make(SIZE * number))
+    make_index(storage_at(tmp_path))
+    dataset = ShardedDataset(tmp_path)
+
+    assert len(dataset) == 2 * SIZE
+    assert xs(dataset.__getitems__([12, 3, 19, 0])) == [12, 3, 19, 0]
+    assert dataset[5]["y"].tolist() == [1, 1]
+
+
+def test_members_of_a_tar_with_one_name_are_a_sample(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(tar(0))
+    make_index(storage_at(tmp_path))
+    dataset = ShardedDataset(tmp_path, transform=lambda sample: {**sample, "new": True})
+
+    wanted = {"__key__": "some/folder/000004", "txt": "4", "cls": 7, "bin": b"raw", "new": True}
+    assert dataset[4] == wanted
+
+
+def test_a_loader_makes_batches(tmp_path: Path) -> None:
+    loader = DataLoader(ShardedDataset(folder(tmp_path / "set")), batch_size=8)
+
+    assert torch.cat([batch["x"] for batch in loader]).tolist() == list(range(3 * SIZE))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.npz", b"PK\x03\x04 and nothing more"),
+        ("a.npz", b"no zip at all"),
+        ("a.safetensors", b"\0" * 16),
+        ("a.tar", b"x" * 1024),
+        ("a.safetensors", save({"x": torch.ones(2), "y": torch.ones(3)})),
+        ("a.safetensors", save({"x": torch.tensor(1.0)})),
+    ],
+)
+def test_what_is_no_shard_is_named(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+
+    with pytest.raises(DataError, match=rf"shard {name}: can't be read"):
+        make_index(storage_at(tmp_path))
+
+
+# --- the index -------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_index(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(npz(0))
+
+    done = CliRunner().invoke(app, ["data", "index", str(tmp_path), "--json"])
+
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == [{"location": str(tmp_path), "shards": 1, "samples": SIZE}]
+    (shard,) = ShardIndex.load(storage_at(tmp_path)).shards
+    assert (shard.name, shard.samples, shard.bytes) == ("a.npz", SIZE, len(npz(0)))
+
+
+def index_of(**shard: object) -> str:
+    return json.dumps({"format": "vcasgd-data/1", "shards": [shard] if shard else []})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not an index of shards"),
+        ('{"format": "other", "shards": []}', "its format is 'other', not vcasgd-data/1"),
+        (index_of(), "it names no shards"),
+        (index_of(name="a.npz"), "is not an index of shards"),
+        (index_of(name="a.npz", samples=-1, bytes=1, sha256="0"), r"samples of 'a\.npz' is -1"),
+        (index_of(name="a.npz", samples=1, bytes=1, sha256="../etc"), r"sha256 of 'a\.npz' is no"),
+        (index_of(name="a.exe", samples=1, bytes=1, sha256="0" * 64), r"'a\.exe' ends in none of"),
+    ],
+)
+def test_what_is_no_index_is_explained(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "index.json").write_text(text)
+
+    with pytest.raises(DataError, match=message):
+        ShardedDataset(tmp_path)
+
+
+def test_a_location_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is no folder, nor of the form s3"):
+        ShardedDataset("ftp://host/data")
+    with pytest.raises(DataError, match="there is no folder"):
+        ShardedDataset(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"has no index\.json \(vcasgd data index"):
+        ShardedDataset(tmp_path)
+
+
+# --- caches ----------------------------------------------------------------------------
+
+
+def test_a_shard_is_downloaded_once(bucket: Bucket, tmp_path: Path) -> None:
+    first, second = (ShardedDataset(bucket.url, cache_dir=tmp_path) for _ in range(2))
+
+    assert xs(first.__getitems__([0, 11, 1])) == [0, 11, 1]
+    assert xs(first.__getitems__([2, 3])) == [2, 3]
+    assert xs(second.__getitems__([4])) == [4]
+
+    counts = first.counts()
+    assert (counts["misses"], counts["memory_hits"], counts["disk_hits"]) == (2, 1, 0)
+    assert (counts["downloads"], counts["downloaded_bytes"]) == (2, 2 * len(npz(0)))
+    assert counts["hit_rate"] == pytest.approx(1 / 3)
+    assert counts["stall_seconds"] > 0
+    # another worker of the machine
+    assert (second.counts()["disk_hits"], second.counts()["downloads"]) == (1, 0)
+
+
+def test_memory_and_disk_are_bounded_and_the_longest_unused_go(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    of_two = 2 * len(npz(0))
+    one_in_memory = SIZE * (4 + 16)
+    dataset = ShardedDataset(
+        bucket.url, cache_dir=tmp_path, disk_bytes=of_two, memory_bytes=one_in_memory
+    )
+
+    for sample in (0, 10, 0, 20):
+        dataset[sample]
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= of_two
+    assert dataset.counts()["downloads"] == 3
+
+    # the second one had to go, the first one did not
+    dataset[0]
+    assert dataset.counts()["downloads"] == 3
+    dataset[10]
+    assert dataset.counts()["downloads"] == 4
+
+
+def test_what_was_damaged_on_the_disk_is_downloaded_again(bucket: Bucket, tmp_path: Path) -> None:
+    ShardedDataset(bucket.url, cache_dir=tmp_path)[0]
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+    dataset = ShardedDataset(bucket.url, cache_dir=tmp_path)
+
+    assert xs([dataset[0]]) == [0]
+    assert dataset.counts()["downloads"] == 1
+
+
+def test_a_shard_that_is_damaged_at_its_home_is_named_after_two_downloads(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    bucket.put("part-1.npz", npz(0))
+    dataset = ShardedDataset(bucket.url, cache_dir=tmp_path)
+
+    with pytest.raises(DataError, match=r"shard part-1\.npz of s3://.* is damaged"):
+        dataset[10]
+    assert dataset.counts()["downloads"] == 2
+    assert not list(tmp_path.iterdir())
+    # the others can be read
+    assert xs([dataset[0]]) == [0]
+
+
+def test_a_shard_that_is_missing_is_named(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.delete("part-1.npz")
+
+    with pytest.raises(DataError, match=r"shard part-1\.npz is not in s3://"):
+        ShardedDataset(bucket.url, cache_dir=tmp_path)[10]
+
+
+def test_a_storage_that_does_not_answer_is_no_error_of_the_users_code(
+    monkeypatch: pytest.MonkeyPatch, bucket: Bucket, tmp_path: Path
+) -> None:
+    task = Reads(bucket.url, tmp_path)
+    spec = {"name": "job", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 1}
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "ftp://127.0.0.1:9")
+
+    with pytest.raises(StorageUnavailable):
+        Learner(JobSpec.parse(spec), task, "cpu").plan  # noqa: B018 - it reads the index
+
+
+def test_what_will_be_read_is_there_when_it_is_wanted(bucket: Bucket, tmp_path: Path) -> None:
+    dataset = ShardedDataset(bucket.url, cache_dir=tmp_path)
+
+    dataset.will_read(np.array([25, 5, 27]))
+    await_truth(lambda: len(kept(tmp_path)) == 2)
+
+    assert xs(dataset.__getitems__([5, 25])) == [5, 25]
+    assert (dataset.counts()["disk_hits"], dataset.counts()["misses"]) == (2, 0)
+    dataset.close()
+
+
+# --- a learner, and the measurement ------------------------------------------------------
+
+
+class Reads(vcasgd.Task):
+    batch_size = 5
+
+    def __init__(self, location: str, cache: Path) -> None:
+        self.location = location
+        self.cache = cache
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def dataset(self, split: str) -> ShardedDataset:
+        return ShardedDataset(self.location, cache_dir=self.cache, window=1)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        mean: Tensor = model(batch["x"].view(-1, 1)).mean() * 0
+        return mean
+
+
+def test_a_subtask_downloads_only_what_it_needs_and_the_next_one(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    spec = {"name": "job", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 4}
+    learner = Learner(JobSpec.parse(spec), Reads(bucket.url, tmp_path), "cpu")
+    base = Base(torch.zeros(2), torch.empty(0, dtype=torch.int64))
+
+    learner.start_subtask()
+    learner.train(base, 0, 0, SIZE, should_stop=lambda: False, on_step=lambda: None)
+
+    # its own shard, and the one of the subtask after it
+    await_truth(lambda: len(kept(tmp_path)) == 2)
+    before = learner.reading()
+    assert before["downloads"] == 2
+    learner.train(base, 1, 0, SIZE, should_stop=lambda: False, on_step=lambda: None)
+    after = learner.reading()
+    assert after["misses"] == before["misses"] <= 1
+    assert after["disk_hits"] == before["disk_hits"] + 1
+
+
+def test_the_measurement_tells_what_was_read(bucket: Bucket) -> None:
+    rows = measure_reading(bucket.url, Reading(2, 4, 5, 0.0, 1 << 20, 1 << 20))
+
+    assert [row["reading"] for row in rows] == [
+        "any order",
+        "order of shards",
+        "order of shards, prefetched",
+    ]
+    for row in rows:
+        assert 1 <= row["downloads"] <= 4
+        assert row["seconds"] >= row["stall_seconds"] >= 0

@@ -1,0 +1,172 @@
+"""A parameter server that is cut off at any command, one after the other: nothing is lost,
+nothing is applied twice, and nothing is left behind.
+
+Each scenario is played again and again with the fault one command later, until it no longer
+fires. The final vector says how often each sample was applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+from support.harness import RedisServer
+from support.servers import Fault, Moment, wired
+from support.world import Volunteer, World, run_to_end
+
+from vcasgd.errors import SnapshotMissing, StoreUnavailable
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.store.connection import RedisClient
+
+MakeWorld = Callable[..., World]
+#: more than any scenario has, so that a fault that never fires does not go on for ever
+MOST_COMMANDS = 400
+
+
+class Stage:
+    """A job whose parameter server is connected by wires that break."""
+
+    def __init__(
+        self, world: World, fault: Fault, ledger: RedisClient, tensors: RedisClient
+    ) -> None:
+        self.world = world
+        self.fault = fault
+        self._ledger, self._tensors = ledger, tensors
+        self.shard = self.new_shard()
+        self.cuts = 0
+
+    def new_shard(self) -> Shard:
+        return self.world.shard(ledger=self._ledger, tensors=self._tensors)
+
+    def turn_or_die(self) -> None:
+        """The process is killed at the fault; another one takes over."""
+        try:
+            self.shard.turn()
+        except (StoreUnavailable, SnapshotMissing):
+            self.cuts += 1
+            self.shard = self.new_shard()
+
+    def turn_or_wait(self) -> None:
+        """The process lives on and calls again."""
+        try:
+            self.shard.turn()
+        except (StoreUnavailable, SnapshotMissing):
+            self.cuts += 1
+
+    def play(self, turn: Callable[[], None]) -> None:
+        """A short job with a damaged update, a pin and the fault."""
+        world, volunteer = self.world, Volunteer(self.world, "a", interval=3)
+        header, payload = world.update(1, 0, 2, 1, checksum=1, worker="b")
+        world.smuggle(header, payload)
+        world.snapshots.want_pin("periodic")
+        self.fault.arm()
+        for _ in range(2):
+            volunteer.step()
+            turn()
+        world.snapshots.unpin("periodic")
+        run_to_end(world, [volunteer], turn, rounds=40)
+        self.fault.disarm()
+        self.assert_settled()
+
+    def assert_settled(self) -> None:
+        """Everything is there once, and nothing is left of what happened on the way."""
+        world = self.world
+        world.assert_exact()
+        for name in world.snapshots.pins():
+            world.snapshots.unpin(name)
+        self.shard.turn()
+        job, present = world.jobs.get(world.job), world.snapshots.read().meta
+        assert job.version == present.version
+        assert job.totals["applied"] == world.plan.samples * world.spec.epochs
+        assert job.totals["repeated"] == 0
+        assert world.jobs.quarantined(world.job) == {}
+        # the present snapshot, and the one before for those who still read it
+        chunks = {key for key in world.tensor_keys() if key.startswith(("s:", "u:"))}
+        newest = f"s:{present.version}.{present.token}:0"
+        assert newest in chunks
+        assert len(chunks) <= 2, f"left behind: {chunks - {newest}}"
+        assert world.reader.waiting() == 0
+
+
+Build = Callable[[Fault], AbstractContextManager[Stage]]
+
+
+@pytest.fixture
+def stage(server: RedisServer, make_world: MakeWorld) -> Build:
+    @contextmanager
+    def build(fault: Fault) -> Iterator[Stage]:
+        world = make_world(samples=9, epochs=2, subtasks_per_epoch=2)
+        with wired(server, 0, fault) as ledger, wired(server, 1, fault) as tensors:
+            yield Stage(world, fault, ledger, tensors)
+
+    return build
+
+
+def at_each_command(moment: Moment, play: Callable[[Fault], None]) -> None:
+    for at in range(1, MOST_COMMANDS):
+        fault = Fault(at, moment)
+        try:
+            play(fault)
+        except BaseException as error:
+            error.add_note(f"the fault was {moment} command {at}: {fault.cut[:300]!r}")
+            raise
+        if not fault.fired:
+            assert at > 40, "the scenario is shorter than any job"
+            return
+    pytest.fail("the scenario never ends")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_killed_at_any_command(stage: Build, moment: Moment) -> None:
+    def play(fault: Fault) -> None:
+        with stage(fault) as each:
+            each.play(each.turn_or_die)
+            assert each.cuts == fault.fired
+
+    at_each_command(moment, play)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_disconnected_at_any_command(stage: Build, moment: Moment) -> None:
+    def play(fault: Fault) -> None:
+        with stage(fault) as each:
+            each.play(each.turn_or_wait)
+            assert each.cuts == fault.fired
+
+    at_each_command(moment, play)
+
+
+def test_the_tensors_server_comes_back_empty_at_any_command(stage: Build) -> None:
+    def play(fault: Fault) -> None:
+        with stage(fault) as each:
+            each.shard.turn()  # from now on the model is in its memory
+            fault.instead = each.world.lose_tensors
+            each.play(each.turn_or_wait)
+
+    at_each_command("before", play)
+
+
+def test_both_are_lost_at_any_command(stage: Build) -> None:
+    """The tensors server comes back empty while the parameter server is killed; the last
+    checkpoint, from the very beginning, takes their place."""
+
+    def play(fault: Fault) -> None:
+        with stage(fault) as each:
+            each.shard.turn()
+            each.world.checkpoint()
+            killed: list[Shard] = []
+
+            def lose_both() -> None:
+                each.world.lose_tensors()
+                killed.append(each.shard)
+
+            def turn() -> None:
+                each.turn_or_wait()
+                if killed and killed[0] is each.shard:
+                    each.shard = each.new_shard()
+
+            fault.instead = lose_both
+            each.play(turn)
+
+    at_each_command("before", play)

@@ -1,0 +1,79 @@
+"""Parts of a stack with several store nodes: what they are called, and who needs whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from vcasgd.errors import StackError
+from vcasgd.settings import Settings
+from vcasgd.stack.home import StackHome
+from vcasgd.stack.layout import StackLayout
+from vcasgd.stack.names import kind_of, node_of, part_names
+from vcasgd.stack.parts import StackPart, make_parts
+from vcasgd.stack.state import StackState
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "expected"),
+    [
+        ("tensors", 1, ["tensors"]),
+        ("tensors", 3, ["tensors-0", "tensors-1", "tensors-2"]),
+        ("server", 2, ["server-0", "server-1"]),
+        ("ledger", 3, ["ledger"]),
+    ],
+)
+def test_names(kind: str, nodes: int, expected: list[str]) -> None:
+    names = part_names(kind, nodes)
+
+    assert names == expected
+    assert {kind_of(name) for name in names} == {kind}
+    assert [node_of(name) for name in names] == list(range(len(names)))
+
+
+def plan(home: Path, before: StackState | None = None, **options: Any) -> StackLayout:
+    stack_home = StackHome(home)
+    stack_home.create()
+    settings = Settings(home=home, api_port=0, **options)
+    return StackLayout.plan(stack_home, settings, before or StackState())
+
+
+def environment_of(part: StackPart) -> Mapping[str, str]:
+    command = part.command()
+    assert command is not None
+    return command.env
+
+
+def test_a_parameter_server_needs_the_tensors_server_beside_it_only(tmp_path: Path) -> None:
+    parts = {part.name: part for part in make_parts(plan(tmp_path, store_nodes=2))}
+
+    assert list(parts) == [
+        *("ledger", "tensors-0", "tensors-1", "server-0", "server-1", "head", "api", "controller")
+    ]
+    assert parts["server-1"].needs == ("ledger", "tensors-1")
+    assert environment_of(parts["server-1"])["VCASGD_NODE"] == "1"
+    assert parts["controller"].needs == ("ledger", "tensors-0", "tensors-1", "head")
+    urls = environment_of(parts["controller"])["VCASGD_TENSORS_URL"].split()
+    assert len(set(urls)) == 2
+
+
+def test_as_many_as_the_last_time_unless_told_otherwise(tmp_path: Path) -> None:
+    assert plan(tmp_path).nodes == 1
+    assert plan(tmp_path, StackState(store_nodes=3)).nodes == 3
+    assert plan(tmp_path, StackState(store_nodes=3), store_nodes=2).nodes == 2
+
+
+def test_nodes_that_the_user_brings(tmp_path: Path) -> None:
+    urls = SecretStr("redis://a:1/0 redis://b:2/0")
+
+    layout = plan(tmp_path, tensors_url=urls)
+
+    assert (layout.nodes, layout.tensors_url) == (2, urls.get_secret_value())
+    names = [part.name for part in make_parts(layout)]
+    assert names == ["ledger", "server-0", "server-1", "head", "api", "controller"]
+    with pytest.raises(StackError, match="3 store nodes were asked for"):
+        plan(tmp_path, tensors_url=urls, store_nodes=3)

@@ -1,0 +1,456 @@
+"""A stack is real processes, and every test here starts and kills some."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vcasgd.cluster import Command
+from vcasgd.errors import PortInUse, StackError, StoreUnsupported
+from vcasgd.fleet.providers.local.instance import is_locked
+from vcasgd.settings import Settings
+from vcasgd.stack import (
+    ForegroundStack,
+    PartPhase,
+    PartState,
+    StackHome,
+    StackState,
+    down,
+    is_running,
+    up,
+)
+from vcasgd.stack.child import FIRST_PAUSE_SECONDS, HEALTHY_SECONDS, LONGEST_PAUSE_SECONDS, Child
+from vcasgd.stack.home import LOG_BYTES
+from vcasgd.stack.parts import StackPart
+from vcasgd.store.connection import RedisClient, connect
+
+Eventually = Callable[..., object]
+
+#: enough for what these tests look at, and up in a second
+REDIS = ("ledger", "tensors")
+
+#: a program that says it is a Redis 6: see vcasgd/store/connection.py for what is asked
+OLD_SERVER = """\
+#!{python}
+import re, socketserver, sys
+
+class Redis6(socketserver.StreamRequestHandler):
+    def handle(self):
+        while count := self.rfile.readline():
+            words = [self.word() for _ in range(int(count[1:]))]
+            body = b"redis_version:6.2.14\\r\\n"
+            info = b"$%d\\r\\n%s\\r\\n" % (len(body), body)
+            self.wfile.write(info if words[0].upper() == b"INFO" else b"+OK\\r\\n")
+
+    def word(self):
+        size = int(self.rfile.readline()[1:])
+        return self.rfile.read(size + 2)[:size]
+
+port = int(re.search(r"^port (\\d+)$", open(sys.argv[1]).read(), re.M)[1])
+socketserver.ThreadingTCPServer.allow_reuse_address = True
+socketserver.ThreadingTCPServer(("127.0.0.1", port), Redis6).serve_forever()
+"""
+
+#: starts a stack that is tied to it, says so, and waits to be killed
+TIED = """
+import sys
+from pathlib import Path
+from vcasgd.settings import Settings
+from vcasgd.stack import Tied
+stack = Tied(Settings(home=Path(sys.argv[1]), api_port=0), ("ledger", "tensors"))
+stack.await_ready()
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+class Stage:
+    """A stack's home, and what a test wants to know of it."""
+
+    def __init__(self, home: Path, eventually: Eventually) -> None:
+        self.home = home
+        self.eventually = eventually
+
+    def settings(self, **options: object) -> Settings:
+        return Settings.model_validate({"home": self.home, "api_port": 0, **options})
+
+    def up(self, names: tuple[str, ...] = REDIS, **options: object) -> StackState:
+        return up(self.settings(**options), names=names)
+
+    def down(self) -> bool:
+        return down(self.settings())
+
+    def state(self) -> StackState:
+        return StackState.read(self.home)
+
+    def part(self, name: str) -> PartState:
+        return self.state().parts[name]
+
+    def kill(self, name: str) -> PartState:
+        """Kills a part with −9; returns its next life."""
+        before = self.part(name)
+        os.kill(before.pid, signal.SIGKILL)
+        self.eventually(lambda: self.part(name).restarts > before.restarts)
+        self.eventually(lambda: self.part(name).ready)
+        return self.part(name)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that belong to this home, by their arguments and environments."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = [*process.cmdline(), *process.environ().values()]
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if process.pid != os.getpid() and any(str(self.home) in word for word in words):
+                found.append(process)
+        return found
+
+    def await_nothing(self) -> None:
+        self.eventually(lambda: not self.processes() and not is_running(self.home))
+
+    def ledger(self) -> RedisClient:
+        password = StackHome(self.home).ensure_password("ledger")
+        return connect(f"redis://:{password}@127.0.0.1:{self.state().ports['ledger']}/0")
+
+
+@pytest.fixture
+def stage(tmp_path: Path, eventually: Eventually) -> Iterator[Stage]:
+    stage = Stage(tmp_path / "home", eventually)
+    yield stage
+    stage.down()
+    stage.await_nothing()
+
+
+def test_a_stack_comes_up_and_goes_without_a_trace(stage: Stage) -> None:
+    seen: list[dict[str, bool]] = []
+    state = up(
+        stage.settings(),
+        names=(*REDIS, "server"),
+        progress=lambda state: seen.append({n: part.ready for n, part in state.parts.items()}),
+    )
+
+    assert state.phase is PartPhase.READY
+    assert all(psutil.pid_exists(part.pid) and part.ready for part in state.parts.values())
+    assert all(part.restarts == 0 for part in state.parts.values())
+    assert any(each.get("ledger") and not each.get("server") for each in seen)
+
+    assert stage.down()
+    assert not is_running(stage.home)
+    assert stage.processes() == []
+    assert stage.state().phase is PartPhase.STOPPED
+    assert not stage.down()
+
+
+def test_a_part_that_is_killed_is_started_again(stage: Stage) -> None:
+    before = stage.up()
+    for name in REDIS:
+        after = stage.kill(name)
+        assert after.restarts == 1
+        assert after.pid != before.parts[name].pid
+    assert stage.ledger().ping()
+    assert stage.state().ports == before.ports
+
+
+def test_each_store_node_has_its_two_servers_and_they_come_back_alone(stage: Stage) -> None:
+    kinds = (*REDIS, "server")
+    before = stage.up(kinds, store_nodes=2)
+    assert set(before.parts) == {"ledger", "tensors-0", "tensors-1", "server-0", "server-1"}
+
+    for name in ("tensors-1", "server-1"):
+        assert stage.kill(name).restarts == 1
+    assert stage.part("tensors-0") == before.parts["tensors-0"]
+    assert stage.part("server-0") == before.parts["server-0"]
+
+    # as many as the last time, where they were
+    stage.down()
+    assert stage.processes() == []
+    again = stage.up(kinds)
+    assert again.ports == before.ports
+    assert set(again.parts) == set(before.parts)
+
+
+def test_what_the_ledger_holds_survives(stage: Stage) -> None:
+    first = stage.up()
+    token = StackHome(stage.home).token()
+    stage.ledger().set("kept", "yes")
+    stage.kill("ledger")
+    assert stage.ledger().get("kept") == b"yes"
+
+    stage.down()
+    second = stage.up()
+
+    assert stage.ledger().get("kept") == b"yes"
+    assert second.ports == first.ports
+    assert StackHome(stage.home).token() == token
+
+
+def test_a_second_stack_in_the_same_home_is_refused(stage: Stage) -> None:
+    url = stage.up().api_url
+    with pytest.raises(StackError, match=f"already running at {url}"):
+        stage.up()
+    assert stage.state().phase is PartPhase.READY
+
+
+def test_a_port_that_is_in_use_is_named(stage: Stage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse, match=str(port)) as caught:
+            stage.up(api_port=port)
+    assert "--port" in str(caught.value)
+    stage.await_nothing()
+
+
+def test_when_the_supervisor_is_killed_everything_goes(stage: Stage) -> None:
+    before = stage.up()
+    os.kill(before.supervisor.pid, signal.SIGKILL)
+
+    stage.await_nothing()
+    with pytest.raises(StackError, match="supervisor was killed"):
+        stage.state().raise_error()
+
+    assert stage.up().ports == before.ports
+
+
+def test_when_the_guardian_is_killed_everything_goes(stage: Stage) -> None:
+    guardian = psutil.Process(stage.up().supervisor.pid).parent()
+    assert guardian is not None
+    guardian.kill()
+    stage.await_nothing()
+    assert stage.state().phase is PartPhase.STOPPED
+
+
+def test_a_tied_stack_ends_with_its_parent(stage: Stage) -> None:
+    command = [sys.executable, "-c", TIED, str(stage.home)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "up\n"
+        parent.kill()
+    stage.await_nothing()
+
+
+def test_a_tied_stack_can_be_stopped_before_it_is_ready(stage: Stage) -> None:
+    ForegroundStack(stage.settings(), REDIS).stop()
+    assert stage.processes() == []
+
+
+@pytest.mark.slow
+def test_the_heads_helpers_go_with_it_and_it_comes_back(stage: Stage) -> None:
+    stage.up(("ledger", "head"))
+    head = psutil.Process(stage.part("head").pid)
+    stage.eventually(lambda: {"gcs_server", "raylet"} <= {p.name() for p in _below(head)})
+    helpers = _below(head)
+
+    stage.kill("head")
+
+    assert not any(helper.is_running() for helper in helpers)
+    scratch = Path(stage.state().scratch)
+    assert scratch.is_dir()
+    stage.down()
+    assert stage.processes() == []
+    assert not scratch.exists()
+
+
+@pytest.mark.slow
+def test_all_killed_at_once_leave_only_what_the_next_down_ends(stage: Stage) -> None:
+    state = stage.up(("ledger", "head"))
+    supervisor = psutil.Process(state.supervisor.pid)
+    guardian = supervisor.parent()
+    assert guardian is not None
+    guardian.suspend()
+    supervisor.kill()
+    guardian.kill()
+    stage.eventually(lambda: not is_running(stage.home))
+
+    assert not stage.down()
+    assert stage.processes() == []
+
+
+def test_a_part_that_dies_at_its_start_is_shown_with_its_log(stage: Stage, tmp_path: Path) -> None:
+    server = _program(tmp_path, "#!/bin/sh\necho out of luck >&2\nexit 1\n")
+    with pytest.raises(StackError, match=r"(?s)ledger died.*out of luck"):
+        stage.up(redis_server=server)
+    stage.await_nothing()
+
+
+def test_a_server_that_is_too_old_is_refused(stage: Stage, tmp_path: Path) -> None:
+    server = _program(tmp_path, OLD_SERVER.format(python=sys.executable))
+    with pytest.raises(StoreUnsupported, match=r"server is version 6\.2\.14") as caught:
+        stage.up(redis_server=server)
+    assert "Redis 7" in str(caught.value)
+    stage.await_nothing()
+
+
+def test_a_missing_server_program_is_named(stage: Stage, tmp_path: Path) -> None:
+    with pytest.raises(StackError, match="nothing-here is not a program"):
+        stage.up(redis_server=str(tmp_path / "nothing-here"))
+
+
+def test_servers_of_the_user_are_used_and_left_alone(
+    stage: Stage, tmp_path: Path, eventually: Eventually
+) -> None:
+    other = Stage(tmp_path / "other", eventually)
+    try:
+        theirs = other.up(("ledger",))
+        password = StackHome(other.home).ensure_password("ledger")
+        url = f"redis://:{password}@127.0.0.1:{theirs.ports['ledger']}/0"
+
+        state = stage.up(ledger_url=url)
+
+        assert set(state.parts) == {"tensors"}
+        stage.down()
+        assert other.ledger().ping()
+    finally:
+        other.down()
+
+
+def test_a_server_of_the_user_that_is_away_is_named(stage: Stage) -> None:
+    with pytest.raises(StackError, match="ledger server does not answer") as caught:
+        stage.up(ledger_url="redis://:secret@127.0.0.1:1/0")
+    assert "VCASGD_LEDGER_URL" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_secrets_are_only_where_they_belong(stage: Stage) -> None:
+    stage.up((*REDIS, "server"))
+    home = StackHome(stage.home)
+    secrets = [home.ensure_token(), *map(home.ensure_password, ("ledger", "tensors", "jobs"))]
+
+    for path in (home.token_file, home.secrets_file):
+        assert path.stat().st_mode & 0o777 == 0o600
+    shown = [" ".join(process.cmdline()) for process in stage.processes()]
+    shown += [path.read_text() for path in (*home.logs.iterdir(), stage.home / "stack.json")]
+    assert not any(secret in text for secret in secrets for text in shown)
+
+
+def test_the_lock_is_not_inherited_by_the_parts(stage: Stage) -> None:
+    """A machine lives as long as the lock is held, so nobody but its owner may hold it."""
+    state = stage.up()
+    lock = stage.home / "stack.lock"
+    assert is_locked(lock)
+    holders = {process.pid for process in stage.processes() if _holds(process, lock)}
+    assert state.supervisor.pid in holders
+    assert not holders & {part.pid for part in state.parts.values()}
+
+
+@pytest.mark.parametrize("given", [None, 64])
+def test_the_tensors_servers_have_a_limit_of_memory(stage: Stage, given: int | None) -> None:
+    """Without one, workers that are too fast would bring down the machine."""
+    state = stage.up(store_nodes=2, names=("tensors",), tensors_memory_mb=given)
+    limits = []
+    for name in sorted(state.parts):
+        url = (
+            f"redis://:{StackHome(stage.home).ensure_password(name)}@127.0.0.1:{state.ports[name]}"
+        )
+        client = connect(url)
+        limits.append(int(client.info("memory")["maxmemory"]))
+        client.close()
+
+    machine = psutil.virtual_memory().total
+    assert len(limits) == 2
+    if given:
+        assert limits == [64 << 20, 64 << 20]
+    else:
+        assert 0.4 * machine < sum(limits) <= 0.55 * machine
+
+
+def test_a_large_log_is_put_aside_at_the_next_start(stage: Stage) -> None:
+    home = StackHome(stage.home)
+    home.create()
+    home.log("ledger").write_bytes(b"x" * (LOG_BYTES + 1))
+    stage.up(("ledger",))
+    assert home.log("ledger").stat().st_size < LOG_BYTES
+    assert (home.logs / "ledger.log.1").stat().st_size == LOG_BYTES + 1
+
+
+class Restarts:
+    """A part that dies whenever it is told to, under a clock that a test turns."""
+
+    def __init__(self, home: StackHome) -> None:
+        self.now = 0.0
+        command = Command(("sleep", "300"), {})
+        part = StackPart("part", lambda: command, ready=lambda _started: True)
+        self.child = Child(part, home, clock=lambda: self.now)
+
+    def bring_up(self) -> None:
+        self.child.tend(may_start=True)
+        self.child.tend(may_start=True)
+        assert self.child.state.ready
+
+    def pause(self) -> float:
+        """Kills it; the seconds until it is started again."""
+        pid = self.child.state.pid
+        os.kill(pid, signal.SIGKILL)
+        while self.child.state.pid == pid:
+            self.child.tend(may_start=True)
+        died = self.now
+        while self.child.state.pid == 0:
+            self.now += 0.05
+            self.child.tend(may_start=True)
+        self.child.tend(may_start=True)
+        return self.now - died
+
+
+@pytest.fixture
+def restarts(tmp_path: Path) -> Iterator[Restarts]:
+    home = StackHome(tmp_path)
+    home.create()
+    restarts = Restarts(home)
+    yield restarts
+    restarts.child.stop(0.0)
+
+
+def test_pauses_grow_to_a_limit_and_are_short_again_after_health(restarts: Restarts) -> None:
+    restarts.bring_up()
+    pauses = [restarts.pause() for _ in range(8)]
+    assert pauses[0] == pytest.approx(FIRST_PAUSE_SECONDS, abs=0.06)
+    assert pauses[1] == pytest.approx(2 * FIRST_PAUSE_SECONDS, abs=0.06)
+    assert pauses[-1] == pytest.approx(LONGEST_PAUSE_SECONDS, abs=0.06)
+
+    restarts.now += HEALTHY_SECONDS + 1
+
+    assert restarts.pause() == pytest.approx(FIRST_PAUSE_SECONDS, abs=0.06)
+    assert restarts.child.state.restarts == 9
+
+
+def test_a_part_waits_for_what_it_needs(restarts: Restarts) -> None:
+    assert not restarts.child.tend(may_start=False)
+    assert restarts.child.state == PartState()
+
+
+def test_a_home_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StackError, match="VCASGD_HOME") as caught:
+        up(Settings(home=tmp_path / "file" / "home"))
+    assert str(tmp_path) in caught.value.message
+
+
+def test_there_is_nothing_to_read_before_the_first_start(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match="vcasgd up"):
+        StackState.read(tmp_path)
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    return process.children(recursive=True)
+
+
+def _program(folder: Path, text: str) -> str:
+    path = folder / "program"
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def _holds(process: psutil.Process, path: Path) -> bool:
+    links = Path(f"/proc/{process.pid}/fd").iterdir()
+    return any(link.exists() and link.samefile(path) for link in links)

@@ -1,0 +1,510 @@
+"""Checkpoints in a folder: whole or not there, and a damaged one is never taken for a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from vcasgd.errors import CheckpointDamaged, NotFound, StorageUnavailable
+from vcasgd.learning.shards import Cut
+from vcasgd.learning.vector import Layout, gather
+from vcasgd.storage.checkpoints import Checkpoints, Stored, parse
+from vcasgd.storage.objects import Storage
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, Totals, encode_integers
+
+
+def small_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model(torch.randn(8, 3))  # the running statistics and their counter have values
+    return model
+
+
+def snapshot_of(model: nn.Module, version: int = 7) -> tuple[Snapshot, Layout, Tensor]:
+    layout = Layout.of(model)
+    floats = torch.empty(layout.floats)
+    integers = torch.empty(layout.integers, dtype=torch.int64)
+    gather(model, layout, floats, integers)
+    meta = Meta(
+        version=version,
+        token=3,
+        floats=layout.floats,
+        parameters=layout.parameters,
+        layout=layout.digest(),
+        integers=encode_integers(integers),
+        totals=Totals(version, 100, 12, 4, 33.5, {"checksum": 1}),
+        created_at=12.5,
+    )
+    return Snapshot(meta, Record(2, {40: 5, 41: 1})), layout, floats
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "storage"
+
+
+@pytest.fixture
+def checkpoints(folder: Path) -> Checkpoints:
+    return Checkpoints(Storage(f"file://{folder}"), "job")
+
+
+def write(checkpoints: Checkpoints, version: int = 7, seed: int = 0) -> Stored:
+    snapshot, layout, floats = snapshot_of(small_model(seed), version)
+    return checkpoints.write((snapshot,), layout, floats)
+
+
+def path_of(folder: Path, stored: Stored) -> Path:
+    return folder / "jobs" / "job" / "checkpoints" / stored.name
+
+
+def never(error: CheckpointDamaged) -> None:
+    raise AssertionError(f"nothing is damaged, but: {error}")
+
+
+class TestRoundTrip:
+    def test_everything_comes_back(self, checkpoints: Checkpoints) -> None:
+        snapshot, layout, floats = snapshot_of(small_model())
+
+        stored = checkpoints.write((snapshot,), layout, floats)
+
+        loaded = checkpoints.read(stored.name)
+        assert loaded.whole == (snapshot,)
+        assert loaded.floats.numpy().tobytes() == floats.numpy().tobytes()
+        assert torch.equal(loaded.integers, snapshot.meta.integer_vector())
+        assert checkpoints.all() == [stored]
+        assert stored.name == f"v000000000007-{stored.digest}.safetensors"
+
+    def test_opens_with_plain_safetensors(self, checkpoints: Checkpoints, folder: Path) -> None:
+        model = small_model()
+
+        path = path_of(folder, write(checkpoints))
+
+        other = small_model(seed=1)
+        other.load_state_dict(safetensors.torch.load_file(path))
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(other.state_dict()[name], tensor), name
+        with safe_open(path, framework="pt") as file:
+            assert file.metadata()["format"] == "pt"
+            document = json.loads(file.metadata()["vcasgd"])
+        (shard,) = document["shards"]
+        assert shard["meta"]["version"] == 7
+        assert shard["record"] == {"finished": 2, "positions": {"40": 5, "41": 1}}
+
+    def test_special_numbers_survive(self, checkpoints: Checkpoints) -> None:
+        snapshot, layout, floats = snapshot_of(small_model())
+        floats[:4] = torch.tensor([-0.0, 1e-45, 3.4e38, -3.4e38])
+
+        loaded = checkpoints.read(checkpoints.write((snapshot,), layout, floats).name)
+
+        assert loaded.floats.numpy().tobytes() == floats.numpy().tobytes()
+
+    def test_jobs_do_not_see_each_other(self, checkpoints: Checkpoints, folder: Path) -> None:
+        stored = write(checkpoints)
+        other = Checkpoints(Storage(f"file://{folder}"), "job-2")
+
+        assert other.all() == []
+        assert other.newest(never) is None
+        with pytest.raises(NotFound):
+            other.read(stored.name)
+
+
+def flip_a_bit(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "a flipped bit": flip_a_bit,
+    "cut off": lambda data: data[:-1],
+    "cut in the header": lambda data: data[:20],
+    "empty": lambda _: b"",
+    "one byte more": lambda data: data + b"\0",
+    "something else": lambda data: b"\0" * len(data),
+}
+
+
+class TestDamage:
+    @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+    def test_is_found_by_the_digest(
+        self, checkpoints: Checkpoints, folder: Path, damage: Callable[[bytes], bytes]
+    ) -> None:
+        stored = write(checkpoints)
+        path = path_of(folder, stored)
+        path.write_bytes(damage(path.read_bytes()))
+
+        with pytest.raises(CheckpointDamaged, match="digest does not match") as caught:
+            checkpoints.read(stored.name)
+
+        assert stored.name in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "damage", [each for name, each in DAMAGE.items() if name != "a flipped bit"]
+    )
+    def test_without_a_digest_it_is_no_checkpoint_either(
+        self, checkpoints: Checkpoints, damage: Callable[[bytes], bytes]
+    ) -> None:
+        data = checkpoints.bytes(write(checkpoints).name)
+
+        with pytest.raises(CheckpointDamaged):
+            parse("x", damage(data))
+
+    def test_the_one_before_is_used_and_said_so(
+        self, checkpoints: Checkpoints, folder: Path
+    ) -> None:
+        whole = write(checkpoints, 3)
+        for version in (5, 9):
+            path = path_of(folder, write(checkpoints, version))
+            path.write_bytes(flip_a_bit(path.read_bytes()))
+        told: list[CheckpointDamaged] = []
+
+        loaded = checkpoints.newest(told.append)
+
+        assert loaded is not None
+        assert loaded.name == whole.name
+        assert ["v000000000009" in str(told[0]), "v000000000005" in str(told[1])] == [True, True]
+
+    def test_damaged_ones_are_set_aside(self, checkpoints: Checkpoints, folder: Path) -> None:
+        """The job will come to the same version again, and must not take it for stored."""
+        stored = write(checkpoints)
+        path = path_of(folder, stored)
+        path.write_bytes(b"damaged")
+
+        assert checkpoints.newest(lambda _: None) is None
+
+        assert checkpoints.all() == []
+        assert [each.read_bytes() for each in folder.rglob("*.damaged")] == [b"damaged"]
+        write(checkpoints)
+        assert checkpoints.newest(never) is not None
+
+
+class TestWrongContent:
+    """The digest is right, but what was written makes no sense."""
+
+    @pytest.fixture
+    def written(self) -> Callable[..., bytes]:
+        snapshot, layout, floats = snapshot_of(small_model())
+
+        def build(document: Any = None, **changes: Any) -> bytes:
+            tensors = {
+                entry.name: entry.view(floats, snapshot.meta.integer_vector()).contiguous()
+                for entry in layout.entries
+            }
+            tensors |= changes.pop("tensors", {})
+            shard = {"meta": asdict(snapshot.meta), "record": snapshot.record.to_dict()}
+            shard |= {name: changes.pop(name) for name in ("meta", "record") if name in changes}
+            whole = {"shards": [shard], "layout": layout.to_json(), **changes}
+            text = json.dumps(whole if document is None else document)
+            return safetensors.torch.save(tensors, metadata={"vcasgd": text})
+
+        return build
+
+    def test_the_original_is_right(self, written: Callable[..., bytes]) -> None:
+        assert parse("x", written()).whole[0].meta.version == 7
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"meta": {}},
+            {"meta": None},
+            {"record": {}},
+            {"record": {"finished": "?", "positions": {}}},
+            {"record": {"finished": 0, "positions": []}},
+            {"record": {"finished": 0, "positions": {"a": 1}}},
+            {"shards": []},
+            {"shards": None},
+            {"layout": "[]x"},
+            {"layout": "{}"},
+            {"layout": None},
+            {"document": {}},
+            {"document": []},
+            {"document": "text"},
+        ],
+        ids=repr,
+    )
+    def test_metadata(self, written: Callable[..., bytes], changes: dict[str, Any]) -> None:
+        with pytest.raises(CheckpointDamaged):
+            parse("x", written(**changes))
+
+    def test_no_metadata_at_all(self) -> None:
+        with pytest.raises(CheckpointDamaged):
+            parse("x", safetensors.torch.save({"0.bias": torch.zeros(4)}))
+
+    def test_a_tensor_of_another_shape(self, written: Callable[..., bytes]) -> None:
+        """One number would be copied to the whole layer."""
+        with pytest.raises(CheckpointDamaged, match=r"0\.weight"):
+            parse("x", written(tensors={"0.weight": torch.zeros(1)}))
+
+    def test_a_tensor_that_is_missing(self, written: Callable[..., bytes]) -> None:
+        snapshot, layout, _ = snapshot_of(small_model())
+        entries = json.loads(layout.to_json())
+        entries[0]["name"] = "somewhere.else"
+
+        with pytest.raises(CheckpointDamaged, match=r"somewhere\.else"):
+            parse("x", written(layout=json.dumps(entries)))
+        assert snapshot.meta.version == 7
+
+    def test_counters_that_disagree(self, written: Callable[..., bytes]) -> None:
+        with pytest.raises(CheckpointDamaged, match="counters"):
+            parse("x", written(tensors={"1.num_batches_tracked": torch.tensor(99)}))
+
+    def test_a_vector_of_another_length(self, written: Callable[..., bytes]) -> None:
+        snapshot, _, _ = snapshot_of(small_model())
+        meta = asdict(replace(snapshot.meta, floats=1))
+
+        with pytest.raises(CheckpointDamaged):
+            parse("x", written(meta=meta))
+
+
+class TestShards:
+    """A model over several store nodes: one file, with the record of each shard."""
+
+    @pytest.fixture
+    def cut(self) -> Cut:
+        layout = Layout.of(small_model())
+        return Cut(layout.floats, layout.parameters, 3)
+
+    def write(
+        self,
+        checkpoints: Checkpoints,
+        cut: Cut,
+        versions: tuple[int, ...],
+        state: Tensor | None = None,
+    ) -> Stored:
+        snapshot, layout, floats = snapshot_of(small_model())
+        whole = tuple(
+            Snapshot(
+                replace(
+                    snapshot.meta,
+                    version=version,
+                    floats=part.floats,
+                    parameters=part.parameters,
+                    integers=snapshot.meta.integers if part.shard == 0 else "",
+                    # the first has not applied anything yet
+                    rule_state=state is not None and part.shard > 0,
+                ),
+                Record(2, {40 + part.shard: 5}),
+            )
+            for part, version in zip(cut.parts, versions, strict=True)
+        )
+        return checkpoints.write(whole, layout, floats, state)
+
+    def test_each_comes_back_with_its_own_record(self, checkpoints: Checkpoints, cut: Cut) -> None:
+        _, _, floats = snapshot_of(small_model())
+
+        loaded = checkpoints.read(self.write(checkpoints, cut, (7, 8, 9)).name)
+
+        for part, version in zip(cut.parts, (7, 8, 9), strict=True):
+            snapshot, vector, _ = loaded.part(part)
+            assert snapshot.meta.version == version
+            assert snapshot.record == Record(2, {40 + part.shard: 5})
+            assert torch.equal(vector, part.of(floats))
+            assert vector.untyped_storage().nbytes() == 4 * part.floats, "it keeps no other alive"
+
+    def test_each_gets_back_what_its_rule_remembers(
+        self, checkpoints: Checkpoints, cut: Cut
+    ) -> None:
+        state = torch.arange(float(cut.floats))
+
+        loaded = checkpoints.read(self.write(checkpoints, cut, (0, 8, 9), state).name)
+
+        first, second, third = (loaded.part(part)[2] for part in cut.parts)
+        assert first is None
+        assert second is not None
+        assert torch.equal(second, cut.parts[1].of(state))
+        assert third is not None
+        assert torch.equal(third, cut.parts[2].of(state))
+
+    @pytest.mark.parametrize("state", [torch.zeros(3), torch.zeros(0)])
+    def test_a_memory_of_another_length_is_damage(
+        self, checkpoints: Checkpoints, cut: Cut, state: Tensor
+    ) -> None:
+        stored = self.write(checkpoints, cut, (7, 8, 9), state)
+
+        with pytest.raises(CheckpointDamaged, match="the rule's state has shape"):
+            checkpoints.read(stored.name)
+
+    def test_the_name_tells_the_versions_of_all(self, checkpoints: Checkpoints, cut: Cut) -> None:
+        stored = [self.write(checkpoints, cut, versions) for versions in ((7, 8, 9), (7, 8, 10))]
+
+        assert {each.version for each in stored} == {7}
+        assert sorted(checkpoints.all(), key=str) == sorted(stored, key=str)
+        assert checkpoints.find((7, 8, 9)) == stored[0]
+        assert checkpoints.find((7, 8, 10)) == stored[1]
+        assert checkpoints.find((7, 9, 9)) is None
+        assert checkpoints.find((7,)) is None
+
+    def test_one_of_another_number_of_shards_is_refused(
+        self, checkpoints: Checkpoints, cut: Cut
+    ) -> None:
+        told: list[str] = []
+        older = self.write(checkpoints, cut, (3, 3, 3))
+        write(checkpoints, version=7)
+
+        found = checkpoints.newest(lambda error: told.append(error.message), shards=3)
+
+        assert found is not None
+        assert found.name == older.name
+        assert len(told) == 1
+        assert "is of a model on 1 store nodes, and this job's is on 3" in told[0]
+
+    def test_parts_that_are_not_the_vector(self, checkpoints: Checkpoints, cut: Cut) -> None:
+        uneven = Cut(cut.floats - 1, cut.parameters, 3)
+
+        with pytest.raises(CheckpointDamaged, match="layout disagrees"):
+            checkpoints.read(self.write(checkpoints, uneven, (1, 1, 1)).name)
+
+
+class TestListing:
+    def test_oldest_first_and_only_checkpoints(
+        self, checkpoints: Checkpoints, folder: Path
+    ) -> None:
+        stored = [write(checkpoints, version) for version in (1_000_000, 20, 3)]
+        base = path_of(folder, stored[0]).parent
+        (base / "notes.txt").write_text("x")
+        (base / "v1-abc.safetensors").write_text("x")
+        (base / f"{stored[0].name}.part").write_text("x")
+
+        assert checkpoints.all() == stored[::-1]
+
+    @pytest.mark.parametrize(
+        "name", ["x", "../../../etc/passwd", "v000000000001-" + "0" * 64 + ".safetensors/..", ""]
+    )
+    def test_what_is_no_name_is_not_found(self, checkpoints: Checkpoints, name: str) -> None:
+        with pytest.raises(NotFound) as caught:
+            checkpoints.bytes(name)
+        assert caught.value.status == 404
+
+    def test_one_that_is_not_there(self, checkpoints: Checkpoints) -> None:
+        with pytest.raises(NotFound):
+            checkpoints.read(f"v000000000001-{'0' * 64}.safetensors")
+
+
+class TestPrune:
+    def test_keeps_the_newest_and_the_protected(self, checkpoints: Checkpoints) -> None:
+        stored = [write(checkpoints, version) for version in range(1, 7)]
+
+        gone = checkpoints.prune(2, frozenset({stored[1].name}))
+
+        assert gone == [stored[index].name for index in (0, 2, 3)]
+        assert checkpoints.all() == [stored[1], stored[4], stored[5]]
+
+    def test_nothing_to_do(self, checkpoints: Checkpoints) -> None:
+        stored = write(checkpoints)
+
+        assert checkpoints.prune(3, frozenset()) == []
+        assert checkpoints.all() == [stored]
+
+    def test_again_is_harmless(self, checkpoints: Checkpoints) -> None:
+        stored = [write(checkpoints, version) for version in range(1, 4)]
+        checkpoints.prune(1, frozenset())
+
+        assert checkpoints.prune(1, frozenset()) == []
+        assert checkpoints.all() == stored[2:]
+
+
+# --- storages that fail -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(mount)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs more rights than this user has")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+@pytest.mark.parametrize("megabytes", [4, 24], ids=["in one part", "in several parts"])
+def test_a_full_disk_leaves_no_part_of_an_object(tiny_disk: Path, megabytes: int) -> None:
+    storage = Storage(f"file://{tiny_disk}")
+    storage.put("jobs/small", b"whole")
+    free = os.statvfs(tiny_disk).f_bfree
+
+    with pytest.raises(StorageUnavailable, match="jobs/large"):
+        storage.put("jobs/large", bytes(megabytes << 20))
+
+    assert storage.names("jobs") == {"jobs/small": 5}
+    assert storage.get("jobs/small") == b"whole"
+    assert not storage.has("jobs/large")
+    assert os.statvfs(tiny_disk).f_bfree == free, "what was written of it takes up room"
+    storage.put("jobs/after", b"there is room again")
+
+
+def test_a_full_disk_keeps_the_object_that_was_there(tiny_disk: Path) -> None:
+    storage = Storage(f"file://{tiny_disk}")
+    storage.put("a", b"old")
+
+    with pytest.raises(StorageUnavailable):
+        storage.put("a", bytes(8 << 20))
+
+    assert storage.get("a") == b"old"
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    """As root there are no read-only folders, but this one can't be written by anybody."""
+    storage = Storage(f"file://{tmp_path}/storage")
+    (tmp_path / "storage" / "jobs").write_text("in the way")
+
+    with pytest.raises(StorageUnavailable):
+        storage.put("jobs/job/x", b"data")
+    assert (tmp_path / "storage" / "jobs").read_text() == "in the way"
+
+
+class TestStorage:
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return Storage(f"file://{tmp_path}/a/b")
+
+    def test_objects(self, storage: Storage) -> None:
+        storage.put("x/one", b"1")
+        storage.put("x/two", memoryview(b"22"))
+        storage.put("x/one", b"new")
+
+        assert storage.get("x/one") == b"new"
+        assert storage.names("x") == {"x/one": 3, "x/two": 2}
+        assert storage.has("x/one")
+        assert not storage.has("x/three")
+        storage.delete("x/one")
+        storage.delete("x/one")  # silent
+        assert storage.names("x") == {"x/two": 2}
+
+    def test_what_is_not_there(self, storage: Storage) -> None:
+        assert storage.names("nothing/here") == {}
+        with pytest.raises(NotFound) as caught:
+            storage.get("nothing/here")
+        assert caught.value.status == 404
+        with pytest.raises(NotFound):
+            storage.move("nothing/here", "there")
+
+    def test_moved(self, storage: Storage) -> None:
+        storage.put("a", b"1")
+        storage.put("b", b"2")
+
+        storage.move("a", "b")
+
+        assert storage.names("") == {"b": 1}
+        assert storage.get("b") == b"1"
+
+    def test_a_large_object_in_several_parts(self, storage: Storage) -> None:
+        data = os.urandom(1 << 20) * 13
+
+        storage.put("large", data)
+
+        assert storage.get("large") == data
+        assert storage.names("") == {"large": len(data)}

@@ -1,0 +1,214 @@
+"""Back-pressure: as many updates on their way as the tensors server can hold, and no more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.servers import KINDS, running_server, url_of
+from support.world import World
+
+from vcasgd.errors import SnapshotMissing, StoreFull, StoreUnavailable
+from vcasgd.store.connection import connect
+from vcasgd.store.tensors import push_slots as module
+from vcasgd.store.tensors.push_slots import MOST_PLACES, MemoryLimits, PushSlots, window
+from vcasgd.store.tensors.updates import UpdateSender
+from vcasgd.worker.outbox import Outbox
+
+MIB = 1 << 20
+#: places that 128 MiB have while nobody reads
+MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("memory", "model", "payload", "share", "places"),
+    [
+        pytest.param(MemoryLimits(0, 5), MIB, MIB, 1.0, MOST_PLACES, id="no limit"),
+        # 900 usable, 20 for five readers, 7 × 64 for snapshots, 65 a place
+        pytest.param(MemoryLimits(1000 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 6, id="one job"),
+        pytest.param(
+            MemoryLimits(1000 * MIB, 10), 64 * MIB, 32 * MIB, 1.0, 13, id="a smaller encoding"
+        ),
+        pytest.param(MemoryLimits(2000 * MIB, 10), 64 * MIB, 64 * MIB, 0.5, 6, id="two jobs"),
+        pytest.param(MemoryLimits(100 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 1, id="too small"),
+        pytest.param(
+            MemoryLimits(1000 * MIB, 500), 64 * MIB, 64 * MIB, 1.0, 1, id="many connections"
+        ),
+        pytest.param(MemoryLimits(1 << 50, 1), 4, 4, 1.0, MOST_PLACES, id="far more than needed"),
+        pytest.param(MemoryLimits(1 << 50, 1), 0, 0, 1.0, MOST_PLACES, id="an empty model"),
+    ],
+)
+def test_the_window(
+    memory: MemoryLimits, model: int, payload: int, share: float, places: int
+) -> None:
+    assert window(memory, model, payload, share) == places
+
+
+@pytest.fixture
+def places(world: World) -> PushSlots:
+    return PushSlots(world.tensors, world.keys)
+
+
+def held(world: World) -> dict[str, float]:
+    found = world.tensors.zrange(world.keys.places, 0, -1, withscores=True)
+    return {name.decode(): until for name, until in found}
+
+
+class TestPlaces:
+    def test_when_all_are_taken_a_push_waits_and_nothing_is_written(
+        self, world: World, places: PushSlots
+    ) -> None:
+        world.tensors.set(world.keys.window, 2)
+        world.push(0, 0, 1)
+        world.push(1, 0, 1)
+
+        with pytest.raises(StoreFull, match="room for"):
+            world.push(2, 0, 1)
+
+        assert len(list(world.tensors.scan_iter(f"{world.keys.prefix}u:*"))) == 2
+        world.shard().turn()
+        assert world.push(2, 0, 1)[1].accepted
+        assert list(held(world).values()) == [float("inf")]
+
+    def test_refused_updates_give_their_places_back(self, world: World, places: PushSlots) -> None:
+        world.tensors.set(world.keys.window, 1)
+        world.push(0, 0, 1, checksum=1)
+        world.shard().turn()
+        assert world.rejected() == {"checksum": 1}
+
+        assert not world.push(0, 3, 4)[1].accepted, "not where the subtask stands"
+        assert not held(world)
+
+    def test_one_that_was_sent_before_needs_no_second_place(
+        self, world: World, places: PushSlots
+    ) -> None:
+        world.tensors.set(world.keys.window, 1)
+        header, payload = world.update(0, 0, 1, 1)
+        assert world.sender.push(header, 0, payload).accepted
+        assert world.sender.push(header, 0, payload).accepted
+        assert len(held(world)) == 1
+
+        world.shard().turn()
+        assert world.sender.push(header, 0, payload).accepted, "it is applied"
+        assert not held(world)
+        world.assert_exact()
+
+    def test_a_worker_that_fell_silent_loses_its_place_and_what_it_wrote(
+        self, world: World, places: PushSlots, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "PLACE_SECONDS", -1.0)
+        assert places.take("silent")
+        monkeypatch.undo()
+        assert places.take("busy")
+        for name in ("silent", "busy"):
+            for index in range(2):
+                world.tensors.set(world.keys.payload_chunk(name, index), b"x")
+
+        assert places.reap(2) == 1
+
+        assert list(held(world)) == ["busy"]
+        left = {key.decode() for key in world.tensors.scan_iter(f"{world.keys.prefix}u:*")}
+        assert left == {world.keys.payload_chunk("busy", index) for index in range(2)}
+
+    def test_what_was_written_without_a_place_is_not_accepted(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        header, payload = world.update(0, 0, 3, 1)
+        script = world.sender._push
+
+        def lose_the_place_first(**arguments: object) -> object:
+            world.tensors.delete(world.keys.places)
+            return script(**arguments)
+
+        monkeypatch.setattr(world.sender, "_push", lose_the_place_first)
+        with pytest.raises(StoreUnavailable):
+            world.sender.push(header, 0, payload)
+        monkeypatch.undo()
+
+        assert world.reader.waiting() == 0
+        assert world.sender.push(header, 0, payload).accepted
+
+    def test_places_that_a_rogue_holds_for_ever_come_back(
+        self, world: World, places: PushSlots
+    ) -> None:
+        """It pushed under one name a header that shows another."""
+        world.tensors.zadd(world.keys.places, {"ghost": "inf"})
+        world.push(0, 0, 1)
+        assert places.reap(1) == 0, "something is in the stream"
+        world.shard().turn()
+
+        assert places.reap(1) == 1
+        assert not held(world)
+
+    def test_an_empty_server_gives_all_places_back(self, world: World, places: PushSlots) -> None:
+        shard = world.shard()
+        shard.turn()
+        world.push(0, 0, 1)
+        world.lose_tensors()
+        world.tensors.zadd(world.keys.places, {"of-before": "inf"})
+        shard.turn()
+        assert not held(world)
+
+    def test_where_there_is_no_model_nothing_is_written(self, world: World) -> None:
+        """The job may be over, and nobody would remove it."""
+        world.lose_tensors()
+
+        with pytest.raises(SnapshotMissing):
+            world.push(0, 0, 1)
+
+        assert world.tensors.dbsize() == 0
+
+    def test_a_model_that_goes_in_the_middle_of_a_push_takes_what_was_written_with_it(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script = world.sender._push
+
+        def forget_first(**arguments: object) -> object:
+            world.tensors.delete(world.keys.meta, world.keys.applied, world.keys.fence)
+            return script(**arguments)
+
+        monkeypatch.setattr(world.sender, "_push", forget_first)
+        with pytest.raises(SnapshotMissing):
+            world.push(0, 0, 1)
+
+        assert not held(world)
+        assert not list(world.tensors.scan_iter(f"{world.keys.prefix}u:*"))
+
+
+@pytest.fixture(params=KINDS)
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """A tensors server that holds 128 MiB, for a model of 2 MiB."""
+    with running_server(request.param, tmp_path / "server") as server:
+        server.connection.config_set("maxmemory", "128mb")
+        clients = connect(url_of(server, 0)), connect(url_of(server, 1))
+        yield World(*clients, tmp_path / "storage", samples=1 << 19, subtasks_per_epoch=128)
+        for client in clients:
+            client.close()
+
+
+def test_32_workers_as_fast_as_they_can_under_a_memory_limit(small: World) -> None:
+    """Their 96 payloads of 2 MiB do not fit, and yet the server refuses none for want of room."""
+    workers, each = 32, 3
+    shard = small.shard()
+    shard.turn()
+    outboxes = [Outbox(UpdateSender(small.tensors, small.keys)) for _ in range(workers)]
+    waited = 0
+    try:
+        for subtask in range(workers * each):
+            header, payload = small.update(subtask, 0, small.plan.size(subtask), 1)
+            outboxes[subtask % workers].submit(header, 0, payload)
+        deadline = time.monotonic() + 60
+        while small.snapshots.version() < workers * each and time.monotonic() < deadline:
+            waited = max(waited, small.reader.waiting())
+            shard.turn()
+    finally:
+        for outbox in outboxes:
+            outbox.close()
+
+    assert small.snapshots.version() == workers * each
+    small.assert_exact()
+    assert not small.rejected()
+    assert 1 < waited <= MOST_WAITING
+    assert "errorstat_OOM" not in small.tensors.info("errorstats")

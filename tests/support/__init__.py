@@ -1,0 +1,1 @@
+"""Helpers that tests share: servers, stacks, emulated clouds, and waiting."""

@@ -1,0 +1,170 @@
+"""A real API process over a real ledger; tests write what the other processes would."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import secrets
+import socket
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from safetensors.torch import save
+
+from support.harness import Child, Loop, Process, RedisServer
+from support.ports import free_port
+from support.waiting import PATIENCE, await_truth
+from vcasgd.client import Client
+from vcasgd.spec.job import JobSpec
+from vcasgd.storage.objects import Storage
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Accounts, Lease, Leases
+from vcasgd.store.ledger.servers import Control, Servers
+
+HEARTBEAT = 1.0
+PACKAGE_LIMIT_MB = 1.0
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@dataclass
+class Api:
+    """An API process that can be killed and started again, and what is behind it.
+
+    ``as_command``: started as people start it, which takes seconds.
+    """
+
+    home: Path
+    ledger: RedisServer
+    as_command: bool = False
+    port: int = field(default_factory=free_port)
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
+
+    def __post_init__(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.log = self.home / "api.log"
+        self.storage = Storage(f"file://{self.home}/storage")
+        self.connection = self.ledger.client()
+        self.jobs = Jobs(self.connection)
+        self.control = Control(self.connection)
+        self.servers = Servers(self.connection)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "VCASGD_API_URL": self.url,
+            "VCASGD_TOKEN": self.token,
+            "VCASGD_LEDGER_URL": self.ledger.files.url,
+            "VCASGD_STORAGE_URL": self.storage.url,
+            "VCASGD_HEARTBEAT": str(HEARTBEAT),
+            "VCASGD_PACKAGE_LIMIT_MB": str(PACKAGE_LIMIT_MB),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def launch(self, **env: str) -> Child:
+        env = self.env | env
+        if self.as_command:
+            return Process([sys.executable, "-m", "vcasgd.api"], self.log, env)
+        return Loop("vcasgd.api.__main__:main", [], self.log, env)
+
+    def start(self) -> Api:
+        """Returns when it listens."""
+        self.process = self.launch()
+        try:
+            await_truth(self._listens)
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def _listens(self) -> bool:
+        assert self.process.alive, self.log.read_text()
+        return listens(self.port)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def end(self) -> None:
+        self.process.end()
+
+    def client(self, timeout: float = PATIENCE) -> Client:
+        return Client(self.url, self.token, timeout=timeout)
+
+    def http(self, token: str | None = None) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {token or self.token}"}
+        return httpx.Client(
+            base_url=f"{self.url}/api/v1/", headers=headers, timeout=PATIENCE, trust_env=False
+        )
+
+    # -- what the other processes would write -----------------------------------------------
+
+    def submit(self, **fields: Any) -> str:
+        return self.jobs.submit(spec(**fields), "0" * 64).id
+
+    def start_job(self, job: str, samples: int = 100) -> None:
+        """A worker looked at the data, and the controller lets the job run."""
+        lease = self.lease(job)
+        facts = {"samples": samples, "validation_samples": 10, "layout": "{}", "order_digest": "d"}
+        assert self.leases(job).report_facts(lease, facts)
+        assert self.jobs.transition(job, JobState.RUNNING, [JobState.STARTING], why="started")
+
+    def leases(self, job: str, worker: str = "w-1") -> Leases:
+        return Leases(self.connection, job, worker, 10.0)
+
+    def lease(self, job: str, worker: str = "w-1") -> Lease:
+        lease = self.leases(job, worker).acquire()
+        assert isinstance(lease, Lease)
+        return lease
+
+    def account(self, job: str, version: int, finished: int, **totals: Any) -> None:
+        accounts = Accounts(self.connection, job)
+        assert accounts.account(1, version, finished, json.dumps(totals), [])
+
+    def finish(self, job: str, to: JobState = JobState.SUCCEEDED, **fields: Any) -> None:
+        allowed = [state for state in JobState if not state.over]
+        assert self.jobs.transition(job, to, allowed, why=f"it {to}", **fields)
+
+    def store_checkpoint(self, job: str, version: int, size: int = 10) -> tuple[str, bytes]:
+        data = save({"weight": torch.arange(size, dtype=torch.float32)})
+        name = f"v{version:012d}-{hashlib.sha256(data).hexdigest()}.safetensors"
+        self.storage.put(f"jobs/{job}/checkpoints/{name}", data)
+        return name, data
+
+
+@contextmanager
+def running(home: Path, *, as_command: bool = False) -> Iterator[Api]:
+    with ExitStack() as stack:
+        ledger = RedisServer(home / "ledger", durable=True)
+        stack.callback(ledger.end)
+        api = Api(home, ledger, as_command).start()
+        stack.callback(api.end)
+        yield api
+
+
+def spec(**fields: Any) -> JobSpec:
+    wanted = {"name": "digits", "task": "train:Digits", "epochs": 2, "subtasks_per_epoch": 5}
+    return JobSpec.parse({**wanted, **fields})
+
+
+def zipped(**files: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in (files or {"train.py": secrets.token_hex(8)}).items():
+            archive.writestr(name, text)
+    return buffer.getvalue()

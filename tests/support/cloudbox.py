@@ -1,0 +1,239 @@
+"""A cloud in a box: for every machine that appears in an emulated cloud, a real one on this host.
+
+A machine is booted as cloud-init would do it: the script in its user data is run (with another
+root than the system's), and what that wrote is started as the unit of the image would start it,
+with a metadata server of its own. So a Ray node comes up, hears notices as in the cloud, and joins
+the cluster. An interruption is a real notice and then SIGKILL for all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from support.machine_scripts import script_of
+from support.waiting import PATIENCE
+from vcasgd.fleet.providers.local.metadata import Metadata, MetadataServer
+from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all, processes_of
+
+log = logging.getLogger(__name__)
+
+#: how soon a machine that was bought begins to boot, and one that was ended is dead
+POLL_SECONDS = 0.25
+#: of the script in the user data
+SCRIPT_SECONDS = 120.0
+
+
+class EmulatedCloud(Protocol):
+    """What the box must know of a cloud."""
+
+    def alive(self) -> set[str]:
+        """Machines that are paid for."""
+        ...
+
+    def told(self, instance_id: str) -> str:
+        """The user data."""
+        ...
+
+    def tags(self, instance_id: str) -> Mapping[str, str]: ...
+
+    def stopping(self, instance_id: str) -> None:
+        """The cloud shows that the machine is being taken, if it shows that at all."""
+        ...
+
+    def gone(self, instance_id: str) -> None:
+        """The machine does not exist any more."""
+        ...
+
+
+@dataclass
+class Box:
+    """A machine."""
+
+    id: str
+    pool: str
+    folder: Path
+    metadata: Metadata
+    server: MetadataServer
+    process: subprocess.Popen[bytes] | None = None
+    taken: threading.Event = field(default_factory=threading.Event)
+
+    def processes(self) -> set[Process]:
+        return processes_of(self.id, None)
+
+    def log(self) -> str:
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+class CloudBox:
+    """Watches a cloud and plays its machines. Use it as a context."""
+
+    def __init__(
+        self,
+        cloud: EmulatedCloud,
+        scratch: Path,
+        boots: Callable[[Box], bool] = lambda _box: True,
+    ) -> None:
+        """``boots``: what the image does before the machine's unit is started, and whether it
+        came that far."""
+        self._cloud = cloud
+        self._scratch = scratch
+        self._boots = boots
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cloudbox", daemon=True)
+        self._lock = threading.RLock()
+        self.boxes: dict[str, Box] = {}
+        #: what went wrong in the box itself; a test that ends must find none
+        self.problems: list[str] = []
+
+    def __enter__(self) -> CloudBox:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=PATIENCE)
+        for box in list(self.boxes.values()):
+            self._power_off(box)
+
+    def interrupt(self, instance_ids: set[str], notice_seconds: float) -> list[threading.Thread]:
+        """Real notices to all at once; when the time is over, SIGKILL. Fails if one is dead."""
+        gone_at = time.time() + notice_seconds
+        with self._lock:
+            victims = [self.boxes[one] for one in sorted(instance_ids)]
+        for box in victims:
+            assert box.processes(), f"the fault did not fire: {box.id} was dead already"
+            box.metadata.notify(gone_at)
+            self._cloud.stopping(box.id)
+        threads = [
+            threading.Thread(target=self._take, args=(box, gone_at), daemon=True) for box in victims
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def advise(self, instance_id: str) -> None:
+        """A recommendation to rebalance."""
+        self.boxes[instance_id].metadata.advise()
+
+    def _take(self, box: Box, gone_at: float) -> None:
+        time.sleep(max(0.0, gone_at - time.time()))
+        self._power_off(box)
+        self._cloud.gone(box.id)
+
+    # -- a machine's life ------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(POLL_SECONDS):
+            try:
+                self._look(self._cloud.alive())
+            except Exception as error:
+                log.exception("cloud in a box")
+                self.problems.append(repr(error))
+
+    def _look(self, alive: set[str]) -> None:
+        for id_ in sorted(alive - self.boxes.keys()):
+            self._boot(id_)
+        for id_ in [one for one in self.boxes if one not in alive]:
+            self._power_off(self.boxes[id_])
+        for id_ in alive & self.boxes.keys():
+            box = self.boxes[id_]
+            if box.process and box.process.poll() is not None and not box.taken.is_set():
+                # as its unit says: Restart=always
+                self._start(box)
+
+    def _boot(self, id_: str) -> None:
+        server = MetadataServer(Metadata(id_))
+        server.start()
+        folder = Path(tempfile.mkdtemp(prefix="b", dir=self._scratch))
+        box = Box(id_, self._cloud.tags(id_)["pool"], folder, server.metadata, server)
+        with self._lock:
+            self.boxes[id_] = box
+        self._run_user_data(box)
+        if self._boots(box):
+            self._start(box)
+
+    def _start(self, box: Box) -> None:
+        with (box.folder / "log").open("ab") as output:
+            box.process = subprocess.Popen(
+                ["sh", "-c", self._unit(box)],
+                env=self._environment(box),
+                cwd=box.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def _run_user_data(self, box: Box) -> None:
+        env = {"PATH": os.environ["PATH"], "VCASGD_ROOT": str(box.folder)}
+        script = script_of(self._cloud.told(box.id))
+        subprocess.run(["sh", "-c", script], env=env, check=True, timeout=SCRIPT_SECONDS)
+
+    def _unit(self, box: Box) -> str:
+        """What the unit of the image does: reads the file, and runs the arguments."""
+        etc = box.folder / "etc" / "vcasgd"
+        argv = (etc / "worker.argv").read_text().splitlines()
+        # where an image has its Python is its own business, as is where it has room
+        argv[0] = sys.executable
+        adjust = (
+            "import json, os; argv = json.loads(os.environ['VCASGD_BOOT_ARGV']); "
+            f"print(json.dumps([*argv, '--temp-dir', {str(box.folder)!r}]))"
+        )
+        return (
+            f"set -a; . {shlex.quote(str(etc / 'worker.env'))}; "
+            f"VCASGD_BOOT_ARGV=$({shlex.quote(sys.executable)} -S -c {shlex.quote(adjust)}); "
+            f"exec {shlex.join(argv)}"
+        )
+
+    def _environment(self, box: Box) -> dict[str, str]:
+        """What a fresh machine has: nothing of the controller's, and no credentials."""
+        fresh = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("VCASGD_", "AWS_", "GOOGLE_"))
+        }
+        own = {MARKER: box.id, "VCASGD_METADATA_URL": box.server.url}
+        cache = {"VCASGD_CACHE_DIR": str(box.folder / "cache")}
+        return {**fresh, **own, **cache}
+
+    def _power_off(self, box: Box) -> None:
+        if box.taken.is_set():
+            return
+        box.taken.set()
+        root = None
+        if box.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                root = Process.of(box.process.pid)
+        if not kill_all(box.id, root):
+            self.problems.append(f"{box.id} can't be killed")
+        if box.process is not None:
+            box.process.wait(timeout=PATIENCE)
+        box.server.stop()
+        shutil.rmtree(box.folder / "cache", ignore_errors=True)
+
+    def logs(self) -> str:
+        return "\n".join(f"=== {box.id}\n{box.log()[-2000:]}" for box in self.boxes.values())
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Ray's sockets need a short path."""
+    path = Path(tempfile.mkdtemp(prefix="vbox-", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,82 @@
+"""Made-up fleets for the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vcasgd.fleet.observed import (
+    JobDemand,
+    LaunchCounts,
+    Limits,
+    Observed,
+    PoolView,
+    WorkerView,
+    remember,
+)
+from vcasgd.fleet.providers.base import Instance, InstanceState
+
+NOW = 10_000.0
+LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seconds=15)
+
+
+def machine(
+    id_: str, *, pool: str = "local", age: float = 100.0, price: float = 1.0, **more: Any
+) -> Instance:
+    fields: dict[str, Any] = {"spot": True, **more}
+    return Instance(
+        id=id_,
+        pool=pool,
+        state=InstanceState.RUNNING,
+        launched_at=NOW - age,
+        notice_at=None,
+        host="127.0.0.1",
+        price_per_hour=price,
+        **fields,
+    )
+
+
+def leaving(id_: str) -> Instance:
+    return replace(machine(id_), state=InstanceState.LEAVING, notice_at=NOW + 5)
+
+
+def job(name: str, minimum: int = 0, maximum: int = 4, **fields: Any) -> JobDemand:
+    defaults: dict[str, Any] = {"pools": ("local",), "wants": 100, "running": True}
+    return JobDemand(name, minimum, maximum, **(defaults | fields))
+
+
+def on(instance_id: str, job: str = "A", *, alive: bool = True) -> WorkerView:
+    return WorkerView(f"{job}@{instance_id}", job, instance_id, alive)
+
+
+def observed(
+    machines: list[Instance] | None = None,
+    workers: list[WorkerView] | None = None,
+    jobs: list[JobDemand] | None = None,
+    *,
+    nodes: str | None = "*",
+    pools: list[PoolView] | None = None,
+    history: LaunchCounts | None = None,
+) -> Observed:
+    """``nodes``: ``*`` all machines, ``None`` Ray unreachable, else their ids, with blanks."""
+    instances = tuple(machines or ())
+    joined = {one.id for one in instances} if nodes == "*" else set((nodes or "").split())
+    return Observed(
+        cluster="test",
+        instances=instances,
+        nodes=None if nodes is None else frozenset(joined),
+        workers=tuple(workers or ()),
+        jobs=tuple(jobs or ()),
+        pools=tuple(pools or [PoolView("local")]),
+        history=history or LaunchCounts(since=0.0),
+        limits=LIMITS,
+    )
+
+
+def remembered(state: Observed) -> Observed:
+    """Up to date, but with the times of joining that the row asks for."""
+    fresh = remember(state, NOW)
+    if state.nodes is None:
+        return fresh
+    joined = {**fresh.history.joined, **state.history.joined}
+    return replace(fresh, history=replace(fresh.history, joined=joined))

@@ -1,0 +1,464 @@
+"""The loops as plain processes on real servers, without Ray: what tests of the data path use."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import multiprocessing
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from pydantic import SecretStr
+from torch import Tensor
+
+import vcasgd.chaos
+from support.ports import free_port
+from support.waiting import PATIENCE, await_truth
+from vcasgd.controller.jobs.loop import JobLoop
+from vcasgd.controller.leadership import Leadership
+from vcasgd.errors import StoreError
+from vcasgd.learning.shards import Cut
+from vcasgd.learning.vector import Layout
+from vcasgd.logging import configure_logging
+from vcasgd.settings import Settings, load_settings
+from vcasgd.spec.job import JobSpec
+from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.storage.objects import Storage
+from vcasgd.store.admission import worker_environment
+from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control, Servers
+from vcasgd.store.tensors.sharded import ShardedSnapshots
+from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.task.package import digest_of, pack
+from vcasgd.worker.main import run
+
+AUDIT_TASK = Path(vcasgd.chaos.__file__).parent / "task"
+
+#: our loops start in milliseconds from a process that has torch in memory already
+FORKS = multiprocessing.get_context("forkserver")
+# torch imports the last of these only when the first optimizer is made, and takes a second
+FORKS.set_forkserver_preload(["support.harness", "vcasgd.parameter_server.main", "torch._dynamo"])
+#: seconds: a machine that is too busy for its tests must not cost a worker its lease
+HEARTBEAT = 1.0
+#: of prctl(2): the signal that a process gets when its parent dies
+PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A process in a group of its own; killed for certain at the end."""
+
+    pid: int
+
+    @property
+    def status(self) -> int | None:
+        """As in :attr:`subprocess.Popen.returncode`."""
+        raise NotImplementedError
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        await_truth(lambda: not self.alive, timeout, interval=0.005)
+        assert self.status is not None
+        return self.status
+
+    def kill(self) -> None:
+        """SIGKILL to all of it; returns when it is dead. Fails if it was dead already."""
+        assert self.alive, "the fault did not fire: the process was already dead"
+        self._signal(signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL, "the fault did not fire: it ended by itself"
+
+    def freeze(self) -> None:
+        """SIGSTOP: alive, and deaf. Returns when it stands still."""
+        assert self.alive, "the fault did not fire: the process was already dead"
+        self._signal(signal.SIGSTOP)
+        await_truth(lambda: self._state() == "T", interval=0.001)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def terminate(self, timeout: float = PATIENCE) -> int:
+        os.kill(self.pid, signal.SIGTERM)
+        return self.wait(timeout)
+
+    def end(self) -> None:
+        if self.alive:
+            self._signal(signal.SIGKILL)
+        self.wait()
+
+    def resident_bytes(self) -> int:
+        pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def _signal(self, number: int) -> None:
+        os.killpg(self.pid, number)
+
+
+class Process(Child):
+    """A program with a log."""
+
+    def __init__(self, argv: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+        with log.open("ab") as file:
+            self.child = subprocess.Popen(
+                argv,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+                preexec_fn=_die_with_the_tests,
+            )
+        self.pid = self.child.pid
+
+    @property
+    def status(self) -> int | None:
+        return self.child.poll()
+
+
+class Loop(Child):
+    """One of our loops: ``module:function``, called in a process that was forked off a fresh
+    interpreter, which has the imports behind it."""
+
+    def __init__(self, entry: str, argv: list[str], log: Path, env: Mapping[str, str]) -> None:
+        self.child = FORKS.Process(target=_run, args=(entry, argv, log, dict(env)), daemon=True)
+        self.child.start()
+        assert self.child.pid is not None
+        self.pid = self.child.pid
+        await_truth(self._leads_its_group, interval=0.001)
+
+    @property
+    def status(self) -> int | None:
+        return self.child.exitcode
+
+    def _leads_its_group(self) -> bool:
+        try:
+            return os.getpgid(self.pid) == self.pid
+        except ProcessLookupError:
+            return True
+
+
+def _die_with_the_tests() -> None:
+    """Nothing is left behind even if the tests themselves are killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _run(entry: str, argv: list[str], log: Path, env: dict[str, str]) -> None:
+    os.setsid()
+    _die_with_the_tests()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(env)
+    torch.set_num_threads(1)
+    sys.argv = [entry, *argv]
+    module, _, function = entry.partition(":")
+    sys.exit(getattr(importlib.import_module(module), function)())
+
+
+def keep_jobs() -> None:
+    """The controller's half that needs no machines, until it is killed."""
+    configure_logging("keeper")
+    settings = load_settings()
+    ledger = connect(settings.secret("ledger_url"))
+    nodes = [connect(url) for url in settings.tensors_urls()]
+    leadership = Leadership(Control(ledger), settings)
+    leadership.start()
+    JobLoop(settings, ledger, nodes, leadership).run()
+
+
+def run_agent() -> None:
+    """What runs on a worker's machine."""
+    run(sys.argv[1], sys.argv[2], f"instance-of-{sys.argv[2]}")
+
+
+class RedisServer:
+    """A real server that can be killed and started again on the same port."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        durable: bool,
+        binary: str | None = None,
+        more: Sequence[str] = (),
+        password: str | None = None,
+    ) -> None:
+        self.files = ServerFiles(directory, free_port(), password or secrets.token_hex(8))
+        self.durable = durable
+        self.binary = binary or os.environ.get("VCASGD_REDIS_SERVER")
+        self.configure(more)
+        #: finds the server again after a restart
+        self.connection = self.client()
+        self.start()
+
+    def configure(self, more: Sequence[str]) -> None:
+        """Further lines of its configuration, from its next start on."""
+        write_configuration(self.files, durable=self.durable, more=more)
+
+    def start(self) -> None:
+        log = self.files.directory / "server.log"
+        self.process = Process(server_command(self.files, self.binary), log)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.connection.ping()
+                return
+            except StoreError:
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.02)
+
+    @property
+    def url(self) -> str:
+        return self.files.url
+
+    def client(self) -> RedisClient:
+        return connect(self.url)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def end(self) -> None:
+        self.connection.close()
+        self.process.end()
+
+
+class Store(Protocol):
+    """A server, or several that stand in for one another."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def connection(self) -> RedisClient: ...
+
+    def end(self) -> None: ...
+
+
+class Plain:
+    """Ledger, store nodes (mostly one), any number of workers, and who keeps the jobs."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        heartbeat: float = HEARTBEAT,
+        binary: str | None = None,
+        nodes: int = 1,
+        ledger: Store | None = None,
+        tensors: Sequence[Store] = (),
+    ) -> None:
+        self.home = home
+        self.ledger = ledger or RedisServer(home / "ledger", durable=True, binary=binary)
+        #: the tensors server of each store node
+        self.nodes = [*tensors] or [
+            RedisServer(home / f"tensors-{node}", durable=False, binary=binary)
+            for node in range(nodes)
+        ]
+        self.tensors = self.nodes[0]
+        #: the parameter server that was started last on each store node
+        self.servers: dict[int, Loop] = {}
+        self.storage = Storage(f"file://{home}/storage")
+        self.env = {
+            "VCASGD_LEDGER_URL": self.ledger.url,
+            "VCASGD_TENSORS_URL": " ".join(node.url for node in self.nodes),
+            "VCASGD_STORAGE_URL": self.storage.url,
+            "VCASGD_CACHE_DIR": str(home / "cache"),
+            "VCASGD_HEARTBEAT": str(heartbeat),
+        }
+        self.settings = Settings(heartbeat=heartbeat)
+        self.jobs = Jobs(self.ledger.connection)
+        self.workers: dict[str, Loop] = {}
+        self._loops: list[Loop] = []
+
+    # -- processes ------------------------------------------------------------------------
+
+    @property
+    def server(self) -> Loop:
+        """The parameter server of the first store node."""
+        return self.servers[0]
+
+    def start_server(self, node: int = 0) -> Loop:
+        env = {"VCASGD_NODE": str(node)}
+        self.servers[node] = self._start(
+            "vcasgd.parameter_server.main:main", [], f"server-{node}", env
+        )
+        return self.servers[node]
+
+    def start_servers(self) -> None:
+        """One on each store node."""
+        for node in range(len(self.nodes)):
+            self.start_server(node)
+
+    def start_keeper(self) -> Loop:
+        """The controller's half that needs no machines."""
+        return self._start("support.harness:keep_jobs", [], "keeper")
+
+    def start_worker(self, job: str) -> str:
+        name = self._new_name()
+        argv = ["--job", job, "--worker", name]
+        env = self.credentials(job, name)
+        self.workers[name] = self._start("vcasgd.worker.loop:main", argv, name, env)
+        return name
+
+    def bind_workers(self, secret: str) -> None:
+        """From here on workers get users of their own, which the keeper and the server make."""
+        self.env["VCASGD_JOB_SECRET"] = secret
+
+    def credentials(self, job: str, worker: str) -> dict[str, str]:
+        """What a worker is told beside what all processes are."""
+        if "VCASGD_JOB_SECRET" not in self.env:
+            return {}
+        settings = Settings(
+            ledger_url=SecretStr(self.env["VCASGD_LEDGER_URL"]),
+            tensors_url=SecretStr(self.env["VCASGD_TENSORS_URL"]),
+            job_secret=SecretStr(self.env["VCASGD_JOB_SECRET"]),
+        )
+        return {**worker_environment(settings, job, worker), "VCASGD_JOB_SECRET": ""}
+
+    def start_workers(self, job: str, number: int) -> list[str]:
+        return [self.start_worker(job) for _ in range(number)]
+
+    def start_agent(self, job: str, metadata_url: str) -> str:
+        """A worker that hears the cloud's notices."""
+        name = self._new_name()
+        env = {"VCASGD_METADATA_URL": metadata_url}
+        self.workers[name] = self._start("support.harness:run_agent", [job, name], name, env)
+        return name
+
+    def _new_name(self) -> str:
+        return f"worker-{len(self.workers) + 1}"
+
+    def _start(
+        self, entry: str, argv: list[str], log: str, env: Mapping[str, str] | None = None
+    ) -> Loop:
+        loop = Loop(entry, argv, self.home / f"{log}.log", {**self.env, **(env or {})})
+        self._loops.append(loop)
+        return loop
+
+    def end(self) -> None:
+        for process in (*self._loops, *self.nodes, self.ledger):
+            process.end()
+
+    # -- jobs -------------------------------------------------------------------------------
+
+    def submit(self, working_dir: Path, **fields: Any) -> str:
+        spec = JobSpec.parse({"name": "job", "working_dir": str(working_dir), **fields})
+        data = pack(working_dir, 10_000_000)
+        self.storage.put(f"packages/{digest_of(data)}.zip", data)
+        return self.jobs.submit(spec, digest_of(data)).id
+
+    def submit_audit(
+        self,
+        *,
+        samples: int = 1000,
+        epochs: int = 3,
+        subtasks: int = 10,
+        push_every: int | str = 4,
+        step_seconds: float = 0.0,
+        working_dir: Path = AUDIT_TASK,
+        task: str = "audit:Audit",
+        args: Mapping[str, Any] | None = None,
+        update: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> str:
+        return self.submit(
+            working_dir,
+            task=task,
+            args={
+                "samples": samples,
+                "batch_size": 5,
+                "step_seconds": step_seconds,
+                "copies": len(self.nodes),
+                **(args or {}),
+            },
+            epochs=epochs,
+            subtasks_per_epoch=subtasks,
+            push_every=push_every,
+            update=dict(update or {"rule": "async-local-sgd", "eta": 1.0}),
+            **fields,
+        )
+
+    def play_controller(self, job: str) -> None:
+        """Makes the one transition that a run needs of a controller, as soon as it is possible."""
+        await_truth(lambda: self.jobs.get(job).facts)
+        self.jobs.transition(job, JobState.RUNNING, [JobState.STARTING], why="facts are known")
+
+    def checkpoint(self, job: str) -> str:
+        """Writes a checkpoint of the present snapshot, as the controller would."""
+        snapshots = self.sharded(job)
+        snapshots.want_pin("test")
+        await_truth(lambda: snapshots.pinned("test"))
+        whole, floats = snapshots.fetch_pinned("test")
+        state = snapshots.fetch_states(whole)
+        stored = self.checkpoints(job).write(whole, self.layout(job), floats, state)
+        snapshots.unpin("test")
+        return stored.name
+
+    def damage_checkpoint(self, job: str, name: str) -> None:
+        """Turns one bit."""
+        path = f"jobs/{job}/checkpoints/{name}"
+        data = bytearray(self.storage.get(path))
+        data[len(data) // 2] ^= 1
+        self.storage.put(path, bytes(data))
+
+    def checkpoints(self, job: str) -> Checkpoints:
+        return Checkpoints(self.storage, job)
+
+    def snapshots(self, job: str, shard: int = 0) -> Snapshots:
+        return Snapshots(self.nodes[shard].connection, TensorKeys(job, shard))
+
+    def sharded(self, job: str) -> ShardedSnapshots:
+        return ShardedSnapshots([node.connection for node in self.nodes], job, self.cut(job))
+
+    def cut(self, job: str) -> Cut:
+        facts, layout = self.jobs.get(job).facts, self.layout(job)
+        assert facts is not None
+        return Cut(layout.floats, layout.parameters, facts.shards, layout.sent)
+
+    def layout(self, job: str) -> Layout:
+        facts = self.jobs.get(job).facts
+        assert facts is not None
+        return Layout.from_json(facts.layout)
+
+    # -- what is to be seen -----------------------------------------------------------------
+
+    def vector(self, job: str) -> Tensor:
+        """The present parameters of all shards."""
+        out = torch.empty(self.layout(job).floats)
+        for part in self.cut(job).parts:
+            self.snapshots(job, part.shard).fetch(part.of(out))
+        return out
+
+    def applied(self, job: str, shard: int = 0) -> int:
+        """Samples in the present snapshot of a shard, over all epochs; 0 where there is none."""
+        try:
+            return self.snapshots(job, shard).read().meta.totals.samples
+        except StoreError:
+            return 0
+
+    def server_beat(self) -> float:
+        """When the parameter server said last that it is alive."""
+        return float(Servers(self.ledger.connection).all()["node-0"]["at"])
+
+    def events(self, job: str, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.jobs.events(job) if event["kind"] == kind]
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"=== {path.name}\n{path.read_text()[-4000:]}" for path in self.home.glob("*.log")
+        )

@@ -1,0 +1,403 @@
+"""Made-up histories of workers, parameter servers and lost servers, against a simple model.
+
+The model: a snapshot is a list of intervals that were applied, and the vector is their sum.
+Whatever happens, the vector equals the record beside it, and when everybody has done his work
+each sample of each epoch is in there exactly once.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from support.servers import Moment
+from support.stage import Stage
+from support.world import Volunteer, World, run_to_end
+from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.tensors.updates import Pushed, UpdateSender
+
+WORKERS = ("ann", "bob", "cyd")
+#: what a process makes of a server that is away or came back empty: it calls again
+AWAY = (StoreUnavailable, SnapshotMissing)
+#: calls until every connection that a dead server left behind was noticed
+MOST_CALLS = 10
+REPLACED = "a server that was replaced changes nothing"
+
+#: a turn that publishes has about so many
+commands = st.integers(1, 24)
+moments = st.sampled_from(["before", "after"])
+
+
+class History(RuleBasedStateMachine):
+    """One job of 2 epochs, 3 subtasks each, 4 samples each."""
+
+    stage: ClassVar[Stage]
+    #: whether each history is brought to its good end
+    to_the_end: ClassVar[bool] = True
+
+    leases: Bundle[tuple[str, Lease]] = Bundle("leases")
+    pushed: Bundle[tuple[str, Lease, int, int]] = Bundle("pushed")
+
+    @initialize(target=leases)
+    def submit(self) -> Any:
+        self.violated = False
+        self.folder = tempfile.TemporaryDirectory()
+        self.stage.tensors.flushall()
+        self.world = World(self.stage.ledger, self.stage.tensors, Path(self.folder.name))
+        self.sender = UpdateSender(self.stage.wired_tensors, self.world.keys)
+        self.shard = self.new_shard()
+        self.serve()
+        self.world.checkpoint()
+        self.volunteers = {name: Volunteer(self.world, name, interval=3) for name in WORKERS}
+        self.zombies: list[Shard] = []
+        self.applied = 0
+        return multiple(*(self.acquired("ann", 1) + self.acquired("bob", 1)))
+
+    # -- workers ------------------------------------------------------------------------------
+
+    @rule(worker=st.sampled_from(WORKERS), rounds=st.integers(1, 4))
+    def work(self, worker: str, rounds: int) -> None:
+        """Honestly, whatever happened meanwhile to its leases and updates."""
+        for _ in range(rounds):
+            self.volunteers[worker].step()
+            self.serve()
+
+    @rule(target=leases, worker=st.sampled_from(WORKERS), number=st.integers(1, 3))
+    def acquire(self, worker: str, number: int) -> Any:
+        return multiple(*self.acquired(worker, number))
+
+    @rule(lease=consumes(leases))
+    def give_back(self, lease: tuple[str, Lease]) -> None:
+        self.world.leases(lease[0]).release(lease[1])
+
+    @rule()
+    def time_passes(self) -> None:
+        """Long enough for every lease. Who held one is a zombie from now on."""
+        self.world.expire()
+
+    @rule(target=pushed, lease=leases, lengths=st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    def push_some(self, lease: tuple[str, Lease], lengths: list[int]) -> Any:
+        """From where the subtask stands, as an honest worker does; also from a lost lease."""
+        worker, held = lease
+        done = []
+        for length in lengths:
+            start = self.begin(held)
+            if start is None:
+                break
+            size = self.world.plan.size(held.number)
+            if start < size:
+                stop = min(size, start + length)
+                _, answer = self.world.push(held.number, start, stop, held.token, worker=worker)
+                self.require(answer.accepted, "nobody else pushed in between")
+                done.append((worker, held, start, stop))
+        return multiple(*done)
+
+    @rule(target=pushed, lease=leases, at=st.integers(1, 6), moment=moments)
+    def push_and_lose_the_answer(self, lease: tuple[str, Lease], at: int, moment: Moment) -> Any:
+        """The connection breaks at any command of the push, which is then repeated."""
+        worker, held = lease
+        start, size = self.begin(held), self.world.plan.size(held.number)
+        if start is None or start == size:
+            return multiple()
+        epoch = self.world.plan.epoch_of(held.number)
+        header, payload = self.world.update(held.number, start, size, held.token, worker=worker)
+        with self.stage.failing(at, moment), suppress(StoreUnavailable):
+            self.sender.push(header, epoch, payload)
+        for _ in range(2):
+            answer = self.patiently(lambda: self.sender.push(header, epoch, payload))
+            self.require(answer == Pushed(True, size), "a repeated push is recognised")
+        self.push_as_told(worker, held, start, size)  # a twin of it is not
+        return (worker, held, start, size)
+
+    @rule(lease=leases)
+    def wake_up_and_push(self, lease: tuple[str, Lease]) -> None:
+        """Without asking where the subtask stands, but right there. Not from a stale lease."""
+        worker, held = lease
+        start, size = self.stands(held.number), self.world.plan.size(held.number)
+        if start is not None and start < size:
+            self.push_as_told(worker, held, start, size)
+
+    @rule(lease=leases, worker=st.sampled_from(WORKERS))
+    def sleep_through_a_lease(self, lease: tuple[str, Lease], worker: str) -> None:
+        """Another one has got the subtask meanwhile, and begun it, when the sleeper wakes up."""
+        held = lease[1]
+        self.world.expire(f"train:{held.number}")
+        newer = self.world.leases(worker).acquire()
+        if isinstance(newer, Lease) and newer.kind == "train":
+            self.begin(newer)
+        self.wake_up_and_push(lease)
+
+    @rule(push=pushed)
+    def push_again(self, push: tuple[str, Lease, int, int]) -> None:
+        """What was pushed before, under another name: a worker that lost its memory, or one
+        that was asleep. It is taken only where it continues."""
+        self.push_as_told(*push)
+
+    @rule(push=pushed)
+    def smuggle(self, push: tuple[str, Lease, int, int]) -> None:
+        """Past the script: only the parameter server is left to notice."""
+        worker, held, start, stop = push
+        header, payload = self.world.update(held.number, start, stop, held.token, worker=worker)
+        self.world.smuggle(header, bytes(payload))
+
+    @rule(
+        subtask=st.integers(0, 6),
+        bounds=st.tuples(st.integers(0, 4), st.integers(0, 5)),
+        damage=st.sampled_from([{"checksum": 1}, {"layout": "x"}, {"integers": ""}, {}]),
+    )
+    def vandalise(self, subtask: int, bounds: tuple[int, int], damage: dict[str, Any]) -> None:
+        header, payload = self.world.update(
+            subtask, *bounds, token=10**6, worker="vandal", **(damage or {"codec": "bfloat16"})
+        )
+        self.world.smuggle(header, bytes(payload))
+
+    @rule(lease=leases)
+    def push_and_take_the_chunks_back(self, lease: tuple[str, Lease]) -> None:
+        """What follows on it is refused as well, and trained again."""
+        held = lease[1]
+        start, size = self.begin(held), self.world.plan.size(held.number)
+        if start is not None and start < size:
+            header, _ = self.world.push(held.number, start, size, held.token, worker="vandal")
+            self.stage.tensors.delete(self.world.keys.payload_chunk(header.update, 0))
+
+    # -- parameter servers --------------------------------------------------------------------
+
+    @rule()
+    def turn(self) -> None:
+        self.serve()
+
+    @rule(at=commands, moment=moments, dies=st.booleans())
+    def turn_is_cut_off(self, at: int, moment: Moment, dies: bool) -> None:
+        """At any command, before or after it was executed; then again, or by a successor."""
+        with self.stage.failing(at, moment), suppress(*AWAY):
+            self.shard.turn()
+        if dies:
+            self.shard = self.new_shard()
+        self.serve()
+
+    @rule()
+    def another_server_takes_over(self) -> None:
+        self.zombies.append(self.shard)
+        self.shard = self.new_shard()
+        self.serve()
+
+    @rule(at=commands, worker=st.sampled_from(WORKERS), works=st.booleans())
+    def frozen_in_the_middle_of_a_turn(self, at: int, worker: str, works: bool) -> None:
+        """Another one takes over, and may even work, before the command is sent; then it wakes
+        up."""
+        frozen, seen = self.shard, []
+        self.volunteers[worker].step()  # there is something to publish
+
+        def meanwhile() -> None:
+            token = self.world.new_token()
+            self.shard = self.new_shard(token)
+            self.world.snapshots.takeover(token)
+            if works:
+                self.serve()
+                self.volunteers[worker].step()
+                self.serve()
+            seen.append(self.seen())
+
+        with self.stage.failing(at, "before", meanwhile), suppress(Fenced, *AWAY):
+            frozen.turn()
+        if self.shard is not frozen:
+            self.require(seen == [self.seen()], REPLACED)
+            self.zombies.append(frozen)
+
+    @precondition(lambda self: self.zombies)
+    @rule(worker=st.sampled_from(WORKERS))
+    def a_zombie_wakes_up(self, worker: str) -> None:
+        """It finds out sooner or later, and changes nothing until then."""
+        zombie = self.zombies.pop()
+        self.volunteers[worker].step()
+        before = self.seen()
+        with suppress(Fenced):
+            self.patiently(zombie.turn)
+        self.require(self.seen() == before, REPLACED)
+
+    @rule()
+    def pin(self) -> None:
+        self.world.snapshots.want_pin("periodic")
+        self.serve()
+
+    @rule()
+    def unpin(self) -> None:
+        self.world.snapshots.unpin("periodic")
+
+    # -- servers that are lost ----------------------------------------------------------------
+
+    @rule()
+    def the_tensors_server_is_killed(self) -> None:
+        self.serve()  # it has loaded, and nothing is between it and what is published
+        self.stage.restart(self.stage.tensors_server)
+        with suppress(SnapshotMissing):
+            self.world.snapshots.read()
+            self.require(False, "a server without a file comes back empty")
+        self.serve()
+
+    @rule(at=commands, moment=moments)
+    def the_tensors_server_comes_back_empty_in_the_middle_of_a_turn(
+        self, at: int, moment: Moment
+    ) -> None:
+        self.serve()
+        with self.stage.failing(at, moment, self.world.lose_tensors), suppress(*AWAY):
+            self.shard.turn()
+        self.serve()
+
+    @rule()
+    def the_ledger_is_killed(self) -> None:
+        """And comes back with all that it acknowledged."""
+        self.stage.restart(self.stage.ledger_server)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.world.checkpoint()
+
+    @rule()
+    def both_are_lost(self) -> None:
+        self.world.lose_tensors()
+        self.zombies.clear()  # of another machine, it is gone with it
+        self.shard = self.new_shard()
+        self.serve()
+        self.applied = 0
+
+    # -- what always holds --------------------------------------------------------------------
+
+    @invariant()
+    def the_vector_is_what_the_record_says(self) -> None:
+        self.seen()
+        with self.judging():
+            self.world.assert_exact()
+
+    @invariant()
+    def nothing_applied_is_forgotten(self) -> None:
+        record = self.world.snapshots.read().record
+        applied = record.finished * self.world.plan.samples + sum(record.positions.values())
+        self.require(applied >= self.applied, "nothing applied is forgotten")
+        self.applied = applied
+
+    @invariant()
+    def every_pinned_snapshot_is_whole(self) -> None:
+        for name, pin in self.world.snapshots.pins().items():
+            _, floats = self.world.snapshots.fetch_pinned(name)
+            whole = floats[: self.world.plan.samples].tolist() == self.world.recorded(pin.record)
+            self.require(whole, "a pinned snapshot is what its record says")
+
+    @invariant()
+    def nobody_honest_is_blamed(self) -> None:
+        blamed = self.world.jobs.quarantined(self.world.job).keys()
+        self.require(blamed <= {"vandal"}, "nobody honest is blamed")
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        with self.folder:
+            if self.violated or not self.to_the_end:
+                return
+            self.serve()
+            self.world.partition().assert_whole()
+            self.world.expire()
+            last = Volunteer(self.world, "last")
+            run_to_end(self.world, [last], self.serve)
+            last.step()
+            job = self.world.jobs.get(self.world.job)
+            assert [each.epoch for each in job.evaluations] == [1, 2]
+            assert job.totals["samples"] == 2 * self.world.plan.samples
+            assert job.totals["repeated"] == 0
+
+    # -- how it is done -----------------------------------------------------------------------
+
+    def require(self, condition: bool, what: str) -> None:
+        with self.judging():
+            assert condition, what
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """After a violation the job need not come to a good end."""
+        try:
+            yield
+        except AssertionError:
+            self.violated = True
+            raise
+
+    def new_shard(self, token: int | None = None) -> Shard:
+        return self.world.shard(
+            token, ledger=self.stage.wired_ledger, tensors=self.stage.wired_tensors
+        )
+
+    def serve(self) -> None:
+        """The newest parameter server does what there is to do."""
+        with self.judging():
+            try:
+                self.patiently(self.shard.turn)
+            except Fenced as error:
+                raise AssertionError(f"{REPLACED}: the newest one met {error}") from error
+
+    def patiently(self, call: Callable[[], Any]) -> Any:
+        for _ in range(MOST_CALLS):
+            with suppress(*AWAY):
+                return call()
+        raise AssertionError("it never came back")
+
+    def acquired(self, worker: str, number: int) -> list[tuple[str, Lease]]:
+        """Of so many attempts, those that brought a subtask."""
+        answers = [self.world.leases(worker).acquire() for _ in range(number)]
+        return [
+            (worker, each) for each in answers if isinstance(each, Lease) and each.kind == "train"
+        ]
+
+    def begin(self, held: Lease) -> int | None:
+        """Where a subtask is to be trained from; None for a lease that is stale."""
+        plan = self.world.plan
+        with suppress(Fenced):
+            return self.world.sender.begin(
+                held.number, plan.epoch_of(held.number), plan.size(held.number), held.token
+            )
+        return None
+
+    def stands(self, subtask: int) -> int | None:
+        """What is applied or waits of a subtask; None in a finished epoch."""
+        record = self.world.snapshots.read().record
+        if self.world.plan.epoch_of(subtask) < record.finished:
+            return None
+        waits = self.stage.tensors.hget(self.world.keys.pushed, str(subtask)) or b"0|"
+        return max(record.positions.get(subtask, 0), int(waits.split(b"|")[0]))
+
+    def push_as_told(self, worker: str, held: Lease, start: int, stop: int) -> None:
+        """Taken if, and only if, no newer lease has begun and it continues the subtask."""
+        newest = int(self.stage.tensors.hget(self.world.keys.tokens, str(held.number)) or 0)
+        expected = newest <= held.token and self.stands(held.number) == start
+        accepted = False
+        with suppress(Fenced):
+            _, answer = self.world.push(held.number, start, stop, held.token, worker=worker)
+            accepted = answer.accepted
+        self.require(accepted <= (newest <= held.token), "a stale lease pushes nothing")
+        self.require(accepted == expected, "a push is taken where it continues its subtask")
+
+    def seen(self) -> tuple[object, ...]:
+        """What anybody can see of the job, but for entries that nobody took yet."""
+        out = torch.empty(self.world.layout.floats)
+        with self.judging():
+            try:
+                snapshot = self.world.snapshots.fetch(out)
+            except StoreUnavailable as error:
+                raise AssertionError(f"{REPLACED}: {error}") from error
+        return snapshot.meta.version, snapshot.record, out.tolist()

@@ -1,0 +1,113 @@
+"""A folder that is a machine's root, for the scripts of infra: where they are, what they may call,
+and what the machine is told about itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+INFRA = Path(__file__).parents[2] / "infra"
+#: of a role, as the metadata server hands them out
+KEYS = {"AccessKeyId": "AKIDEXAMPLE", "SecretAccessKey": "a/secret+key", "Token": "a session=="}
+#: a system on which all packages are installed, and no user can be made
+_PROGRAMS = {"dpkg": "exit 0", "id": "exit 1", "useradd": "exit 1"}
+
+
+def lay_out(root: Path, settings: str) -> None:
+    """The scripts and ``machine.env``, as cloud-init writes them."""
+    library = root / "usr/local/lib/vcasgd"
+    library.mkdir(parents=True)
+    for script in (INFRA / "bin").iterdir():
+        (library / script.name).symlink_to(script)
+    for folder in ("etc/vcasgd", "run", "dev"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "etc/vcasgd/machine.env").write_text(settings)
+
+
+def failing_boot(root: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs the real script on a system on which its step ``add_user`` fails."""
+    programs = root / "programs"
+    programs.mkdir()
+    for name, text in _PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    return subprocess.run(
+        [root / "usr/local/lib/vcasgd/boot"],
+        env={
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "VCASGD_ROOT": str(root),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@contextmanager
+def metadata_of(instance_id: str) -> Iterator[str]:
+    """What a machine of EC2 is told about itself, over IMDSv2."""
+    told = {
+        "instance-id": instance_id,
+        "iam/security-credentials/": "a-role",
+        "iam/security-credentials/a-role": json.dumps(KEYS, indent=2),
+        "placement/region": "us-east-1",
+        "services/domain": "amazonaws.com",
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self._answer("a token")
+
+        def do_GET(self) -> None:
+            assert self.headers["X-aws-ec2-metadata-token"] == "a token"
+            self._answer(told[self.path.removeprefix("/latest/meta-data/")])
+
+        def _answer(self, text: str) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            """Nobody reads it."""
+
+    with _serving(Handler) as url:
+        yield url
+
+
+@contextmanager
+def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def ec2_that_records() -> Iterator[tuple[str, list[tuple[dict[str, str], str]]]]:
+    """Headers and body of each request that EC2 would get."""
+    asked: list[tuple[dict[str, str], str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            asked.append((dict(self.headers), body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            """Nobody reads it."""
+
+    with _serving(Handler) as url:
+        yield url, asked

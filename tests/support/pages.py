@@ -1,0 +1,183 @@
+"""The dashboard as a person uses it: by the names of what is on the screen."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from playwright.sync_api import ConsoleMessage, Locator, Page, expect
+
+from vcasgd.cli.jobfile import load_job
+from vcasgd.client import Client
+from vcasgd.fleet.providers.local.processes import kill_all
+from vcasgd.settings import Settings
+from vcasgd.stack import StackHome, StackState
+from vcasgd.stack.parts import mark
+from vcasgd.task.package import pack
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "digits"
+AXE = ROOT / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
+#: how a page learns that nobody is signed in
+_NOT_SIGNED_IN = re.compile(r"status of 401")
+#: findings that keep somebody from using a page
+SERIOUS = ("serious", "critical")
+
+
+class Site:
+    """The stack behind the pages."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.home = StackHome(settings.home_path)
+
+    @cached_property
+    def url(self) -> str:
+        return StackState.read(self.home.path).api_url
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).netloc
+
+    @property
+    def token(self) -> str:
+        token = self.home.token()
+        assert token is not None
+        return token
+
+    @cached_property
+    def client(self) -> Client:
+        return Client(self.url, self.token)
+
+    def close(self) -> None:
+        self.client.close()
+
+    def submit(self, **fields: Any) -> str:
+        """A job of about 15 seconds on three machines, unless it is told otherwise."""
+        spec = load_job(EXAMPLE / "demo.yaml")
+        return self.client.submit_directory(spec.model_copy(update={"epochs": 8, **fields})).id
+
+    def kill_api(self) -> None:
+        """SIGKILL; fails if it was dead already. The supervisor starts it again."""
+        process = StackState.read(self.home.path).parts["api"].process
+        assert process is not None
+        assert process.alive(), "the fault did not fire"
+        assert kill_all(mark(self.home, "api"), process)
+
+
+class Notes:
+    """What a page complains about, and whom it talks to."""
+
+    def __init__(self) -> None:
+        self.complaints: list[str] = []
+        self.hosts: set[str] = set()
+
+    def follow(self, page: Page) -> None:
+        page.on("console", self._said)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self._asked(request.url))
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not _NOT_SIGNED_IN.search(message.text):
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def _asked(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("data", "blob"):
+            self.hosts.add(parts.netloc)
+
+
+class Dashboard:
+    """One page of a browser."""
+
+    def __init__(self, page: Page, site: Site) -> None:
+        self.page = page
+        self.site = site
+
+    def open(self, path: str) -> None:
+        self.page.goto(self.site.url + path)
+
+    def sign_in(self, token: str | None = None) -> None:
+        self.open("/")
+        self.page.get_by_label("Token", exact=True).fill(token or self.site.token)
+        self.page.get_by_role("button", name="Sign in").click()
+        expect(self.page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
+
+    def submit(self, text: str, code: Path) -> str:
+        """By hand: the YAML, the code, a look at the plan, the order. Returns the job's name."""
+        page = self.page
+        page.get_by_role("link", name="Submit a job").click()
+        page.get_by_role("textbox", name="job.yaml", exact=True).fill(text)
+        expect(page.get_by_text("valid", exact=True)).to_be_visible()
+        page.locator("input[type=file][accept*=zip]").set_input_files(code)
+        page.get_by_role("button", name="Show the plan").click()
+        expect(page.get_by_text("Per hour", exact=True)).to_be_visible()
+        page.get_by_role("button", name="Submit the job").click()
+        page.wait_for_url("**/jobs/*")
+        return page.url.rpartition("/")[2]
+
+    def figure(self, name: str) -> Locator:
+        """The value of a figure of the job's summary."""
+        return self.page.locator("dl > div", has_text=name).locator("dd").first
+
+    def fraction(self) -> float:
+        return float(self.figure("Progress").inner_text().rstrip("%"))
+
+    def machines(self, state: str) -> list[str]:
+        """Names of the machines whose lanes show a state."""
+        lanes = self.page.locator(f"li[data-machine][data-state={state}]")
+        return [str(lane.get_attribute("data-machine")) for lane in lanes.all()]
+
+    def drawn(self, machine: str, state: str) -> Locator:
+        return self.page.locator(f"g[data-lane={machine}] rect[data-state={state}]")
+
+    def serious_findings(self) -> list[str]:
+        """Of axe-core, with the elements that they are about."""
+        # a tip that fades has any contrast
+        self.page.mouse.move(0, 0)
+        expect(self.page.get_by_role("tooltip")).to_have_count(0)
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            f"{each['id']}: {json.dumps([node['html'][:200] for node in each['nodes']][:3])}"
+            for each in found["violations"]
+            if each["impact"] in SERIOUS
+        ]
+
+
+#: takes its time while a test holds it up
+HELD = """
+from pathlib import Path
+from paced import PacedDigits
+
+class HeldDigits(PacedDigits):
+    def __init__(self, hold, **args):
+        super().__init__(**args)
+        self.hold = Path(hold)
+
+    def loss(self, model, batch):
+        if not self.hold.exists():
+            self.step_seconds = 0.0
+        return super().loss(model, batch)
+"""
+
+
+def held_example(folder: Path) -> tuple[str, Path, Path]:
+    """Its YAML, its code, and the file that holds it up."""
+    hold, code = folder / "hold", folder / "digits.zip"
+    hold.touch()
+    with TemporaryDirectory() as copy:
+        shutil.copytree(EXAMPLE, copy, dirs_exist_ok=True)
+        (Path(copy) / "held.py").write_text(HELD)
+        code.write_bytes(pack(Path(copy), 10**8))
+    args = {"step_seconds": 0.5, "hold": str(hold)}
+    spec = yaml.safe_load((EXAMPLE / "demo.yaml").read_text())
+    spec |= {"task": "held:HeldDigits", "args": args, "epochs": 10}
+    return yaml.safe_dump(spec), code, hold

@@ -1,0 +1,271 @@
+"""One world for each provider, with the same handles: what the contract's tests are run on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from support.emulated_ec2 import ENVIRONMENT, EmulatedEc2, emulated_ec2
+from support.fake_compute import ComputeServer, FakeCompute
+from support.machine_scripts import script_of
+from vcasgd.fleet.pools import AwsPoolSpec, GcpPoolSpec, parse_pools
+from vcasgd.fleet.prices import PriceTable
+from vcasgd.fleet.providers.aws.provider import AwsProvider
+from vcasgd.fleet.providers.base import Boot, Provider
+from vcasgd.fleet.providers.gcp.provider import GcpProvider
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+
+AWS_ZONES = ("us-east-1a", "us-east-1b")
+GCP_ZONES = ("us-central1-a", "us-central1-b")
+CLOUD_CONFIG = "#cloud-config\nruncmd: [[/usr/local/lib/vcasgd/boot]]\n"
+
+
+class World(Protocol):
+    """A place to buy machines, and the hand of fate over it."""
+
+    pool: str
+    zones: tuple[str, str]
+    kind: str
+
+    def provider(self, cluster: str = "test") -> Provider: ...
+
+    def run_out(self, *zones: str) -> None:
+        """No machine is left there."""
+        ...
+
+    def allow(self, machines: int) -> None:
+        """A launch gets so many at most."""
+        ...
+
+    def tags(self, instance_id: str) -> Mapping[str, str]: ...
+
+    def told(self, instance_id: str) -> str:
+        """What the machine was told to run, as its cloud shows it to it."""
+        ...
+
+    def say(self, instance_id: str, text: str) -> None:
+        """The machine says that its boot failed, as the scripts of the images do."""
+        ...
+
+    def alive(self) -> set[str]:
+        """Everything that would be paid for, whoever's it is."""
+        ...
+
+
+class LocalWorld:
+    pool, zones, kind = "local", ("local-a", "local-b"), "process"
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._providers: list[LocalProvider] = []
+
+    def provider(self, cluster: str = "test") -> LocalProvider:
+        pool = LocalPool(self.pool, 20, 0.1, 0.4, notice_seconds=30.0, zones=self.zones)
+        self._providers.append(LocalProvider(self._home, cluster, pool, owner_grace_seconds=None))
+        return self._providers[-1]
+
+    def run_out(self, *zones: str) -> None:
+        if set(zones) == set(self.zones):
+            self.allow(0)
+
+    def allow(self, machines: int) -> None:
+        self.provider().override(capacity=machines)
+
+    def tags(self, instance_id: str) -> Mapping[str, str]:
+        one = next(one for one in self.provider().instances() if one.id == instance_id)
+        return {"cluster": "test", "pool": one.pool}
+
+    def told(self, instance_id: str) -> str:
+        folder = self._home / "instances" / instance_id
+        return (folder / "instance.json").read_text()
+
+    def say(self, instance_id: str, text: str) -> None:
+        pytest.skip("what a process of this computer says is in its log")
+
+    def alive(self) -> set[str]:
+        return {one.id for provider in self._providers for one in provider.instances()}
+
+    def close(self) -> None:
+        for provider in self._providers:
+            provider.destroy_all()
+
+
+class AwsWorld:
+    pool, zones, kind = "aws-spot", AWS_ZONES, "c5.xlarge"
+
+    def __init__(self, ec2: EmulatedEc2) -> None:
+        self.ec2 = ec2
+        self._subnets = ec2.subnets()
+        self._template = ec2.template(CLOUD_CONFIG)
+        ec2.prices = {(self.kind, zone): 0.05 for zone in self.zones}
+
+    def document(self, **more: Any) -> dict[str, Any]:
+        """A pool as it is in the file."""
+        template = {
+            "launch_template": self._template,
+            "subnets": {zone: self._subnets[zone] for zone in self.zones},
+        }
+        return {
+            "name": self.pool,
+            "provider": "aws",
+            "region": "us-east-1",
+            "zones": list(self.zones),
+            "instance_types": [self.kind, "m5.large"],
+            "template": template,
+            **more,
+        }
+
+    def spec(self, **more: Any) -> AwsPoolSpec:
+        (spec,) = parse_pools({"pools": [self.document(**more)]})
+        assert isinstance(spec, AwsPoolSpec)
+        return spec
+
+    def provider(self, cluster: str = "test", **more: Any) -> AwsProvider:
+        return AwsProvider(
+            cluster,
+            [self.spec(**more)],
+            PriceTable.load("aws"),
+            price_seconds=0.0,
+            listing_seconds=0.0,
+            page=5,
+        )
+
+    def run_out(self, *zones: str) -> None:
+        self.ec2.exhausted = {self._subnets[zone]: "InsufficientInstanceCapacity" for zone in zones}
+
+    def allow(self, machines: int) -> None:
+        self.ec2.room = machines
+
+    def tags(self, instance_id: str) -> Mapping[str, str]:
+        row = next(row for row in self.ec2.alive() if row["InstanceId"] == instance_id)
+        tags = {tag["Key"]: tag["Value"] for tag in row["Tags"]}
+        return {"cluster": tags["vcasgd:cluster"], "pool": tags["vcasgd:pool"]}
+
+    def told(self, instance_id: str) -> str:
+        return self.ec2.user_data(instance_id)
+
+    def say(self, instance_id: str, text: str) -> None:
+        tags = [{"Key": "vcasgd:boot-error", "Value": text}]
+        self.ec2.ec2().create_tags(Resources=[instance_id], Tags=tags)
+
+    def alive(self) -> set[str]:
+        return {row["InstanceId"] for row in self.ec2.alive()}
+
+    def stopping(self, instance_id: str) -> None:
+        """EC2 tells the machine only."""
+
+    def gone(self, instance_id: str) -> None:
+        self.ec2.terminate(instance_id)
+
+
+class GcpWorld:
+    pool, zones, kind = "gcp-spot", GCP_ZONES, "n2-standard-4"
+
+    def __init__(self, compute: FakeCompute, url: str) -> None:
+        self.compute = compute
+        self.url = url
+        compute.templates["global/instanceTemplates/workers"] = {
+            "machineType": "e2-standard-2",
+            "labels": {"team": "science"},
+            "metadata": {"items": [{"key": "user-data", "value": CLOUD_CONFIG}]},
+            "networkInterfaces": [{"network": "default"}],
+        }
+
+    def document(self, **more: Any) -> dict[str, Any]:
+        """A pool as it is in the file."""
+        return {
+            "name": self.pool,
+            "provider": "gcp",
+            "region": "us-central1",
+            "zones": list(self.zones),
+            "instance_types": [self.kind, "e2-standard-2"],
+            "template": {"project": "project", "instance_template": "workers"},
+            **more,
+        }
+
+    def spec(self, **more: Any) -> GcpPoolSpec:
+        (spec,) = parse_pools({"pools": [self.document(**more)]})
+        assert isinstance(spec, GcpPoolSpec)
+        return spec
+
+    def provider(self, cluster: str = "test", **more: Any) -> GcpProvider:
+        return GcpProvider(
+            cluster,
+            [self.spec(**more)],
+            PriceTable.load("gcp"),
+            url=self.url,
+            listing_seconds=0.0,
+            page=5,
+        )
+
+    def run_out(self, *zones: str) -> None:
+        self.compute.exhausted = dict.fromkeys(zones, "ZONE_RESOURCE_POOL_EXHAUSTED")
+
+    def allow(self, machines: int) -> None:
+        self.compute.room = dict.fromkeys(self.zones, machines)
+
+    def tags(self, instance_id: str) -> Mapping[str, str]:
+        row = next(row for row in self.compute.alive() if row["name"] == instance_id)
+        return {"cluster": row["labels"]["vcasgd-cluster"], "pool": row["labels"]["vcasgd-pool"]}
+
+    def told(self, instance_id: str) -> str:
+        row = next(row for row in self.compute.alive() if row["name"] == instance_id)
+        items = {item["key"]: item["value"] for item in row["metadata"]["items"]}
+        return str(items["user-data"])
+
+    def say(self, instance_id: str, text: str) -> None:
+        self.compute.attributes[instance_id, "vcasgd/boot-error"] = text
+
+    def alive(self) -> set[str]:
+        return {row["name"] for row in self.compute.alive()}
+
+    def stopping(self, instance_id: str) -> None:
+        self.compute.set_status(instance_id, "STOPPING")
+
+    def gone(self, instance_id: str) -> None:
+        self.compute.remove(instance_id)
+
+
+@contextmanager
+def aws_world() -> Iterator[AwsWorld]:
+    with emulated_ec2() as ec2, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": ec2.url}.items():
+            patch.setenv(name, value)
+        yield AwsWorld(ec2)
+
+
+@contextmanager
+def gcp_world() -> Iterator[GcpWorld]:
+    server = ComputeServer(FakeCompute())
+    try:
+        yield GcpWorld(server.compute, server.url)
+    finally:
+        server.stop()
+
+
+@contextmanager
+def world_of(name: str, home: Path) -> Iterator[World]:
+    with ExitStack() as stack:
+        if name == "aws":
+            yield stack.enter_context(aws_world())
+        elif name == "gcp":
+            yield stack.enter_context(gcp_world())
+        else:
+            local = LocalWorld(home)
+            stack.callback(local.close)
+            yield local
+
+
+def sleeper() -> Boot:
+    """What a machine of the contract's tests runs."""
+    return Boot(("sleep", "300"), {"GREETING": 'it\'s "$HOME"', "PATH": os.environ["PATH"]})
+
+
+def boot_script(world: World, instance_id: str) -> str:
+    """Of a cloud's machine: the script that our launch added."""
+    return script_of(world.told(instance_id))

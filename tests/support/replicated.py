@@ -1,0 +1,185 @@
+"""A primary, its replica and three Sentinels: all real, and each can be killed or frozen."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from support.harness import Process, RedisServer
+from support.ports import free_port
+from support.servers import require_binary
+from support.waiting import await_truth
+from vcasgd.errors import StoreError
+from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.embedded.replicas import (
+    SENTINELS,
+    Service,
+    replication_lines,
+    sentinel_command,
+    write_sentinel_configuration,
+)
+from vcasgd.store.embedded.server import ServerFiles
+
+#: a primary that a busy machine keeps waiting for less is none the worse for it
+DOWN_SECONDS = 1.5
+#: a lost replica is noticed after that
+LAG_SECONDS = 2
+
+
+class Replicated:
+    """One service under the watch of Sentinels; closed by :meth:`end`.
+
+    ``strict``: a primary without a replica takes no write.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        kind: str = "valkey",
+        durable: bool = False,
+        strict: bool = True,
+        replica_timeout: float = 2.0,
+    ) -> None:
+        self.directory = directory
+        self._binary = require_binary(kind)
+        password = secrets.token_hex(8)
+        self.nodes: list[RedisServer] = []
+        self._password, self._strict = password, strict
+        for index in range(2):
+            lines = self._lines(self.nodes[0] if self.nodes else None)
+            self.nodes.append(
+                RedisServer(
+                    directory / f"node-{index}", durable=durable, binary=self._binary, more=lines,
+                    password=password,
+                )
+            )  # fmt: skip
+        self.service = Service(directory.name, self.nodes[0].files.port, password)
+        shared = secrets.token_hex(8)
+        self.sentinel_files = [
+            ServerFiles(directory / f"sentinel-{index}", free_port(), shared)
+            for index in range(SENTINELS)
+        ]
+        self.sentinels = [self._start_sentinel(files) for files in self.sentinel_files]
+        self.url = f"{self.service.url(self.sentinel_files)}&replica_timeout={replica_timeout}"
+        await_truth(self._watched)
+        #: as a process of ours would have it
+        self.connection = self.client()
+
+    def client(self, *, waits: bool = True) -> RedisClient:
+        return connect(self.url, waits=waits)
+
+    def end(self) -> None:
+        self.connection.close()
+        for sentinel in self.sentinels:
+            sentinel.end()
+        for node in self.nodes:
+            node.end()
+
+    # -- who is who ---------------------------------------------------------------------------
+
+    @property
+    def primary(self) -> RedisServer:
+        """As every Sentinel says that lives; waits until they agree."""
+        (port,) = await_truth(lambda: len(found := self._primaries()) == 1 and found)
+        return next(node for node in self.nodes if node.files.port == port)
+
+    def _primaries(self) -> set[int]:
+        found = set()
+        for files, process in zip(self.sentinel_files, self.sentinels, strict=True):
+            if process.alive:
+                with self._ask(files) as sentinel:
+                    found.add(int(sentinel.sentinel_master(self.service.name)["port"]))
+        return found
+
+    @property
+    def replica(self) -> RedisServer:
+        primary = self.primary
+        return next(node for node in self.nodes if node is not primary)
+
+    def role(self, node: RedisServer) -> str:
+        try:
+            return str(node.connection.info("replication")["role"])
+        except StoreError:
+            return "away"
+
+    def await_primary(self, node: RedisServer) -> None:
+        """Until the Sentinels and the server itself say that it is the primary."""
+        port = {node.files.port}
+        await_truth(lambda: self._primaries() == port and self.role(node) == "master")
+
+    def await_replica(self, node: RedisServer) -> None:
+        """Until it follows the other one, and has all of it."""
+
+        def follows() -> bool:
+            try:
+                info = node.connection.info("replication")
+            except StoreError:
+                return False
+            return info["role"] == "slave" and info.get("master_link_status") == "up"
+
+        await_truth(follows)
+
+    def kill_primary(self) -> tuple[RedisServer, RedisServer]:
+        """SIGKILL; returns the dead one and the one that is about to be promoted."""
+        old, new = self.primary, self.replica
+        old.kill()
+        return old, new
+
+    def restart(self, node: RedisServer) -> None:
+        """A dead primary comes back as a replica, once another one has taken its place: before
+        that it would be taken for the primary still, with nothing in it."""
+        other = next(each for each in self.nodes if each is not node)
+        self.await_primary(other)
+        node.configure([*self._lines(other)])
+        node.start()
+        self.await_replica(node)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _lines(self, primary: RedisServer | None) -> list[str]:
+        port = primary.files.port if primary else None
+        lines = replication_lines(self._password, primary_port=port, lag_seconds=LAG_SECONDS)
+        return lines if self._strict else [*lines, "min-replicas-to-write 0"]
+
+    def _start_sentinel(self, files: ServerFiles) -> Process:
+        write_sentinel_configuration(files, [self.service], down_seconds=DOWN_SECONDS)
+        command = sentinel_command(files, self._binary)
+        return Process(command, self.directory / f"{files.directory.name}.log")
+
+    def _watched(self) -> bool:
+        """Every Sentinel knows the replica and the others."""
+        try:
+            for files in self.sentinel_files:
+                with self._ask(files) as sentinel:
+                    state = sentinel.sentinel_master(self.service.name)
+                if (state["num-slaves"], state["num-other-sentinels"]) != (1, SENTINELS - 1):
+                    return False
+        except redis.RedisError:
+            return False
+        self.await_replica(self.nodes[1])
+        return True
+
+    @contextmanager
+    def _ask(self, files: ServerFiles) -> Iterator[redis.Redis]:
+        client = redis.Redis(port=files.port, password=files.password, socket_timeout=2)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@contextmanager
+def replicated(directory: Path, kind: str = "valkey", **options: Any) -> Iterator[Replicated]:
+    """With the folder's name as that of the service."""
+    directory.mkdir(parents=True, exist_ok=True)
+    service = Replicated(directory, kind=kind, **options)
+    try:
+        yield service
+    finally:
+        service.end()

@@ -1,0 +1,156 @@
+"""A stack that buys in emulated clouds: what tests on clouds in boxes share."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.cloudbox import Box, CloudBox, EmulatedCloud, short_folder
+from vcasgd.chaos.audit import AuditOptions, audit_spec
+from vcasgd.client import Client, Event, JobView
+from vcasgd.fleet.providers.local.processes import kill_all
+from vcasgd.settings import Settings
+from vcasgd.spec.job import JobSpec
+from vcasgd.stack import StackHome, StackState, running
+from vcasgd.stack.parts import mark
+from vcasgd.store.connection import connect
+from vcasgd.store.keys import LedgerKeys
+
+WORKERS = 4
+HEARTBEAT = 1.0
+#: of a local step while a job is held up
+HELD_SECONDS = 0.5
+
+
+class Site:
+    """A stack that buys in emulated clouds, and the clouds in their boxes."""
+
+    def __init__(self, settings: Settings, boxes: dict[str, CloudBox]) -> None:
+        self.settings = settings
+        self.home = StackHome(settings.home_path)
+        self.hold = settings.home_path.with_name("hold")
+        token = self.home.token()
+        assert token is not None
+        self.client = Client(StackState.read(self.home.path).api_url, token)
+        self._boxes = boxes
+
+    def submit(
+        self,
+        pools: list[str],
+        epochs: int,
+        most: int = WORKERS,
+        step_seconds: float = HELD_SECONDS,
+        **fields: Any,
+    ) -> str:
+        """A job that is held up until :meth:`finish`."""
+        self.hold.touch()
+        spec = audit_spec(AuditOptions(kills=1, epochs=epochs), self.hold).model_dump(mode="json")
+        spec["args"]["step_seconds"] = step_seconds
+        workers = {"min": 1, "max": most, "pools": pools}
+        document = {**spec, "workers": workers, **fields}
+        return self.client.submit_directory(JobSpec.parse(document)).id
+
+    def finish(self, job: str) -> JobView:
+        self.hold.unlink()
+        view = self.client.wait(job, 300)
+        assert view.state == "succeeded", view.reason
+        return view
+
+    def at_work(self, job: str) -> set[str]:
+        """Machines whose worker trains now."""
+        fresh = time.time() - 4 * HEARTBEAT
+        rows = self.client.workers(job)
+        return {row["instance"] for row in rows if row["at"] > fresh and row["steps"]}
+
+    def pool_of(self, instance: str) -> str:
+        return next(
+            box.boxes[instance].pool for box in self._boxes.values() if instance in box.boxes
+        )
+
+    def interrupt(self, instances: set[str], notice_seconds: float) -> None:
+        for box in self._boxes.values():
+            box.interrupt(instances & box.boxes.keys(), notice_seconds)
+
+    def advise(self, instance: str) -> None:
+        """EC2 recommends to rebalance."""
+        (box,) = (box for box in self._boxes.values() if instance in box.boxes)
+        box.advise(instance)
+
+    def events(self, job: str, kind: str) -> list[Event]:
+        return [event for event in self.client.events(job) if event.kind == kind]
+
+    def since(self, job: str, instance: str) -> dict[str, float]:
+        """By what a machine did for the job: when it began to do that."""
+        (lane,) = (row for row in self.client.machines(job) if row["instance"] == instance)
+        return {span["state"]: span["from"] for span in reversed(lane["spans"])}
+
+    def refused(self, pool: str) -> set[str]:
+        """Zones of a pool that had nothing to sell when they were asked last."""
+        (row,) = (row for row in self.client.pools() if row["name"] == pool)
+        return {each["zone"] for each in row["markets"] if each["refused_since"] is not None}
+
+    def leased_again(self, job: str) -> list[str]:
+        """Subtasks that a worker did not bring to their end."""
+        password = self.home.ensure_password("ledger")
+        port = StackState.read(self.home.path).ports["ledger"]
+        ledger = connect(f"redis://:{password}@127.0.0.1:{port}/0")
+        try:
+            names = [each.decode() for each in ledger.hkeys(LedgerKeys(job).counters)]
+        finally:
+            ledger.close()
+        return [name for name in names if name.startswith("again:")]
+
+    def alive(self, clouds: list[EmulatedCloud]) -> set[str]:
+        return set().union(*(cloud.alive() for cloud in clouds))
+
+    def kill(self, part: str) -> None:
+        process = StackState.read(self.home.path).parts[part].process
+        assert process is not None
+        assert process.alive(), f"the fault did not fire: {part} was dead already"
+        assert kill_all(mark(self.home, part), process)
+
+    def logs(self) -> str:
+        boxes = "\n".join(box.logs() for box in self._boxes.values())
+        return f"{self.home.log_tail('controller')}\n{boxes}"
+
+
+@contextlib.contextmanager
+def site(
+    home: Path,
+    documents: list[dict[str, Any]],
+    clouds: dict[str, EmulatedCloud],
+    boots: Callable[[Box], bool] = lambda _box: True,
+    **more: Any,
+) -> Iterator[Site]:
+    """Ends with nothing left, or fails. ``boots``: see :class:`CloudBox`; ``more``: settings."""
+    pools = home / "pools.yaml"
+    pools.write_text(yaml.safe_dump({"pools": documents}))
+    settings = Settings(
+        home=home / "home",
+        api_port=0,
+        heartbeat=HEARTBEAT,
+        idle_seconds=3.0,
+        pools=pools,
+        cluster="boxed",
+        **more,
+    )
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(short_folder())
+        boxes = {
+            name: stack.enter_context(CloudBox(cloud, scratch, boots))
+            for name, cloud in clouds.items()
+        }
+        stack.enter_context(running(settings))
+        made = Site(settings, boxes)
+        stack.callback(made.client.close)
+        try:
+            yield made
+        except BaseException:
+            print(made.logs())  # noqa: T201
+            raise
+        assert not [problem for box in boxes.values() for problem in box.problems]

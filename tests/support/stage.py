@@ -1,0 +1,71 @@
+"""Two real servers that can be killed, and wires to them that break at a chosen command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.harness import RedisServer
+from support.servers import Fault, Moment, running_server, wired
+from vcasgd.store.connection import RedisClient
+
+
+class Stage:
+    """Two real servers, and wires to them that break for parameter servers and some pushes."""
+
+    def __init__(self, ledger: RedisServer, tensors: RedisServer, fault: Fault) -> None:
+        self.ledger_server, self.tensors_server = ledger, tensors
+        self.ledger, self.tensors = ledger.client(), tensors.client()
+        self._fault = fault
+        self.wired_ledger: RedisClient
+        self.wired_tensors: RedisClient
+
+    def restart(self, server: RedisServer) -> None:
+        """Kill −9, and the same again; nobody's connections survive it."""
+        server.kill()
+        server.start()
+        for client in (self.ledger, self.tensors):
+            client.connection_pool.disconnect(inuse_connections=False)
+
+    @contextmanager
+    def failing(
+        self, at: int, moment: Moment, instead: Callable[[], object] | None = None
+    ) -> Iterator[None]:
+        """Once, at the ``at``-th command that goes over a wire. ``instead`` of a cut runs in the
+        wire's thread, so what goes wrong in it is raised here."""
+        fault, wrong = self._fault, []
+
+        def guarded() -> None:
+            try:
+                if instead is not None:
+                    instead()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                wrong.append(error)
+
+        fault.at, fault.moment = at, moment
+        fault.instead = guarded if instead is not None else None
+        fault.arm()
+        try:
+            yield
+        finally:
+            fault.disarm()
+        if wrong:
+            raise wrong[0]
+
+
+@contextmanager
+def staged(kind: str, folder: Path) -> Iterator[Stage]:
+    """Servers of one kind for all histories that are run inside."""
+    fault = Fault(0)
+    with (
+        running_server(kind, folder / "ledger", durable=True) as ledger,
+        running_server(kind, folder / "tensors") as tensors,
+        wired(ledger, 0, fault) as wired_ledger,
+        wired(tensors, 0, fault) as wired_tensors,
+    ):
+        stage = Stage(ledger, tensors, fault)
+        stage.wired_ledger, stage.wired_tensors = wired_ledger, wired_tensors
+        yield stage
+        stage.ledger.close()
+        stage.tensors.close()

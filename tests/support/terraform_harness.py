@@ -1,0 +1,178 @@
+"""Terraform on a copy of the repository's roots, and an emulated AWS for it to talk to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from support.ports import free_port
+from support.waiting import PATIENCE, await_truth
+
+REPOSITORY = Path(__file__).parents[2]
+#: a real provider that this computer has, laid out as a filesystem mirror
+AWS_MIRROR = Path(os.environ.get("VCASGD_TERRAFORM_AWS_MIRROR", "/opt/tf-plugins"))
+AWS_PROVIDER = "registry.terraform.io/hashicorp/aws"
+GOOGLE_PROVIDER = "registry.terraform.io/hashicorp/google"
+#: what is started by a root, or read by it
+TREES = ("terraform", "infra", "constraints.txt")
+#: a provider takes seconds to start, much more on a busy machine
+COMMAND_SECONDS = 500.0
+UBUNTU = {
+    "ami_id": "ami-0c0ffee0c0ffee0c0",
+    "name": "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20260601",
+    "description": "Ubuntu 24.04",
+    "owner_id": "099720109477",
+    "public": True,
+    "virtualization_type": "hvm",
+    "architecture": "x86_64",
+    "state": "available",
+    "platform": None,
+    "image_type": "machine",
+    "hypervisor": "xen",
+    "root_device_name": "/dev/sda1",
+    "root_device_type": "ebs",
+    "sriov": "simple",
+    "creation_date": "2026-06-01T00:00:00.000Z",
+}
+
+
+def need(found: object, reason: str) -> None:
+    """Skips the test, and says why, where something is not at hand."""
+    if not found:
+        pytest.skip(reason)
+
+
+def need_terraform() -> None:
+    need(shutil.which("terraform"), "terraform is not installed")
+
+
+@dataclass
+class Terraform:
+    """One root of a copy of the tree. ``environment`` is added to the process's own."""
+
+    copy: Path
+    root: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, directory: Path, root: str, mirror: Path | None = None) -> Terraform:
+        for name in TREES:
+            source, target = REPOSITORY / name, directory / name
+            if source.is_dir():
+                shutil.copytree(
+                    source, target, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*")
+                )
+            else:
+                shutil.copy(source, target)
+        configuration = directory / "terraform.rc"
+        block = f'filesystem_mirror {{ path = "{mirror}" }}' if mirror else ""
+        configuration.write_text(f"provider_installation {{ {block} }}\n" if mirror else "")
+        return cls(directory, root, {"TF_CLI_CONFIG_FILE": str(configuration)})
+
+    @property
+    def folder(self) -> Path:
+        return self.copy / "terraform" / self.root
+
+    def __call__(self, *arguments: str, expect: int = 0, seconds: float = COMMAND_SECONDS) -> str:
+        """Its output; fails the test unless it ends with the status ``expect``."""
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                ["terraform", *arguments],
+                cwd=self.folder,
+                env={**os.environ, "TF_IN_AUTOMATION": "1", **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                status: object = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                # it ends its providers, and keeps its state, when it is asked to
+                process.terminate()
+                status = f"{process.wait(PATIENCE)}, not ready within {seconds} s"
+            output.seek(0)
+            said = output.read()
+        assert status == expect, f"status {status}: {said[-6000:]}"
+        return said
+
+    def init(self) -> None:
+        self("init", "-input=false", "-no-color")
+
+    def state(self) -> str:
+        return (self.folder / "terraform.tfstate").read_text()
+
+    def outputs(self) -> dict[str, Any]:
+        done = self("output", "-json")
+        return {name: each["value"] for name, each in json.loads(done).items()}
+
+
+@dataclass(frozen=True)
+class EmulatedAws:
+    """moto's HTTP server in a process of its own."""
+
+    url: str
+    environment: Mapping[str, str]
+
+    def client(self, service: str) -> Any:
+        return boto3.client(
+            service,
+            region_name="us-east-1",
+            endpoint_url=self.url,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+
+    def instances(self, *filters: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those that are not terminated."""
+        found = self.client("ec2").describe_instances(Filters=list(filters))["Reservations"]
+        rows = [each for reservation in found for each in reservation["Instances"]]
+        return [each for each in rows if each["State"]["Name"] != "terminated"]
+
+
+@contextmanager
+def emulated_aws(directory: Path) -> Iterator[EmulatedAws]:
+    """As long as the context lasts; with an image of Ubuntu, and nothing else in it."""
+    images = directory / "images.json"
+    images.write_text(json.dumps([UBUNTU]))
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": url,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "VCASGD_PAUSE_SECONDS": "0.2",
+    }
+    with (directory / "moto.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "emulated_aws.py"), str(port)],
+            env={**os.environ, "MOTO_AMIS_PATH": str(images)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        await_truth(lambda: _listens(port))
+        yield EmulatedAws(url, environment)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,453 @@
+"""A job on real servers whose workers and controller are played by the test.
+
+As in ``vcasgd/chaos/task/audit.py`` each sample owns one coordinate, and an update adds 1 to
+the coordinates of its samples: the vector says how often each sample was applied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vcasgd.errors import Fenced, SnapshotMissing
+from vcasgd.learning.shards import Cut
+from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
+from vcasgd.learning.wire import Encoder, codec_of
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.spec.job import JobSpec
+from vcasgd.storage.checkpoints import Checkpoints, Stored
+from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import LedgerKeys, TensorKeys
+from vcasgd.store.ledger.job import JobState, ModelFacts
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Accounts, Lease, Leases, Wait
+from vcasgd.store.ledger.leases import WorkKind as Work
+from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
+from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.updates import Header, Pushed, UpdateReader, UpdateSender, checksum
+
+COUNTING = {"rule": "async-local-sgd", "eta": 1.0}
+
+
+def spec_of(**fields: Any) -> JobSpec:
+    return JobSpec.parse(
+        {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 3, **fields}
+    )
+
+
+def layout_of(samples: int, *, table: bool = False) -> Layout:
+    """One parameter for each sample, in a ``table`` of a row each or not; one running statistic,
+    one counter."""
+    return Layout(
+        (
+            TensorEntry("count", (samples, 1) if table else (samples,), TensorKind.PARAMETER, 0),
+            TensorEntry("mean", (), TensorKind.STATISTIC, samples),
+            TensorEntry("steps", (), TensorKind.INTEGER, 0),
+        )
+    )
+
+
+class World:
+    """One job; ``ledger`` and ``tensors`` are emptied first."""
+
+    def __init__(
+        self,
+        ledger: RedisClient,
+        tensors: RedisClient,
+        storage: Path,
+        *,
+        samples: int = 12,
+        running: bool = True,
+        table: bool = False,
+        **fields: Any,
+    ) -> None:
+        self.ledger, self.tensors = ledger, tensors
+        ledger.flushall()
+        self.jobs = Jobs(ledger)
+        self.storage = Storage(f"file://{storage}")
+        self.layout = layout_of(samples, table=table)
+        self.spec = spec_of(**{"update": COUNTING, **fields})
+        self.plan = EpochPlan(
+            samples, self.spec.subtasks_per_epoch, self.spec.epochs, self.spec.seed
+        )
+        self.codec = codec_of(self.spec.update)
+        self.job = self.jobs.submit(self.spec, "0" * 64).id
+        self.keys = TensorKeys(self.job)
+        self.ledger_keys = LedgerKeys(self.job)
+        self.snapshots = Snapshots(tensors, self.keys)
+        self.sender = UpdateSender(tensors, self.keys)
+        self.reader = UpdateReader(tensors, self.keys)
+        self.accounts = Accounts(ledger, self.job)
+        self.checkpoints = Checkpoints(self.storage, self.job)
+        self.now = 1000.0
+        self._tokens = itertools.count(1)
+        self._named = itertools.count(1)
+        if running:
+            self.initialise()
+
+    # -- the beginning ------------------------------------------------------------------------
+
+    def initialise(self) -> None:
+        """What the first worker and the controller do."""
+        lease = self.leases("first").acquire()
+        assert isinstance(lease, Lease)
+        assert lease.kind is Work.INITIALISE
+        assert self.install()
+        assert self.leases("first").report_facts(lease, self.facts().to_dict())
+        if self.jobs.get(self.job).state is JobState.STARTING:
+            self.jobs.transition(
+                self.job, JobState.RUNNING, [JobState.STARTING], why="facts are known"
+            )
+
+    def install(self) -> bool:
+        floats = torch.zeros(self.layout.floats)
+        return self.snapshots.install(0, self.first_meta(), Record(), floats)
+
+    def first_meta(self) -> Meta:
+        """Of the first snapshot."""
+        return Meta(
+            version=0,
+            token=0,
+            floats=self.layout.floats,
+            parameters=self.layout.parameters,
+            layout=self.layout.digest(),
+            halves=self.codec.halves,
+            integers=encode_integers(torch.zeros(1, dtype=torch.int64)),
+        )
+
+    def facts(self) -> ModelFacts:
+        return ModelFacts(self.plan.samples, 1, self.layout.to_json(), self.plan.order_digest())
+
+    # -- the parts ----------------------------------------------------------------------------
+
+    def shard(
+        self,
+        token: int | None = None,
+        *,
+        ledger: RedisClient | None = None,
+        tensors: RedisClient | None = None,
+        job_secret: str | None = None,
+    ) -> Shard:
+        """A parameter server's shard, with a newer token than all before unless one is given."""
+        return Shard(
+            self.jobs.get(self.job),
+            self.new_token() if token is None else token,
+            tensors=tensors or self.tensors,
+            ledger=ledger or self.ledger,
+            checkpoints=self.checkpoints,
+            job_secret=job_secret,
+            clock=lambda: self.now,
+        )
+
+    def new_token(self) -> int:
+        """Of a parameter server."""
+        return next(self._tokens)
+
+    def leases(self, worker: str, seconds: float = 60.0) -> Leases:
+        return Leases(self.ledger, self.job, worker, seconds)
+
+    def expire(self, *pieces: str) -> None:
+        """Lets time pass for leases: their deadlines are over. Without names: of all."""
+        found = pieces or self.ledger.zrange(self.ledger_keys.leases, 0, -1)
+        for piece in found:
+            self.ledger.zadd(self.ledger_keys.leases, {piece: 1}, xx=True)
+
+    def lose_tensors(self) -> None:
+        """The tensors server was killed and comes back empty."""
+        self.tensors.flushdb()
+
+    def checkpoint(self) -> Stored:
+        """Writes the present snapshot, as the controller would."""
+        floats = torch.empty(self.layout.floats)
+        snapshot = self.snapshots.fetch(floats)
+        return self.checkpoints.write((snapshot,), self.layout, floats)
+
+    # -- updates ------------------------------------------------------------------------------
+
+    def encoder(self) -> Encoder:
+        """Of a new worker, which has kept nothing back."""
+        layout = self.layout
+        (part,) = Cut(layout.floats, layout.parameters, 1, layout.sent).parts
+        return Encoder(self.spec.update, layout, part)
+
+    def delta(self, subtask: int, start: int, stop: int) -> Tensor:
+        delta = torch.zeros(self.layout.floats)
+        if subtask < self.plan.total_subtasks and start < stop <= self.plan.size(subtask):
+            delta[torch.from_numpy(self.plan.indices(subtask, start, stop).copy())] = 1.0
+        return delta
+
+    def update(
+        self,
+        subtask: int,
+        start: int,
+        stop: int,
+        token: int,
+        *,
+        vector: Tensor | None = None,
+        payload: bytes | memoryview | None = None,
+        last: bool = False,
+        **changes: Any,
+    ) -> tuple[Header, memoryview]:
+        """An update as an honest worker would send it, but for ``changes`` of its header."""
+        if payload is None:
+            whole = self.delta(subtask, start, stop) if vector is None else vector
+            encoded = self.encoder().encode(whole, last=last)
+            changes.setdefault("codec", encoded.codec)
+            payload = memoryview(b"".join(encoded.chunks(CHUNK_BYTES)))
+        fields = {
+            "update": f"u{next(self._named)}",
+            "worker": "worker",
+            "subtask": subtask,
+            "start": start,
+            "stop": stop,
+            "base": 0,
+            "token": token,
+            "codec": self.spec.update.codec,
+            "size": len(payload),
+            "checksum": checksum(payload),
+            "layout": self.layout.digest(),
+            "integers": encode_integers(torch.tensor([stop])),
+            "loss_sum": float(stop - start),
+        }
+        return Header(**{**fields, **changes}), memoryview(payload)
+
+    def push(
+        self, subtask: int, start: int, stop: int, token: int = 1, **changes: Any
+    ) -> tuple[Header, Pushed]:
+        header, payload = self.update(subtask, start, stop, token, **changes)
+        return header, self.sender.push(header, self.plan.epoch_of(subtask), payload)
+
+    def received(self, header: Header, size: int) -> bytes:
+        """What the parameter server receives of a payload."""
+        payload = memoryview(bytearray(size))
+        for _ in self.reader.receive(header, payload):
+            pass
+        return bytes(payload)
+
+    def smuggle(self, header: Header, payload: bytes | memoryview) -> None:
+        """Puts an update into the stream past the script, as only a worker gone mad would."""
+        if len(payload):
+            self.tensors.set(self.keys.payload_chunk(header.update, 0), bytes(payload))
+        self.tensors.xadd(self.keys.stream, {"h": header.model_dump_json()})
+
+    def fate(self, header: Header) -> str:
+        epoch = self.plan.epoch_of(header.subtask)
+        asked = (header.subtask, epoch, header.stop, header.update)
+        return self.sender.status([asked]).fates[0]
+
+    # -- what came of it ----------------------------------------------------------------------
+
+    def vector(self) -> Tensor:
+        floats = torch.empty(self.layout.floats)
+        self.snapshots.fetch(floats)
+        return floats
+
+    def counts(self) -> list[float]:
+        """How often each sample is in the present snapshot."""
+        counts: list[float] = self.vector()[: self.plan.samples].tolist()
+        return counts
+
+    def recorded(self, record: Record) -> list[float]:
+        """How often each sample should be in a snapshot with this record."""
+        counts = torch.full((self.layout.floats,), float(record.finished))
+        for subtask, stop in record.positions.items():
+            counts += self.delta(subtask, 0, stop)
+        recorded: list[float] = counts[: self.plan.samples].tolist()
+        return recorded
+
+    def assert_exact(self) -> None:
+        """The parameters are what the applied record says, each sample exactly as often."""
+        floats = torch.empty(self.layout.floats)
+        snapshot = self.snapshots.fetch(floats)
+        assert floats[: self.plan.samples].tolist() == self.recorded(snapshot.record)
+
+    @property
+    def complete(self) -> bool:
+        try:
+            return self.snapshots.read().record.finished == self.spec.epochs
+        except SnapshotMissing:
+            return False
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.jobs.events(self.job) if event["kind"] == kind]
+
+    def rejected(self) -> dict[str, int]:
+        return dict(self.snapshots.read().meta.totals.rejected)
+
+    def tensor_keys(self) -> set[str]:
+        found = self.tensors.scan_iter(match=f"{self.keys.prefix}*", count=1000)
+        return {key.decode().removeprefix(self.keys.prefix) for key in found}
+
+    def partition(self) -> Partition:
+        return Partition.of(self)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Where the ledger has the subtasks of unfinished epochs that were ever given out."""
+
+    done: Counter[int]
+    open: Counter[int]
+    leased: Counter[int]
+    expected: range
+
+    @classmethod
+    def of(cls, world: World) -> Partition:
+        keys, ledger = world.ledger_keys, world.ledger
+        work = world.jobs.work(world.job)
+        leased = _trained(ledger.zrange(keys.leases, 0, -1))
+        assert leased == _trained(ledger.hkeys(keys.holders))
+        return cls(
+            Counter(int(each) for each in ledger.smembers(keys.done)),
+            Counter(_trained(ledger.zrange(keys.open, 0, -1))),
+            Counter(leased),
+            range(work["finished"] * work["per_epoch"], work["next"]),
+        )
+
+    def assert_whole(self) -> None:
+        """Each is in exactly one place: nothing is forgotten, nothing is done twice.
+
+        What somebody trained without a lease may be done before it is ever given out.
+        """
+        ahead = Counter(each for each in self.done if each >= self.expected.stop)
+        assert self.done - ahead + self.open + self.leased == Counter(self.expected)
+
+
+def _trained(pieces: Iterable[bytes]) -> list[int]:
+    found = (piece.decode().split(":") for piece in pieces)
+    return sorted(int(number) for kind, number in found if kind == "train")
+
+
+@dataclass(frozen=True)
+class Sent:
+    header: Header
+    payload: memoryview
+
+
+class Volunteer:
+    """An honest worker: it keeps each update until it is applied, and pushes it again."""
+
+    def __init__(self, world: World, name: str, *, interval: int = 2, most: int = 2) -> None:
+        self.world = world
+        self.name = name
+        self.interval = interval
+        self.most = most
+        self.leases = world.leases(name)
+        self.lease: Lease | None = None
+        self.position: int | None = None
+        self.unapplied: list[Sent] = []
+        self.settled: list[str] = []
+
+    def step(self) -> None:
+        """One round: look what became of the updates, then do a little more work."""
+        # without a snapshot the parameter server is about to bring it back, or a worker is
+        with suppress(SnapshotMissing):
+            self.settle()
+        with suppress(SnapshotMissing):
+            while len(self.unapplied) < self.most and self.work():
+                pass
+
+    @property
+    def idle(self) -> bool:
+        return self.lease is None and not self.unapplied
+
+    def settle(self) -> None:
+        world = self.world
+        asked = [
+            (each.header.subtask, world.plan.epoch_of(each.header.subtask), each.header.stop,
+             each.header.update)
+            for each in self.unapplied
+        ]  # fmt: skip
+        fates = world.sender.status(asked).fates
+        unsettled, self.unapplied = self.unapplied, []
+        for sent, fate in zip(unsettled, fates, strict=True):
+            if fate == "pending" or (fate == "lost" and self._send(sent)):
+                self.unapplied.append(sent)
+            elif fate != "applied":
+                self._begin_again(sent.header.subtask)
+            self.settled.append(fate)
+
+    def work(self) -> bool:
+        """One push interval, one evaluation, or nothing."""
+        if self.lease is None and not self._acquire():
+            return False
+        if self.lease is None or not self._begun(self.lease):
+            return True
+        assert self.position is not None
+        stop = min(self.position + self.interval, self.world.plan.size(self.lease.number))
+        header, payload = self.world.update(
+            self.lease.number, self.position, stop, self.lease.token, worker=self.name
+        )
+        if self._send(Sent(header, payload)):
+            self.unapplied.append(Sent(header, payload))
+            self._reach(self.lease, stop)
+        else:
+            self._begin_again(self.lease.number)
+        return True
+
+    def _acquire(self) -> bool:
+        answer = self.leases.acquire()
+        if isinstance(answer, Wait):
+            return False
+        if answer.kind is Work.TRAIN:
+            self.lease, self.position = answer, None
+        elif answer.kind is Work.EVALUATE:
+            self.leases.report_evaluation(answer, {"version": 0, "metrics": {}, "worker": self.name,
+                                                   "seconds": 0.0, "at": 0.0})  # fmt: skip
+        else:
+            self.world.install()
+            self.leases.report_facts(answer, self.world.facts().to_dict())
+        return True
+
+    def _begin_again(self, subtask: int) -> None:
+        if self.lease is not None and self.lease.number == subtask:
+            self.position = None
+
+    def _begun(self, lease: Lease) -> bool:
+        """Whether there is something to train; asks where the subtask stands, if need be."""
+        if self.position is None:
+            size, epoch = self.world.plan.size(lease.number), self.world.plan.epoch_of(lease.number)
+            try:
+                self._reach(lease, self.world.sender.begin(lease.number, epoch, size, lease.token))
+            except Fenced:
+                self.lease = None
+        return self.lease is not None
+
+    def _reach(self, lease: Lease, position: int) -> None:
+        self.position = position
+        if position >= self.world.plan.size(lease.number):
+            self.lease = None
+
+    def _send(self, sent: Sent) -> bool:
+        epoch = self.world.plan.epoch_of(sent.header.subtask)
+        try:
+            return self.world.sender.push(sent.header, epoch, sent.payload).accepted
+        except Fenced:
+            return False
+
+
+def run_to_end(
+    world: World, volunteers: list[Volunteer], turn: Callable[[], object], rounds: int = 200
+) -> None:
+    """Honest work until every sample of every epoch is applied; then everything must agree."""
+    for _ in range(rounds):
+        for volunteer in volunteers:
+            volunteer.step()
+        turn()
+        if world.complete and world.jobs.get(world.job).finished_epochs == world.spec.epochs:
+            break
+        if all(volunteer.idle for volunteer in volunteers):
+            world.expire()  # leases of those that were fenced or died
+    assert world.counts() == [float(world.spec.epochs)] * world.plan.samples
+    world.partition().assert_whole()

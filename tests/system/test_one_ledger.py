@@ -1,0 +1,39 @@
+"""A ledger is that of one cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.harness import Plain
+
+from vcasgd.errors import SpecError
+from vcasgd.store.ledger.servers import Control
+
+
+def test_the_first_cluster_has_it(plain: Plain) -> None:
+    control = Control(plain.ledger.connection)
+    for _ in range(2):
+        control.claim("ours")
+
+    with pytest.raises(SpecError, match="is that of cluster ours, and not of theirs") as caught:
+        control.claim("theirs")
+    assert caught.value.field == "VCASGD_CLUSTER"
+
+
+@pytest.mark.parametrize("module", ["parameter_server.main", "controller", "api"])
+def test_a_process_of_another_cluster_does_not_start(plain: Plain, module: str) -> None:
+    Control(plain.ledger.connection).claim("ours")
+
+    done = subprocess.run(
+        [sys.executable, "-m", f"vcasgd.{module}"],
+        env={**os.environ, **plain.env, "VCASGD_CLUSTER": "theirs", "VCASGD_TOKEN": "a-token"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 1
+    assert "the ledger is that of cluster ours, and not of theirs" in done.stderr + done.stdout

@@ -1,0 +1,354 @@
+"""A script as the task of a job: the same leases, pushes and guarantees as those of a class."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.harness import Plain
+from support.training import BATCH, TASKS, Training
+from support.waiting import await_truth
+
+from vcasgd.errors import NonFiniteLoss, SpecError, TaskImportError, UserCodeError
+from vcasgd.session.script import ScriptTask, load
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import JobState
+from vcasgd.task.task import Task
+from vcasgd.worker.learner import Base, Learner
+
+Eventually = Callable[..., Any]
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+
+HEAD = """
+import sys
+import torch
+import vcasgd
+
+model = torch.nn.Linear(1, 1, bias=False)
+session = vcasgd.Session(model, torch.optim.SGD(model.parameters(), lr=1.0))
+data = [torch.ones(1)] * 8
+
+@session.evaluation(data)
+def judge(model, batch):
+    return {"loss": model(batch).sum(), "count": torch.tensor(len(batch))}
+
+"""
+#: each step takes 1 off the only weight
+LOOP = """
+for batch in session.batches(data, batch_size=2):
+    session.step(model(batch).mean())
+"""
+
+
+# --- on real servers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
+def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(plain: Plain) -> None:
+    # Given a job whose task is a script, on two workers
+    training = Training(plain, task="counting.py", subtasks=8)
+    killed, _ = training.start(2)
+    plain.start_keeper()
+
+    # When one of them is killed in the middle of a push interval
+    training.freeze_in_the_middle(killed)
+    training.worker(killed).kill()
+
+    # Then a third one takes over what it had, and each sample of each epoch counts exactly once
+    training.add_workers(1)
+    job = training.succeed()
+    assert 0 < training.trained_again() <= training.most_again()
+
+    # and the model was judged by the script's own function
+    assert job.evaluations[-1].metrics["applied"] == 2.0
+
+
+@pytest.mark.slow
+def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(plain: Plain) -> None:
+    # Given the example as a script, on two workers
+    spec = JobSpec.load(DIGITS / "script.yaml").model_copy(update={"epochs": 12})
+    fields = spec.model_dump(mode="json", exclude={"name", "working_dir"})
+    plain.start_server()
+    plain.start_keeper()
+    job = plain.submit(DIGITS, **fields)
+    killed, _ = plain.start_workers(job, 2)
+
+    # When one is killed once both have trained
+    await_truth(lambda: plain.applied(job) > 200)
+    plain.workers[killed].kill()
+
+    # Then it learns as the class does, and each image of each epoch is in the model once
+    await_truth(lambda: plain.jobs.get(job).state is JobState.SUCCEEDED)
+    done = plain.jobs.get(job)
+    assert done.totals["samples"] == 12 * 1437
+    assert done.totals["repeated"] == 0
+    assert done.best is not None
+    assert done.best.metrics["accuracy"] >= 0.955
+
+
+def test_a_worker_that_is_asked_to_go_ends_the_script_in_its_loop(
+    plain: Plain, eventually: Eventually
+) -> None:
+    # Given a worker in the middle of a subtask that it would push at its end only
+    training = Training(
+        plain, task="counting.py", samples=300, epochs=1, subtasks=1, push_every="subtask"
+    )
+    (leaver,) = training.start(1)
+    training.await_steps(leaver, 20)
+
+    # When it is asked to go
+    assert training.worker(leaver).terminate() == 0
+
+    # Then all that it trained is applied
+    trained = BATCH * len(training.steps_of(leaver))
+    eventually(lambda: plain.applied(training.job) == trained)
+    assert BATCH * 20 <= trained < training.total
+
+    # and nothing behind the loop was done
+    assert "the end:" not in (plain.home / f"{leaver}.log").read_text()
+    training.add_workers(1)
+    training.finish()
+    assert training.trained_again() == 0
+
+
+def test_a_script_that_raises_fails_the_job_after_three_attempts_of_one_worker(
+    plain: Plain, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a script that goes wrong in its third step
+    directory = tmp_path / "code"
+    directory.mkdir()
+    wrong = "    if model.weight < -1: raise OSError('the disk is full')\n"
+    head, body = LOOP.strip().split("\n", 1)
+    (directory / "train.py").write_text(f"{HEAD}{head}\n{wrong}{body}\n")
+    plain.start_server()
+    plain.start_keeper()
+    job = plain.submit(
+        directory, task="train.py", epochs=1, subtasks_per_epoch=1, push_every="subtask", seed=1
+    )
+    plain.start_worker(job)
+
+    # Then it is begun anew for each attempt, and the job shows the script's own line
+    eventually(lambda: plain.jobs.get(job).state is JobState.FAILED)
+    failed = plain.jobs.get(job)
+    assert failed.reason is not None
+    assert failed.reason.startswith("train.py raised OSError: the disk is full")
+    assert failed.traceback is not None
+    assert "raise OSError('the disk is full')" in failed.traceback
+    assert len(plain.jobs.failures(job)) == 3
+
+
+def test_the_same_script_trains_without_workers(tmp_path: Path) -> None:
+    words = ["--samples", "20", "--batch_size", "5", "--trace", str(tmp_path / "trace")]
+
+    done = subprocess.run(
+        [sys.executable, str(TASKS / "counting.py"), *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+
+    assert done.stdout == ("epoch 1: applied 1.0000\nthe end: {'applied': 1.0, 'count': 20.0}\n")
+
+
+# --- in this process, without a network ------------------------------------------------
+
+
+class Scripts:
+    """Writes scripts, and ends those that were run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tasks: list[ScriptTask] = []
+
+    def task(self, code: str, **args: object) -> ScriptTask:
+        (self._directory / "train.py").write_text(textwrap.dedent(code))
+        task = load("train.py", dict(args), self._directory)
+        assert isinstance(task, ScriptTask)
+        self._tasks.append(task)
+        return task
+
+    def learner(self, code: str, **args: object) -> Learner:
+        spec = {"name": "job", "task": "train.py", "epochs": 2, "subtasks_per_epoch": 2}
+        update = {"rule": "async-local-sgd"}
+        return Learner(JobSpec.parse({**spec, "update": update}), self.task(code, **args), "cpu")
+
+    def end(self) -> None:
+        for task in self._tasks:
+            task.close()
+            assert task.ended or not task._thread
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripts]:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    scripts = Scripts(tmp_path)
+    yield scripts
+    scripts.end()
+
+
+def interval(learner: Learner, weight: float = 10.0, stop: int = 4) -> float:
+    """One of ``stop / 2`` local steps, from a snapshot with this weight; what was learned."""
+    base = Base(torch.tensor([weight]), torch.empty(0, dtype=torch.int64))
+    learner.start_subtask()
+    trained = learner.train(base, 0, 0, stop, should_stop=lambda: False, on_step=lambda: None)
+    return float(trained.update)
+
+
+def test_intervals_are_the_steps_of_the_scripts_own_loop(scripts: Scripts) -> None:
+    learner = scripts.learner(HEAD + LOOP)
+
+    assert (learner.plan.samples, learner.interval_stop(0, 0)) == (8, 4)
+    assert [interval(learner), interval(learner, 20.0)] == [-2, -2]
+
+
+def test_the_model_is_judged_between_two_batches(scripts: Scripts) -> None:
+    learner = scripts.learner(HEAD + LOOP)
+    interval(learner)
+
+    floats, integers = torch.tensor([3.0]), torch.empty(0, dtype=torch.int64)
+    judged = learner.evaluate(floats, integers, should_stop=lambda: False, on_step=lambda: None)
+
+    assert judged == {"loss": 3.0, "count": 8.0}
+    assert interval(learner) == -2
+
+
+def test_the_first_model_is_the_one_before_any_training(scripts: Scripts) -> None:
+    learner = scripts.learner(HEAD + "torch.nn.init.constant_(model.weight, 7.0)\n" + LOOP)
+    # the session has begun before the weights were set: what counts is where the loop begins
+    interval(learner)
+
+    assert learner.initial()[0].item() == 7.0
+
+
+def test_the_optimizer_begins_each_subtask_as_it_was_given(scripts: Scripts) -> None:
+    momentum = HEAD.replace("lr=1.0", "lr=1.0, momentum=0.5") + LOOP
+    learner = scripts.learner(momentum)
+
+    # 1 + 1.5 in both, where momentum that was kept would make it 1.75 + 1.875
+    assert [interval(learner), interval(learner)] == [-2.5, -2.5]
+
+
+def test_rates_follow_the_schedule_and_gradients_are_clipped(scripts: Scripts) -> None:
+    given = "lr=1.0), schedule=lambda progress: 1 - progress, clip_norm=0.5"
+    learner = scripts.learner(HEAD.replace("lr=1.0)", given) + LOOP)
+
+    # half a step at the beginning, and half of 1 − 2/16 of one
+    assert interval(learner) == -(0.5 + 0.5 * 14 / 16)
+
+
+def test_arguments_are_those_of_a_command_line(scripts: Scripts) -> None:
+    code = "import sys\nassert sys.argv[1:] == ['--depth', '3', '--amp', '--sizes', '1', '2']\n"
+    args = {"depth": 3, "amp": True, "quiet": False, "seed": None, "sizes": [1, 2]}
+
+    scripts.learner(code + HEAD + LOOP, **args)
+
+
+def test_a_mapping_is_no_argument(scripts: Scripts) -> None:
+    with pytest.raises(SpecError, match=r"args\.sizes: a script's arguments are text"):
+        scripts.task(HEAD, sizes={"a": 1})
+
+
+def test_modules_beside_the_script_are_found(scripts: Scripts, tmp_path: Path) -> None:
+    (tmp_path / "helper_of_script.py").write_text("WIDTH = 1\n")
+
+    scripts.learner("import helper_of_script\n" + HEAD + LOOP)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sklearm", r"train\.py can't be run: ModuleNotFoundError: No module named 'skl"),
+        ("raise SystemExit(2)", r"train\.py can't be run: SystemExit: 2"),
+        (HEAD, r"train\.py ended without a batch of a vcasgd\.Session"),
+    ],
+)
+def test_a_script_without_a_first_batch_is_no_task(
+    scripts: Scripts, code: str, message: str
+) -> None:
+    with pytest.raises(TaskImportError, match=message) as caught:
+        scripts.learner(code)
+
+    assert caught.value.details["field"] == "task"
+    assert "vcasgd/session/script.py" not in caught.value.traceback
+
+
+def test_a_script_without_an_evaluation_is_no_task(scripts: Scripts) -> None:
+    with pytest.raises(SpecError, match=r"no evaluation \(decorate a function with @session"):
+        scripts.learner(HEAD.replace("@session.evaluation(data)", "") + LOOP)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise OSError('no disk')", r"train\.py raised OSError: no disk"),
+        ("sys.exit(3)", r"train\.py raised SystemExit: 3"),
+        ("break", r"train\.py left the loop over session\.batches before the job was over"),
+        ("continue", r"a batch was left without session\.step"),
+        ("session.step(model(batch).mean()); session.step(0)", "called twice for one batch"),
+        ("session.step(model(batch))", r"loss returned shape \[2, 1\]"),
+        ("next(session.batches(data))", "left the loop"),
+        ("vcasgd.Session(model, None)", "began a second vcasgd.Session"),
+    ],
+)
+def test_what_goes_wrong_in_the_loop_is_said(scripts: Scripts, body: str, message: str) -> None:
+    learner = scripts.learner(f"{HEAD}for batch in session.batches(data, 2):\n    {body}\n")
+
+    with pytest.raises(UserCodeError, match=message):
+        interval(learner)
+
+
+def test_after_an_error_in_its_loop_a_script_says_that_it_is_over(scripts: Scripts) -> None:
+    task = scripts.task(f"{HEAD}for batch in session.batches(data, 2):\n    1 / 0\n")
+    model = task.model()
+    with pytest.raises(UserCodeError, match="division by zero"):
+        task.loss(model, torch.ones(2, 1))
+
+    assert task.ended
+    with pytest.raises(UserCodeError, match="left the loop"):
+        task.loss(model, torch.ones(2, 1))
+
+
+def test_a_loss_that_is_not_finite_harms_nothing_and_the_script_goes_on(scripts: Scripts) -> None:
+    learner = scripts.learner(HEAD + LOOP)
+    with pytest.raises(NonFiniteLoss):
+        interval(learner, float("inf"))
+
+    assert interval(learner) == -2
+
+
+def test_another_learner_can_not_share_a_script(scripts: Scripts) -> None:
+    task = scripts.task(HEAD + LOOP)
+    task.model()
+
+    with pytest.raises(UserCodeError, match="trains one model"):
+        task.loss(task.model(), torch.ones(2, 1))
+
+
+def test_a_script_is_ended_where_it_waits(scripts: Scripts, tmp_path: Path) -> None:
+    closing = "try:\n    {}\nfinally:\n    open({!r}, 'w').close()\nopen({!r}, 'w').close()\n"
+    loop = LOOP.strip().replace("\n", "\n    ")
+    said, behind = tmp_path / "said", tmp_path / "behind"
+    task = scripts.task(HEAD + closing.format(loop, str(said), str(behind)))
+    task.model()
+
+    task.close()
+
+    assert task.ended
+    assert said.exists()
+    assert not behind.exists()
+
+
+def test_a_class_is_still_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "task_beside_scripts.py").write_text("import vcasgd\nclass Mine(vcasgd.Task): ...")
+
+    assert isinstance(load("task_beside_scripts:Mine", {}, tmp_path), Task)

@@ -1,0 +1,328 @@
+"""A model over three store nodes: each recovers alone, and each shard gets each sample once.
+
+The task that counts holds a whole copy of its counters in every shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from support.harness import Plain
+from support.training import TASKS, Training
+from support.waiting import await_truth
+
+from vcasgd.errors import SnapshotMissing
+from vcasgd.store.keys import TensorKeys
+from vcasgd.worker.outbox import MOST_UNAPPLIED
+
+Eventually = Callable[..., Any]
+SHARDS = range(3)
+
+
+def events(training: Training, kind: str) -> list[int]:
+    """The shards of which something is said."""
+    return [each["details"]["shard"] for each in training.plain.events(training.job, kind)]
+
+
+def advance_without(training: Training, node: int, before: int) -> None:
+    """The other shards advance while a node is away, of which this was applied just before."""
+    for shard in SHARDS:
+        if shard != node:
+            # a worker may not have seen yet that the last one before was applied
+            training.reach(before + (MOST_UNAPPLIED - 1) * training.interval, shard=shard)
+
+
+def kill_in_the_middle_of_a_push(training: Training, node: int, eventually: Eventually) -> None:
+    """Kills a tensors server that has begun to take a push and is not done with it."""
+    process = training.plain.nodes[node].process
+    before = training.plain.applied(training.job, node)
+    process.freeze()
+    advance_without(training, node, before)
+    workers = training.plain.workers
+    eventually(lambda: any(training.beat(name).get("unapplied", 0) >= 1 for name in workers))
+    process.kill()
+
+
+def shut_out(training: Training, node: int) -> None:
+    """Nobody can write to a node any more, and the others have a push that it has not."""
+    server = training.plain.nodes[node].connection
+    for _ in range(10):
+        server.client_pause(60_000, all=False)
+        pushed = server.hget(TensorKeys(training.job, node).pushed, "0") or b"0|"
+        # it may be that the worker waits to hear of what it had pushed before
+        with suppress(AssertionError):
+            target = int(pushed.partition(b"|")[0]) + training.interval
+            for shard in SHARDS:
+                if shard != node:
+                    training.reach(target, timeout=10, shard=shard)
+            return
+        server.client_unpause()
+    pytest.fail("the fault did not fire: all pushes went everywhere")
+
+
+def test_a_model_on_three_nodes(sharded: Plain) -> None:
+    training = Training(sharded)
+    sharded.start_keeper()
+    training.start(workers=2)
+
+    job = training.succeed()
+
+    assert job.facts is not None
+    assert job.facts.shards == 3
+    assert len(job.evaluations) == training.plan.epochs
+    assert all(len(each.versions) == 3 for each in job.evaluations)
+    assert job.evaluations[-1].metrics["applied"] == training.plan.epochs
+
+
+@pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
+def test_nodes_that_have_only_frozen_parameters(sharded: Plain, rule: str) -> None:
+    # Given a model of which the second and the third node hold what no update carries
+    job = sharded.submit_audit(
+        samples=100,
+        epochs=2,
+        subtasks=4,
+        working_dir=TASKS,
+        task="half_frozen:HalfFrozen",
+        args={"copies": 1},
+        update={"rule": rule, "codec": "bfloat16"},
+    )
+    sharded.start_servers()
+    sharded.start_workers(job, 2)
+    sharded.play_controller(job)
+
+    await_truth(lambda: sharded.jobs.get(job).finished_epochs == 2, interval=0.05)
+
+    vector = sharded.vector(job)
+    assert torch.equal(vector[100:], torch.full((200,), 0.3)), "not even rounded"
+    assert bool(vector[:100].gt(0).all())
+    if rule == "async-local-sgd":
+        assert bool(vector[:100].eq(2).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_tensors_server_killed_in_the_middle_of_a_push(
+    sharded: Plain, eventually: Eventually, node: int
+) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+
+    # When the others have gone on without it
+    kill_in_the_middle_of_a_push(training, node, eventually)
+
+    # Then, back and empty, it is filled again by its own parameter server
+    sharded.nodes[node].start()
+    training.finish()
+    assert events(training, "republished") == [node]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", [0, 2])
+def test_a_parameter_server_killed(sharded: Plain, node: int) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+
+    before = sharded.applied(training.job, node)
+    sharded.servers[node].kill()
+
+    advance_without(training, node, before)
+    sharded.start_server(node)
+    training.finish()
+
+
+@pytest.mark.slow
+def test_updates_that_wait_in_a_buffer_are_in_no_less_safe_a_place(sharded: Plain) -> None:
+    # Given a rule that adds the sum of seven updates at a time, and a checkpoint
+    constant = {"function": "constant"}
+    fedbuff = {"rule": "fedbuff", "eta": 7.0, "buffer": 7, "staleness": constant, "codec": "int8"}
+    training = Training(sharded, update=fedbuff)
+    training.start(workers=2)
+    training.reach(60)
+    sharded.checkpoint(training.job)
+    training.go_on(40)
+
+    # When one node loses its parameter server, and another one both of its servers
+    sharded.servers[0].kill()
+    sharded.nodes[1].process.kill()
+    sharded.servers[1].kill()
+    sharded.start_server(0)
+    sharded.nodes[1].start()
+    sharded.start_server(1)
+
+    # Then each sample of each epoch is in the model once
+    training.finish()
+    assert events(training, "restored") == [1]
+
+
+@pytest.mark.slow
+def test_one_shard_goes_back_to_a_checkpoint_and_the_others_stay_ahead(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    # Given a checkpoint, and more after it
+    training = Training(sharded, samples=800)
+    training.start(workers=2)
+    training.reach(60)
+    sharded.checkpoint(training.job)
+    training.go_on(100)
+
+    # When both servers of a node die
+    kill_in_the_middle_of_a_push(training, 1, eventually)
+    sharded.servers[1].kill()
+
+    # Then that shard alone is restored, and gets what it lacks
+    ahead = sharded.applied(training.job, 0)
+    sharded.nodes[1].start()
+    sharded.start_server(1)
+    eventually(lambda: events(training, "restored") == [1])
+    restored = sharded.events(training.job, "restored")[0]["details"]["version"]
+    assert restored < sharded.snapshots(training.job, 0).version()
+    assert sharded.applied(training.job, 0) >= ahead
+    training.finish()
+    assert training.trained_again() > 0
+
+
+@pytest.mark.slow
+def test_one_shard_starts_anew_where_there_is_no_checkpoint(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+
+    before = sharded.applied(training.job, 2)
+    sharded.nodes[2].kill()
+    sharded.servers[2].kill()
+    advance_without(training, 2, before)
+    sharded.nodes[2].start()
+    sharded.start_server(2)
+
+    eventually(lambda: events(training, "restarted") == [2])
+    training.finish()
+    assert sharded.jobs.get(training.job).facts is not None
+
+
+@pytest.mark.slow
+def test_all_servers_of_all_nodes_killed_at_once(sharded: Plain, eventually: Eventually) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+    sharded.checkpoint(training.job)
+    training.go_on(40)
+
+    for node in SHARDS:
+        sharded.nodes[node].kill()
+        sharded.servers[node].kill()
+    for node in SHARDS:
+        sharded.nodes[node].start()
+    sharded.start_servers()
+
+    eventually(lambda: sorted(events(training, "restored")) == [0, 1, 2])
+    training.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [0.25], indirect=True, ids=["short leases"])
+def test_a_worker_killed_between_the_pushes_to_two_shards(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    # Given a worker whose pushes arrive in two shards, and not in the third: it lets nobody write
+    training = Training(sharded, subtasks=2)
+    (first,) = training.start(workers=1)
+    training.reach(40)
+    third = sharded.nodes[1].connection
+    shut_out(training, 1)
+
+    # When it dies
+    connected = third.info("clients")["connected_clients"]
+    training.worker(first).kill()
+    # with it go commands that wait; a frozen server would have carried them out
+    eventually(lambda: third.info("clients")["connected_clients"] < connected)
+    third.client_unpause()
+    positions = [sharded.snapshots(training.job, shard).read().record for shard in SHARDS]
+    assert positions[1] != positions[0], "the fault did not fire: it was pushed everywhere"
+
+    # Then another one trains again for that shard alone
+    training.add_workers(1)
+    training.finish()
+    assert training.trained_again() > 0
+
+
+@pytest.mark.slow
+def test_a_node_that_is_slow_delays_only_its_shard(sharded: Plain) -> None:
+    training = Training(sharded)
+    training.start(workers=2)
+    training.reach(60)
+
+    before = sharded.applied(training.job, 1)
+    sharded.nodes[1].process.freeze()
+    advance_without(training, 1, before)
+    sharded.nodes[1].process.thaw()
+
+    training.finish()
+    assert training.trained_again() == 0
+
+
+@pytest.mark.slow
+def test_starting_one_shard_anew_takes_nothing_from_another_that_is_just_empty(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    """The other shard's parameter server still has a model, and would find a first one there."""
+    training = Training(sharded, samples=800)
+    training.start(workers=2)
+    training.reach(60)
+
+    # Given a shard that is lost for good, and one whose parameter server is slow to fill it again
+    sharded.servers[0].freeze()
+    for node in (0, 2):
+        sharded.nodes[node].kill()
+        sharded.nodes[node].start()
+    sharded.servers[2].kill()
+    sharded.start_server(2)
+
+    # When the first snapshot is made again
+    eventually(lambda: events(training, "restarted") == [2])
+    eventually(lambda: sharded.snapshots(training.job, 2).taken_over())
+    eventually(lambda: sharded.applied(training.job, 2) > 0)
+    with pytest.raises(SnapshotMissing):
+        sharded.snapshots(training.job, 0).version()
+
+    # Then the other one goes on where it was
+    sharded.servers[0].thaw()
+    training.finish()
+    assert events(training, "restarted") == [2]
+    assert events(training, "republished") == [0]
+
+
+@pytest.mark.slow
+def test_a_job_that_lacks_store_nodes_waits_for_them_and_says_so(
+    sharded: Plain, eventually: Eventually
+) -> None:
+    training = Training(sharded)
+    training.start(workers=1)
+    training.reach(60)
+    before = sharded.applied(training.job)
+    training.worker("worker-1").terminate()
+
+    # When somebody starts with fewer nodes than the model is on
+    whole = sharded.env["VCASGD_TENSORS_URL"]
+    sharded.env["VCASGD_TENSORS_URL"] = whole.split()[0]
+    sharded.start_keeper()
+    lost = training.add_workers(1)[0]
+    eventually(lambda: sharded.events(training.job, "store-nodes-missing"))
+    eventually(lambda: "preparing" in training.beat(lost).get("doing", ""))
+    told = sharded.events(training.job, "store-nodes-missing")
+    assert "VCASGD_TENSORS_URL names 1" in told[0]["text"]
+    assert training.worker(lost).alive
+    training.worker(lost).kill()
+    assert sharded.applied(training.job) >= before
+
+    # Then with all of them it goes on
+    sharded.env["VCASGD_TENSORS_URL"] = whole
+    training.add_workers(1)
+    training.finish()

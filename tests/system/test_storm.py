@@ -1,0 +1,109 @@
+"""Everything is killed at random, again and again, and the job still counts."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.harness import Plain
+from support.training import Training
+
+from vcasgd.store.ledger.job import JobState
+
+Eventually = Callable[..., Any]
+
+
+class Storm:
+    """Kills whatever a seeded random generator picks, and starts it again."""
+
+    STRIKES = 12
+
+    def __init__(self, training: Training, seed: int, workers: int) -> None:
+        self.training = training
+        self.plain = training.plain
+        self.random = random.Random(seed)
+        self.keeper = self.plain.start_keeper()
+        self.alive = training.add_workers(workers)
+        self.strikes = 0
+        self.hit: set[str] = set()
+        self._again = {
+            "worker": self._add_worker,
+            "server": self.plain.start_server,
+            "tensors": self.plain.tensors.start,
+            "ledger": self.plain.ledger.start,
+            "keeper": self._start_keeper,
+        }
+
+    @property
+    def is_over(self) -> bool:
+        """After enough strikes, which hit everything at least once."""
+        return self.strikes >= self.STRIKES and self.hit == set(self._again)
+
+    def strike(self) -> None:
+        """Kills one to four targets at once, then brings them back in another order."""
+        targets = self.random.choices(list(self._again), k=self.random.randint(1, 4))
+        # several workers may die at once, but of the others there is one each
+        targets = [each for n, each in enumerate(targets) if self._is_possible(each, targets[:n])]
+        for target in targets:
+            self._kill(target)
+        self.strikes += 1
+        self.hit |= set(targets)
+        self.random.shuffle(targets)
+        for target in targets:
+            self._again[target]()
+
+    def _is_possible(self, target: str, chosen: list[str]) -> bool:
+        return chosen.count(target) < (len(self.alive) if target == "worker" else 1)
+
+    def _kill(self, target: str) -> None:
+        match target:
+            case "worker":
+                victim = self.alive.pop(self.random.randrange(len(self.alive)))
+                self.training.worker(victim).kill()
+            case "server":
+                self.plain.server.kill()
+            case "tensors":
+                self.plain.tensors.kill()
+            case "ledger":
+                self.plain.ledger.kill()
+            case "keeper":
+                self.keeper.kill()
+
+    def _add_worker(self) -> None:
+        self.alive += self.training.add_workers(1)
+
+    def _start_keeper(self) -> None:
+        self.keeper = self.plain.start_keeper()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
+def test_in_a_storm_nothing_is_lost_and_nothing_repeated(
+    plain: Plain, eventually: Eventually
+) -> None:
+    # Given three workers, and a checkpoint every now and then
+    seed = int(os.environ.get("VCASGD_STORM_SEED", random.randrange(10_000)))
+    sys.stdout.write(f"VCASGD_STORM_SEED={seed}\n")
+    training = Training(
+        plain,
+        samples=2000,
+        epochs=3,
+        subtasks=20,
+        checkpoint={"every": "1s"},
+    )
+    plain.start_server()
+    storm = Storm(training, seed, workers=3)
+    eventually(lambda: plain.jobs.get(training.job).state is JobState.RUNNING)
+
+    # When whatever there is is killed again and again, as soon as work goes on
+    while not storm.is_over:
+        training.go_on(storm.random.randrange(20, 300))
+        assert plain.jobs.get(training.job).state is JobState.RUNNING, "the job was too short"
+        storm.strike()
+
+    # Then the job succeeds, and its model counts each sample of each epoch exactly once
+    training.succeed()

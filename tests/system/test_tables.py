@@ -1,0 +1,41 @@
+"""Jobs under ``codec: rows`` on real workers and three store nodes."""
+
+from __future__ import annotations
+
+from support.harness import Plain
+from support.training import TASKS
+from support.waiting import await_truth
+
+SAMPLES, EPOCHS, STEPS, BATCH = 400, 2, 2, 5
+
+
+def test_touched_rows_alone_are_sent_and_each_counts_once_whoever_is_killed(sharded: Plain) -> None:
+    # Given a job that counts in a table over three store nodes, and two workers
+    job = sharded.submit_audit(
+        samples=SAMPLES,
+        epochs=EPOCHS,
+        subtasks=4,
+        push_every=STEPS,
+        step_seconds=0.01,
+        working_dir=TASKS,
+        task="tabled:Tabled",
+        update={"rule": "async-local-sgd", "eta": 1.0, "codec": "rows"},
+    )
+    sharded.start_servers()
+    victim, survivor = sharded.start_workers(job, 2)
+    sharded.play_controller(job)
+    await_truth(lambda: sharded.applied(job) >= 100)
+
+    # When one of them is killed
+    sharded.workers[victim].kill()
+    await_truth(lambda: sharded.jobs.get(job).finished_epochs == EPOCHS)
+
+    # Then every sample is in the model as often as there were epochs
+    assert sharded.vector(job).tolist() == [EPOCHS] * SAMPLES * len(sharded.nodes)
+    totals = sharded.jobs.get(job).totals
+    assert (totals["repeated"], totals["rejected"]) == (0, {})
+
+    # and a push carried the rows of its samples: how many, their numbers, and their values
+    beat = sharded.jobs.workers(job)[survivor]
+    rows = STEPS * BATCH
+    assert 0 < beat["pushed_bytes"] <= beat["pushes"] * len(sharded.nodes) * 4 * (1 + 2 * rows)

@@ -1,0 +1,205 @@
+"""What a job sets itself by measuring, on real processes: that what is decided takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.harness import Plain
+from support.training import TASKS
+
+from vcasgd.store.ledger.job import JobState
+
+Eventually = Callable[..., Any]
+
+#: what is measured comes with heartbeats
+pytestmark = pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["fast heartbeat"])
+
+
+def submit(plain: Plain, task: str, args: dict[str, Any], **fields: Any) -> str:
+    return plain.submit_audit(
+        working_dir=TASKS, task=f"uneven:{task}", args=args, samples=400, **fields
+    )
+
+
+def start(plain: Plain, job: str, workers: int, eventually: Eventually) -> None:
+    plain.start_server()
+    plain.start_keeper()
+    plain.start_workers(job, workers)
+    eventually(lambda: plain.jobs.get(job).state is JobState.RUNNING)
+
+
+def assert_exact(plain: Plain, job: str, epochs: int) -> None:
+    """Every sample of every epoch is applied, exactly once."""
+    vector = plain.vector(job)
+    assert torch.equal(vector, torch.full_like(vector, epochs))
+    assert plain.jobs.get(job).totals["repeated"] == 0
+
+
+def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
+    plain: Plain, eventually: Eventually
+) -> None:
+    # Given two workers, of which one needs about five times as long for a step
+    slow = plain.home / "slow"
+    job = submit(
+        plain,
+        "Uneven",
+        {"slow": str(slow), "slow_seconds": 0.16},
+        epochs=400,
+        subtasks=2,
+        push_every=10,
+        step_seconds=0.04,
+        tuning={"local_steps": True},
+    )
+    start(plain, job, 2, eventually)
+
+    def beats() -> dict[bool, dict[str, Any]]:
+        """By whether it is the slow one."""
+        pid = int(slow.read_text() or 0)
+        return {beat["pid"] == pid: beat for beat in plain.jobs.workers(job).values()}
+
+    # When both were measured
+    eventually(lambda: plain.events(job, "tuned-local-steps"))
+
+    # Then the slow one pushes after fewer steps, as many as its speed says
+    eventually(lambda: (beats()[True]["local_steps"] or 10) < 10)
+
+    def wanted() -> int:
+        return round(10 * min(plain.jobs.get(job).tuned.shares.values()))
+
+    eventually(lambda: beats()[True]["local_steps"] == wanted() < 10)
+    assert beats()[False]["local_steps"] == 10
+    assert beats()[True]["step_seconds"] > beats()[False]["step_seconds"]
+
+    # and both push about as often
+    before = {name: beat["pushes"] for name, beat in beats().items()}
+    eventually(lambda: beats()[False]["pushes"] > before[False] + 12)
+    assert beats()[True]["pushes"] > before[True] + 4
+
+
+def test_intervals_of_different_lengths_apply_every_sample_once(
+    plain: Plain, eventually: Eventually
+) -> None:
+    # Given a job that is held up, with a worker that is seven times as slow as the other
+    epochs, hold = 30, plain.home / "hold"
+    hold.touch()
+    job = submit(
+        plain,
+        "Uneven",
+        {"slow": str(plain.home / "slow"), "slow_seconds": 0.03, "hold": str(hold)},
+        epochs=epochs,
+        subtasks=2,
+        push_every="subtask",
+        step_seconds=0.005,
+        tuning={"local_steps": True},
+    )
+    start(plain, job, 2, eventually)
+
+    # When some of its intervals were cut short: there are more pushes than subtasks
+    def pushes_more() -> bool:
+        now = plain.jobs.get(job)
+        return now.totals.get("updates", 0) > 2 * (now.finished_epochs + 2)
+
+    eventually(pushes_more)
+    hold.unlink()
+
+    # Then each sample of each epoch is in the model once
+    eventually(lambda: plain.jobs.get(job).finished_epochs == epochs)
+    assert plain.events(job, "tuned-local-steps")
+    assert_exact(plain, job, epochs)
+
+
+def test_momentum_is_lowered_as_asynchrony_adds_its_own(
+    plain: Plain, eventually: Eventually
+) -> None:
+    # Given a job whose optimizer has momentum 0.9
+    trace = plain.home / "trace"
+    job = submit(
+        plain,
+        "Rolling",
+        {"trace": str(trace)},
+        epochs=400,
+        subtasks=4,
+        push_every=2,
+        step_seconds=0.005,
+        tuning={"momentum": True},
+    )
+
+    # When three workers push without waiting for one another
+    start(plain, job, 3, eventually)
+    (event, *_) = eventually(lambda: plain.events(job, "tuned-momentum"))
+
+    # Then their optimizers have as much less as staleness says
+    adds = event["details"]["implicit_momentum"]
+    assert adds == 1 - 1 / (1 + event["details"]["staleness_mean"])
+    assert adds > 0.3
+    steps = trace.read_text().split()
+    assert float(steps[0]) == 0.9
+
+    def followed() -> bool:
+        left = 0.9 - plain.jobs.get(job).tuned.implicit_momentum
+        last = float(trace.read_text().split()[-1])
+        return abs(last - max(left, 0.001)) < 1e-9
+
+    eventually(followed)
+    point = eventually(lambda: plain.jobs.metrics(job))[-1]
+    assert point["implicit_momentum"] == 1 - 1 / (1 + point["staleness_mean"])
+
+
+def test_updates_lose_weight_while_validation_worsens_also_after_the_server_died(
+    plain: Plain, eventually: Eventually
+) -> None:
+    # Given a job whose accuracy falls with each epoch
+    job = submit(
+        plain,
+        "Worsening",
+        {},
+        epochs=400,
+        subtasks=4,
+        push_every="subtask",
+        step_seconds=0.002,
+        max_epoch_lead=0,
+        tuning={"mixing": True},
+    )
+
+    def factor() -> float:
+        points = plain.jobs.metrics(job)
+        return float(points[-1]["mixing_factor"]) if points else 1.0
+
+    # When it has been evaluated a few times
+    start(plain, job, 1, eventually)
+    (event, *_) = eventually(lambda: plain.events(job, "tuned-mixing"))
+
+    # Then updates have less weight
+    assert event["details"]["factor"] <= 0.5
+    assert event["text"].startswith("validation worsened in epoch ")
+    eventually(lambda: factor() <= 0.5)
+    eventually(lambda: not torch.equal(plain.vector(job), plain.vector(job).round()))
+
+    # and the next parameter server goes on with it
+    low = plain.jobs.get(job).tuned.mixing
+    plain.server.kill()
+    before = len(plain.jobs.metrics(job))
+    plain.start_server()
+    eventually(lambda: len(plain.jobs.metrics(job)) > before)
+    assert all(point["mixing_factor"] <= low for point in plain.jobs.metrics(job)[before:])
+
+
+def test_nothing_is_tuned_that_was_not_asked_for(plain: Plain, eventually: Eventually) -> None:
+    job = submit(
+        plain,
+        "Uneven",
+        {"slow": str(plain.home / "slow"), "slow_seconds": 0.01},
+        epochs=2,
+        subtasks=2,
+        push_every=4,
+    )
+    start(plain, job, 2, eventually)
+
+    eventually(lambda: plain.jobs.get(job).finished_epochs == 2)
+
+    assert not [each for each in plain.jobs.events(job) if each["kind"].startswith("tuned-")]
+    tuned = plain.jobs.get(job).tuned
+    assert (tuned.shares, tuned.implicit_momentum, tuned.mixing) == ({}, 0.0, 1.0)

@@ -1,0 +1,77 @@
+"""What log lines know of the job, the worker and the request that they are about."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+
+import pytest
+
+from vcasgd.logging import REQUEST_ID, bound, present, request_id
+
+#: logs as a process of ours does: one line about nothing, one about a job, one that went wrong
+PROGRAM = """
+import logging
+from vcasgd.logging import bound, identify
+from vcasgd.logging import configure_logging
+configure_logging("worker")
+log = logging.getLogger("example")
+log.info("alone")
+identify(worker="w-1")
+with bound(job="j-1", request="r-1"):
+    log.info("100%% of %s", "it")
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        log.exception("oh")
+"""
+
+
+def logged(log_format: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "VCASGD_LOG_FORMAT": log_format},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stderr.splitlines()
+
+
+def test_lines_for_people_end_with_it() -> None:
+    alone, about, *rest = logged("text")
+
+    assert alone.endswith("INFO example: alone")
+    assert about.endswith("INFO example: 100% of it [job=j-1 worker=w-1 request=r-1]")
+    assert rest[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_lines_for_programs_are_objects() -> None:
+    alone, about, wrong = (json.loads(line) for line in logged("json"))
+
+    assert (alone["role"], alone["level"], alone["message"]) == ("worker", "INFO", "alone")
+    assert not {"job", "worker", "request"} & alone.keys()
+    known = {"job": "j-1", "worker": "w-1", "request": "r-1"}
+    assert about.items() >= {**known, "logger": "example", "message": "100% of it"}.items()
+    assert about["at"] <= wrong["at"]
+    assert "ZeroDivisionError" in wrong["exc_info"]
+
+
+def test_what_is_bound_is_bound_inside_and_in_no_other_thread() -> None:
+    with ThreadPoolExecutor(1) as pool, bound(job="j", request="outer"):
+        with bound(request="inner", worker=None):
+            assert present() == {"job": "j", "request": "inner"}
+            assert pool.submit(request_id).result() is None
+            assert pool.submit(copy_context().run, request_id).result() == "inner"
+        assert request_id() == "outer"
+    assert request_id() is None
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a\n", "x" * 65, "ä", 'a"', "a=b", "[a]"])
+def test_what_could_break_a_line_is_no_id(text: str) -> None:
+    assert not REQUEST_ID.fullmatch(text)

@@ -1,0 +1,299 @@
+"""Real workers that have users of their own: they train, and a rogue among them can't stop it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.harness import Plain, Store
+from support.servers import KINDS, TlsServer, require_binary
+from support.training import Training
+
+from vcasgd.errors import StoreDenied, StoreError
+from vcasgd.learning.codecs import make_codec
+from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
+from vcasgd.store.acl import (
+    LEDGER_SCRIPTS,
+    TENSORS_SCRIPTS,
+    AclUsers,
+    ledger_user,
+    tensors_user,
+)
+from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.keys import LedgerKeys, TensorKeys
+from vcasgd.store.ledger.leases import Leases
+from vcasgd.store.tensors.updates import Header, checksum
+
+SECRET = "only the platform knows"
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture(params=KINDS)
+def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
+    """Of either kind of server; workers are bounded, the keeper plays the controller."""
+    stage = Plain(tmp_path, binary=require_binary(request.param))
+    stage.bind_workers(SECRET)
+    stage.start_keeper()
+    try:
+        yield stage
+    finally:
+        stage.end()
+        sys.stdout.write(stage.logs())
+
+
+def begin(plain: Plain, workers: int = 2, **fields: Any) -> Training:
+    training = Training(plain, **fields)
+    plain.start_servers()
+    training.add_workers(workers)
+    return training
+
+
+def users(server: Store) -> str:
+    return " ".join(name.decode() for name in server.connection.execute_command("ACL", "USERS"))
+
+
+def users_at(server: RedisClient) -> set[str]:
+    return {row["user"] for row in server.client_list()} - {"default"}
+
+
+class Rogue:
+    """Has the credentials of one worker of a job, and uses them as it likes."""
+
+    def __init__(self, plain: Plain, training: Training, name: str) -> None:
+        self.name = name
+        self.training = training
+        env = plain.credentials(training.job, name)
+        self.keys = TensorKeys(training.job)
+        self.ledger = connect(env["VCASGD_LEDGER_URL"])
+        self.tensors = connect(env["VCASGD_TENSORS_URL"])
+        self.key = env["VCASGD_WORKER_KEY"]
+        self.layout = plain.layout(training.job)
+        self._sent = 0
+
+    def sign_in(self, eventually: Eventually) -> None:
+        """Its heartbeat makes it known; the parameter server lets it in."""
+        leases = Leases(self.ledger, self.training.job, self.name, 10)
+        eventually(lambda: works(lambda: leases.renew({"at": 0.0}, [])))
+        eventually(lambda: works(lambda: self.tensors.get(self.keys.meta)))
+
+    def update(self, **changes: Any) -> tuple[Header, memoryview]:
+        """One with a checksum that is wrong, of the last subtask of the job."""
+        self._sent += 1
+        payload = make_codec("float32").encode(torch.ones(self.layout.floats))
+        fields = {
+            "update": f"{changes.get('worker', self.name)}.666.{self._sent}",
+            "worker": self.name,
+            "subtask": self.training.plan.total_subtasks - 1,
+            "start": 0,
+            "stop": self.training.interval,
+            "base": 0,
+            "token": 0,
+            "codec": "float32",
+            "size": len(payload),
+            "checksum": checksum(payload) ^ 1,
+            "layout": self.layout.digest(),
+        }
+        return Header(**{**fields, **changes}), payload
+
+    def smuggle(self, header: bytes) -> None:
+        self.tensors.xadd(self.keys.stream, {"h": header})
+
+
+def works(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except StoreError:
+        return False
+    return True
+
+
+@pytest.fixture
+def rejected(plain: Plain) -> Callable[[str], dict[str, int]]:
+    """What the job's totals count as rejected."""
+    return lambda job: dict(plain.jobs.get(job).totals.get("rejected", {}))
+
+
+def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
+    plain: Plain, eventually: Eventually
+) -> None:
+    training = begin(plain)
+    expected = {f"vcasgd-job-{training.job}"}
+    expected |= {f"vcasgd-job-{training.job}/{name}" for name in plain.workers}
+    seen: set[str] = set()
+
+    def signed_in() -> bool:
+        seen.update(users_at(plain.ledger.connection), users_at(plain.tensors.connection))
+        return seen == expected
+
+    eventually(signed_in)
+    training.succeed()
+
+
+def test_servers_that_come_back_without_their_users_get_them_again(plain: Plain) -> None:
+    training = begin(plain, samples=800)
+    for server in (plain.tensors, plain.ledger):
+        training.go_on(training.interval)
+        server.kill()
+        server.start()
+        training.go_on(training.interval)
+
+    training.succeed()
+
+    assert plain.events(training.job, "republished")
+    assert training.trained_again() == 0
+
+
+def test_a_parameter_server_that_is_started_again_lets_them_in(plain: Plain) -> None:
+    training = begin(plain, samples=800)
+    training.go_on(training.interval)
+    plain.server.kill()
+    plain.tensors.kill()
+    plain.tensors.start()
+    plain.start_server()
+
+    training.succeed()
+
+
+def test_users_of_jobs_that_ended_while_nobody_was_there_are_removed(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    plain, over = Plain(tmp_path, heartbeat=0.25), "over-23abcd"
+    try:
+        plain.bind_workers(SECRET)
+        AclUsers(plain.ledger.connection, LEDGER_SCRIPTS, 0).keep([ledger_user(SECRET, over)])
+        worker = tensors_user(SECRET, over, f"{over}.w")
+        AclUsers(plain.tensors.connection, TENSORS_SCRIPTS, 0).keep([worker])
+        assert all(over in users(server) for server in (plain.ledger, plain.tensors))
+
+        # When parameter server and keeper start, for another job
+        plain.start_keeper()
+        training = begin(plain, samples=2000)
+
+        for server in (plain.ledger, plain.tensors):
+            eventually(lambda server=server: over not in users(server))
+        # Then its workers are none of those that go
+        training.go_on(training.interval)
+        assert training.job in users(plain.ledger)
+    finally:
+        plain.end()
+
+
+def test_nobody_is_blamed_for_what_another_one_sent(
+    plain: Plain, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
+) -> None:
+    training = begin(plain, subtasks=8)
+    training.go_on(training.interval)
+    rogue = Rogue(plain, training, "rogue")
+    rogue.sign_in(eventually)
+
+    for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):
+        header, _ = rogue.update(worker="worker-1")
+        rogue.smuggle(header.signed("a key of its own", rogue.keys).model_dump_json().encode())
+        rogue.smuggle(header.model_dump_json().encode())
+
+    expected = 4 * REJECTIONS_BEFORE_QUARANTINE
+    eventually(lambda: rejected(training.job).get("signature") == expected)
+    assert plain.jobs.quarantined(training.job) == {}
+    training.succeed()
+    assert training.trained_again() == 0
+
+
+def test_a_rogue_is_thrown_out_under_its_own_name(plain: Plain, eventually: Eventually) -> None:
+    training = begin(plain, subtasks=8)
+    training.go_on(training.interval)
+    rogue = Rogue(plain, training, "rogue")
+    rogue.sign_in(eventually)
+
+    for _ in range(REJECTIONS_BEFORE_QUARANTINE):
+        header, payload = rogue.update()
+        rogue.tensors.set(rogue.keys.payload_chunk(header.update, 0), bytes(payload))
+        rogue.smuggle(header.signed(rogue.key, rogue.keys).model_dump_json().encode())
+
+    eventually(lambda: "rogue" in plain.jobs.quarantined(training.job))
+    eventually(lambda: not works(lambda: rogue.tensors.get(rogue.keys.meta)))
+    with pytest.raises(StoreDenied):
+        rogue.tensors.get(rogue.keys.meta)
+    assert len(plain.events(training.job, "worker-quarantined")) == 1
+    training.succeed()
+    assert plain.jobs.quarantined(training.job).keys() == {"rogue"}
+
+
+def test_a_flood_of_garbage_stops_no_training(
+    plain: Plain, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
+) -> None:
+    training = begin(plain, subtasks=8)
+    training.go_on(training.interval)
+    rogue = Rogue(plain, training, "rogue")
+    rogue.sign_in(eventually)
+
+    for number in range(1000):
+        rogue.smuggle(b"{" * (number % 50) + b"\xff")
+
+    training.succeed()
+    eventually(lambda: rejected(training.job)["header"] == 1000)
+    assert len(plain.events(training.job, "update-rejected")) < 20, "history is not washed away"
+    assert training.trained_again() == 0
+
+
+def test_nonsense_about_one_job_does_not_stop_another(plain: Plain, eventually: Eventually) -> None:
+    victim = begin(plain, 1, samples=800)
+    other = Training(plain)
+    rogue_env = ledger_user(SECRET, other.job).url(plain.ledger.files.url)
+    rogue = connect(rogue_env)
+    keys = LedgerKeys(other.job)
+    eventually(lambda: works(rogue.ping))
+    rogue.hset(keys.facts, "facts", "{")
+    rogue.hset(keys.workers, "a b", "{}")
+    rogue.hset(keys.workers, "worker-1", "[" * 1000)
+    rogue.hset(keys.evaluations, "one", "[]")
+    rogue.hset(keys.counters, "next", "many")
+    rogue.rpush(keys.failures, b"\xff")
+
+    victim.succeed()
+
+    assert plain.server.alive
+    assert other.job not in {job.id for job in plain.jobs.all()}
+    rogue.close()
+
+
+def test_a_worker_that_is_let_in_nowhere_gives_up_and_says_why(tmp_path: Path) -> None:
+    plain = Plain(tmp_path, heartbeat=0.02)
+    try:
+        training = Training(plain)
+        plain.bind_workers("a secret that nobody else has")
+        name = plain.start_worker(training.job)
+
+        plain.workers[name].wait()
+
+        log = (tmp_path / f"{name}.log").read_text()
+        assert "the store refused" in log
+        password = ledger_user("a secret that nobody else has", training.job).password
+        assert password not in log
+        assert plain.jobs.workers(training.job) == {}
+    finally:
+        plain.end()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_is_trained_over_tls(tmp_path: Path, nodes: int) -> None:
+    # Given servers of which each has an authority of its own
+    plain = Plain(tmp_path, binary=require_binary("redis"), nodes=nodes)
+    try:
+        for variable, servers in (
+            ("VCASGD_LEDGER_URL", [plain.ledger]),
+            ("VCASGD_TENSORS_URL", plain.nodes),
+        ):
+            tls = [TlsServer(server, tmp_path) for server in servers]
+            urls = [each.url(ssl_ca_certs=each.authority) for each in tls]
+            plain.env[variable] = " ".join(urls)
+        plain.bind_workers(SECRET)
+        plain.start_keeper()
+        training = begin(plain)
+        training.succeed()
+    finally:
+        plain.end()
+        sys.stdout.write(plain.logs())

@@ -1,0 +1,191 @@
+"""The part of a worker that learns, on a task whose every step is known."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+import vcasgd
+from vcasgd.errors import SpecError
+from vcasgd.learning.shards import ShardRange
+from vcasgd.spec.job import JobSpec
+from vcasgd.worker.learner import Base, Learner, Trained
+
+
+class Ones(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(1)
+
+
+class Slope(vcasgd.Task):
+    """Each local step takes 1 off the only weight."""
+
+    batch_size = 2
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1, bias=False)
+
+    def dataset(self, split: str) -> Dataset[Tensor]:
+        return Ones()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        mean: Tensor = model(batch).mean()
+        return mean
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0)
+
+
+def learner_of(task: vcasgd.Task | None = None, **fields: Any) -> Learner:
+    given = {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 2, **fields}
+    learner = Learner(JobSpec.parse(given), task or Slope(), "cpu")
+    learner.start_subtask()
+    return learner
+
+
+def interval(learner: Learner, weight: float, subtask: int = 0) -> Trained:
+    """One of two local steps, from a snapshot with this weight."""
+    base = Base(torch.tensor([weight]), torch.empty(0, dtype=torch.int64))
+    return learner.train(base, subtask, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+
+
+def test_weights_start_from_the_snapshot() -> None:
+    learner = learner_of(update={"rule": "vc-asgd"})
+
+    assert [interval(learner, 10.0).update.item(), interval(learner, 20.0).update.item()] == [8, 18]
+
+
+def test_differences_are_those_to_the_snapshot() -> None:
+    learner = learner_of(update={"rule": "async-local-sgd"})
+
+    assert interval(learner, 10.0).update.item() == -2
+
+
+def test_under_an_elastic_rule_a_worker_goes_on_from_its_own_copy() -> None:
+    learner = learner_of(update={"rule": "easgd", "moving_rate": 0.25})
+
+    assert interval(learner, 10.0).update.item() == 8
+    # 8 + 0.25·(20 − 8) = 11, and two steps further
+    assert interval(learner, 20.0).update.item() == 9
+
+
+def test_a_schedule_follows_the_job_and_not_the_worker() -> None:
+    class Falling(Slope):
+        def schedule(self, progress: float) -> float:
+            return 1 - progress
+
+    # of 16 samples in four subtasks of two steps each, by a worker that begins in the middle
+    learner = learner_of(Falling(), update={"rule": "async-local-sgd"})
+    steps = [interval(learner, 0.0, subtask).update.item() for subtask in (2, 3, 0)]
+
+    assert steps == [-(0.5 + 0.375), -(0.25 + 0.125), -(1 + 0.875)]
+
+
+def test_gradients_are_clipped_before_the_step() -> None:
+    class Clipped(Slope):
+        clip_norm = 0.25
+
+    learner = learner_of(Clipped(), update={"rule": "async-local-sgd"})
+
+    assert interval(learner, 0.0).update.item() == pytest.approx(-0.5, rel=1e-4)
+
+
+class Tuned(Slope):
+    """A frozen layer before the weight that is trained."""
+
+    def model(self) -> nn.Module:
+        frozen = nn.Linear(1, 3, bias=False).requires_grad_(False)
+        nn.init.ones_(frozen.weight)
+        return nn.Sequential(frozen, nn.Linear(3, 1, bias=False))
+
+
+class WithMomentum(Slope):
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+
+
+@pytest.mark.parametrize(("state", "second"), [("reset", -2.5), ("keep", -3.625)])
+def test_momentum_is_kept_between_subtasks_where_the_job_says_so(state: str, second: float) -> None:
+    learner = learner_of(WithMomentum(), update={"rule": "async-local-sgd"}, optimizer_state=state)
+    # steps of 1 and 1.5; then from a momentum of 1.5 or of none
+    assert interval(learner, 10.0).update.item() == -2.5
+
+    learner.start_subtask()
+
+    assert interval(learner, 10.0, subtask=1).update.item() == second
+
+
+@pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
+def test_frozen_parameters_are_never_sent(rule: str) -> None:
+    learner = learner_of(Tuned(), update={"rule": rule})
+    (part,) = learner.cut(1).parts
+    base = Base(torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]), torch.empty(0, dtype=torch.int64))
+
+    trained = learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+
+    payload = _bytes(learner, part, trained.update)
+    assert payload == struct.pack("<3f", -2, -2, -2)
+
+
+def test_a_parameter_that_thaws_is_refused() -> None:
+    learner = learner_of(Tuned())
+
+    learner._model.requires_grad_(True)
+
+    with pytest.raises(SpecError, match=r"task: 0\.weight of the model was frozen"):
+        learner.start_subtask()
+
+
+def test_each_shard_gets_what_its_encoding_lost_with_its_own_next_push() -> None:
+    learner = learner_of(update={"rule": "async-local-sgd", "codec": "int8"})
+    first, second = ShardRange(0, 0, 2, 2, 2), ShardRange(1, 2, 4, 2, 2)
+    update = torch.tensor([127.0, 0.4, 127.0, 0.4])
+
+    rounds = [[first, second], [first], [first, second]]
+    sent = [[_bytes(learner, part, update)[5] for part in parts] for parts in rounds]
+
+    # 0.4, then 0.8, which is 1, then 0.4 again less what was too much
+    assert sent == [[0, 0], [1], [0, 1]]
+
+
+def _bytes(learner: Learner, part: ShardRange, update: Tensor) -> bytes:
+    return b"".join(learner.encoded(part, update).chunks(1024))
+
+
+@pytest.mark.parametrize(
+    ("tuned", "update", "told"),
+    [(True, -3.375, 0.25), (False, -2.5, None)],
+    ids=["tuned", "as the user gave it"],
+)
+def test_momentum_makes_room_for_that_of_asynchrony(
+    tuned: bool, update: float, told: float | None
+) -> None:
+    learner = learner_of(
+        WithMomentum(), update={"rule": "async-local-sgd"}, tuning={"momentum": tuned}
+    )
+    learner.asynchrony = 0.25
+
+    # the second of the two steps also takes the first one's part; tuned ones are half as long again
+    assert interval(learner, 10.0).update.item() == update
+    assert learner.momentum == told
+
+
+@pytest.mark.parametrize("push_every", ["subtask", 2])
+@pytest.mark.parametrize(("share", "stop"), [(1.0, 4), (0.5, 2), (0.1, 2)])
+def test_a_share_of_an_interval_is_whole_steps(
+    push_every: str | int, share: float, stop: int
+) -> None:
+    learner = learner_of(push_every=push_every)
+    learner.share = share
+
+    assert learner.interval_stop(0, 0) == stop

@@ -1,0 +1,257 @@
+"""How many learners a machine carries: what is started and stopped, on a real ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.harness import RedisServer
+
+from vcasgd.controller.fleet.learners import MEASURE_BEATS, MEASURE_STEPS, REST_BEATS, Learners
+from vcasgd.controller.fleet.names import instance_of, job_of, learner_of, worker_name
+from vcasgd.fleet.observed import JobDemand, LaunchCounts, Observed, WorkerView
+from vcasgd.fleet.plan import StartWorker, StopWorker
+from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Leases
+from vcasgd.store.ledger.tuning import Tunings
+
+BEAT = 1.0
+GIB = 2.0**30
+MACHINE = "local-0a1b"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("ledger"), durable=False)
+    yield server
+    server.end()
+
+
+class House:
+    """One job on one machine, whose workers do what the test says."""
+
+    def __init__(self, ledger: RedisClient, most: int) -> None:
+        self.ledger, self.most = ledger, most
+        self.jobs = Jobs(ledger)
+        fields = {"name": "job", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 1}
+        self.job = self.jobs.submit(JobSpec.parse(fields), "0" * 64).id
+        self.now = 1000.0
+        self.learners = Learners(ledger, BEAT)
+        #: of further workers, as Ray lists them
+        self.further: dict[str, bool] = {}
+        self.there = True
+        self.steps: dict[str, int] = {}
+        self.pids: dict[str, int] = {}
+
+    def name(self, learner: int = 1) -> str:
+        return worker_name(MACHINE, self.job, learner)
+
+    def beat(self, learner: int, steps: int, **more: Any) -> None:
+        """A worker's heartbeat, so many steps after its last."""
+        name = self.name(learner)
+        self.steps[name] = self.steps.get(name, 1) + steps
+        words = {
+            "at": self.now,
+            "pid": self.pids.get(name, learner),
+            "steps": self.steps[name],
+            "memory_bytes": 16 * GIB,
+            "memory_free_bytes": 8 * GIB,
+            "resident_bytes": 1 * GIB,
+            "cores": 8,
+            **more,
+        }
+        Leases(self.ledger, self.job, name, 60).renew(words, [])
+
+    def look(self) -> list[StartWorker | StopWorker]:
+        """One round; who is started or asked to leave is so by the next one."""
+        machine = Instance(
+            id=MACHINE, pool="local", state=InstanceState.RUNNING, launched_at=0.0, notice_at=None,
+            host="", price_per_hour=0.0, spot=True,
+        )  # fmt: skip
+        state = Observed(
+            cluster="c",
+            instances=(machine,),
+            nodes=frozenset([MACHINE]),
+            workers=(WorkerView(self.name(), self.job, MACHINE, alive=self.there),),
+            jobs=(
+                JobDemand(self.job, 1, 1, ("local",), wants=1, running=True, learners=self.most),
+            ),
+            pools=(),
+            history=LaunchCounts(since=0.0),
+        )
+        actions = self.learners.look(state, self.further, self.now)
+        for action in actions:
+            if isinstance(action, StartWorker):
+                self.further[worker_name(action.instance_id, action.job, action.learner)] = True
+            else:
+                self.further[action.name] = False
+        return actions
+
+    def work(self, rate: float, **more: Any) -> list[StartWorker | StopWorker]:
+        """All that are there train for as long as is measured, at ``rate`` steps a second
+        together."""
+        numbers = [1, *(learner_of(name) for name, alive in self.further.items() if alive)]
+        for number in numbers:
+            self.beat(number, 1, **more)
+        found = self.look()
+        self.now += MEASURE_BEATS * BEAT
+        for number in numbers:
+            self.beat(number, round(rate * MEASURE_BEATS * BEAT / len(numbers)), **more)
+        return found + self.look()
+
+    def count(self) -> int:
+        return 1 + sum(self.further.values())
+
+    def events(self) -> list[str]:
+        found = self.jobs.events(self.job)
+        return [each["text"] for each in found if each["kind"] == "tuned-learners"]
+
+
+@pytest.fixture
+def house(server: RedisServer) -> Callable[..., House]:
+    server.connection.flushall()
+    return lambda most=4: House(server.connection, most)
+
+
+def test_names_say_job_machine_and_learner() -> None:
+    first, third = worker_name("gcp-1-a", "job-x"), worker_name("gcp-1-a", "job-x", 3)
+
+    assert (first, third) == ("job-x.gcp-1-a", "job-x.gcp-1-a_3")
+    assert {job_of(first), job_of(third)} == {"job-x"}
+    assert {instance_of(first), instance_of(third)} == {"gcp-1-a"}
+    assert (learner_of(first), learner_of(third)) == (1, 3)
+    assert learner_of("worker-1") == learner_of("a.b_c") == 1
+
+
+def test_learners_are_started_while_they_help_and_the_last_one_leaves_again(
+    house: Callable[..., House],
+) -> None:
+    one = house()
+
+    # a second and a third help, a fourth does not
+    assert one.work(10) == [StartWorker(MACHINE, one.job, 2)]
+    assert one.work(19) == [StartWorker(MACHINE, one.job, 3)]
+    assert one.work(24) == [StartWorker(MACHINE, one.job, 4)]
+    assert one.work(26) == [StopWorker(one.name(4), "not wanted on its machine")]
+
+    assert Tunings(one.ledger, one.job).read().learners == {MACHINE: 3}
+    assert one.events()[-1].startswith(
+        f"{MACHINE} carries 3 instead of 4; local steps a second: 24.0 with 3, 26.0 with 4"
+    )
+    # and it is not tried again at once, but later
+    assert one.work(24) == []
+    one.now += REST_BEATS * BEAT
+    assert one.work(24) == [StartWorker(MACHINE, one.job, 4)]
+    assert len(one.events()) == 5
+
+
+def test_nothing_is_measured_before_all_of_them_train(house: Callable[..., House]) -> None:
+    one = house()
+    one.work(10)
+
+    # the second one has said nothing yet
+    for _ in range(3):
+        one.now += MEASURE_BEATS * BEAT
+        one.beat(1, 1000)
+        assert one.look() == []
+    # with its first words it begins, and too few steps say nothing
+    one.beat(2, 1)
+    one.look()
+    one.now += MEASURE_BEATS * BEAT
+    one.beat(2, MEASURE_STEPS // 4)
+    one.beat(1, MEASURE_STEPS // 4)
+    assert one.look() == []
+    # nor does a process that was replaced meanwhile
+    one.pids[one.name(2)] = 99
+    one.steps[one.name(2)] = 1
+    one.beat(2, MEASURE_STEPS)
+    assert one.look() == []
+
+
+@pytest.mark.parametrize(
+    "short",
+    [
+        {"memory_free_bytes": 2 * GIB},
+        {"cores": 1},
+        {"gpu_memory_bytes": 10 * GIB, "gpu_memory_free_bytes": 5 * GIB},
+        {"memory_free_bytes": None},
+        {"memory_free_bytes": "plenty"},
+    ],
+)
+def test_no_more_than_fit(house: Callable[..., House], short: dict[str, Any]) -> None:
+    assert house().work(10, **short) == []
+
+
+def test_where_memory_became_short_one_leaves(house: Callable[..., House]) -> None:
+    one = house()
+    one.work(10)
+
+    assert one.work(20, memory_free_bytes=1 * GIB) == [
+        StopWorker(one.name(2), "not wanted on its machine")
+    ]
+
+
+def test_a_job_that_wants_one_gets_one(house: Callable[..., House]) -> None:
+    assert house(most=1).work(10) == []
+
+
+def test_a_learner_that_dies_is_not_started_again_for_a_while(house: Callable[..., House]) -> None:
+    one = house()
+    one.work(10)
+    one.beat(2, 1)
+    one.look()
+
+    # When its process ends without a word
+    one.further[one.name(2)] = False
+    assert one.look() == []
+
+    # Then the machine goes on with one, the job fails for nothing, and its beat is forgotten
+    assert one.events()[-1] == (
+        f"{MACHINE} carries 1 instead of 2; the process of {one.name(2)} ended"
+    )
+    assert one.jobs.failures(one.job) == []
+    assert list(one.jobs.workers(one.job)) == [one.name()]
+    assert one.work(10) == []
+
+
+def test_one_that_said_why_it_leaves_is_started_again(house: Callable[..., House]) -> None:
+    one = house()
+    one.work(10)
+    one.beat(2, 1, leaving="SIGTERM")
+    one.look()
+
+    one.further[one.name(2)] = False
+
+    assert one.look() == [StartWorker(MACHINE, one.job, 2)]
+
+
+def test_they_go_with_the_first_one(house: Callable[..., House]) -> None:
+    one = house()
+    one.work(10)
+    assert one.count() == 2
+
+    one.jobs.drain(one.job, one.name())
+    assert one.look() == [StopWorker(one.name(2), "not wanted on its machine")]
+
+    # also where it is gone already
+    one.further[one.name(2)] = True
+    one.jobs.forget_worker(one.job, one.name())
+    one.there = False
+    assert one.look() == [StopWorker(one.name(2), "not wanted on its machine")]
+    assert Tunings(one.ledger, one.job).read().learners == {}
+
+
+def test_the_next_controller_goes_on_with_as_many(house: Callable[..., House]) -> None:
+    one = house()
+    one.work(10)
+    one.work(19)
+    assert one.count() == 3
+
+    one.learners = Learners(one.ledger, BEAT)
+
+    assert one.look() == []
+    assert one.count() == 3

@@ -1,0 +1,342 @@
+"""The worker and the user's code: what it does wrong is said, with its traceback, and at once."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import Plain
+from support.training import BATCH, Training
+
+from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.job import JobRecord, JobState
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
+    """Servers and keeper for jobs whose faults are all their own."""
+    stage = Plain(tmp_path_factory.mktemp("stage"))
+    try:
+        stage.start_server()
+        stage.start_keeper()
+        yield stage
+    finally:
+        stage.end()
+
+
+class User:
+    """Somebody who writes a task and submits it."""
+
+    def __init__(self, stage: Plain, directory: Path, eventually: Eventually) -> None:
+        self.stage = stage
+        self.directory = directory
+        self.eventually = eventually
+
+    def submits(self, code: str, workers: int = 1, **fields: Any) -> str:
+        """``code`` is the module with the class ``Mine``; 100 samples in 5 subtasks."""
+        head = "import torch\nfrom vcasgd.chaos.task.audit import Audit\n\n"
+        (self.directory / "train.py").write_text(head + textwrap.dedent(code))
+        wanted = {"samples": 100, "subtasks": 5, "epochs": 1, "push_every": 1, **fields}
+        job = self.stage.submit_audit(working_dir=self.directory, task="train:Mine", **wanted)
+        self.stage.start_workers(job, workers)
+        return job
+
+    def sees(self, job: str, state: JobState) -> JobRecord:
+        self.eventually(lambda: self.stage.jobs.get(job).state is state)
+        return self.stage.jobs.get(job)
+
+
+@pytest.fixture
+def user(stage: Plain, tmp_path: Path, eventually: Eventually) -> User:
+    return User(stage, tmp_path, eventually)
+
+
+# --- the user's code is wrong from the start -------------------------------------------
+
+
+def test_a_task_that_cannot_be_imported_fails_the_job_with_the_users_traceback(
+    user: User,
+) -> None:
+    # Given a module that imports what is not there
+    job = user.submits("import sklearm\n\nclass Mine(Audit): ...")
+
+    # Then the job fails, and shows the user's own line
+    failed = user.sees(job, JobState.FAILED)
+    assert failed.reason is not None
+    assert failed.reason.startswith("task: train:Mine can't be loaded: ModuleNotFoundError")
+    assert failed.traceback is not None
+    assert "import sklearm" in failed.traceback
+    assert "train.py" in failed.traceback
+
+    # and the worker goes, since there is nothing left to do
+    assert list(user.stage.workers.values())[-1].wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("class Other(Audit): ...", "has no attribute 'Mine'"),
+        ("class Mine: ...", "takes no arguments"),
+        ("class Mine(Audit):\n    def __init__(self): ...", "unexpected keyword argument"),
+        (
+            "class Mine(Audit):\n    def model(self): raise OSError('no such layer')",
+            "no such layer",
+        ),
+        ("class Mine(Audit):\n    def dataset(self, split): return iter('')", "has no length"),
+        ("raise SystemExit('good bye')", "good bye"),
+    ],
+    ids=["no such class", "no task", "arguments", "model", "dataset", "exit"],
+)
+def test_a_task_that_cannot_be_built_fails_the_job(user: User, code: str, reason: str) -> None:
+    failed = user.sees(user.submits(code), JobState.FAILED)
+    assert failed.reason is not None
+    assert reason in failed.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"samples": 0}, "task: the training data set is empty"),
+        ({"samples": 10, "subtasks": 20}, "subtasks_per_epoch: 20 subtasks can't be cut from 10"),
+    ],
+    ids=["no data", "too many subtasks"],
+)
+def test_data_that_cannot_be_cut_fails_the_job_and_names_the_field(
+    user: User, fields: dict[str, Any], reason: str
+) -> None:
+    failed = user.sees(user.submits("class Mine(Audit): ...", **fields), JobState.FAILED)
+    assert failed.reason is not None
+    assert failed.reason.startswith(reason)
+    assert len(user.stage.jobs.failures(failed.id)) == 1, "trying again would not help"
+
+
+# --- the user's code goes wrong --------------------------------------------------------
+
+
+def test_a_loss_that_is_not_a_number_fails_the_job_at_its_first_step(user: User) -> None:
+    # Given a job of a thousand epochs whose loss is NaN from the start
+    job = user.submits(
+        """
+        class Mine(Audit):
+            def loss(self, model, batch):
+                return super().loss(model, batch) * float("nan")
+        """,
+        workers=3,
+        epochs=1000,
+    )
+
+    # Then it fails with that reason, and nothing was applied
+    failed = user.sees(job, JobState.FAILED)
+    assert failed.reason is not None
+    assert failed.reason.startswith("the loss is nan in local step 1")
+    assert failed.totals.get("updates", 0) == 0
+
+
+def test_parameters_that_overflow_fail_the_job_and_are_never_applied(user: User) -> None:
+    # Given a learning rate with which the first step leads beyond what float32 can hold
+    job = user.submits(
+        """
+        class Mine(Audit):
+            def optimizer(self, parameters):
+                return torch.optim.SGD(parameters, lr=3e38)
+
+            def loss(self, model, batch):
+                return 10 * super().loss(model, batch)
+        """
+    )
+
+    # Then the job fails with that reason, and nothing was applied
+    failed = user.sees(job, JobState.FAILED)
+    assert failed.reason is not None
+    assert failed.reason.startswith("the model's parameters are no longer finite")
+    assert failed.totals.get("updates", 0) == 0
+
+
+def test_an_error_at_one_sample_fails_the_job_after_three_attempts(user: User) -> None:
+    # Given a sample that can't be trained
+    job = user.submits(
+        """
+        class Mine(Audit):
+            def loss(self, model, batch):
+                if 7 in batch:
+                    raise ZeroDivisionError("sample 7 is empty")
+                return super().loss(model, batch)
+        """,
+        workers=2,
+        push_every=2,
+    )
+
+    # Then the same piece of work is tried three times, by both workers
+    failed = user.sees(job, JobState.FAILED)
+    failures = user.stage.jobs.failures(job)
+    assert len(failures) >= 3
+    assert len({failure.piece for failure in failures}) == 1
+    assert len({failure.worker for failure in failures}) == 2
+    assert failed.reason == "loss raised ZeroDivisionError: sample 7 is empty"
+    assert failed.traceback is not None
+    assert 'raise ZeroDivisionError("sample 7 is empty")' in failed.traceback
+
+
+def test_an_error_that_passes_does_no_harm(user: User) -> None:
+    # Given an error that comes once on every machine
+    job = user.submits(
+        """
+        seen = []
+
+        class Mine(Audit):
+            def loss(self, model, batch):
+                if not seen:
+                    seen.append(batch)
+                    raise ConnectionError("the data is not here yet")
+                return super().loss(model, batch)
+        """,
+        workers=2,
+    )
+
+    # Then the job succeeds, and still counts each sample once
+    done = user.sees(job, JobState.SUCCEEDED)
+    assert {failure.message for failure in user.stage.jobs.failures(job)} == {
+        "loss raised ConnectionError: the data is not here yet"
+    }
+    assert done.model is not None
+    model = user.stage.checkpoints(job).read(done.model).floats
+    assert model.tolist() == [1.0] * 100
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "reason"),
+    [
+        ("raise KeyError('top5')", "evaluate raised KeyError: 'top5'"),
+        ("return {'accuracy': torch.tensor(1.0)}", 'evaluate returned no "count"'),
+        ("return torch.tensor(1.0)", "evaluate returned a Tensor, not a dict"),
+    ],
+    ids=["raises", "no count", "no dict"],
+)
+def test_an_evaluation_that_does_not_work_fails_the_job(
+    user: User, evaluate: str, reason: str
+) -> None:
+    job = user.submits(
+        f"""
+        class Mine(Audit):
+            def evaluate(self, model, batch):
+                {evaluate}
+        """
+    )
+    failed = user.sees(job, JobState.FAILED)
+    assert failed.reason is not None
+    assert failed.reason.startswith(reason)
+    assert {failure.piece for failure in user.stage.jobs.failures(job)} == {"evaluate:1"}
+
+
+def test_what_the_users_code_prints_is_in_the_jobs_log(user: User) -> None:
+    # Given a chatty task
+    job = user.submits(
+        """
+        class Mine(Audit):
+            def model(self):
+                print("a line of the user's")
+                return super().model()
+        """
+    )
+
+    # Then its lines can be read, with the worker's name
+    user.sees(job, JobState.SUCCEEDED)
+    lines = user.stage.jobs.logs(job)
+    (said,) = {(each["worker"], each["line"]) for each in lines if "user" in each["line"]}
+    assert said == (list(user.stage.workers)[-1], "a line of the user's")
+
+
+# --- the user's code stands still ------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [0.05], indirect=True, ids=["fast heartbeat"])
+def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_although_it_beats(
+    plain: Plain, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a task that hangs for ever on the machine that comes first
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "train.py").write_text(HANGING)
+    job = plain.submit_audit(
+        samples=100,
+        subtasks=2,
+        epochs=1,
+        working_dir=tmp_path / "task",
+        task="train:Mine",
+        args={"marker": str(tmp_path / "hangs")},
+    )
+    plain.start_server()
+    hanging = plain.start_worker(job)
+    plain.play_controller(job)
+    eventually((tmp_path / "hangs").exists)
+    assert plain.jobs.leases(job) == {"train:0": hanging}
+
+    # whose lease is renewed for a while, since a step may take long
+    def until() -> float:
+        return float(plain.ledger.connection.zscore(LedgerKeys(job).leases, "train:0"))
+
+    first = until()
+    eventually(lambda: until() > first)
+
+    # When another worker comes
+    other = plain.start_worker(job)
+
+    # Then it gets the lease once the first one made no step for too long
+    eventually(lambda: plain.jobs.leases(job).get("train:0") != hanging)
+    eventually(lambda: plain.jobs.get(job).finished_epochs == 1)
+    assert plain.vector(job).tolist() == [1.0] * 100
+
+    # although the heart of the first one still beats
+    beat = plain.jobs.workers(job)[hanging]["at"]
+    eventually(lambda: plain.jobs.workers(job)[hanging]["at"] > beat)
+    eventually(lambda: plain.jobs.workers(job)[other]["samples"] == 100)
+
+
+HANGING = """
+import os, threading
+from vcasgd.chaos.task.audit import Audit
+
+class Mine(Audit):
+    def __init__(self, marker, **args):
+        super().__init__(**args)
+        self.marker = marker
+
+    def loss(self, model, batch):
+        try:
+            os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return super().loss(model, batch)
+        threading.Event().wait()
+"""
+
+
+# --- memory ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_updates(plain: Plain) -> None:
+    # Given a model of a million numbers, and a worker that pushes after every step
+    training = Training(
+        plain, samples=1_000_000, epochs=1, subtasks=100, push_every=1, step_seconds=0
+    )
+    (name,) = training.start(1)
+    watched = {
+        "worker": training.worker(name),
+        "server": plain.server,
+        "tensors": plain.tensors.process,
+    }
+
+    # When another 200 updates are applied after the first 50
+    training.reach(50 * BATCH)
+    before = {who: process.resident_bytes() for who, process in watched.items()}
+    training.reach(250 * BATCH)
+
+    # Then no process has become larger by more than a handful of them
+    update = 4 * 1_000_000
+    for who, process in watched.items():
+        grown = process.resident_bytes() - before[who]
+        assert grown < 10 * update, f"{who} grew by {grown / 1e6:.0f} MB"

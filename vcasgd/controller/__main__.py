@@ -1,0 +1,3 @@
+from vcasgd.controller.main import main
+
+main()

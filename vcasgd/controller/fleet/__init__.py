@@ -1,0 +1,1 @@
+"""The fleet loop: observe machines, decide with :func:`vcasgd.fleet.plan.decide`, act."""

@@ -1,0 +1,56 @@
+"""What a new machine runs: a node of the cluster, with what any worker on it has to know.
+
+Nothing that opens a server: that is told to each worker when it is started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+from vcasgd.cluster import node_command
+from vcasgd.fleet.providers.base import INSTANCE_ID, PYTHON, Boot
+from vcasgd.settings import Settings
+
+
+def node_boot(
+    settings: Settings,
+    *,
+    local: bool,
+    pool: str,
+    labels: Collection[str] = (),
+    cpus: float = 1.0,
+    gpus: int = 0,
+) -> Boot:
+    """``local``: on this computer, whose folders it shares and whose Python it has.
+
+    Raises :class:`~vcasgd.errors.SpecError` where a setting is missing.
+    """
+    shared = settings.ray_dir if local else None
+    command = node_command(
+        address=settings.required("ray_address"),
+        instance_id=INSTANCE_ID,
+        cpus=cpus,
+        gpus=gpus,
+        temp_dir=shared / INSTANCE_ID if shared else None,
+        heartbeat=settings.heartbeat,
+        labels={},
+        token=settings.ray_token.get_secret_value() if settings.ray_token else None,
+    )
+    env = {
+        "VCASGD_STORAGE_URL": settings.required("storage_url"),
+        "VCASGD_HEARTBEAT": str(settings.heartbeat),
+        "VCASGD_LOG_FORMAT": settings.log_format,
+    }
+    if not local:
+        return Boot((PYTHON, *command.argv[1:]), {**command.env, **env})
+    env["VCASGD_CACHE_DIR"] = str(settings.home_path / "cache" / cache_name(pool, labels))
+    return Boot(command.argv, {**command.env, **env})
+
+
+def cache_name(pool: str, labels: Collection[str]) -> str:
+    """What is cached in one pool is not for the eyes of another, nor of the same one when it may
+    see something else."""
+    if not labels:
+        return pool
+    return f"{pool}.{hashlib.sha256(' '.join(sorted(labels)).encode()).hexdigest()[:16]}"

@@ -1,0 +1,45 @@
+"""Workers whose process ended although their machine lives: start again, but not for ever."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from vcasgd.logging import bound
+from vcasgd.store.ledger.job import Failure
+from vcasgd.store.ledger.jobs import Jobs
+
+log = logging.getLogger(__name__)
+
+#: before the first new start; doubles up to the second number
+RESTART_SECONDS = (1.0, 60.0)
+
+
+class RestartBackoff:
+    """Counts crashes by worker, in this process's memory: a new controller is patient again."""
+
+    def __init__(self, jobs: Jobs, clock: Callable[[], float] = time.time) -> None:
+        self._jobs = jobs
+        self._clock = clock
+        self._counts: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}
+
+    def died(self, worker: str, job: str, reason: str) -> None:
+        """A process is gone. One that had said why it leaves did not crash."""
+        beat = self._jobs.workers(job).get(worker, {})
+        if beat.get("leaving"):
+            self._counts.pop(worker, None)
+            return
+        self._counts[worker] = self._counts.get(worker, 0) + 1
+        first, most = RESTART_SECONDS
+        pause = min(most, first * 2 ** (self._counts[worker] - 1))
+        self._not_before[worker] = self._clock() + pause
+        with bound(job=job, worker=worker, request=self._jobs.request_of(job)):
+            log.warning("%s: its process ended: %s; next start in %.0f s", worker, reason, pause)
+        message = f"the process of worker {worker} ended: {reason or 'no reason is known'}"
+        self._jobs.report_failure(job, Failure(worker, "process", message, "", fatal=False))
+        self._jobs.event(job, "worker-crashed", message, worker=worker)
+
+    def may_start(self, worker: str) -> bool:
+        return self._clock() >= self._not_before.get(worker, 0.0)

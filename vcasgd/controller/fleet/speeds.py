@@ -1,0 +1,97 @@
+"""How fast machines are, as the heartbeats of their workers say."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from vcasgd.controller.fleet.names import instance_of, job_of
+from vcasgd.fleet.observed import Rates
+from vcasgd.fleet.providers.base import Instance
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.costs import Workload, Workloads
+from vcasgd.store.ledger.job import JobRecord
+
+#: a worker is measured for so long before its speed says something
+MEASURE_SECONDS = 10.0
+#: between two writes of what was measured of a job
+WRITE_SECONDS = 10.0
+
+
+class Speeds:
+    """Samples a second of each machine since its first ones; per pool and type the median, so that
+    one machine that tells tales does not decide where money goes."""
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self._workloads = Workloads(ledger)
+        self._first: dict[str, tuple[Any, float, float]] = {}
+        self._known: dict[str, Workload] = {}
+        self._written: dict[str, float] = {}
+
+    def rates(self, job: JobRecord) -> Rates:
+        """Of jobs with the same name and task, this one among them."""
+        return {
+            (pool, kind): rate
+            for name, rate in self._of(job).rates.items()
+            for pool, _, kind in [name.partition("|")]
+        }
+
+    def look(
+        self,
+        job: JobRecord,
+        beats: Mapping[str, Mapping[str, Any]],
+        machines: Iterable[Instance],
+        now: float,
+    ) -> None:
+        """Measures, and writes what is new."""
+        by_id = {one.id: one for one in machines}
+        gone = [name for name in self._first if job_of(name) == job.id and name not in beats]
+        for name in gone:
+            del self._first[name]
+        of_machine: defaultdict[str, float] = defaultdict(float)
+        for worker, beat in beats.items():
+            # a machine is as fast as all of its learners together
+            of_machine[instance_of(worker)] += self._rate(worker, beat) or 0.0
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for name, rate in of_machine.items():
+            if name in by_id and rate > 0:
+                found[f"{by_id[name].pool}|{by_id[name].instance_type}"].append(rate)
+        self._keep(job, {name: median(rates) for name, rates in found.items()}, now)
+
+    def _keep(self, job: JobRecord, rates: Mapping[str, float], now: float) -> None:
+        before = self._of(job)
+        samples = job.facts.samples if job.facts else before.samples
+        after = replace(before, samples=samples, rates={**before.rates, **rates})
+        if after != before and now - self._written.get(job.id, 0.0) >= WRITE_SECONDS:
+            self._workloads.set(job.spec.name, job.spec.task, after)
+            self._known[job.id], self._written[job.id] = after, now
+
+    def _of(self, job: JobRecord) -> Workload:
+        if job.id not in self._known:
+            self._known[job.id] = self._workloads.get(job.spec.name, job.spec.task)
+        return self._known[job.id]
+
+    def _rate(self, worker: str, beat: Mapping[str, Any]) -> float | None:
+        process, at, samples = (
+            beat.get("pid"),
+            _number(beat.get("at")),
+            _number(beat.get("samples")),
+        )
+        if at is None or not samples:
+            return None
+        first = self._first.get(worker)
+        if first is None or first[0] != process or samples < first[2]:
+            self._first[worker] = (process, at, samples)
+            return None
+        seconds = at - first[1]
+        rate = (samples - first[2]) / seconds if seconds >= MEASURE_SECONDS else 0.0
+        return rate if rate > 0 else None
+
+
+def _number(value: object) -> float | None:
+    usable = isinstance(value, int | float) and isfinite(value) and value >= 0
+    return float(value) if usable else None  # type: ignore[arg-type]

@@ -1,0 +1,53 @@
+"""Which of several controllers acts: the one that holds the lease in the ledger."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+
+from vcasgd.errors import StoreError
+from vcasgd.settings import Settings
+from vcasgd.store.ledger.servers import Control
+
+log = logging.getLogger(__name__)
+
+#: of the lease; after that share of it without a renewal its holder stops acting, so that it
+#: has stopped for certain before another one may begin
+SURE_SHARE = 0.5
+
+
+class Leadership(threading.Thread):
+    """Takes the lease when it is free, and renews it, until :meth:`stop`."""
+
+    def __init__(self, control: Control, settings: Settings) -> None:
+        super().__init__(name="leadership", daemon=True)
+        self._control = control
+        self._lease_seconds = settings.lease_seconds
+        self._period = settings.heartbeat / 2
+        self._owner = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+        self._stopped = threading.Event()
+        self._renewed_at: float | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether this process may act."""
+        renewed = self._renewed_at
+        within = self._lease_seconds * SURE_SHARE
+        return renewed is not None and time.monotonic() - renewed < within
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            asked_at = time.monotonic()
+            try:
+                held = self._control.hold(self._owner, self._lease_seconds) > 0
+                self._renewed_at = asked_at if held else None
+            except StoreError as error:
+                log.warning("ledger: %s", error)
+            self._stopped.wait(self._period)
+
+    def stop(self) -> None:
+        self._stopped.set()

@@ -1,0 +1,1 @@
+"""Amazon EC2. Only :mod:`vcasgd.fleet.providers.aws.provider` imports boto3."""

@@ -1,0 +1,162 @@
+"""What EC2's errors mean for the fleet.
+
+Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, those that
+the calls of :mod:`~vcasgd.fleet.providers.aws.provider` can meet. ``CreateFleet`` also answers 200
+with
+codes of single launches inside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from vcasgd.errors import (
+    CloudDenied,
+    CloudUnavailable,
+    FleetError,
+    InvalidRequest,
+    NoCapacity,
+    QuotaExceeded,
+    Throttled,
+)
+
+_CODES: dict[type[FleetError], str] = {
+    NoCapacity: """
+        InsufficientInstanceCapacity InsufficientHostCapacity InsufficientCapacityOnHost
+        InsufficientReservedInstanceCapacity InsufficientAddressCapacity InsufficientVolumeCapacity
+        InsufficientFreeAddressesInSubnet InsufficientInterfaceCapacity ReservationCapacityExceeded
+        SpotMaxPriceTooLow UnfulfillableCapacity Unsupported UnsupportedInstanceTypeOnHost""",
+    QuotaExceeded: """
+        InstanceLimitExceeded VcpuLimitExceeded MaxSpotInstanceCountExceeded VolumeLimitExceeded
+        MaxSpotFleetRequestCountExceeded MaxIOPSLimitExceeded ResourceCountExceeded
+        ServiceQuotaExceededException LimitExceededException""",
+    CloudDenied: """
+        AuthFailure UnauthorizedOperation AccessDenied AccessDeniedException Blocked
+        InvalidClientTokenId SignatureDoesNotMatch ExpiredToken ExpiredTokenException RequestExpired
+        InvalidAccessKeyId MissingAuthenticationToken OptInRequired PendingVerification
+        UnrecognizedClientException IncompleteSignature OperationNotPermitted
+        AuthorizationHeaderMalformed""",
+    Throttled: """
+        RequestLimitExceeded Throttling ThrottlingException ThrottledException EC2ThrottledException
+        TooManyRequestsException RequestThrottled RequestThrottledException
+        PriorRequestNotComplete BandwidthLimitExceeded SlowDown""",
+    InvalidRequest: """
+        DryRunOperation FilterLimitExceeded IdempotentInstanceTerminated IdempotentParameterMismatch
+        IncorrectInstanceState IncorrectState IncorrectSpotRequestState MalformedQueryString
+        SpotInstanceTypeNotSupported LaunchTemplateVersionLimitExceeded NonEBSInstance
+        UnknownParameter UnknownVolumeType UnknownPrincipalType.Unsupported ValidationError
+        VPCIdNotSpecified VPCResourceNotSpecified EncryptedVolumesNotSupported TagPolicyViolation
+        NoSuchVersion TagLimitExceeded SecurityGroupsPerInstanceLimitExceeded
+        SecurityGroupsPerInterfaceLimitExceeded AttachmentLimitExceeded
+        OperationNotSupportedException""",
+    CloudUnavailable: """
+        InternalError InternalFailure InternalException ServerInternal ServiceUnavailable
+        ServiceUnavailableException Unavailable RequestTimeout RequestTimeoutException
+        ResourceBusy ConcurrentTagAccess RequestResourceCountExceeded""",
+}
+#: how the codes are formed that the table does not name
+_FORMS: tuple[tuple[str, type[FleetError]], ...] = (
+    (r"Insufficient.*Capacity", NoCapacity),
+    (r".*(LimitExceeded|QuotaExceeded)", QuotaExceeded),
+    (r"(Invalid|Missing|Unsupported)\w*(\..*)?", InvalidRequest),
+    (r".*(Already\w+|InUse|DoesNotExist|NotSupported|NotAttached)\w*", InvalidRequest),
+    (r"(Duplicate|Dependency).*", InvalidRequest),
+    (r".*\.(NotFound|Malformed|Duplicate|InUse|NotFoundException)", InvalidRequest),
+)
+
+#: EC2's code to our error
+CODES: dict[str, type[FleetError]] = {
+    code: kind for kind, codes in _CODES.items() for code in codes.split()
+}
+
+#: exceptions of botocore, by the name of the class or of one that it is derived from
+_EXCEPTIONS: dict[type[FleetError], str] = {
+    CloudUnavailable: """
+        HTTPClientError ConnectionError ChecksumError IncompleteReadError UnseekableStreamError
+        ResponseStreamingError CapacityNotAvailableError MetadataRetrievalError WaiterError
+        PaginationError FlexibleChecksumError AwsChunkedWrapperError EventStreamError""",
+    CloudDenied: """
+        NoCredentialsError NoAuthTokenError TokenRetrievalError UnknownTokenProviderError
+        PartialCredentialsError CredentialRetrievalError UnknownCredentialError SSOError LoginError
+        RefreshWithMFAUnsupportedError InfiniteLoopConfigError UnknownSignatureVersionError
+        UnsupportedSignatureVersionError""",
+    InvalidRequest: """
+        DataNotFoundError UnknownRegionError ApiVersionNotFoundError InvalidIMDSEndpointError
+        InvalidIMDSEndpointModeError ServiceNotInRegionError BaseEndpointResolverError
+        ProfileNotFound ConfigParseError ConfigNotFound MissingParametersError ValidationError
+        ParamValidationError InvalidRegionError AliasConflictParameterError UnknownServiceStyle
+        OperationNotPageableError InvalidExpressionError WaiterConfigError
+        UnknownClientMethodError InvalidDNSNameError InvalidS3AddressingStyleError
+        UnsupportedS3ArnError UnsupportedS3ControlArnError InvalidHostLabelError
+        UnsupportedOutpostResourceError UnsupportedS3ConfigurationError
+        UnsupportedS3AccesspointConfigurationError InvalidEndpointDiscoveryConfigurationError
+        UnsupportedS3ControlConfigurationError InvalidRetryConfigurationError
+        InvalidMaxRetryAttemptsError InvalidRetryModeError
+        InvalidS3UsEast1RegionalEndpointConfigError InvalidSTSRegionalEndpointsConfigError
+        StubResponseError InvalidConfigError MD5UnavailableError MissingDependencyException
+        UndefinedModelAttributeError MissingServiceIdError InvalidProxiesConfigError
+        InvalidDefaultsMode InvalidEndpointConfigurationError EndpointProviderError
+        UnknownEndpointResolutionBuiltInName InvalidChecksumConfigError
+        UnsupportedServiceProtocolsError""",
+}
+
+#: botocore's exception to our error
+EXCEPTIONS: dict[str, type[FleetError]] = {
+    name: kind for kind, names in _EXCEPTIONS.items() for name in names.split()
+}
+
+_REMEDIES: dict[type[FleetError], str] = {
+    QuotaExceeded: "ask AWS for a higher quota (Service Quotas), or set the pool's max_instances",
+    CloudDenied: "see docs/security.md for what the controller must be allowed to do",
+    InvalidRequest: "check the pool's template, zones and instance types",
+}
+#: of several refusals in one answer the first of these is told: what a person must mend
+_ORDER = (
+    CloudDenied,
+    InvalidRequest,
+    QuotaExceeded,
+    FleetError,
+    Throttled,
+    CloudUnavailable,
+    NoCapacity,
+)
+
+
+def kind_of(code: str, status: int = 400) -> type[FleetError]:
+    """An unknown code is the cloud's own fault if its HTTP status says so."""
+    if code in CODES:
+        return CODES[code]
+    formed = next((kind for form, kind in _FORMS if re.fullmatch(form, code)), None)
+    return formed or (CloudUnavailable if status >= 500 else FleetError)
+
+
+def kind_of_exception(error: Exception) -> type[FleetError]:
+    """Of an exception of botocore that is no answer of EC2."""
+    names = (kind.__name__ for kind in type(error).__mro__)
+    return next((EXCEPTIONS[name] for name in names if name in EXCEPTIONS), FleetError)
+
+
+def error_of(
+    code: str,
+    message: str,
+    *,
+    status: int = 400,
+    pool: str | None = None,
+    zone: str | None = None,
+) -> FleetError:
+    """Ours for one of EC2's; its text names the code."""
+    kind = kind_of(code, status)
+    where = f"{pool}: " if pool else ""
+    return kind(
+        f"{where}{code}: {message}",
+        remedy=_REMEDIES.get(kind),
+        code=code,
+        **({"pool": pool} if pool else {}),
+        **({"zone": zone} if zone else {}),
+    )
+
+
+def worst(errors: Iterable[FleetError]) -> FleetError | None:
+    """The one that has to be told; ``None`` if there is none."""
+    return min(errors, key=lambda error: _ORDER.index(type(error)), default=None)

@@ -1,0 +1,334 @@
+"""Machines of EC2, bought by ``CreateFleet``. The only importer of boto3.
+
+A launch is one call for several types and zones at once, and EC2 chooses among them by price and
+by how much is left (``price-capacity-optimized``). Every machine carries the tags
+``vcasgd:cluster``, ``vcasgd:pool`` and ``vcasgd:launch`` from its first moment on, so nobody has
+to remember what was bought. What the controller must be allowed to do is in docs/security.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from vcasgd.errors import CloudUnavailable, FleetError, InvalidRequest, NoCapacity
+from vcasgd.fleet.pools import AwsPoolSpec
+from vcasgd.fleet.prices import PriceTable
+from vcasgd.fleet.providers.aws.errors import error_of, kind_of_exception, worst
+from vcasgd.fleet.providers.aws.prices import Prices, SpotPrice, SpotPrices
+from vcasgd.fleet.providers.aws.request import (
+    BOOT_ERROR_TAG,
+    CLUSTER_TAG,
+    LAUNCH_TAG,
+    POOL_TAG,
+    filtered,
+    fleet_request,
+    tagged,
+    template_of,
+)
+from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed, one_line
+from vcasgd.fleet.providers.listing import LISTING_SECONDS, Listing
+from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
+
+log = logging.getLogger(__name__)
+
+#: a call that takes longer is given up; CreateFleet takes some seconds
+CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
+#: attempts of botocore itself at a call that was throttled or not answered
+ATTEMPTS = 2
+#: of user data, as EC2 documents it, before base64
+USER_DATA_BYTES = 16_384
+#: a launch that EC2 knows by its token is listed under its tag within so many seconds
+TAG_SECONDS, TAG_POLL_SECONDS = 10.0, 0.5
+#: machines in one page
+PAGE = 1000
+
+#: what is not here does not come back
+_STATES = {
+    "pending": InstanceState.BOOTING,
+    "running": InstanceState.RUNNING,
+    # nobody stops our machines on purpose; listed as running, one is given up as lost and ended
+    "stopping": InstanceState.RUNNING,
+    "stopped": InstanceState.RUNNING,
+}
+
+
+class AwsProvider:
+    """The contract of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one region.
+
+    Launches return after some seconds; machines are listed within seconds, and run a minute
+    later.
+    """
+
+    name = "aws"
+
+    def __init__(
+        self,
+        cluster: str,
+        pools: Sequence[AwsPoolSpec],
+        table: PriceTable,
+        *,
+        price_seconds: float,
+        listing_seconds: float = LISTING_SECONDS,
+        page: int = PAGE,
+    ) -> None:
+        """``price_seconds``: how long spot prices are good for; they change some times a day.
+
+        Raises :class:`~vcasgd.errors.SpecError` where a type has no list price.
+        """
+        self._cluster = cluster
+        self._pools = {pool.name: pool for pool in pools}
+        self._region = pools[0].region
+        self._table = table
+        self._page = page
+        for kind in {kind for pool in pools for kind in pool.instance_types}:
+            table.price(self._region, kind)
+        self._ec2 = client("ec2", self._region)
+        self._spot = SpotPrices(self._price_history, price_seconds)
+        self._listing = Listing(self._list, listing_seconds)
+        self._boot_errors: dict[str, str | None] = {}
+
+    def offers(self, pool: str) -> list[Offer]:
+        """See the contract. What has no spot price in a zone is not sold there."""
+        spec = self._pool(pool)
+        places = [(kind, zone) for zone in spec.zones for kind in spec.instance_types]
+        if not spec.spot:
+            return [self._offer(spec, *place, None) for place in places]
+        spot = self._spot.of(spec.instance_types, spec.zones)
+        return [self._offer(spec, *place, spot[place]) for place in places if place in spot]
+
+    def launch(
+        self,
+        pool: str,
+        count: int,
+        boot: Boot,
+        token: str,
+        *,
+        zones: Sequence[str] | None = None,
+        instance_types: Sequence[str] | None = None,
+        spot: bool | None = None,
+    ) -> list[str]:
+        """See the contract. EC2 forgets terminated machines after an hour."""
+        spec = self._pool(pool)
+        kinds = narrowed(spec.instance_types, instance_types, pool, "instance type")
+        where = narrowed(spec.zones, zones, pool, "zone")
+        if granted := self._granted(token):
+            return granted
+        request = fleet_request(
+            spec,
+            cluster=self._cluster,
+            count=count,
+            token=token,
+            kinds=kinds,
+            zones=where,
+            spot=spec.spot if spot is None else spot,
+            user_data=self._user_data(spec, boot),
+        )
+        try:
+            answer = self._call("create_fleet", pool, request)
+        except InvalidRequest as error:
+            if error.code != "IdempotentParameterMismatch":
+                raise
+            return self._await_granted(token)
+        finally:
+            self._listing.changed()
+        ids = [id_ for part in answer.get("Instances", ()) for id_ in part["InstanceIds"]]
+        if not ids:
+            raise _refusal(pool, answer)
+        return sorted(ids)
+
+    def capacity(self, pool: str) -> int | None:
+        """See the contract."""
+        return self._pool(pool).max_instances
+
+    def instances(self) -> list[Instance]:
+        """See the contract. At most :data:`~.listing.LISTING_SECONDS` old."""
+        return self._listing.get()
+
+    def boot_error(self, instance_id: str) -> str | None:
+        """See the contract: a tag, as it was listed last."""
+        return self._boot_errors.get(instance_id)
+
+    def terminate(self, instance_id: str) -> None:
+        """See the contract. A machine without the cluster's tag is none of ours."""
+        if any(self._described(filtered("instance-id", instance_id))):
+            self._call("terminate_instances", None, {"InstanceIds": [instance_id]})
+            self._listing.changed()
+
+    def kill(self, instance_id: str) -> None:
+        """See the contract. EC2 shuts the system down first."""
+        self.terminate(instance_id)
+
+    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
+        """See the contract: EC2 interrupts a machine on demand only for its fault injection."""
+        raise FleetError(
+            f"{instance_id}: EC2 gives no notice on request",
+            remedy="end it without notice, or use AWS Fault Injection Service "
+            "(aws:ec2:send-spot-instance-interruptions)",
+        )
+
+    def close(self) -> None:
+        """See the contract."""
+        self._ec2.close()
+
+    def _pool(self, name: str) -> AwsPoolSpec:
+        if name not in self._pools:
+            raise InvalidRequest(
+                f"there is no pool {name!r}", remedy=f"known: {', '.join(self._pools)}", pool=name
+            )
+        return self._pools[name]
+
+    def _user_data(self, spec: AwsPoolSpec, boot: Boot) -> str:
+        environment = boot_environment(boot, "aws", self._region, spec.template.secrets)
+        text = combined(self._template(spec), worker_script(environment), USER_DATA_BYTES)
+        return base64.b64encode(text.encode()).decode()
+
+    def _template(self, spec: AwsPoolSpec) -> str:
+        """The template's own user data, which ours would replace otherwise."""
+        asked: dict[str, Any] = {**template_of(spec)}
+        asked["Versions"] = [asked.pop("Version")]
+        answer = self._call("describe_launch_template_versions", spec.name, asked)
+        data = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("UserData", "")
+        return base64.b64decode(data).decode()
+
+    def _granted(self, token: str) -> list[str]:
+        """The machines of an earlier launch under this token, also those that are gone."""
+        return sorted(row["InstanceId"] for row in self._described(tagged(LAUNCH_TAG, token)))
+
+    def _await_granted(self, token: str) -> list[str]:
+        """EC2 knows the token before it lists the machines."""
+        deadline = time.monotonic() + TAG_SECONDS
+        while not (granted := self._granted(token)):
+            if time.monotonic() > deadline:
+                raise CloudUnavailable("a launch under this token is not listed yet")
+            time.sleep(TAG_POLL_SECONDS)
+        return granted
+
+    def _list(self) -> list[Instance]:
+        rows = list(self._described(filtered("instance-state-name", *sorted(_STATES))))
+        spot = self._spot_prices([row for row in rows if _is_spot(row)])
+        said = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
+        self._boot_errors = {machine: one_line(text) for machine, text in said.items()}
+        return [self._instance(row, spot) for row in rows]
+
+    def _described(self, *filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Of this cluster's machines those that pass all filters."""
+        mine = tagged(CLUSTER_TAG, self._cluster)
+        asked: dict[str, Any] = {"Filters": [mine, *filters], "MaxResults": self._page}
+        while True:
+            answer = self._call("describe_instances", None, asked)
+            for reservation in answer["Reservations"]:
+                yield from reservation["Instances"]
+            if not answer.get("NextToken"):
+                return
+            asked["NextToken"] = answer["NextToken"]
+
+    def _spot_prices(self, rows: list[dict[str, Any]]) -> Prices:
+        """Machines must be seen even where their prices can't be."""
+        kinds = sorted({row["InstanceType"] for row in rows})
+        zones = sorted({row["Placement"]["AvailabilityZone"] for row in rows})
+        try:
+            return self._spot.of(kinds, zones) if rows else {}
+        except FleetError as error:
+            log.warning("spot prices: %s", error)
+            return {}
+
+    def _instance(self, row: dict[str, Any], spot: Prices) -> Instance:
+        kind, zone = row["InstanceType"], row["Placement"]["AvailabilityZone"]
+        on_demand = self._table.price_or_dearest(self._region, kind)
+        known = spot.get((kind, zone)) if _is_spot(row) else None
+        return Instance(
+            id=row["InstanceId"],
+            pool=_tags(row).get(POOL_TAG, ""),
+            state=_STATES[row["State"]["Name"]],
+            launched_at=row["LaunchTime"].timestamp(),
+            notice_at=None,
+            host=row.get("PrivateIpAddress", ""),
+            price_per_hour=known.per_hour if known else on_demand,
+            spot=_is_spot(row),
+            zone=zone,
+            instance_type=kind,
+            on_demand_price_per_hour=on_demand,
+        )
+
+    def _offer(self, spec: AwsPoolSpec, kind: str, zone: str, spot: SpotPrice | None) -> Offer:
+        listed = self._table.price(self._region, kind)
+        return Offer(
+            pool=spec.name,
+            zone=zone,
+            instance_type=kind,
+            spot=spec.spot,
+            price_per_hour=spot.per_hour if spot else listed.on_demand,
+            on_demand_price_per_hour=listed.on_demand,
+            cpus=spec.cpus or listed.cpus,
+            gpus=listed.gpus if spec.gpus is None else spec.gpus,
+            as_of=spot.since if spot else listed.as_of,
+            source="EC2 spot price history" if spot else listed.source,
+        )
+
+    def _price_history(self, **asked: Any) -> Any:
+        return self._call("describe_spot_price_history", None, asked)
+
+    def _call(self, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
+        return call(self._ec2, operation, pool, arguments)
+
+
+def client(service: str, region: str) -> Any:
+    """With bounded calls. ``AWS_ENDPOINT_URL`` and AWS's other variables apply."""
+    config = Config(
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=READ_SECONDS,
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+    )
+    try:
+        return boto3.session.Session().client(service, region_name=region, config=config)
+    except BotoCoreError as error:
+        raise kind_of_exception(error)(str(error)) from error
+
+
+def call(client: Any, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
+    """One call. Raises :class:`~vcasgd.errors.FleetError` of the kind that EC2's code means."""
+    try:
+        return getattr(client, operation)(**arguments)
+    except ClientError as error:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
+        told = error.response.get("Error", {})
+        code, message = told.get("Code", "unknown"), told.get("Message", "")
+        raise error_of(code, message, status=status, pool=pool) from error
+    except BotoCoreError as error:
+        raise kind_of_exception(error)(f"{operation}: {error}", pool=pool) from error
+
+
+def secret(name: str, region: str) -> str:
+    """A value of Secrets Manager, for the machine that asks. Raises :class:`FleetError`."""
+    manager = client("secretsmanager", region)
+    return str(call(manager, "get_secret_value", None, {"SecretId": name})["SecretString"])
+
+
+def _refusal(pool: str, answer: dict[str, Any]) -> FleetError:
+    errors = [
+        error_of(row.get("ErrorCode", ""), row.get("ErrorMessage", ""), pool=pool, zone=_zone(row))
+        for row in answer.get("Errors", ())
+    ]
+    return worst(errors) or NoCapacity(f"{pool}: EC2 gives none, and does not say why", pool=pool)
+
+
+def _zone(error: dict[str, Any]) -> str | None:
+    overrides = error.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
+    zone = overrides.get("AvailabilityZone")
+    return str(zone) if zone else None
+
+
+def _tags(row: dict[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
+
+
+def _is_spot(row: dict[str, Any]) -> bool:
+    return bool(row.get("InstanceLifecycle") == "spot")

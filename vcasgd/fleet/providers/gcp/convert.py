@@ -1,0 +1,92 @@
+"""Compute Engine's machines and prices as ours, as plain data."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime
+from typing import Any
+
+from vcasgd.errors import SpecError
+from vcasgd.fleet.pools import GcpPoolSpec
+from vcasgd.fleet.prices import ListPrice, PriceTable
+from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
+from vcasgd.fleet.providers.gcp.request import POOL_LABEL
+
+#: what is not here does not come back
+STATES = {
+    "PROVISIONING": InstanceState.BOOTING,
+    "STAGING": InstanceState.BOOTING,
+    "RUNNING": InstanceState.RUNNING,
+    "REPAIRING": InstanceState.RUNNING,
+    # half a minute, in which a worker hands over
+    "PENDING_STOP": InstanceState.LEAVING,
+    "STOPPING": InstanceState.LEAVING,
+    # nobody stops our machines on purpose; listed as running, one is given up as lost and ended
+    "SUSPENDING": InstanceState.RUNNING,
+    "SUSPENDED": InstanceState.RUNNING,
+    "STOPPED": InstanceState.RUNNING,
+    "TERMINATED": InstanceState.RUNNING,
+}
+
+
+def instance_of(machine: Any, table: PriceTable) -> Instance:
+    """``machine`` is a ``compute_v1.Instance`` in one of :data:`STATES`."""
+    kind, zone = last(machine.machine_type), last(machine.zone)
+    region = zone.rpartition("-")[0]
+    on_demand = table.price_or_dearest(region, kind)
+    price = on_demand
+    if is_spot(machine):
+        with contextlib.suppress(SpecError):
+            price = table.price(region, kind).spot or on_demand
+    return Instance(
+        id=machine.name,
+        pool=machine.labels.get(POOL_LABEL, ""),
+        state=STATES[machine.status],
+        launched_at=datetime.fromisoformat(machine.creation_timestamp).timestamp(),
+        notice_at=None,
+        host=next((each.network_i_p for each in machine.network_interfaces), ""),
+        price_per_hour=price,
+        spot=is_spot(machine),
+        zone=zone,
+        instance_type=kind,
+        on_demand_price_per_hour=on_demand,
+    )
+
+
+def offer_of(spec: GcpPoolSpec, kind: str, zone: str, table: PriceTable) -> Offer:
+    """Raises :class:`~vcasgd.errors.SpecError` where there is no price."""
+    listed, price = priced(spec, kind, table)
+    return Offer(
+        pool=spec.name,
+        zone=zone,
+        instance_type=kind,
+        spot=spec.spot,
+        price_per_hour=price,
+        on_demand_price_per_hour=listed.on_demand,
+        cpus=spec.cpus or listed.cpus,
+        gpus=listed.gpus if spec.gpus is None else spec.gpus,
+        as_of=listed.as_of,
+        source=listed.source,
+    )
+
+
+def priced(spec: GcpPoolSpec, kind: str, table: PriceTable) -> tuple[ListPrice, float]:
+    """What a type is, and what it costs in this pool. Raises :class:`SpecError`."""
+    listed = table.price(spec.region, kind)
+    price = listed.spot if spec.spot else listed.on_demand
+    if price is None:
+        raise SpecError(
+            f"no spot price is known for {kind} in {spec.region}",
+            remedy=f"write it under gcp.spot.{spec.region} into a file that VCASGD_PRICES names",
+            field="instance_types",
+        )
+    return listed, price
+
+
+def is_spot(machine: Any) -> bool:
+    return bool(machine.scheduling.provisioning_model == "SPOT")
+
+
+def last(path: str) -> str:
+    """The name at the end of a URL or a path."""
+    return path.rpartition("/")[2]

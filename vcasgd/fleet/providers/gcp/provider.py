@@ -1,0 +1,347 @@
+"""Machines of Compute Engine, bought by ``bulkInsert``. The only importer of google.cloud.
+
+A launch asks one zone after the other for one type after the other, until one gives. Names of
+machines, which are their ids, follow from the launch's token, and every machine carries the labels
+``vcasgd-cluster``, ``vcasgd-pool`` and ``vcasgd-launch`` from its first moment on. What the
+controller must be allowed to do is in docs/security.md.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import GoogleAuthError
+from google.cloud import compute_v1
+
+from vcasgd.errors import (
+    CloudDenied,
+    CloudUnavailable,
+    FleetError,
+    InvalidRequest,
+    NoCapacity,
+)
+from vcasgd.fleet.pools import GcpPoolSpec
+from vcasgd.fleet.prices import PriceTable
+from vcasgd.fleet.providers.base import Boot, Instance, Offer, narrowed, one_line
+from vcasgd.fleet.providers.gcp.convert import STATES, instance_of, is_spot, last, offer_of, priced
+from vcasgd.fleet.providers.gcp.errors import error_of
+from vcasgd.fleet.providers.gcp.request import (
+    BOOT_ERROR_ATTRIBUTE,
+    CLUSTER_LABEL,
+    LAUNCH_LABEL,
+    USER_DATA_KEY,
+    labelled,
+    launch_label,
+    launch_resource,
+    names_of,
+    request_id,
+    template_path,
+)
+from vcasgd.fleet.providers.listing import LISTING_SECONDS, Listing
+from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
+
+T = TypeVar("T")
+
+#: a call that takes longer is given up
+CALL_SECONDS = 20.0
+#: for all zones and types of a launch together; what is not known by then shows in the listing
+LAUNCH_SECONDS = 25.0
+#: of one value of the metadata, as Google documents it
+USER_DATA_BYTES = 262_144
+#: machines in one page
+PAGE = 500
+
+
+class GcpProvider:
+    """The contract of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one project.
+
+    A launch returns when Google says what came of it, mostly within some seconds and at most
+    after half a minute; machines are listed at once, and run half a minute later. Prices, those
+    of spot machines too, come from the table.
+    """
+
+    name = "gcp"
+
+    def __init__(
+        self,
+        cluster: str,
+        pools: Sequence[GcpPoolSpec],
+        table: PriceTable,
+        *,
+        url: str | None = None,
+        listing_seconds: float = LISTING_SECONDS,
+        page: int = PAGE,
+    ) -> None:
+        """``url`` replaces Google's own; one of plain HTTP is asked without credentials.
+
+        Raises :class:`~vcasgd.errors.SpecError` where a type has no price.
+        """
+        self._cluster = cluster
+        self._pools = {pool.name: pool for pool in pools}
+        self._project = pools[0].template.project
+        self._table = table
+        self._page = page
+        for pool in pools:
+            for kind in pool.instance_types:
+                priced(pool, kind, table)
+        options = _options(url)
+        self._machines = _attempt(lambda: compute_v1.InstancesClient(**options))
+        self._operations = _attempt(lambda: compute_v1.ZoneOperationsClient(**options))
+        self._global = _attempt(lambda: compute_v1.InstanceTemplatesClient(**options))
+        self._regional = _attempt(lambda: compute_v1.RegionInstanceTemplatesClient(**options))
+        self._listing = Listing(self._list, listing_seconds)
+
+    def offers(self, pool: str) -> list[Offer]:
+        """See the contract. A type costs the same in all zones of a region."""
+        spec = self._pool(pool)
+        return [
+            offer_of(spec, kind, zone, self._table)
+            for zone in spec.zones
+            for kind in spec.instance_types
+        ]
+
+    def launch(
+        self,
+        pool: str,
+        count: int,
+        boot: Boot,
+        token: str,
+        *,
+        zones: Sequence[str] | None = None,
+        instance_types: Sequence[str] | None = None,
+        spot: bool | None = None,
+    ) -> list[str]:
+        """See the contract. A repeated launch should ask for the same zones and types."""
+        spec = self._pool(pool)
+        kinds = narrowed(spec.instance_types, instance_types, pool, "instance type")
+        where = narrowed(spec.zones, zones, pool, "zone")
+        if granted := self._granted(token):
+            return granted
+        names = names_of(self._cluster, pool, token, count)
+        metadata = self._metadata(spec, boot)
+        deadline = time.monotonic() + LAUNCH_SECONDS
+        refusal: FleetError = NoCapacity(f"{pool}: no zone answered in time", pool=pool)
+        for zone, kind in [(zone, kind) for zone in where for kind in kinds]:
+            if time.monotonic() > deadline:
+                break
+            resource = launch_resource(
+                spec,
+                cluster=self._cluster,
+                names=names,
+                token=token,
+                kind=kind,
+                spot=spec.spot if spot is None else spot,
+                metadata=metadata,
+            )
+            try:
+                request = request_id(self._cluster, pool, token, zone, kind)
+                return self._insert(spec, zone, request, resource, deadline)
+            except NoCapacity as error:
+                refusal = error
+            finally:
+                self._listing.changed()
+        raise refusal
+
+    def capacity(self, pool: str) -> int | None:
+        """See the contract."""
+        return self._pool(pool).max_instances
+
+    def instances(self) -> list[Instance]:
+        """See the contract. At most :data:`~.listing.LISTING_SECONDS` old."""
+        return self._listing.get()
+
+    def boot_error(self, instance_id: str) -> str | None:
+        """See the contract: a guest attribute, which is one more call."""
+        for machine in self._find(instance_id):
+            ask = self._machines.get_guest_attributes
+            found = self._act(ask, machine, query_path=BOOT_ERROR_ATTRIBUTE)
+            return found and one_line(found.query_value.items[0].value)
+        return None
+
+    def terminate(self, instance_id: str) -> None:
+        """See the contract. A machine without the cluster's label is none of ours."""
+        for machine in self._find(instance_id):
+            self._act(self._machines.delete_unary, machine)
+            self._listing.changed()
+
+    def kill(self, instance_id: str) -> None:
+        """See the contract. Google shuts the system down first."""
+        self.terminate(instance_id)
+
+    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
+        """See the contract: a simulated maintenance preempts a spot machine, in half a minute."""
+        for machine in self._find(instance_id):
+            if not is_spot(machine):
+                raise FleetError(
+                    f"{instance_id}: Google preempts no machine that was bought on demand",
+                    remedy="end it without notice",
+                )
+            self._act(self._machines.simulate_maintenance_event_unary, machine)
+            self._listing.changed()
+
+    def close(self) -> None:
+        """See the contract."""
+        for each in (self._machines, self._operations, self._global, self._regional):
+            each.transport.close()
+
+    def _pool(self, name: str) -> GcpPoolSpec:
+        if name not in self._pools:
+            raise InvalidRequest(
+                f"there is no pool {name!r}", remedy=f"known: {', '.join(self._pools)}", pool=name
+            )
+        return self._pools[name]
+
+    def _metadata(self, spec: GcpPoolSpec, boot: Boot) -> dict[str, str]:
+        environment = boot_environment(boot, "gcp", spec.region, spec.template.secrets)
+        own = self._template(spec)
+        script = worker_script(environment)
+        return {
+            **own,
+            USER_DATA_KEY: combined(own.get(USER_DATA_KEY, ""), script, USER_DATA_BYTES),
+        }
+
+    def _template(self, spec: GcpPoolSpec) -> dict[str, str]:
+        """The template's own metadata, which ours would replace otherwise."""
+        path = template_path(spec).split("/")
+        asked = {"project": self._project, "instance_template": path[-1]}
+        if path[2] == "regions":
+            asked["region"] = path[3]
+        client = self._regional if "region" in asked else self._global
+        found = _attempt(lambda: client.get(asked, **_limits(CALL_SECONDS)), spec.name)
+        return {item.key: item.value for item in found.properties.metadata.items}
+
+    def _insert(
+        self,
+        spec: GcpPoolSpec,
+        zone: str,
+        request: str,
+        resource: dict[str, Any],
+        deadline: float,
+    ) -> list[str]:
+        asked = {
+            "project": self._project,
+            "zone": zone,
+            "request_id": request,
+            "bulk_insert_instance_resource_resource": resource,
+        }
+        operation = _attempt(
+            lambda: self._machines.bulk_insert_unary(asked, **_limits(CALL_SECONDS)),
+            spec.name,
+            zone,
+        )
+        operation = self._await(operation, zone, deadline)
+        names = list(resource["per_instance_properties"])
+        if operation.status != compute_v1.Operation.Status.DONE:
+            return names
+        there = {machine.name for machine in self._listed_in(zone)}
+        if granted := [name for name in names if name in there]:
+            return granted
+        if not operation.error.errors:
+            return names  # of an earlier launch, and gone
+        first = operation.error.errors[0]
+        status = operation.http_error_status_code or None
+        raise error_of(first.code, first.message, status=status, pool=spec.name, zone=zone)
+
+    def _await(self, operation: Any, zone: str, deadline: float) -> Any:
+        """As far as it has come by then. Google answers a wait after two minutes at the latest."""
+        asked = {"project": self._project, "zone": zone, "operation": operation.name}
+        while operation.status != compute_v1.Operation.Status.DONE:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                operation = _attempt(partial(self._operations.wait, asked, **_limits(left)))
+            except CloudUnavailable:
+                break
+        return operation
+
+    def _granted(self, token: str) -> list[str]:
+        """The machines of an earlier launch under this token."""
+        found = self._described(labelled(LAUNCH_LABEL, launch_label(token)))
+        return sorted(machine.name for machine in found)
+
+    def _find(self, instance_id: str) -> list[Any]:
+        if not re.fullmatch(r"[a-z0-9-]+", instance_id):
+            return []
+        return list(self._described(f'(name = "{instance_id}")'))
+
+    def _list(self) -> list[Instance]:
+        return [instance_of(machine, self._table) for machine in self._described()]
+
+    def _described(self, *filters: str) -> Iterator[Any]:
+        """Of this cluster's machines those that pass all filters."""
+        asked = {
+            "project": self._project,
+            "filter": " AND ".join([labelled(CLUSTER_LABEL, self._cluster), *filters]),
+            "max_results": self._page,
+        }
+        pages = _attempt(
+            lambda: [
+                machine
+                for _, scope in self._machines.aggregated_list(asked, **_limits(CALL_SECONDS))
+                for machine in scope.instances
+            ]
+        )
+        return (machine for machine in pages if machine.status in STATES)
+
+    def _listed_in(self, zone: str) -> Iterator[Any]:
+        return (machine for machine in self._described() if last(machine.zone) == zone)
+
+    def _act(self, method: Callable[..., Any], machine: Any, **more: str) -> Any:
+        """``None`` where there is no such thing."""
+        asked = {
+            **more,
+            "project": self._project,
+            "zone": last(machine.zone),
+            "instance": machine.name,
+        }
+        try:
+            return _attempt(lambda: method(asked, **_limits(CALL_SECONDS)))
+        except InvalidRequest as error:
+            if error.details.get("status") != HTTPStatus.NOT_FOUND:
+                raise
+            return None
+
+
+def _options(url: str | None) -> dict[str, Any]:
+    if url is None:
+        return {}
+    plain = {"credentials": AnonymousCredentials()} if url.startswith("http://") else {}
+    return {"client_options": {"api_endpoint": url}, **plain}
+
+
+def _limits(seconds: float) -> dict[str, Any]:
+    """The library itself would go on trying for ten minutes."""
+    return {"timeout": seconds, "retry": None}
+
+
+def _attempt(call: Callable[[], T], pool: str | None = None, zone: str | None = None) -> T:
+    """Raises :class:`~vcasgd.errors.FleetError` of the kind that Google's error means."""
+    try:
+        return call()
+    except GoogleAPICallError as error:
+        status = int(error.code) if error.code else None
+        text = error.message or str(error)
+        raise error_of(_reason(error), text, status=status, pool=pool, zone=zone) from error
+    except GoogleAuthError as error:
+        raise CloudDenied(f"Google's credentials: {error}", pool=pool) from error
+    except (GoogleAPIError, OSError) as error:
+        # requests' own errors are OSErrors
+        raise CloudUnavailable(f"Compute Engine: {error}", pool=pool, zone=zone) from error
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"not a request to Compute Engine: {error}", pool=pool) from error
+
+
+def _reason(error: GoogleAPICallError) -> str:
+    """The most exact of the names that Google gives to a refusal, else its HTTP status."""
+    for row in error.errors:
+        if isinstance(row, dict) and row.get("reason"):
+            return str(row["reason"])
+    return str(error.reason or error.code)

@@ -1,0 +1,1 @@
+"""Local machines: processes of this computer that boot, get eviction notices, and vanish."""

@@ -1,0 +1,231 @@
+"""The parameter server: the process beside a tensors server that applies updates.
+
+Run as ``python -m vcasgd.parameter_server.main``. It holds nothing that can't be lost: killed at
+any
+line and started again, it takes over with a newer token and goes on from what is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+import torch
+
+from vcasgd.errors import (
+    Fenced,
+    NotFound,
+    SnapshotMissing,
+    StorageUnavailable,
+    StoreFull,
+    StoreUnavailable,
+    VcasgdError,
+)
+from vcasgd.logging import bound, configure_logging, exit_status
+from vcasgd.parameter_server.node_gauges import NodeGauges
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.settings import Settings, load_settings
+from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.storage.objects import Storage
+from vcasgd.store.admission import TensorsAdmission
+from vcasgd.store.connection import RedisClient, check_server, connect, patiently, without_secret
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control, Servers, node_name
+from vcasgd.store.tensors.updates import wait_for_entries
+
+log = logging.getLogger(__name__)
+
+#: how long the loop waits for updates before it looks for other things to do
+IDLE_SECONDS = 0.2
+#: pause after a server did not answer
+PAUSE_SECONDS = 0.2
+
+
+class ParameterServer:
+    """Serves all jobs that have a shard on one store node: shard k is on node k."""
+
+    def __init__(self, settings: Settings, ledger: RedisClient, tensors: RedisClient) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._tensors = tensors
+        self._number = settings.node
+        self._node = node_name(settings.node)
+        self._jobs = Jobs(ledger)
+        self._servers = Servers(ledger)
+        self._storage = Storage(settings.required("storage_url"))
+        self._gauges = NodeGauges(tensors)
+        self._secret = settings.job_secret.get_secret_value() if settings.job_secret else None
+        self._admission = (
+            TensorsAdmission(tensors, ledger, self._secret, settings.lease_seconds)
+            if self._secret
+            else None
+        )
+        self._shards: dict[str, Shard] = {}
+        #: jobs that have no model yet
+        self._starting: set[str] = set()
+        self._stop = threading.Event()
+        self._beat_at = 0.0
+        self._token = 0
+
+    def stop(self) -> None:
+        """Ends :meth:`run` after the present turn."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Until :meth:`stop`. Raises :class:`Fenced` when a newer server has taken over."""
+        self._token = patiently(
+            lambda: self._servers.new_token(self._node), self._settings.patience_seconds
+        )
+        log.info("parameter server of %s with token %d", self._node, self._token)
+        while not self._stop.is_set():
+            self._beat()
+            dealt = sum(self._turn(shard) for shard in list(self._shards.values()))
+            if not dealt:
+                self._wait()
+
+    def _turn(self, shard: Shard) -> int:
+        with bound(job=shard.job, request=shard.request):
+            return self._guarded_turn(shard)
+
+    def _guarded_turn(self, shard: Shard) -> int:
+        try:
+            return shard.turn()
+        except Fenced:
+            raise
+        # SnapshotMissing: it came back empty in the middle of the turn, and the next one sees it
+        except (StoreUnavailable, SnapshotMissing, StoreFull, StorageUnavailable) as error:
+            log.warning("%s: %s", shard.job, error)
+            # a server comes back without its users, and workers wait for them
+            self._beat_at = 0.0
+        except Exception:
+            # whatever workers wrote under the keys of one job must not stop the others
+            log.exception("%s", shard.job)
+        self._stop.wait(PAUSE_SECONDS)
+        return 0
+
+    def _wait(self) -> None:
+        try:
+            streams = [shard.stream for shard in self._shards.values()]
+            wait_for_entries(self._tensors, streams, IDLE_SECONDS)
+        except StoreUnavailable:
+            self._stop.wait(PAUSE_SECONDS)
+            self._beat_at = 0.0
+
+    def _beat(self) -> None:
+        """Tells that it is alive, and looks which jobs there are."""
+        if time.monotonic() - self._beat_at < self._settings.heartbeat / 2:
+            return
+        self._beat_at = time.monotonic()
+        try:
+            self._servers.beat(self._node, self._description())
+            self._find_jobs()
+        except StoreUnavailable as error:
+            # the ledger's absence stops no training
+            log.warning("ledger: %s", error)
+        self._admit()
+
+    def _admit(self) -> None:
+        if self._admission is None:
+            return
+        anew = {job for job, shard in self._shards.items() if shard.awaits_first_snapshot}
+        try:
+            self._admission.admit(self._starting | anew)
+        except StoreUnavailable as error:
+            log.warning("tensors: %s", error)
+            self._beat_at = 0.0
+
+    def _description(self) -> dict[str, object]:
+        return {
+            "at": time.time(),
+            "pid": os.getpid(),
+            "token": self._token,
+            "unreplicated": self._unreplicated(),
+            "versions": {shard.job: shard.version for shard in self._shards.values()},
+            "publications": {shard.job: shard.publications for shard in self._shards.values()},
+            **self._gauges.read(list(self._shards.values())),
+        }
+
+    def _unreplicated(self) -> dict[str, float]:
+        """Since when a server with replicas is without them, in Unix seconds."""
+        servers = {"ledger": self._ledger.replication, "tensors": self._tensors.replication}
+        return {
+            name: each.unreplicated_since
+            for name, each in servers.items()
+            if each and each.unreplicated_since is not None
+        }
+
+    def _find_jobs(self) -> None:
+        active = self._jobs.active()
+        for over in self._shards.keys() - set(active):
+            self._shards.pop(over).close()
+        for job in active:
+            if job not in self._shards:
+                self._try_to_add(job)
+        self._starting = set(active) - self._shards.keys()
+        for shard in self._shards.values():
+            shard.memory_share = 1 / len(self._shards)
+        if self._admission is not None:
+            self._admission.look(active)
+
+    def _try_to_add(self, job: str) -> None:
+        try:
+            self._add(job)
+        except StoreUnavailable:
+            raise
+        except NotFound:
+            pass
+        except Exception:
+            # the facts are a worker's words
+            log.exception("%s", job)
+
+    def _add(self, name: str) -> None:
+        job = self._jobs.get(name)
+        if job.facts is None or self._number >= job.facts.shards:
+            return
+        with bound(job=name, request=job.request):
+            log.info("serves shard %d of %d", self._number, job.facts.shards)
+        self._shards[name] = Shard(
+            job,
+            self._token,
+            tensors=self._tensors,
+            ledger=self._ledger,
+            checkpoints=Checkpoints(self._storage, name),
+            job_secret=self._secret,
+            number=self._number,
+        )
+
+
+def main() -> int:
+    """The process. Exit status 0 after SIGTERM, 3 when fenced, 1 after any other error."""
+    configure_logging("server")
+    torch.set_num_threads(1)
+    try:
+        settings = load_settings()
+        ledger = connect(settings.secret("ledger_url"))
+        tensors = connect(settings.own_tensors_url(), waits=False)
+        log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
+        patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
+        patiently(lambda: Control(ledger).claim(settings.cluster), settings.patience_seconds)
+        server = ParameterServer(settings, ledger, tensors)
+
+        def on_signal(_number: int, _frame: FrameType | None) -> None:
+            server.stop()
+
+        signal.signal(signal.SIGTERM, on_signal)
+        signal.signal(signal.SIGINT, on_signal)
+        server.run()
+    except Fenced as error:
+        log.error("%s", error)
+        return 3
+    except VcasgdError as error:
+        return exit_status(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

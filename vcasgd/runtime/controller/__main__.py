@@ -1,3 +1,0 @@
-from vcasgd.runtime.controller.process import main
-
-main()

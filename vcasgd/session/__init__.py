@@ -1,0 +1,1 @@
+"""``vcasgd.Session``: run an existing training loop as a task."""

@@ -1,0 +1,1 @@
+"""Command lines and configuration files for Redis or Valkey servers that vcasgd starts itself."""

@@ -1,0 +1,126 @@
+"""The metrics of a job as columns: what was read once is not read again.
+
+A hundred thousand points are 40 MB of JSON; a page that is open asks for them every second.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import LedgerKeys
+
+#: entries read at once: the ledger serves leases, too, and does one thing at a time
+BATCH = 2000
+
+_FIRST = "0-0"
+
+
+class Points:
+    """All points of one job that the ledger has. Not for several threads at once.
+
+    ``names``: of the columns. Methods raise :class:`~vcasgd.errors.StoreUnavailable`.
+    """
+
+    def __init__(self, ledger: RedisClient, job: str, names: Sequence[str]) -> None:
+        self._ledger = ledger
+        self._key = LedgerKeys(job).metrics
+        self._names = tuple(names)
+        self._forget()
+
+    def __len__(self) -> int:
+        return len(self._ms)
+
+    def refresh(self) -> None:
+        """Reads what is new, and drops what the ledger has dropped."""
+        with self._ledger.pipeline() as pipe:
+            pipe.xrange(self._key, count=1)
+            pipe.xrange(self._key, self._last, self._last)
+            oldest, newest = pipe.execute()
+        if not newest:
+            # another history than the one that was read: the ledger is back at an older state
+            self._forget()
+        elif oldest:
+            self._drop_before(oldest[0][0].decode())
+        while entries := self._ledger.xread({self._key: self._last}, count=BATCH):
+            self._take(entries[0][1])
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """float64 [points], NaN where there is no number. Raises :class:`KeyError`."""
+        return np.array(self._columns[name])
+
+    def after(self, entry: str) -> int:
+        """The index of the first point after an id."""
+        return int((self._older(entry) | self._same(entry)).sum())
+
+    def rows(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """These points whole, each with its ``id``; without those dropped in the meantime."""
+        names = [self._id(index) for index in indices]
+        with self._ledger.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.xrange(self._key, name, name)
+            found = pipe.execute()
+        return [
+            {"id": at.decode(), **json.loads(fields[b"m"])}
+            for entries in found
+            for at, fields in entries
+        ]
+
+    @property
+    def _last(self) -> str:
+        return self._id(-1) if self._ms else _FIRST
+
+    def _id(self, index: int) -> str:
+        return f"{self._ms[index]}-{self._numbers[index]}"
+
+    def _forget(self) -> None:
+        self._ms, self._numbers = array("Q"), array("Q")
+        self._columns = {name: array("d") for name in self._names}
+
+    def _drop_before(self, entry: str) -> None:
+        if len(self) and self._id(0) != entry:
+            count = int(self._older(entry).sum())
+            del self._ms[:count], self._numbers[:count]
+            for column in self._columns.values():
+                del column[:count]
+
+    def _older(self, entry: str) -> NDArray[np.bool_]:
+        ms, number = _parts(entry)
+        times = np.array(self._ms)
+        older: NDArray[np.bool_] = (times < ms) | (
+            (times == ms) & (np.array(self._numbers) < number)
+        )
+        return older
+
+    def _same(self, entry: str) -> NDArray[np.bool_]:
+        ms, number = _parts(entry)
+        same: NDArray[np.bool_] = (np.array(self._ms) == ms) & (np.array(self._numbers) == number)
+        return same
+
+    def _take(self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        for at, fields in entries:
+            ms, number = _parts(at.decode())
+            point = json.loads(fields[b"m"])
+            self._ms.append(ms)
+            self._numbers.append(number)
+            for name, column in self._columns.items():
+                column.append(_number(point.get(name)))
+
+
+def _parts(entry: str) -> tuple[int, int]:
+    ms, _, number = entry.partition("-")
+    largest = 2**64 - 1
+    return min(int(ms), largest), min(int(number or 0), largest)
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else float("nan")
+    except OverflowError:
+        return float("nan")

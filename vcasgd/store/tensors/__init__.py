@@ -1,0 +1,1 @@
+"""The tensors server: the large, fast Redis that holds snapshots and updates."""

@@ -1,0 +1,315 @@
+"""The part of a worker that learns: one model, trained on pieces of the data. No network."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
+from vcasgd.learning.encoding import Encoded
+from vcasgd.learning.rates import Rates
+from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
+from vcasgd.learning.shards import Cut, ShardRange, shards_for
+from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
+from vcasgd.learning.training import batches, build, evaluate, seed_for, train
+from vcasgd.learning.tuning import Momenta, local_steps
+from vcasgd.learning.vector import Layout, gather, scatter, thawed
+from vcasgd.learning.wire import Encoder, codec_of
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import ModelFacts
+from vcasgd.task.task import Task, calling_user_code
+
+#: of a job, for each of its workers, that end with all that an encoding has kept back: a worker may
+#: be so many times slower than the others and still gets one of them
+LAST_SUBTASKS = 4
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one push interval produced: ``update`` float32 [floats], as the rule wants it, and
+    ``integers`` int64 [k]."""
+
+    stop: int
+    steps: int
+    loss_sum: float
+    update: Tensor
+    integers: Tensor
+
+
+@dataclass(frozen=True)
+class Base:
+    """What an interval starts from: float32 [floats] and int64 [k]."""
+
+    floats: Tensor
+    integers: Tensor
+
+
+class Learner:
+    """A task's model; it is loaded from vectors and read into vectors."""
+
+    def __init__(self, spec: JobSpec, task: Task, device: torch.device | str) -> None:
+        self._spec = spec
+        self._task = task
+        self._device = device
+        self._model = build(task, spec.seed, device)
+        self.layout = Layout.of(self._model)
+        self.layout_digest = self.layout.digest()
+        self._rule = make_rule(spec.update)
+        #: of each part of the vector that was pushed
+        self._encoders: dict[ShardRange, Encoder] = {}
+        #: this worker's own copy, float32 [floats], where the rule has it keep one
+        self._local: Tensor | None = None
+        self._optimizer: Optimizer | None = None
+        self._rates: Rates | None = None
+        self._momenta: Momenta | None = None
+        #: the part of a push interval that it makes
+        self.share = 1.0
+        #: of momentum, by as much as asynchrony adds
+        self.asynchrony = 0.0
+        #: of the optimizer, as it was in the last interval; None where it is not tuned
+        self.momentum: float | None = None
+        #: the last two subtasks that were begun
+        self._begun: deque[int] = deque(maxlen=2)
+
+    def cut(self, shards: int) -> Cut:
+        return Cut(self.layout.floats, self.layout.parameters, shards, self.layout.sent)
+
+    # -- what only the user's code knows -------------------------------------------------------
+
+    @cached_property
+    def _train_set(self) -> Dataset[Any]:
+        return self._dataset("train")
+
+    @cached_property
+    def _validation_set(self) -> Dataset[Any]:
+        return self._dataset("validation")
+
+    @cached_property
+    def plan(self) -> EpochPlan:
+        """Raises :class:`SpecError` where the data set is empty or has too few samples."""
+        spec, blocks = self._spec, getattr(self._train_set, "blocks", None)
+        return EpochPlan(
+            _length(self._train_set, "train"),
+            spec.subtasks_per_epoch,
+            spec.epochs,
+            spec.seed,
+            blocks if isinstance(blocks, SampleBlocks) else None,
+        )
+
+    def initial(self) -> tuple[Tensor, Tensor]:
+        """The model before any training: float32 [floats] and int64 [k]."""
+        floats = torch.empty(self.layout.floats)
+        integers = torch.empty(self.layout.integers, dtype=torch.int64)
+        gather(build(self._task, self._spec.seed, self._device), self.layout, floats, integers)
+        return floats, integers
+
+    def facts(self, nodes: int) -> ModelFacts:
+        """For a job that begins on so many store nodes."""
+        return ModelFacts(
+            samples=self.plan.samples,
+            validation_samples=_length(self._validation_set, "validation"),
+            layout=self.layout.to_json(),
+            order_digest=self.plan.order_digest(),
+            shards=shards_for(nodes, self.layout.floats),
+        )
+
+    def check_against(self, facts: ModelFacts) -> None:
+        """Refuses to take part with another model or other data than the other workers have.
+
+        Raises :class:`SpecError`.
+        """
+        if Layout.from_json(facts.layout).digest() != self.layout_digest:
+            raise SpecError(
+                "task: the model has other parameters on this machine than on the first one",
+                remedy="make Task.model independent of the machine",
+                field="task",
+            )
+        if self.plan.samples != facts.samples or self.plan.order_digest() != facts.order_digest:
+            raise SpecError(
+                f"task: the training set has {self.plan.samples} samples in another order on "
+                f"this machine; the first one found {facts.samples}",
+                remedy="make Task.dataset independent of the machine",
+                field="task",
+            )
+
+    def _dataset(self, split: str) -> Dataset[Any]:
+        try:
+            return self._task.dataset(split)
+        except VcasgdError:
+            raise
+        except Exception as error:
+            raise calling_user_code(f"dataset({split!r})", error) from error
+
+    # -- training and evaluation ---------------------------------------------------------------
+
+    def start_subtask(self) -> None:
+        """A new local optimizer, unless the job keeps what the last one remembers: its momentum
+        is of an older model, but without it the first steps of each subtask are short.
+
+        Raises :class:`SpecError` where parameters were thawed that no update carries.
+        """
+        names = thawed(self._model, self.layout)
+        if names:
+            raise SpecError(
+                f"task: {names[0]} of the model was frozen when the job began and no longer is",
+                remedy="let Task.model() set requires_grad for good",
+                field="task",
+            )
+        if self._optimizer is not None and self._spec.optimizer_state == "keep":
+            return
+        try:
+            self._optimizer = self._task.optimizer(
+                [each for each in self._model.parameters() if each.requires_grad]
+            )
+        except Exception as error:
+            raise calling_user_code("optimizer", error) from error
+        # a momentum that the user's code changes by itself is left alone unless it was asked for
+        momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
+        correction = {"correction": momenta.correction} if momenta else {}
+        self._rates = Rates(self._task, self._optimizer, **correction)
+        self._momenta = momenta
+
+    def interval_stop(self, subtask: int, position: int) -> int:
+        """Up to which sample one push interval reaches that starts at ``position``."""
+        size, batch = self.plan.size(subtask), int(self._task.batch_size)
+        whole = self._spec.push_every
+        steps = local_steps(-(-size // batch) if whole == "subtask" else whole, self.share)
+        return min(size, position + steps * batch)
+
+    def train(
+        self,
+        base: Base,
+        subtask: int,
+        start: int,
+        stop: int,
+        *,
+        should_stop: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> Trained:
+        """Trains samples ``[start, stop)`` of a subtask; fewer where ``should_stop`` turned true.
+
+        Raises :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
+        """
+        assert self._optimizer is not None
+        assert self._rates is not None
+        rates, plan = self._rates, self.plan
+        if self._momenta is not None:
+            self.momentum = self._momenta.follow(self.asynchrony)
+        self._announce(subtask, start)
+        start_from = pulled(self._rule, self._local, base.floats)
+        scatter(start_from, base.integers, self._model, self.layout)
+        torch.manual_seed(seed_for(self._spec.seed, subtask, start))
+        interval = train(
+            self._task,
+            self._model,
+            self._optimizer,
+            batches(self._task, self._train_set, self.plan.indices(subtask, start, stop)),
+            self._device,
+            should_stop=should_stop,
+            on_step=on_step,
+            before_step=lambda done: rates.follow(plan.progress(subtask, start + done)),
+        )
+        update, integers = self._update(base)
+        return Trained(
+            start + interval.samples, interval.steps, interval.loss_sum, update, integers
+        )
+
+    def _announce(self, subtask: int, start: int) -> None:
+        """Tells a data set that wants to know which samples of a subtask it will be asked for, and
+        then which ones probably: workers take turns, so the next subtask is as far ahead as this
+        one was."""
+        if subtask in self._begun:
+            return
+        self._begun.append(subtask)
+        will_read = getattr(self._train_set, "will_read", None)
+        if will_read is None:
+            return
+        plan, ahead = self.plan, subtask + max(1, self._begun[-1] - self._begun[0])
+        will_read(plan.indices(subtask, start, plan.size(subtask)))
+        if ahead < plan.total_subtasks:
+            will_read(plan.indices(ahead, 0, plan.size(ahead)))
+
+    def reading(self) -> dict[str, float]:
+        """What a data set that counts says of its reads; empty for any other."""
+        counts = getattr(self.__dict__.get("_train_set"), "counts", None)
+        return dict(counts()) if callable(counts) else {}
+
+    def _update(self, base: Base) -> tuple[Tensor, Tensor]:
+        # fresh vectors: outboxes keep what is sent of them until it is applied
+        local = torch.empty(self.layout.floats)
+        integers = torch.empty(self.layout.integers, dtype=torch.int64)
+        gather(self._model, self.layout, local, integers)
+        payload = self._rule.payload
+        out = torch.empty_like(local) if payload is Payload.DELTA else local
+        update = payload_of(payload, self.layout.parameters, local, base.floats, out)
+        self._local = None
+        if not math.isfinite(float(update.sum())) and not bool(torch.isfinite(update).all()):
+            raise NonFiniteLoss(
+                "the model's parameters are no longer finite after a push interval",
+                remedy="lower the learning rate or clip gradients",
+            )
+        if self._rule.pull < 1:
+            self._local = local
+        return update, integers
+
+    @property
+    def halves(self) -> bool:
+        """Whether workers make do with bfloat16 when they fetch."""
+        return codec_of(self._spec.update).halves
+
+    def owes(self, part: ShardRange) -> bool:
+        """Whether an encoding kept back something of what was pushed to a shard."""
+        return part in self._encoders and self._encoders[part].owes
+
+    def is_last(self, subtask: int, stop: int) -> bool:
+        """Whether an interval may be the last of this worker, because the job ends."""
+        plan = self.plan
+        ending = LAST_SUBTASKS * self._spec.workers.max
+        return subtask >= plan.total_subtasks - ending and stop == plan.size(subtask)
+
+    def encoded(self, part: ShardRange, update: Tensor, *, last: bool = False) -> Encoded:
+        """One shard's part of an update, float32 [floats], as it is pushed; each is to be asked
+        for once, since what its encoding keeps back is part of the next one. With the ``last``
+        one nothing is kept back."""
+        if part not in self._encoders:
+            self._encoders[part] = Encoder(self._spec.update, self.layout, part)
+        return self._encoders[part].encode(update, last=last)
+
+    def evaluate(
+        self,
+        floats: Tensor,
+        integers: Tensor,
+        *,
+        should_stop: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> dict[str, float]:
+        """Means of the task's metrics for a snapshot; empty where it was stopped."""
+        scatter(floats, integers, self._model, self.layout)
+        return evaluate(
+            self._task,
+            self._model,
+            self._validation_set,
+            self._device,
+            should_stop=should_stop,
+            on_step=on_step,
+        )
+
+
+def _length(dataset: Dataset[Any], split: str) -> int:
+    try:
+        return len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length
+    except TypeError as error:
+        raise SpecError(
+            f"task: dataset({split!r}) has no length",
+            remedy="return a map-style data set with __len__ and __getitem__",
+            field="task",
+        ) from error
