@@ -115,8 +115,8 @@ def test_a_shutdown_becomes_a_notice_and_then_the_end(
         "VCASGD_METADATA_URL": metadata.url,
     }
     code = (
-        "import sys\nfrom vcasgd.fleet import machine\n"
-        "machine.Machine.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
+        "import sys\nfrom vcasgd.fleet.machine import main as machine\n"
+        "machine.MachineConfig.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True

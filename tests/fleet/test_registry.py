@@ -77,6 +77,6 @@ def test_a_missing_library_is_named_with_its_remedy(
     with aws_world() as aws, gcp_world() as gcp:
         document = aws.document() if cloud == "aws" else gcp.document()
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, f"vcasgd.fleet.providers.{cloud}")
+    monkeypatch.delitem(sys.modules, f"vcasgd.fleet.providers.{cloud}.provider")
     with pytest.raises(SpecError, match=rf"pip install 'vcasgd\[{cloud}\]'"):
         make_providers(Settings(home=tmp_path), parse_pools({"pools": [document]}))

@@ -64,8 +64,8 @@ TIED = """
 import sys
 from pathlib import Path
 from vcasgd.settings import Settings
-from vcasgd.stack import Tied
-stack = Tied(Settings(home=Path(sys.argv[1]), api_port=0), ("ledger", "tensors"))
+from vcasgd.stack import ForegroundStack
+stack = ForegroundStack(Settings(home=Path(sys.argv[1]), api_port=0), ("ledger", "tensors"))
 stack.await_ready()
 print("up", flush=True)
 sys.stdin.read()

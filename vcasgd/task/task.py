@@ -122,7 +122,7 @@ def look_first_in(directory: Path) -> None:
 def _is_right_in(directory: Path, name: str) -> bool:
     """Whether a top-level module lies right in a directory; a virtual environment in it does
     not count, nor does this package when the directory is its own repository."""
-    if "." in name or name == __package__:
+    if "." in name or name == vcasgd.__name__:
         return False
     module, home = sys.modules[name], directory / name
     paths = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
