@@ -120,7 +120,7 @@ class Rig:
 
     def start(self, name: str, argv: tuple[str, ...], env: dict[str, str] | None = None) -> None:
         tests = Path(__file__).parents[1]
-        paths = os.pathsep.join(map(str, [tests / "runtime", tests, tests.parent]))
+        paths = os.pathsep.join(map(str, [tests / "cluster", tests, tests.parent]))
         with (self.folder / f"{name}.log").open("ab") as output:
             self.processes[name] = subprocess.Popen(
                 argv,
