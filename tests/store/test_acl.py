@@ -1,4 +1,4 @@
-"""What a worker's users can do on real servers, and all that they are refused."""
+"""Rights of workers' users on real servers: what they can do, and what the server denies."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ Login = Callable[[User, int], RedisClient]
 
 @pytest.fixture
 def login(server: RedisServer, world: World) -> Iterator[Login]:
-    """``login(user, database)``: makes the user, and a client that is signed in as it."""
-    made: set[str] = set()
+    """Return ``login(user, database)``, which creates the user and a client logged in as it."""
+    created: set[str] = set()
     with ExitStack() as stack:
 
         def as_user(user: User, database: int) -> RedisClient:
-            AclUsers(world.ledger, EVERY_SCRIPT, 0).keep([user])
-            made.add(user.name)
+            AclUsers(world.ledger, EVERY_SCRIPT, 0).sync([user])
+            created.add(user.name)
             client = connect(user.url(url_of(server, database)))
             stack.callback(client.close)
             return client
 
         yield as_user
-        world.ledger.execute_command("ACL", "DELUSER", *made or {"nobody"})
+        world.ledger.execute_command("ACL", "DELUSER", *created or {"nobody"})
 
 
 @pytest.fixture
@@ -70,18 +70,18 @@ def tensors_as_worker(login: Login, world: World) -> RedisClient:
     return login(tensors_user(SECRET, world.job, WORKER), 1)
 
 
-def refused(call: Callable[[], Any]) -> bool:
+def denied(call: Callable[[], Any]) -> bool:
     try:
         call()
     except StoreDenied:
         return True
     except StoreError as error:
-        # DEBUG is refused to everybody, before the user is looked at
+        # the server denies DEBUG to everyone before it checks the user
         return "command not allowed" in str(error)
     return False
 
 
-# --- what is refused --------------------------------------------------------------------------
+# --- what is denied ---------------------------------------------------------------------------
 
 ADMINISTRATION = [
     "FLUSHALL", "FLUSHDB", "CONFIG GET requirepass", "CONFIG SET requirepass x", "ACL LIST",
@@ -96,12 +96,12 @@ ADMINISTRATION = [
 
 @pytest.mark.parametrize("command", ADMINISTRATION)
 @pytest.mark.parametrize("role", ["ledger", "tensors"])
-def test_administration_is_refused(
+def test_administration_is_denied(
     role: str, command: str, ledger_as_worker: RedisClient, tensors_as_worker: RedisClient
 ) -> None:
     client = ledger_as_worker if role == "ledger" else tensors_as_worker
 
-    assert refused(lambda: client.execute_command(*command.split()))
+    assert denied(lambda: client.execute_command(*command.split()))
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,13 @@ def test_administration_is_refused(
         ("ZADD", "leases"), ("HSET", "evaluations"), ("XADD", "logs"), ("RPUSH", "failures"),
     ],
 )  # fmt: skip
-def test_the_ledgers_keys_of_another_job_are_refused(
+def test_another_jobs_ledger_keys_are_denied(
     command: str, name: str, ledger_as_worker: RedisClient, world: World
 ) -> None:
     for other in (f"{world.job}x", world.job[:-1], "other-abcdef"):
         key = getattr(LedgerKeys(other), name)
 
-        assert refused(lambda key=key: ledger_as_worker.execute_command(*words(command, key)))
+        assert denied(lambda key=key: ledger_as_worker.execute_command(*words(command, key)))
 
 
 @pytest.mark.parametrize(
@@ -130,17 +130,15 @@ def test_the_ledgers_keys_of_another_job_are_refused(
         ("LRANGE", "failures"), ("XRANGE", "logs"), ("XRANGE", "events"), ("HSET", "tuning"),
     ],
 )  # fmt: skip
-def test_what_a_worker_need_not_touch_of_its_job_in_the_ledger(
+def test_unneeded_access_to_the_jobs_own_ledger_keys_is_denied(
     command: str, name: str, ledger_as_worker: RedisClient, world: World
 ) -> None:
     key = getattr(world.ledger_keys, name)
 
-    assert refused(lambda: ledger_as_worker.execute_command(*words(command, key)))
+    assert denied(lambda: ledger_as_worker.execute_command(*words(command, key)))
 
 
-def test_a_worker_reads_what_was_found_by_measuring(
-    ledger_as_worker: RedisClient, world: World
-) -> None:
+def test_a_worker_reads_tuned_values(ledger_as_worker: RedisClient, world: World) -> None:
     Tunings(world.ledger, world.job).tell(mixing=0.5, shares={"w-1": 0.25})
 
     assert Tunings(ledger_as_worker, world.job).read() == Tuned(mixing=0.5, shares={"w-1": 0.25})
@@ -152,16 +150,16 @@ def test_a_worker_reads_what_was_found_by_measuring(
     ["vcasgd:{fleet}:jobs", "vcasgd:{fleet}:commands", "vcasgd:{fleet}:controller",
      "vcasgd:{fleet}:instances", "vcasgd:{fleet}:servers", "RAY", "anything"],
 )  # fmt: skip
-def test_the_fleet_and_rays_state_are_refused(key: str, ledger_as_worker: RedisClient) -> None:
+def test_fleet_and_ray_state_is_denied(key: str, ledger_as_worker: RedisClient) -> None:
     for command in ("GET", "HGETALL", "SET", "DEL", "RPUSH"):
-        assert refused(
+        assert denied(
             lambda command=command: ledger_as_worker.execute_command(*words(command, key))
         )
 
 
 @pytest.mark.parametrize("command", ["HSET", "HDEL", "DEL"])
-def test_nobody_clears_his_own_pool(command: str, ledger_as_worker: RedisClient) -> None:
-    assert refused(lambda: ledger_as_worker.execute_command(*words(command, CLEARANCES)))
+def test_a_worker_cannot_change_clearances(command: str, ledger_as_worker: RedisClient) -> None:
+    assert denied(lambda: ledger_as_worker.execute_command(*words(command, CLEARANCES)))
 
 
 @pytest.mark.parametrize(
@@ -173,22 +171,22 @@ def test_nobody_clears_his_own_pool(command: str, ledger_as_worker: RedisClient)
         ("SET", "window"), ("DEL", "places"), ("XADD", "news"),
     ],
 )  # fmt: skip
-def test_what_a_worker_need_not_touch_of_its_job_in_the_tensors_server(
+def test_unneeded_access_to_the_jobs_own_tensors_keys_is_denied(
     command: str, name: str, tensors_as_worker: RedisClient, world: World
 ) -> None:
     key = getattr(world.keys, name)
 
-    assert refused(lambda: tensors_as_worker.execute_command(*words(command, key)))
+    assert denied(lambda: tensors_as_worker.execute_command(*words(command, key)))
 
 
-def test_snapshots_and_the_payloads_of_others_are_read_only_or_out_of_reach(
+def test_snapshots_and_payloads_of_other_workers_are_not_writable(
     tensors_as_worker: RedisClient, world: World
 ) -> None:
     snapshot = world.keys.snapshot_chunk(1, 1, "0")
     others = [world.keys.payload_chunk(f"{name}.1.1", 0) for name in ("w-2", "w-11", "w", "")]
     for key in (snapshot, *others):
         for command in ("SET", "UNLINK", "PERSIST"):
-            assert refused(
+            assert denied(
                 lambda command=command, key=key: tensors_as_worker.execute_command(
                     *words(command, key)
                 )
@@ -196,9 +194,7 @@ def test_snapshots_and_the_payloads_of_others_are_read_only_or_out_of_reach(
     assert tensors_as_worker.get(snapshot) is None
 
 
-def test_the_tensors_of_another_job_are_refused(
-    tensors_as_worker: RedisClient, world: World
-) -> None:
+def test_another_jobs_tensors_are_denied(tensors_as_worker: RedisClient, world: World) -> None:
     for other in (f"{world.job}x", world.job[:-1], "other-abcdef"):
         keys = TensorKeys(other)
         for command, key in (
@@ -207,7 +203,7 @@ def test_the_tensors_of_another_job_are_refused(
             ("XADD", keys.stream),
             ("SET", keys.payload_chunk(f"{WORKER}.1.1", 0)),
         ):
-            assert refused(
+            assert denied(
                 lambda command=command, key=key: tensors_as_worker.execute_command(
                     *words(command, key)
                 )
@@ -215,7 +211,7 @@ def test_the_tensors_of_another_job_are_refused(
 
 
 def words(command: str, key: str) -> list[str]:
-    """A command that would be valid if it were allowed."""
+    """Return the words of a command that is valid apart from permissions."""
     rest = {
         "HSET": ["f", "v"], "HDEL": ["f"], "SET": ["v"], "XADD": ["*", "f", "v"],
         "ZADD": ["1", "m"], "RPUSH": ["v"], "SADD": ["m"], "SREM": ["m"],
@@ -224,7 +220,7 @@ def words(command: str, key: str) -> list[str]:
     return [command, key, *rest]
 
 
-# --- a script can do no more than its user ----------------------------------------------------
+# --- a script has no more rights than its user ------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -242,7 +238,7 @@ def words(command: str, key: str) -> list[str]:
         "redis.setresp(3); redis.call('DEL', KEYS[1])",
     ],
 )
-def test_a_script_can_do_no_more_than_its_user(
+def test_a_script_has_no_more_rights_than_its_user(
     body: str, tensors_as_worker: RedisClient, world: World
 ) -> None:
     world.tensors.set(world.keys.fence, 7)
@@ -254,14 +250,16 @@ def test_a_script_can_do_no_more_than_its_user(
     assert world.tensors.get(world.keys.fence) == b"7"
 
 
-def test_a_refused_script_is_known_as_refused(tensors_as_worker: RedisClient, world: World) -> None:
+def test_a_denied_command_in_a_script_raises_store_denied(
+    tensors_as_worker: RedisClient, world: World
+) -> None:
     digest = world.tensors.script_load("return redis.call('SET', KEYS[1], 1)")
 
     with pytest.raises(StoreDenied):
         tensors_as_worker.evalsha(digest, 1, world.keys.fence)
 
 
-def test_a_script_on_the_keys_of_another_job_is_refused(
+def test_a_script_on_another_jobs_keys_is_denied(
     tensors_as_worker: RedisClient, world: World
 ) -> None:
     digest = world.tensors.script_load("return 1")
@@ -270,36 +268,36 @@ def test_a_script_on_the_keys_of_another_job_is_refused(
         tensors_as_worker.evalsha(digest, 1, TensorKeys("other-abcdef").meta)
 
 
-def test_a_worker_brings_no_script_of_its_own(tensors_as_worker: RedisClient, world: World) -> None:
-    """One that never ends would stop the server for everybody."""
+def test_a_worker_cannot_load_a_script(tensors_as_worker: RedisClient, world: World) -> None:
+    """An endless script would block the server for everyone."""
     endless = "while true do end"
 
-    assert refused(lambda: tensors_as_worker.eval(endless, 0))
-    assert refused(lambda: tensors_as_worker.eval_ro(endless, 0))
-    assert refused(lambda: tensors_as_worker.script_load(endless))
-    assert refused(lambda: tensors_as_worker.function_load(f"#!lua name=l\n{endless}"))
+    assert denied(lambda: tensors_as_worker.eval(endless, 0))
+    assert denied(lambda: tensors_as_worker.eval_ro(endless, 0))
+    assert denied(lambda: tensors_as_worker.script_load(endless))
+    assert denied(lambda: tensors_as_worker.function_load(f"#!lua name=l\n{endless}"))
 
 
 @pytest.mark.parametrize("script", ["ledger/account", "ledger/reconcile", "ledger/submit"])
-def test_the_ledgers_other_scripts_stop_a_worker_at_once(
+def test_the_platforms_ledger_scripts_fail_at_once_for_a_worker(
     script: str, ledger_as_worker: RedisClient, world: World
 ) -> None:
-    """Whoever knows a script's digest may name it, with any keys that are its job's."""
+    """A worker that knows a script's digest may call it with any of its job's keys."""
     digest = world.ledger.script_load(script_source(script))
-    of, far = world.ledger_keys, str(10**15)
-    ledger_as_worker.hset(of.counters, mapping={"per_epoch": far, "finished": f"-{far}"})
-    # what may be written is in the place of what may not
-    for work in (of.work, of.counters):
-        keys = [work, of.leases, of.holders, of.open, of.done, of.evaluations, of.counters,
-                of.done, of.counters]  # fmt: skip
+    keys, far = world.ledger_keys, str(10**15)
+    ledger_as_worker.hset(keys.counters, mapping={"per_epoch": far, "finished": f"-{far}"})
+    # the second time, writable keys take the place of read-only ones
+    for work in (keys.work, keys.counters):
+        names = [work, keys.leases, keys.holders, keys.open, keys.done, keys.evaluations,
+                 keys.counters, keys.done, keys.counters]  # fmt: skip
         with pytest.raises(StoreError):
-            ledger_as_worker.evalsha(digest, len(keys), *keys, "0", far, far, far, far, far, far)
+            ledger_as_worker.evalsha(digest, len(names), *names, "0", far, far, far, far, far, far)
 
 
 @pytest.mark.parametrize(
     "script", ["tensors/commit", "tensors/takeover", "tensors/pin", "tensors/reap"]
 )
-def test_the_tensors_servers_other_scripts_stop_a_worker_at_once(
+def test_the_platforms_tensors_scripts_fail_at_once_for_a_worker(
     script: str, tensors_as_worker: RedisClient, world: World
 ) -> None:
     digest = world.tensors.script_load(script_source(script))
@@ -315,18 +313,18 @@ def test_the_tensors_servers_other_scripts_stop_a_worker_at_once(
         tensors_as_worker.evalsha(digest, len(keys), *keys, str(10**15), "2", "{}", "3")
 
 
-def test_a_loop_of_the_parameter_servers_is_not_as_long_as_a_worker_says(
+def test_a_worker_cannot_extend_a_loop_of_a_platform_script(
     ledger_as_worker: RedisClient, world: World
 ) -> None:
     ledger_as_worker.hset(world.ledger_keys.counters, "next", 2**53)
-    assert refused(lambda: ledger_as_worker.hset(world.ledger_keys.work, "total", 2**53))
+    assert denied(lambda: ledger_as_worker.hset(world.ledger_keys.work, "total", 2**53))
 
     reopened = world.accounts.reconcile(2, 0, 0, "{}", [])
 
     assert reopened == world.spec.total_subtasks
 
 
-def test_what_is_granted_is_neither_administration_nor_dangerous(world: World) -> None:
+def test_granted_commands_are_neither_administrative_nor_dangerous(world: World) -> None:
     for user in (
         ledger_user(SECRET, world.job),
         tensors_user(SECRET, world.job, WORKER, first_snapshot=True),
@@ -334,12 +332,34 @@ def test_what_is_granted_is_neither_administration_nor_dangerous(world: World) -
         granted = re.findall(r"\+([a-z|]+)", " ".join(user.rules))
         for command in granted:
             name, _, sub = command.partition("|")
-            (found,) = world.ledger.execute_command("COMMAND", "INFO", name).values()
-            categories = {str(each) for each in found["acl_categories"]}
+            (info,) = world.ledger.execute_command("COMMAND", "INFO", name).values()
+            categories = {str(each) for each in info["acl_categories"]}
             assert not categories & {"@admin", "@dangerous"}, f"{name} {sub}"
 
 
-# --- what is allowed is enough ----------------------------------------------------------------
+def test_each_ledger_key_belongs_to_workers_scripts_or_to_the_platform() -> None:
+    """A new key fails here until it is listed, so that it grants no right by accident."""
+    keys = LedgerKeys("a-23abcd")
+    groups = ("worker_script_keys", "platform_keys")
+    names = [name for name, value in vars(LedgerKeys).items() if isinstance(value, property)]
+    every = sorted(getattr(keys, name) for name in names if name not in groups)
+
+    assert sorted(keys.worker_script_keys + keys.platform_keys) == every
+
+
+def test_a_worker_cannot_pass_keys_of_the_platform_to_a_script(
+    ledger_as_worker: RedisClient, world: World
+) -> None:
+    digest = world.ledger.script_load("return 1")
+    keys = world.ledger_keys
+
+    for key in keys.platform_keys:
+        assert denied(lambda key=key: ledger_as_worker.evalsha(digest, 1, key)), key
+    for key in keys.worker_script_keys:
+        assert ledger_as_worker.evalsha(digest, 1, key) == 1
+
+
+# --- the grants are sufficient ----------------------------------------------------------------
 
 
 def test_a_worker_can_do_its_work_in_the_ledger(
@@ -403,7 +423,7 @@ def test_a_worker_can_do_its_work_in_the_tensors_server(
     world.assert_exact()
 
 
-def test_only_before_there_is_a_model_a_worker_may_install_one(
+def test_a_worker_installs_a_snapshot_only_while_the_job_has_none(
     login: Login, make_world: Callable[..., World]
 ) -> None:
     world = make_world()
@@ -417,18 +437,17 @@ def test_only_before_there_is_a_model_a_worker_may_install_one(
     user = tensors_user(SECRET, world.job, WORKER, first_snapshot=True)
     first = Snapshots(login(user, 1), world.keys)
     assert first.install(0, meta, Record(), floats)
-    assert not first.install(0, meta, Record(), floats), "somebody else was faster"
+    assert not first.install(0, meta, Record(), floats), "another worker was faster"
 
-    assert refused(lambda: first.takeover(3))
-
-
-# --- keeping the users ------------------------------------------------------------------------
+    assert denied(lambda: first.takeover(3))
 
 
-class TestAccess:
+# --- management of the users ------------------------------------------------------------------
+
+
+class TestAclUsers:
     def names(self, server: RedisClient) -> set[str]:
-        found = server.execute_command("ACL", "USERS")
-        return {name.decode() for name in found} - {"default"}
+        return {name.decode() for name in server.execute_command("ACL", "USERS")} - {"default"}
 
     def users(self, *jobs: str) -> list[User]:
         return [ledger_user(SECRET, job) for job in jobs]
@@ -439,72 +458,72 @@ class TestAccess:
         for name in self.names(ledger):
             ledger.execute_command("ACL", "DELUSER", name)
 
-    def test_those_that_are_wanted_are_there(self, ledger: RedisClient) -> None:
-        AclUsers(ledger, EVERY_SCRIPT, 0).keep(self.users("a", "b"))
+    def test_listed_users_are_created(self, ledger: RedisClient) -> None:
+        AclUsers(ledger, EVERY_SCRIPT, 0).sync(self.users("a", "b"))
 
         assert self.names(ledger) == {"vcasgd-job-a", "vcasgd-job-b"}
 
-    def test_what_a_restart_took_away_is_made_again(self, ledger: RedisClient) -> None:
-        access = AclUsers(ledger, EVERY_SCRIPT, 0)
-        access.keep(self.users("a"))
+    def test_users_lost_in_a_restart_are_created_again(self, ledger: RedisClient) -> None:
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 0)
+        acl_users.sync(self.users("a"))
         ledger.execute_command("ACL", "DELUSER", "vcasgd-job-a")
 
-        access.keep(self.users("a"))
+        acl_users.sync(self.users("a"))
 
         assert self.names(ledger) == {"vcasgd-job-a"}
 
-    def test_those_that_are_not_wanted_any_more_go_after_a_while(self, ledger: RedisClient) -> None:
+    def test_users_that_are_no_longer_listed_are_deleted_after_a_delay(
+        self, ledger: RedisClient
+    ) -> None:
         now = 0.0
-        access = AclUsers(ledger, EVERY_SCRIPT, 10.0, lambda: now)
-        access.keep(self.users("a", "b"))
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 10.0, lambda: now)
+        acl_users.sync(self.users("a", "b"))
         now = 9.0
-        access.keep(self.users("b"))
+        acl_users.sync(self.users("b"))
         assert self.names(ledger) == {"vcasgd-job-a", "vcasgd-job-b"}
 
         now = 11.0
-        access.keep(self.users("b"))
+        acl_users.sync(self.users("b"))
 
         assert self.names(ledger) == {"vcasgd-job-b"}
 
-    def test_those_of_an_earlier_life_go_too(self, ledger: RedisClient) -> None:
-        # Given users of jobs of which one ended while nobody looked, and of others
-        AclUsers(ledger, EVERY_SCRIPT, 0).keep(self.users("over", "active"))
-        AclUsers(ledger, EVERY_SCRIPT, 0).keep([tensors_user(SECRET, "over", "over.w")])
-        ledger.execute_command("ACL", "SETUSER", "somebody", "on", "nopass")
+    def test_users_of_an_earlier_process_are_deleted_too(self, ledger: RedisClient) -> None:
+        # Given users of an active job, of a job that ended unnoticed, and of other systems
+        AclUsers(ledger, EVERY_SCRIPT, 0).sync(self.users("over", "active"))
+        AclUsers(ledger, EVERY_SCRIPT, 0).sync([tensors_user(SECRET, "over", "over.w")])
+        ledger.execute_command("ACL", "SETUSER", "someone", "on", "nopass")
         now = 0.0
-        access = AclUsers(ledger, EVERY_SCRIPT, 10.0, lambda: now)
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 10.0, lambda: now)
 
-        access.adopt(LEDGER_USERS)
-        access.keep(self.users("active"))
+        acl_users.adopt(LEDGER_USERS)
+        acl_users.sync(self.users("active"))
         now = 9.0
-        access.keep(self.users("active"))
+        acl_users.sync(self.users("active"))
         assert "vcasgd-job-over" in self.names(ledger)
         now = 11.0
-        access.keep(self.users("active"))
+        acl_users.sync(self.users("active"))
 
-        assert self.names(ledger) == {"vcasgd-job-active", "vcasgd-job-over/over.w", "somebody"}
-        access.adopt(TENSORS_USERS)
+        assert self.names(ledger) == {"vcasgd-job-active", "vcasgd-job-over/over.w", "someone"}
+        acl_users.adopt(TENSORS_USERS)
         now = 22.0
-        access.keep(self.users("active"))
-        assert self.names(ledger) == {"vcasgd-job-active", "somebody"}
+        acl_users.sync(self.users("active"))
+        assert self.names(ledger) == {"vcasgd-job-active", "someone"}
 
-    def test_users_of_others_stay(self, ledger: RedisClient) -> None:
-        ledger.execute_command("ACL", "SETUSER", "somebody", "on", "nopass")
+    def test_users_of_other_systems_stay(self, ledger: RedisClient) -> None:
+        ledger.execute_command("ACL", "SETUSER", "someone", "on", "nopass")
 
-        AclUsers(ledger, EVERY_SCRIPT, 0).keep([])
+        AclUsers(ledger, EVERY_SCRIPT, 0).sync([])
 
-        assert self.names(ledger) == {"somebody"}
+        assert self.names(ledger) == {"someone"}
 
-    def test_one_that_is_banned_is_thrown_out(
-        self, ledger: RedisClient, server: RedisServer
-    ) -> None:
+    def test_a_banned_user_is_disconnected(self, ledger: RedisClient, server: RedisServer) -> None:
         (user,) = self.users("a")
-        access = AclUsers(ledger, EVERY_SCRIPT, 1000.0)
-        access.keep([user])
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 1000.0)
+        acl_users.sync([user])
         client = connect(user.url(url_of(server, 0)))
         assert client.ping()
 
-        access.keep([], banned=[user.name])
+        acl_users.sync([], banned=[user.name])
 
         with pytest.raises((StoreUnavailable, StoreDenied)):
             client.ping()
@@ -512,37 +531,39 @@ class TestAccess:
             client.ping()
         client.close()
 
-    def test_changed_rules_count_at_once(self, ledger: RedisClient, server: RedisServer) -> None:
+    def test_changed_rules_take_effect_at_once(
+        self, ledger: RedisClient, server: RedisServer
+    ) -> None:
         narrow, wide = (tensors_user(SECRET, "a", "w", first_snapshot=each) for each in (0, 1))
-        access = AclUsers(ledger, EVERY_SCRIPT, 0)
-        access.keep([wide])
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 0)
+        acl_users.sync([wide])
         client = connect(wide.url(url_of(server, 1)))
         client.set(TensorKeys("a").meta, "x")
 
-        access.keep([narrow])
+        acl_users.sync([narrow])
 
-        assert refused(lambda: client.set(TensorKeys("a").meta, "y"))
-        access.keep([wide])
+        assert denied(lambda: client.set(TensorKeys("a").meta, "y"))
+        acl_users.sync([wide])
         client.set(TensorKeys("a").meta, "z")
         client.close()
 
-    def test_steady_it_asks_and_changes_nothing(self, ledger: RedisClient) -> None:
-        access = AclUsers(ledger, EVERY_SCRIPT, 0)
-        access.keep(self.users("a", "b"))
+    def test_without_changes_it_only_reads(self, ledger: RedisClient) -> None:
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 0)
+        acl_users.sync(self.users("a", "b"))
         before = commands(ledger)
 
-        access.keep(self.users("a", "b"))
+        acl_users.sync(self.users("a", "b"))
 
         assert commands(ledger) - before == 2
 
-    def test_a_server_that_lets_nobody_make_users_is_named(
+    def test_a_client_that_may_not_manage_users_is_an_error(
         self, ledger: RedisClient, server: RedisServer
     ) -> None:
         ledger.execute_command("ACL", "SETUSER", "plain", "on", ">pw", "~*", "+@all", "-@admin")
         client = connect(f"redis://plain:pw@127.0.0.1:{server.files.port}/0")
 
-        with pytest.raises(StoreDenied, match="users for the workers") as caught:
-            AclUsers(client, EVERY_SCRIPT, 0).keep(self.users("a"))
+        with pytest.raises(StoreDenied, match="can't manage the Redis users") as caught:
+            AclUsers(client, EVERY_SCRIPT, 0).sync(self.users("a"))
 
         assert "VCASGD_JOB_USERS" in str(caught.value.remedy)
         client.close()
@@ -574,7 +595,7 @@ def test_passwords_differ_by_server_job_worker_and_secret() -> None:
     assert ledger_user(SECRET, "a").password == ledger_user(SECRET, "a").password
 
 
-def test_neither_password_nor_secret_is_shown_or_sent() -> None:
+def test_passwords_and_secrets_are_neither_shown_nor_sent() -> None:
     user = tensors_user(SECRET, "a", "w")
 
     assert user.password not in repr(user)

@@ -164,9 +164,9 @@ def test_users_of_jobs_that_ended_while_nobody_was_there_are_removed(
     plain, over = Plain(tmp_path, heartbeat=0.25), "over-23abcd"
     try:
         plain.bind_workers(SECRET)
-        AclUsers(plain.ledger.connection, LEDGER_SCRIPTS, 0).keep([ledger_user(SECRET, over)])
+        AclUsers(plain.ledger.connection, LEDGER_SCRIPTS, 0).sync([ledger_user(SECRET, over)])
         worker = tensors_user(SECRET, over, f"{over}.w")
-        AclUsers(plain.tensors.connection, TENSORS_SCRIPTS, 0).keep([worker])
+        AclUsers(plain.tensors.connection, TENSORS_SCRIPTS, 0).sync([worker])
         assert all(over in users(server) for server in (plain.ledger, plain.tensors))
 
         # When parameter server and keeper start, for another job

@@ -170,7 +170,7 @@ class ParameterServer:
         for shard in self._shards.values():
             shard.memory_share = 1 / len(self._shards)
         if self._admission is not None:
-            self._admission.look(active)
+            self._admission.refresh(active)
 
     def _try_to_add(self, job: str) -> None:
         try:

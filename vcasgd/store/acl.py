@@ -1,13 +1,13 @@
-"""What a worker may do on the servers: users of theirs, with commands and keys of one job.
+"""Access control lists: the Redis users that workers log in as.
 
-On the ledger each job has a user, on a tensors server each worker of a job has one, so that no
-worker can touch another's payloads. Passwords are derived from a secret: nobody stores or sends
-them, and after a restart, which servers without an ACL file come out of without any user,
-whoever has the secret makes the same ones again.
+On the ledger each job has one user, shared by its workers. On a tensors server each worker of a
+job has its own user, so that no worker can change another's payloads. Passwords are derived from
+a secret and are never stored or sent. A server without an ACL file loses its users at a restart;
+any process with the secret can create the same users again.
 
-A worker can run scripts that are loaded already, and load none: one that never ends would stop
-the server for everybody. The servers check a script's commands against the rules of the user
-that runs it (Redis 7 and newer, Valkey), so scripts can do no more than what is granted here.
+A worker can run scripts that are already loaded and can't load any: an endless script would
+block the server for everyone. Servers (Redis 7 or newer, Valkey) check the commands of a script
+against the rules of the user that runs it, so a script can't exceed the grants below.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vcasgd.errors import StoreDenied
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 
-#: that workers run
+#: Scripts that workers run.
 LEDGER_SCRIPTS = ("ledger/acquire", "ledger/renew", "ledger/release", "ledger/report")
 TENSORS_SCRIPTS = (
     "tensors/begin",
@@ -33,16 +33,19 @@ TENSORS_SCRIPTS = (
     "tensors/status",
     "tensors/install",
 )
-#: names of users, on the ledger and on the tensors servers, which may be one and the same
+#: User names on the ledger and on tensors servers. They differ, because both can be one server.
 LEDGER_USERS, TENSORS_USERS = re.compile("vcasgd-job-[^/]+"), re.compile("vcasgd-job-[^/]+/.+")
-#: what needs no key
+#: Commands that use no key.
 _KEYLESS = ("ping", "select", "time", "multi", "exec", "discard", "wait", "hello")
 _NEW_USER = ("reset", "on", "-@all")
 
 
 @dataclass(frozen=True)
 class Grant:
-    """Commands on keys (patterns as in ``KEYS``). ``mode``: ``R``, ``W`` or ``RW``."""
+    """Permission for commands on keys.
+
+    ``mode`` is ``R``, ``W`` or ``RW``; ``keys`` are patterns as in ``KEYS``.
+    """
 
     mode: str
     commands: str
@@ -50,14 +53,14 @@ class Grant:
 
     @property
     def selector(self) -> str:
-        """As ``ACL SETUSER`` takes it; selectors don't add up, each stands for itself."""
+        """The argument of ``ACL SETUSER``. Selectors are checked one by one; they don't add up."""
         allowed = [f"+{command}" for command in self.commands.split()]
         return f"({' '.join([*allowed, *(f'%{self.mode}~{key}' for key in self.keys)])})"
 
 
 @dataclass(frozen=True)
 class User:
-    """A user of one server; ``repr`` does not show the password."""
+    """A user of one server. Its ``repr`` does not contain the password."""
 
     name: str
     password: str
@@ -68,13 +71,13 @@ class User:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The arguments of ``ACL SETUSER`` behind the name; they replace what was there."""
+        """The arguments of ``ACL SETUSER`` after the name. They replace all earlier rules."""
         digest = hashlib.sha256(self.password.encode()).hexdigest()
         keyless = (f"+{command}" for command in _KEYLESS)
         return (*_NEW_USER, f"#{digest}", *keyless, *(grant.selector for grant in self.grants))
 
     def url(self, url: str) -> str:
-        """The server's URL with this user in place of whoever is in it."""
+        """Return the server's URL with the credentials of this user."""
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
         query = [pair for pair in parse_qsl(parts.query) if pair[0] not in ("username", "password")]
@@ -87,14 +90,14 @@ class User:
 
 
 def ledger_user(secret: str, job: str) -> User:
-    """For all workers of a job: leases, heartbeats, results, and their words."""
+    """Return the ledger user of a job's workers: leases, heartbeats, results, logs."""
     return User(f"vcasgd-job-{job}", _derived(secret, "ledger", job), _on_ledger(LedgerKeys(job)))
 
 
 def tensors_user(secret: str, job: str, worker: str, *, first_snapshot: bool = False) -> User:
-    """For one worker on the store nodes, with payloads of its own.
+    """Return the user of one worker on the store nodes; it can write only its own payloads.
 
-    ``first_snapshot``: the job has no model yet, and it may be the one who makes it.
+    ``first_snapshot``: the job has no model yet, so the worker may install the first one.
     """
     grants = _on_tensors(TensorKeys(job), worker)
     if first_snapshot:
@@ -103,12 +106,15 @@ def tensors_user(secret: str, job: str, worker: str, *, first_snapshot: bool = F
 
 
 def worker_key(secret: str, job: str, worker: str) -> str:
-    """With which a worker signs the headers of its updates."""
+    """Return the key with which a worker signs the headers of its updates."""
     return _derived(secret, "header", job, worker)
 
 
 def lease_pass(key: str) -> str:
-    """With which a worker shows the ledger that it is who it says; from its :func:`worker_key`."""
+    """Return the credential that authenticates a worker to the ledger.
+
+    It is derived from the worker's :func:`worker_key`.
+    """
     return _derived(key, "lease")
 
 
@@ -118,8 +124,8 @@ def _derived(secret: str, *names: str) -> str:
 
 def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
     return (
-        # a script's keys count as written, whatever it does with them; what it does is checked
-        Grant("RW", "evalsha", (*keys.all(), CLEARANCES)),
+        # EVALSHA counts all keys of a script as written; its commands are checked one by one
+        Grant("RW", "evalsha", (*keys.worker_script_keys, CLEARANCES)),
         Grant(
             "R",
             "hget hmget hgetall hexists hvals sismember zrange zrangebyscore",
@@ -179,10 +185,10 @@ def _on_any_shard(keys: TensorKeys, key: str) -> str:
 
 
 class AclUsers:
-    """Sees to it that a server has the users that are wanted, and no others of our making.
+    """Keeps the worker users of one server in step with the workers that should have access.
 
-    ``scripts``: those that the users run. ``linger_seconds``: a user that is wanted no more
-    stays for so long, for those to hear of the end who still use it.
+    ``scripts`` are those that the users run. A user that is no longer listed is deleted after
+    ``linger_seconds``, so that a client that still uses it can learn that its job is over.
     """
 
     def __init__(
@@ -196,60 +202,59 @@ class AclUsers:
         self._scripts = [server.script(name) for name in scripts]
         self._linger = linger_seconds
         self._clock = clock
-        #: rules as they were set, and when each user was wanted last
-        self._made: dict[str, tuple[tuple[str, ...], float]] = {}
+        #: User name → the rules that were set, and when the user was last listed.
+        self._users: dict[str, tuple[tuple[str, ...], float]] = {}
 
     def adopt(self, names: re.Pattern[str]) -> None:
-        """Takes over the users with such names, which an earlier life of this process made: they
-        go too once they are wanted no more.
+        """Take over users that an earlier process created, so that they are deleted in time.
 
-        Raises as :meth:`keep`.
+        Raises the errors of :meth:`sync`.
         """
         now = self._clock()
-        for name in (each.decode() for each in self._ask("USERS")):
+        for name in (each.decode() for each in self._acl("USERS")):
             if names.fullmatch(name):
-                self._made.setdefault(name, ((), now))
+                self._users.setdefault(name, ((), now))
 
-    def keep(self, wanted: Iterable[User], banned: Collection[str] = ()) -> None:
-        """Two round trips while nothing changes. ``banned``: names that have to go at once.
+    def sync(self, users: Iterable[User], banned: Collection[str] = ()) -> None:
+        """Create or update ``users``, and delete those that are banned or no longer listed.
 
-        Raises :class:`StoreUnavailable`, and :class:`StoreDenied` where the server lets nobody
-        make users.
+        Names in ``banned`` are deleted at once. Without changes this takes two round trips. Raises
+        :class:`StoreUnavailable`, and :class:`StoreDenied` if this client may not manage users.
         """
         self._load_scripts()
         now = self._clock()
-        rules = {user.name: user.rules for user in wanted}
-        there = {name.decode() for name in self._ask("USERS")}
+        rules = {user.name: user.rules for user in users}
+        existing = {name.decode() for name in self._acl("USERS")}
         for name, each in rules.items():
-            if name not in there or self._made.get(name, ((), 0.0))[0] != each:
-                self._ask("SETUSER", name, *each)
-            self._made[name] = (each, now)
-        self._remove(banned, now, there)
+            if name not in existing or self._users.get(name, ((), 0.0))[0] != each:
+                self._acl("SETUSER", name, *each)
+            self._users[name] = (each, now)
+        self._delete(banned, now, existing)
 
     def _load_scripts(self) -> None:
         loaded = self._server.script_exists(*(script.sha for script in self._scripts))
-        for script, there in zip(self._scripts, loaded, strict=True):
-            if not there:
+        for script, exists in zip(self._scripts, loaded, strict=True):
+            if not exists:
                 self._server.script_load(script.script)
 
-    def _remove(self, banned: Collection[str], now: float, there: Collection[str]) -> None:
-        gone = [
+    def _delete(self, banned: Collection[str], now: float, existing: Collection[str]) -> None:
+        expired = [
             name
-            for name, (_, wanted_at) in self._made.items()
-            if now - wanted_at > self._linger or name in banned
+            for name, (_, listed_at) in self._users.items()
+            if now - listed_at > self._linger or name in banned
         ]
-        # a banned user may be of an earlier life of this process
-        if doomed := [name for name in {*gone, *banned} if name in there]:
-            self._ask("DELUSER", *doomed)
-        for name in gone:
-            del self._made[name]
+        # an earlier process may have created a banned user
+        if names := [name for name in {*expired, *banned} if name in existing]:
+            self._acl("DELUSER", *names)
+        for name in expired:
+            del self._users[name]
 
-    def _ask(self, *words: str) -> list[bytes]:
+    def _acl(self, *arguments: str) -> list[bytes]:
         try:
-            answer: list[bytes] = self._server.execute_command("ACL", *words)
+            answer: list[bytes] = self._server.execute_command("ACL", *arguments)
         except StoreDenied as error:
             raise StoreDenied(
-                f"users for the workers can't be made: {error.message}",
+                f"can't manage the Redis users of workers: {error.message}",
                 remedy="let the user in this URL run ACL, or set VCASGD_JOB_USERS=false",
             ) from error
         return answer

@@ -1,5 +1,8 @@
-"""Who is let into the servers: the workers of active jobs that are neither in quarantine nor in a
-pool that may not see the job's data."""
+"""Admission of workers to the servers.
+
+Workers of active jobs have access, except workers in quarantine and workers in a pool that is
+not cleared for the job's data.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,15 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.jobs import Jobs
 
-#: of one job that are let in
+#: Most workers of one job that have access; bounds the number of users on a server.
 MOST_WORKERS = 1000
 
 
 def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, str]:
-    """How a worker reaches the servers, and its key. Raises :class:`~vcasgd.errors.SpecError`.
+    """Return the environment variables with a worker's server URLs and signing key.
 
-    Without a secret to derive its own from, it gets our credentials.
+    Without ``VCASGD_JOB_SECRET``, the worker gets the platform's own credentials and no key.
+    Raises :class:`~vcasgd.errors.SpecError` if a URL is not set.
     """
     ledger, tensors = settings.secret("ledger_url"), settings.secret("tensors_url")
     if settings.job_secret is None:
@@ -43,71 +47,83 @@ def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, s
     }
 
 
-def own_pass(settings: Settings, job: str, worker: str) -> str:
-    """With which the worker will show the ledger who it is; empty where there is no secret."""
+def worker_lease_pass(settings: Settings, job: str, worker: str) -> str:
+    """Return the credential that authenticates a worker to the ledger.
+
+    It is empty if ``VCASGD_JOB_SECRET`` is not set.
+    """
     if settings.job_secret is None:
         return ""
     return lease_pass(worker_key(settings.job_secret.get_secret_value(), job, worker))
 
 
 class LedgerAdmission:
-    """The controller's hand on the ledger: one user for the workers of each active job."""
+    """Manages users on the ledger for the controller: one for each active job.
+
+    A user is deleted ``linger_seconds`` after its job is over.
+    """
 
     def __init__(self, ledger: RedisClient, secret: str, linger_seconds: float) -> None:
-        self._access = AclUsers(ledger, LEDGER_SCRIPTS, linger_seconds)
+        self._users = AclUsers(ledger, LEDGER_SCRIPTS, linger_seconds)
         self._secret = secret
         self._adopted = False
 
     def admit(self, jobs: Iterable[str]) -> None:
-        """``jobs``: all that are active. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+        """Give access to all active ``jobs``, and to no others.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`.
+        """
         if not self._adopted:
-            # of jobs that ended while no controller was there
-            self._access.adopt(LEDGER_USERS)
+            # users of jobs that ended while no controller was running
+            self._users.adopt(LEDGER_USERS)
             self._adopted = True
-        self._access.keep(ledger_user(self._secret, job) for job in jobs)
+        self._users.sync(ledger_user(self._secret, job) for job in jobs)
 
 
 class TensorsAdmission:
-    """The parameter server's hand on its tensors server, which forgets its users at a restart.
+    """Manages users on a tensors server for its parameter server: one for each worker.
 
-    ``linger_seconds``: for how long a worker that is gone stays admitted.
+    A tensors server loses its users at a restart. A user is deleted ``linger_seconds`` after its
+    worker is gone.
     """
 
     def __init__(
         self, tensors: RedisClient, ledger: RedisClient, secret: str, linger_seconds: float
     ) -> None:
-        self._access = AclUsers(tensors, TENSORS_SCRIPTS, linger_seconds)
+        self._users = AclUsers(tensors, TENSORS_SCRIPTS, linger_seconds)
         self._jobs = Jobs(ledger)
         self._clearances = Clearances(ledger)
         self._secret = secret
-        #: by job; None until the ledger was heard for the first time
+        #: Job → names of its workers; None before the ledger answers for the first time.
         self._workers: dict[str, list[str]] | None = None
         self._banned: set[str] = set()
         self._adopted = False
 
-    def look(self, jobs: Iterable[str]) -> None:
-        """Asks the ledger who works. Raises :class:`~vcasgd.errors.StoreUnavailable`; then who
-        worked before is still admitted."""
+    def refresh(self, jobs: Iterable[str]) -> None:
+        """Read from the ledger which workers of ``jobs`` should have access.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`; the previous workers then keep access.
+        """
         workers: dict[str, list[str]] = {}
         banned = set()
         for job in jobs:
-            beating = self._jobs.workers(job).keys()
-            # a model knows its data
-            shut_out = self._jobs.quarantined(job).keys() | self._clearances.uncleared(job, beating)
-            there = beating - shut_out
-            # whoever writes heartbeats under many names crowds out its own job's workers
-            workers[job] = sorted(there)[:MOST_WORKERS]
-            banned |= {self._user(job, name, first_snapshot=False).name for name in shut_out}
+            names = self._jobs.workers(job).keys()
+            # a model reveals its data, so clearances apply here too
+            excluded = self._jobs.quarantined(job).keys() | self._clearances.uncleared(job, names)
+            # a worker that reports under many names can displace only workers of its own job
+            workers[job] = sorted(names - excluded)[:MOST_WORKERS]
+            banned |= {self._user(job, name, first_snapshot=False).name for name in excluded}
         self._workers, self._banned = workers, banned
 
     def admit(self, first_snapshot: Iterable[str]) -> None:
-        """Lets them in; those of the jobs in ``first_snapshot`` may make a first snapshot.
+        """Create users for the workers read by :meth:`refresh`, and delete all others.
 
-        Raises :class:`~vcasgd.errors.StoreUnavailable`.
+        Workers of the jobs in ``first_snapshot`` may install a first snapshot. Raises
+        :class:`~vcasgd.errors.StoreUnavailable`.
         """
         if self._workers is not None and not self._adopted:
-            # of workers that left while no parameter server was there
-            self._access.adopt(TENSORS_USERS)
+            # users of workers that left while no parameter server was running
+            self._users.adopt(TENSORS_USERS)
             self._adopted = True
         without_model = set(first_snapshot)
         users = [
@@ -115,7 +131,7 @@ class TensorsAdmission:
             for job, names in (self._workers or {}).items()
             for name in names
         ]
-        self._access.keep(users, self._banned)
+        self._users.sync(users, self._banned)
 
     def _user(self, job: str, worker: str, *, first_snapshot: bool) -> User:
         return tensors_user(self._secret, job, worker, first_snapshot=first_snapshot)

@@ -1,48 +1,52 @@
-"""The names of all keys, in one place.
+"""Names of all Redis keys.
 
-The braces are Redis Cluster's hash tags: all keys that one script touches share one, so
-they live on one node.
+The braces are Redis Cluster hash tags: keys that one script uses share a tag, so that they are on
+one node.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: of all jobs, by time of submission
+#: Sorted set: all jobs, by submission time in µs.
 JOBS = "vcasgd:{fleet}:jobs"
-#: of jobs that are not over
+#: Set: jobs that are not over.
 ACTIVE = "vcasgd:{fleet}:active"
-#: whose ledger it is
+#: String: the name of the cluster that owns this ledger.
 CLUSTER = "vcasgd:{fleet}:cluster"
-#: who is the controller
+#: Hash: the controller's lease, and the time of its last round.
 CONTROLLER = "vcasgd:{fleet}:controller"
-#: what the API asks of the controller
+#: List: requests from the API to the controller.
 COMMANDS = "vcasgd:{fleet}:commands"
-#: the controller's view of machines, for those who look
+#: Hash: instance → the controller's view of it, as JSON.
 INSTANCES = "vcasgd:{fleet}:instances"
-#: the controller's view of pools
+#: Hash: pool → the controller's view of it, as JSON.
 POOLS = "vcasgd:{fleet}:pools"
-#: what is remembered of each pool from one controller to the next
+#: Hash: pool → launch history, which outlives a controller.
 LAUNCHES = "vcasgd:{fleet}:launches"
-#: by pool: which labels its machines may see, separated by blanks
+#: Hash: pool → labels that its machines are cleared for, separated by spaces.
 CLEARANCES = "vcasgd:{fleet}:clearances"
-#: machine → up to when it is paid for, and by whom
+#: Hash: machine → time up to which its cost is booked, and the job that pays.
 METERS = "vcasgd:{fleet}:meters"
-#: name and task of jobs → how fast machines were at them
+#: Hash: ``name|task`` of jobs → their measured speed on each type of machine.
 WORKLOADS = "vcasgd:{fleet}:workloads"
-#: the newest token of each parameter server
+#: Hash: store node → newest token of its parameter server.
 SERVER_TOKENS = "vcasgd:{fleet}:server-tokens"
-#: the last heartbeat of each parameter server
+#: Hash: store node → last heartbeat of its parameter server.
 SERVERS = "vcasgd:{fleet}:servers"
 
 
 def idempotency(key: str) -> str:
+    """Return the name of the key that records an ``Idempotency-Key`` of the API."""
     return f"vcasgd:{{fleet}}:idempotency:{key}"
 
 
 @dataclass(frozen=True)
 class LedgerKeys:
-    """Keys of one job in the ledger."""
+    """Keys of one job in the ledger.
+
+    Each key belongs to exactly one of :attr:`worker_script_keys` and :attr:`platform_keys`.
+    """
 
     job: str
 
@@ -51,133 +55,170 @@ class LedgerKeys:
 
     @property
     def record(self) -> str:
-        """hash: spec, state"""
+        """Hash: spec and state."""
         return self._key("record")
 
     @property
     def facts(self) -> str:
-        """hash: ``facts``, what only the user's code knows; workers write it, and not the record"""
+        """Hash: ``facts``, the properties of the model and the data that only the user's code
+        knows. Workers write it; they can't write the record."""
         return self._key("facts")
 
     @property
     def work(self) -> str:
-        """hash: finished, total, per_epoch, lead; workers only read it"""
+        """Hash: finished, total, per_epoch, lead. Read-only for workers."""
         return self._key("work")
 
     @property
     def counters(self) -> str:
-        """hash: next, tokens, expired, ``again:<subtask>`` where it was leased more than once; what
-        leasing writes, and so workers"""
+        """Hash: next, tokens, expired, and ``again:<subtask>`` for a subtask that was leased more
+        than once. Leasing writes it, so workers can too."""
         return self._key("counters")
 
     @property
     def shards(self) -> str:
-        """hash, what parameter servers told: ``<shard>:`` token, version, finished, totals"""
+        """Hash: ``<shard>:`` token, version, finished, totals, as reported by parameter servers."""
         return self._key("shards")
 
     @property
     def tuning(self) -> str:
-        """hash: what was found by measuring, as JSON; the controller writes it"""
+        """Hash: values that the controller tunes from measurements, as JSON."""
         return self._key("tuning")
 
     @property
     def leases(self) -> str:
-        """sorted set: piece of work → deadline in ms of the server's clock"""
+        """Sorted set: piece of work → deadline in ms of the server's clock."""
         return self._key("leases")
 
     @property
     def holders(self) -> str:
-        """hash: piece of work → ``worker|token``"""
+        """Hash: piece of work → ``worker|token``."""
         return self._key("holders")
 
     @property
     def open(self) -> str:
-        """sorted set: pieces of work that nobody holds; the lowest score is given out first"""
+        """Sorted set: pieces of work that lost their holder; the lowest score is leased first."""
         return self._key("open")
 
     @property
     def done(self) -> str:
-        """set: subtasks of unfinished epochs that are applied in every shard"""
+        """Set: subtasks of unfinished epochs that are applied in every shard."""
         return self._key("done")
 
     @property
     def applied(self) -> str:
-        """set: ``<shard>:<subtask>``, applied in a shard that has not finished its epoch"""
+        """Set: ``<shard>:<subtask>``, applied in a shard that has not finished its epoch."""
         return self._key("applied")
 
     @property
     def evaluations(self) -> str:
-        """hash: epoch → result"""
+        """Hash: epoch → result."""
         return self._key("evaluations")
 
     @property
     def workers(self) -> str:
-        """hash: worker → last heartbeat"""
+        """Hash: worker → last heartbeat."""
         return self._key("workers")
 
     @property
     def draining(self) -> str:
-        """set: workers that were asked to leave"""
+        """Set: workers that were asked to leave."""
         return self._key("draining")
 
     @property
     def quarantine(self) -> str:
-        """hash: worker → why it gets no more work"""
+        """Hash: worker → why it gets no more work."""
         return self._key("quarantine")
 
     @property
     def placed(self) -> str:
-        """hash: worker → ``pool|digest of its pass``, as the controller started it"""
+        """Hash: worker → ``pool|digest of its pass``, written by the controller that starts it."""
         return self._key("placed")
 
     @property
     def refused(self) -> str:
-        """hash: worker → why it was last refused for want of a clearance"""
+        """Hash: worker → the clearance that it last lacked."""
         return self._key("refused")
 
     @property
     def failures(self) -> str:
-        """list: errors of the user's code"""
+        """List: errors of the user's code."""
         return self._key("failures")
 
     @property
     def vanished(self) -> str:
-        """hash: instance → how the job lost it"""
+        """Hash: instance → how the job lost it."""
         return self._key("vanished")
 
     @property
     def machines(self) -> str:
-        """hash: instance → what it did for the job, and when"""
+        """Hash: instance → timeline of what it did for the job."""
         return self._key("machines")
 
     @property
     def costs(self) -> str:
-        """hash: what its machines have cost so far, by pool, kind and what they did"""
+        """Hash: cost of the job's machines so far, by pool, kind and activity."""
         return self._key("costs")
 
     @property
     def checkpoints(self) -> str:
-        """hash: checkpoint → description"""
+        """Hash: checkpoint → description."""
         return self._key("checkpoints")
 
     @property
     def events(self) -> str:
-        """stream"""
+        """Stream: the job's history."""
         return self._key("events")
 
     @property
     def metrics(self) -> str:
-        """stream: samples of the totals over time"""
+        """Stream: samples of the totals over time."""
         return self._key("metrics")
 
     @property
     def logs(self) -> str:
-        """stream: lines that workers printed"""
+        """Stream: lines that workers printed."""
         return self._key("logs")
 
-    def all(self) -> list[str]:
-        names = [name for name, value in vars(type(self)).items() if isinstance(value, property)]
-        return [getattr(self, name) for name in names]
+    @property
+    def worker_script_keys(self) -> tuple[str, ...]:
+        """Keys that a worker can pass to scripts: those of :data:`vcasgd.store.acl.LEDGER_SCRIPTS`.
+
+        The list is explicit, so that a new key extends the rights of workers only on purpose.
+        """
+        return (
+            self.record,
+            self.facts,
+            self.work,
+            self.counters,
+            self.leases,
+            self.holders,
+            self.open,
+            self.done,
+            self.evaluations,
+            self.workers,
+            self.draining,
+            self.quarantine,
+            self.placed,
+            self.refused,
+            self.events,
+        )
+
+    @property
+    def platform_keys(self) -> tuple[str, ...]:
+        """Keys that no script of a worker uses. Single commands on them may still be granted."""
+        return (
+            self.shards,
+            self.tuning,
+            self.applied,
+            self.failures,
+            self.vanished,
+            self.machines,
+            self.costs,
+            self.checkpoints,
+            self.metrics,
+            self.logs,
+        )
 
 
 @dataclass(frozen=True)
@@ -189,6 +230,7 @@ class TensorKeys:
 
     @property
     def prefix(self) -> str:
+        """The start of every key of the shard."""
         return f"vcasgd:{{{self.job}:{self.shard}}}:"
 
     def _key(self, name: str) -> str:
@@ -196,66 +238,69 @@ class TensorKeys:
 
     @property
     def fence(self) -> str:
-        """the token of the parameter server that may write"""
+        """String: the token of the parameter server that may write."""
         return self._key("fence")
 
     @property
     def meta(self) -> str:
-        """the present snapshot: version, size, where its chunks are"""
+        """String: the current snapshot's version, size and location of its chunks."""
         return self._key("meta")
 
     @property
     def applied(self) -> str:
-        """hash, the applied record: ``finished`` → epochs, subtask → up to which sample"""
+        """Hash, the applied record: ``finished`` → epochs; subtask → samples applied of it."""
         return self._key("applied")
 
     @property
     def pushed(self) -> str:
-        """hash: subtask → ``position|update``, up to where it was pushed and by which update"""
+        """Hash: subtask → ``position|update``, the end of its newest pushed update."""
         return self._key("pushed")
 
     @property
     def tokens(self) -> str:
-        """hash: subtask → newest lease token seen"""
+        """Hash: subtask → newest lease token seen."""
         return self._key("tokens")
 
     @property
     def stream(self) -> str:
-        """stream: headers of updates that wait"""
+        """Stream: headers of updates that are not applied yet."""
         return self._key("updates")
 
     @property
     def places(self) -> str:
-        """sorted set: update → until when its place is held, in ms; for ever in the stream"""
+        """Sorted set: update → time in ms until which its push slot is reserved; infinity once it
+        is in the stream."""
         return self._key("places")
 
     @property
     def window(self) -> str:
-        """how many places there are"""
+        """String: the number of push slots."""
         return self._key("window")
 
     @property
     def news(self) -> str:
-        """stream with one entry, a new one at each commit: what workers wait for"""
+        """Stream of one entry, replaced at each commit. Workers block on it."""
         return self._key("news")
 
     @property
     def rejected(self) -> str:
-        """hash: update → reason, for the worker that sent it"""
+        """Hash: update → reason, for the worker that sent it."""
         return self._key("rejected")
 
     @property
     def pins(self) -> str:
-        """hash: name → a snapshot that must stay"""
+        """Hash: name → a snapshot that must be kept."""
         return self._key("pins")
 
     @property
     def wanted(self) -> str:
-        """set: names under which the present snapshot is to be pinned"""
+        """Set: names under which the current snapshot is to be pinned."""
         return self._key("wanted")
 
     def snapshot_chunk(self, version: int, token: int, name: str) -> str:
+        """Return the key of one chunk of a snapshot."""
         return self._key(f"s:{version}.{token}:{name}")
 
     def payload_chunk(self, update: str, index: int) -> str:
+        """Return the key of one chunk of an update's payload."""
         return self._key(f"u:{update}:{index}")

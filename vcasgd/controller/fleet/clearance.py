@@ -5,7 +5,7 @@ from __future__ import annotations
 from vcasgd.fleet.pools import PoolSpec
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.admission import own_pass
+from vcasgd.store.admission import worker_lease_pass
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.job import JobRecord
@@ -50,4 +50,4 @@ class ClearancePolicy:
 
     def place(self, job: str, name: str, pool: str) -> None:
         """Before a worker of that name is started there."""
-        self._clearances.place(job, name, pool, own_pass(self._settings, job, name))
+        self._clearances.place(job, name, pool, worker_lease_pass(self._settings, job, name))
