@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vcasgd.errors import CheckpointDamaged, NotFound, StorageUnavailable
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout, gather
-from vcasgd.storage.checkpoints import Checkpoints, Stored, parse
+from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint, parse
 from vcasgd.storage.objects import Storage
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, Totals, encode_integers
 
@@ -59,12 +59,12 @@ def checkpoints(folder: Path) -> Checkpoints:
     return Checkpoints(Storage(f"file://{folder}"), "job")
 
 
-def write(checkpoints: Checkpoints, version: int = 7, seed: int = 0) -> Stored:
+def write(checkpoints: Checkpoints, version: int = 7, seed: int = 0) -> StoredCheckpoint:
     snapshot, layout, floats = snapshot_of(small_model(seed), version)
     return checkpoints.write((snapshot,), layout, floats)
 
 
-def path_of(folder: Path, stored: Stored) -> Path:
+def path_of(folder: Path, stored: StoredCheckpoint) -> Path:
     return folder / "jobs" / "job" / "checkpoints" / stored.name
 
 
@@ -188,6 +188,52 @@ class TestDamage:
         assert checkpoints.newest(never) is not None
 
 
+class TestStream:
+    @pytest.fixture(autouse=True)
+    def small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Storage.stream, "__defaults__", (1000,))
+
+    def test_chunks_and_size_are_those_of_the_file(self, checkpoints: Checkpoints) -> None:
+        name = write(checkpoints).name
+
+        stream = checkpoints.open_stream(name)
+
+        chunks = list(stream.chunks)
+        assert len(chunks) > 1
+        assert b"".join(chunks) == checkpoints.bytes(name)
+        assert stream.size == sum(map(len, chunks))
+        checkpoints.verify(name)
+
+    @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+    def test_a_damaged_file_is_never_complete(
+        self, checkpoints: Checkpoints, folder: Path, damage: Callable[[bytes], bytes]
+    ) -> None:
+        stored = write(checkpoints)
+        path = path_of(folder, stored)
+        path.write_bytes(damage(path.read_bytes()))
+        chunks = []
+
+        stream = checkpoints.open_stream(stored.name)
+        with pytest.raises(CheckpointDamaged, match="digest does not match"):
+            chunks.extend(stream.chunks)
+        with pytest.raises(CheckpointDamaged, match="digest does not match"):
+            checkpoints.verify(stored.name)
+
+        assert sum(map(len, chunks)) < max(1, stream.size)
+
+    def test_a_file_that_is_pruned_meanwhile_is_an_error(self, checkpoints: Checkpoints) -> None:
+        name = write(checkpoints).name
+        stream = checkpoints.open_stream(name)
+        next(stream.chunks)
+        checkpoints.prune(1, frozenset())
+        write(checkpoints, version=8)
+
+        checkpoints.prune(1, frozenset())
+
+        with pytest.raises(NotFound):
+            list(stream.chunks)
+
+
 class TestWrongContent:
     """The digest is right, but what was written makes no sense."""
 
@@ -280,7 +326,7 @@ class TestShards:
         cut: Cut,
         versions: tuple[int, ...],
         state: Tensor | None = None,
-    ) -> Stored:
+    ) -> StoredCheckpoint:
         snapshot, layout, floats = snapshot_of(small_model())
         whole = tuple(
             Snapshot(
@@ -356,7 +402,7 @@ class TestShards:
         assert found is not None
         assert found.name == older.name
         assert len(told) == 1
-        assert "is of a model on 1 store nodes, and this job's is on 3" in told[0]
+        assert "has 1 shards, one per store node, but this job has 3" in told[0]
 
     def test_parts_that_are_not_the_vector(self, checkpoints: Checkpoints, cut: Cut) -> None:
         uneven = Cut(cut.floats - 1, cut.parameters, 3)
@@ -384,6 +430,8 @@ class TestListing:
         with pytest.raises(NotFound) as caught:
             checkpoints.bytes(name)
         assert caught.value.status == 404
+        with pytest.raises(NotFound):
+            checkpoints.open_stream(name)
 
     def test_one_that_is_not_there(self, checkpoints: Checkpoints) -> None:
         with pytest.raises(NotFound):
@@ -507,4 +555,7 @@ class TestStorage:
         storage.put("large", data)
 
         assert storage.get("large") == data
+        stream = storage.stream("large")
+        assert stream.size == len(data)
+        assert b"".join(stream.chunks) == data
         assert storage.names("") == {"large": len(data)}

@@ -24,7 +24,7 @@ from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
 from vcasgd.learning.wire import Encoder, codec_of
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.spec.job import JobSpec
-from vcasgd.storage.checkpoints import Checkpoints, Stored
+from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys, TensorKeys
@@ -167,7 +167,7 @@ class World:
         """The tensors server was killed and comes back empty."""
         self.tensors.flushdb()
 
-    def checkpoint(self) -> Stored:
+    def checkpoint(self) -> StoredCheckpoint:
         """Writes the present snapshot, as the controller would."""
         floats = torch.empty(self.layout.floats)
         snapshot = self.snapshots.fetch(floats)

@@ -1,8 +1,8 @@
-"""Snapshots to and from object storage.
+"""Checkpoints: snapshots in object storage.
 
-A checkpoint is one safetensors file that opens without us: the model's state under its own
-names, and in the metadata everything else of the snapshot, shard by shard. One object is written
-atomically by any storage, and its name carries its SHA-256, so a damaged one is always recognised.
+A checkpoint is one safetensors file that plain safetensors can open: the model's state under its
+own names, and in the metadata the rest of the snapshot, shard by shard. Storages write one object
+atomically, and its name contains its SHA-256, so damage is always detected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,16 +22,16 @@ from torch import Tensor
 from vcasgd.errors import CheckpointDamaged, NotFound
 from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.learning.vector import Layout, named_tensors
-from vcasgd.storage.objects import Storage
+from vcasgd.storage.objects import ObjectStream, Storage
 from vcasgd.store.tensors.sharded import Whole, versions_of
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
 
 _NAME = re.compile(r"v(\d{12})(?:\.[0-9a-f]{8})?-([0-9a-f]{64})\.safetensors$")
 _METADATA = "vcasgd"
-#: what the update rule remembers, float32 [floats], beside the tensors of the model
-_STATE = "vcasgd:rule_state"
-#: what reading something else than a checkpoint can raise
-_NONSENSE = (
+#: Name of the update rule's state, float32 [floats], stored beside the model's tensors.
+_RULE_STATE = "vcasgd:rule_state"
+#: Errors of parsing a file that is not a checkpoint.
+_PARSE_ERRORS = (
     SafetensorError,
     AttributeError,
     KeyError,
@@ -42,25 +42,28 @@ _NONSENSE = (
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A checkpoint as the storage lists it."""
+class StoredCheckpoint:
+    """A checkpoint as the storage lists it; ``size`` in bytes."""
 
     name: str
-    #: of the first shard
+    #: Version of the first shard.
     version: int
     digest: str
     size: int
 
     @property
     def stem(self) -> str:
-        """Names the versions of all shards."""
+        """The part of the name that identifies the versions of all shards."""
         return self.name.partition("-")[0]
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A checkpoint that was read and found whole. ``floats`` float32, ``integers`` int64,
-    ``state`` of the update rule float32 [floats], or None where it needs none."""
+class LoadedCheckpoint:
+    """A checkpoint that was read and verified.
+
+    ``floats`` is float32 [floats], ``integers`` int64 [integers], and ``state``, the update rule's
+    state, float32 [floats], or None if the rule has none.
+    """
 
     name: str
     whole: Whole
@@ -69,8 +72,10 @@ class Loaded:
     state: Tensor | None = None
 
     def part(self, part: ShardRange) -> tuple[Snapshot, Tensor, Tensor | None]:
-        """One shard with its own record, float32 [part.floats] that keep no other alive, and the
-        state of its rule."""
+        """Return one shard: its snapshot, its vector, and its rule state or None.
+
+        Both tensors are float32 [part.floats] and do not keep the other shards in memory.
+        """
         snapshot = self.whole[part.shard]
         state = self.state if snapshot.meta.rule_state else None
         if len(self.whole) == 1:
@@ -88,15 +93,15 @@ class Checkpoints:
 
     def write(
         self, whole: Whole, layout: Layout, floats: Tensor, state: Tensor | None = None
-    ) -> Stored:
-        """Writes the snapshots of all shards, their vector, and the state of their rules, both
-        float32 [floats].
+    ) -> StoredCheckpoint:
+        """Write the snapshots of all shards, their vector, and the state of their rules.
 
+        ``floats`` and ``state`` are float32 [floats].
         Raises :class:`~vcasgd.errors.StorageUnavailable`.
         """
         tensors = named_tensors(layout, floats, whole[0].meta.integer_vector())
         if state is not None:
-            tensors[_STATE] = state
+            tensors[_RULE_STATE] = state
         document = {
             "shards": [
                 {"meta": asdict(each.meta), "record": each.record.to_dict()} for each in whole
@@ -110,46 +115,66 @@ class Checkpoints:
         digest = hashlib.sha256(data).hexdigest()
         name = f"{_stem(versions_of(whole))}-{digest}.safetensors"
         self._storage.put(f"{self._prefix}/{name}", data)
-        return Stored(name, whole[0].meta.version, digest, len(data))
+        return StoredCheckpoint(name, whole[0].meta.version, digest, len(data))
 
-    def all(self) -> list[Stored]:
-        """Oldest first. Objects that are not checkpoints are passed over."""
-        found = []
+    def all(self) -> list[StoredCheckpoint]:
+        """Return the stored checkpoints, oldest first, without objects of other kinds."""
+        checkpoints = []
         for path, size in self._storage.names(self._prefix).items():
             match = _NAME.search(path)
             if match:
-                found.append(Stored(match[0], int(match[1]), match[2], size))
-        return sorted(found, key=lambda each: each.version)
+                checkpoints.append(StoredCheckpoint(match[0], int(match[1]), match[2], size))
+        return sorted(checkpoints, key=lambda each: each.version)
 
-    def find(self, versions: tuple[int, ...]) -> Stored | None:
-        """The one of these versions of all shards, if it is there."""
+    def find(self, versions: tuple[int, ...]) -> StoredCheckpoint | None:
+        """Return the checkpoint of these versions of all shards, or None if there is none."""
         return next((each for each in self.all() if each.stem == _stem(versions)), None)
 
-    def read(self, name: str) -> Loaded:
-        """Raises :class:`CheckpointDamaged`, :class:`~vcasgd.errors.NotFound`."""
+    def read(self, name: str) -> LoadedCheckpoint:
+        """Read and verify a checkpoint.
+
+        Raises :class:`CheckpointDamaged`, :class:`~vcasgd.errors.NotFound` and
+        :class:`~vcasgd.errors.StorageUnavailable`.
+        """
         return parse(name, self.bytes(name))
 
     def bytes(self, name: str) -> bytes:
-        """The file as it is, digest checked. Raises as :meth:`read` does."""
+        """Return the file's bytes after checking their digest. Raises as :meth:`read` does."""
+        return b"".join(self.open_stream(name).chunks)
+
+    def open_stream(self, name: str) -> ObjectStream:
+        """Return the file's size and its chunks, verified while you read them.
+
+        Memory stays bounded at two chunks. The last chunk is withheld until the SHA-256 of all
+        bytes matches the one in the name; otherwise the iterator raises
+        :class:`CheckpointDamaged` in its place. A reader therefore never gets a damaged file as
+        a whole. To learn of damage before you pass on the first byte, call :meth:`verify` first.
+
+        This method and the iterator raise :class:`~vcasgd.errors.NotFound` and
+        :class:`~vcasgd.errors.StorageUnavailable`.
+        """
         match = _NAME.fullmatch(name)
         if match is None:
             raise NotFound(f"{name} is not the name of a checkpoint", status=404)
-        data = self._storage.get(f"{self._prefix}/{name}")
-        if hashlib.sha256(data).hexdigest() != match[2]:
-            raise CheckpointDamaged(f"checkpoint {name}: the digest does not match its content")
-        return data
+        stream = self._storage.stream(f"{self._prefix}/{name}")
+        return ObjectStream(stream.size, _verified(stream.chunks, name, digest=match[2]))
+
+    def verify(self, name: str) -> None:
+        """Read the whole file in bounded memory and check its digest. Raises as :meth:`read`."""
+        for _ in self.open_stream(name).chunks:
+            pass
 
     def newest(
         self, damaged: Callable[[CheckpointDamaged], None], shards: int = 1
-    ) -> Loaded | None:
-        """The newest whole checkpoint; ``damaged`` is told of each one that is passed over.
+    ) -> LoadedCheckpoint | None:
+        """Return the newest intact checkpoint, or None.
 
-        Those are set aside, so that none is taken for a checkpoint when the job comes to the
-        same version again.
+        Calls ``damaged`` with each damaged one and moves it to ``damaged/``, so that it does not
+        count as stored when the job reaches the same version again.
         """
         for stored in reversed(self.all()):
             try:
-                return _of_shards(self.read(stored.name), shards)
+                return _with_shards(self.read(stored.name), shards)
             except CheckpointDamaged as error:
                 damaged(error)
                 self._storage.move(
@@ -160,23 +185,23 @@ class Checkpoints:
         return None
 
     def prune(self, keep: int, protected: frozenset[str]) -> list[str]:
-        """Deletes all but the newest ``keep`` and the protected ones; returns their names."""
-        spare = [each.name for each in self.all()[:-keep] if each.name not in protected]
-        for name in spare:
+        """Delete all but the newest ``keep`` and the protected checkpoints; return their names."""
+        names = [each.name for each in self.all()[:-keep] if each.name not in protected]
+        for name in names:
             self._storage.delete(f"{self._prefix}/{name}")
-        return spare
+        return names
 
 
-def parse(name: str, data: bytes) -> Loaded:
-    """A checkpoint's content. Raises :class:`CheckpointDamaged`."""
+def parse(name: str, data: bytes) -> LoadedCheckpoint:
+    """Parse a checkpoint file. Raises :class:`CheckpointDamaged`."""
     try:
         tensors = load(data)
         document = _document(data)
         whole = tuple(_snapshot(each) for each in document["shards"])
         layout = Layout.from_json(document["layout"])
         floats, integers = _vectors(layout, tensors)
-        state = _state(whole, layout, tensors)
-    except _NONSENSE as error:
+        state = _rule_state(whole, layout, tensors)
+    except _PARSE_ERRORS as error:
         raise CheckpointDamaged(f"checkpoint {name}: {type(error).__name__}: {error}") from error
     parts = Cut(layout.floats, layout.parameters, len(whole), layout.sent).parts
     if not whole or any(
@@ -185,22 +210,37 @@ def parse(name: str, data: bytes) -> Loaded:
         raise CheckpointDamaged(f"checkpoint {name}: its layout disagrees with its metadata")
     if whole[0].meta.integers != encode_integers(integers):
         raise CheckpointDamaged(f"checkpoint {name}: its counters disagree with its metadata")
-    return Loaded(name, whole, floats, integers, state)
+    return LoadedCheckpoint(name, whole, floats, integers, state)
 
 
-def _of_shards(loaded: Loaded, shards: int) -> Loaded:
+def _with_shards(loaded: LoadedCheckpoint, shards: int) -> LoadedCheckpoint:
     if len(loaded.whole) != shards:
         raise CheckpointDamaged(
-            f"checkpoint {loaded.name} is of a model on {len(loaded.whole)} store nodes, "
-            f"and this job's is on {shards}"
+            f"checkpoint {loaded.name} has {len(loaded.whole)} shards, one per store node, "
+            f"but this job has {shards}"
         )
     return loaded
 
 
+def _verified(chunks: Iterator[bytes], name: str, digest: str) -> Iterator[bytes]:
+    """Yield the chunks, the last one only if the digest of all of them is right."""
+    sha256 = hashlib.sha256()
+    withheld = b""
+    for chunk in chunks:
+        sha256.update(chunk)
+        if withheld:
+            yield withheld
+        withheld = chunk
+    if sha256.hexdigest() != digest:
+        raise CheckpointDamaged(f"checkpoint {name}: the digest does not match its content")
+    if withheld:
+        yield withheld
+
+
 def _stem(versions: tuple[int, ...]) -> str:
-    """The first shard's version, and where there are others a short digest of all."""
-    all_of_them = hashlib.sha256(json.dumps(versions).encode()).hexdigest()
-    return f"v{versions[0]:012d}" + (f".{all_of_them[:8]}" if len(versions) > 1 else "")
+    """Return the first shard's version and, with several shards, a short digest of all versions."""
+    digest = hashlib.sha256(json.dumps(versions).encode()).hexdigest()
+    return f"v{versions[0]:012d}" + (f".{digest[:8]}" if len(versions) > 1 else "")
 
 
 def _snapshot(value: dict[str, Any]) -> Snapshot:
@@ -219,17 +259,17 @@ def _vectors(layout: Layout, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor
     integers = torch.empty(layout.integers, dtype=torch.int64)
     for entry in layout.entries:
         tensor, part = tensors[entry.name], entry.view(floats, integers)
-        # copying would spread one number over a whole layer
+        # copy_ would broadcast a single number over a whole layer.
         if tensor.shape != part.shape:
             raise ValueError(f"{entry.name} has shape {list(tensor.shape)}")
         part.copy_(tensor)
     return floats, integers
 
 
-def _state(whole: Whole, layout: Layout, tensors: dict[str, Tensor]) -> Tensor | None:
+def _rule_state(whole: Whole, layout: Layout, tensors: dict[str, Tensor]) -> Tensor | None:
     if not any(each.meta.rule_state for each in whole):
         return None
-    state = tensors[_STATE]
+    state = tensors[_RULE_STATE]
     if state.shape != (layout.floats,) or state.dtype != torch.float32:
         raise ValueError(f"the rule's state has shape {list(state.shape)}")
     return state

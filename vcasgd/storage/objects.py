@@ -1,9 +1,10 @@
-"""Object storage: one folder, S3 bucket or GCS bucket, by URL. The only importer of obstore."""
+"""Object storage in one folder, S3 bucket or GCS bucket, by URL. The only importer of obstore."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,8 +15,19 @@ from obstore.store import ObjectStore, from_url
 
 from vcasgd.errors import NotFound, StorageUnavailable
 
-#: a request that takes longer is given up; uploads of large models happen in parts of their own
+#: Limit for one request. Large objects are written and streamed in several requests.
 REQUEST_TIME = timedelta(seconds=60)
+#: Bytes per chunk of a stream: large enough that a cloud's latency per request does not matter,
+#: small enough that many streams fit into memory.
+CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class ObjectStream:
+    """An object's size in bytes and an iterator over its chunks."""
+
+    size: int
+    chunks: Iterator[bytes]
 
 
 class Storage:
@@ -24,21 +36,41 @@ class Storage:
     def __init__(self, url: str) -> None:
         self.url = url
         self._store = _open(url)
-        # an upload in parts that finds a disk full would leave there what it has written
-        self._parts = False if urlsplit(url).scheme == "file" else None
+        # A multipart upload to a full disk would leave the written parts behind.
+        self._multipart = False if urlsplit(url).scheme == "file" else None
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Raises :class:`StorageUnavailable`, also where there is no room."""
+        """Write an object. Raises :class:`StorageUnavailable`, also if the disk is full."""
         with _mapped(name):
-            obstore.put(self._store, name, bytes(data), use_multipart=self._parts)
+            obstore.put(self._store, name, bytes(data), use_multipart=self._multipart)
 
     def get(self, name: str) -> bytes:
-        """Raises :class:`NotFound`, :class:`StorageUnavailable`."""
+        """Read a whole object. Raises :class:`NotFound` and :class:`StorageUnavailable`."""
         with _mapped(name):
             return bytes(obstore.get(self._store, name).bytes())
 
+    def stream(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> ObjectStream:
+        """Read an object in chunks; at most ``chunk_bytes`` are in memory at a time.
+
+        Each chunk is a request of its own, so a slow reader keeps no connection open and no
+        request reaches :data:`REQUEST_TIME`. If the object is replaced meanwhile, chunks of both
+        versions may be mixed: stream only objects that are never replaced, or check a digest.
+
+        This method and the iterator raise :class:`NotFound` and :class:`StorageUnavailable`.
+        """
+        with _mapped(name):
+            size = int(obstore.head(self._store, name)["size"])
+        return ObjectStream(size, self._chunks(name, size, chunk_bytes))
+
+    def _chunks(self, name: str, size: int, chunk_bytes: int) -> Iterator[bytes]:
+        for start in range(0, size, chunk_bytes):
+            end = min(start + chunk_bytes, size)
+            with _mapped(name):
+                chunk = bytes(obstore.get_range(self._store, name, start=start, end=end))
+            yield chunk
+
     def has(self, name: str) -> bool:
-        """Raises :class:`StorageUnavailable`."""
+        """Return True if the object exists. Raises :class:`StorageUnavailable`."""
         try:
             with _mapped(name):
                 obstore.head(self._store, name)
@@ -47,18 +79,21 @@ class Storage:
         return True
 
     def names(self, prefix: str) -> dict[str, int]:
-        """Names under a prefix, with sizes in bytes."""
+        """Return the names of all objects under a prefix, with their sizes in bytes."""
         with _mapped(prefix):
             pages = obstore.list(self._store, prefix)
             return {str(each["path"]): int(each["size"]) for page in pages for each in page}
 
     def move(self, name: str, to: str) -> None:
-        """Replaces what is there. Raises :class:`NotFound`, :class:`StorageUnavailable`."""
+        """Rename an object, replacing an existing one.
+
+        Raises :class:`NotFound` and :class:`StorageUnavailable`.
+        """
         with _mapped(name):
             obstore.rename(self._store, name, to)
 
     def delete(self, name: str) -> None:
-        """Silent where there is no such object."""
+        """Delete an object if it exists. Raises :class:`StorageUnavailable`."""
         try:
             with _mapped(name):
                 obstore.delete(self._store, name)
@@ -72,8 +107,8 @@ def _open(url: str) -> ObjectStore:
         if parts.scheme == "file":
             Path(parts.path).mkdir(parents=True, exist_ok=True)
             return from_url(url)
-        # the clouds' own addresses are https; http is only where AWS_ENDPOINT_URL says so, and
-        # options given here displace AWS_ALLOW_HTTP
+        # The clouds' own endpoints use https; only an AWS_ENDPOINT_URL can name http. Options
+        # given here override AWS_ALLOW_HTTP, so http has to be allowed explicitly.
         store: ObjectStore = from_url(
             url, client_options={"timeout": REQUEST_TIME, "allow_http": True}
         )
@@ -82,6 +117,7 @@ def _open(url: str) -> ObjectStore:
 
 @contextmanager
 def _mapped(name: str) -> Iterator[None]:
+    """Translate the errors of obstore."""
     try:
         yield
     except FileNotFoundError as error:

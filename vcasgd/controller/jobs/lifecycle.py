@@ -17,7 +17,7 @@ from typing import Any
 from vcasgd.errors import NotFound, SnapshotMissing, StorageUnavailable, StoreUnavailable
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout
-from vcasgd.storage.checkpoints import Checkpoints, Stored
+from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
@@ -61,7 +61,7 @@ class JobLifecycle:
         self._checkpoints = Checkpoints(storage, job)
         self._writer = writer
         self._clock = clock
-        self._writing: tuple[str, Future[Stored]] | None = None
+        self._writing: tuple[str, Future[StoredCheckpoint]] | None = None
         self._written_at = clock()
         self._retry_at = 0.0
         self._pause = 0.0
@@ -279,7 +279,7 @@ class JobLifecycle:
     def _write(self, job: JobRecord, pin: str) -> None:
         self._writing = (pin, self._writer.submit(copy_context().run, self._write_pinned, job, pin))
 
-    def _write_pinned(self, job: JobRecord, pin: str) -> Stored:
+    def _write_pinned(self, job: JobRecord, pin: str) -> StoredCheckpoint:
         assert job.facts is not None
         whole, floats = self._snapshots(job).fetch_pinned(pin)
         present = self._checkpoints.find(versions_of(whole))
@@ -290,7 +290,7 @@ class JobLifecycle:
         self._list(job, stored, pin, whole)
         return stored
 
-    def _list(self, job: JobRecord, stored: Stored, pin: str, whole: Whole) -> None:
+    def _list(self, job: JobRecord, stored: StoredCheckpoint, pin: str, whole: Whole) -> None:
         """Prunes old checkpoints and tells the ledger which there are."""
         known = self._jobs.checkpoints(job.id)
         known[stored.name] = {
@@ -350,7 +350,7 @@ class JobLifecycle:
         self._retry_at = self._clock() + self._pause
         log.warning("%s: checkpoint: %s", self._job, why)
 
-    def _say_written(self, stored: Stored) -> None:
+    def _say_written(self, stored: StoredCheckpoint) -> None:
         self._pause, self._retry_at, self._written_at = 0.0, 0.0, self._clock()
         self._jobs.event(
             self._job,
