@@ -37,6 +37,7 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.costs import Costs, Workloads
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
@@ -269,7 +270,7 @@ class TestBooks:
         assert report(round_.amounts("A")).machine_seconds == pytest.approx(140)
 
     @pytest.mark.parametrize(
-        ("since", "lost"), [(NOW + 80, 20.0), (None, 0.0), (NOW - 1e9, 100.0), ("lies", 0.0)]
+        ("since", "lost"), [(NOW + 80, 20.0), (None, 0.0), (1.0, 100.0), (-1e9, 0.0), ("lies", 0.0)]
     )
     def test_lost_work_is_what_a_killed_worker_had_not_pushed(
         self, stage: Stage, round_: Round, since: object, lost: float
@@ -297,9 +298,9 @@ class TestSpeeds:
         speeds, job = Speeds(stage.ledger), stage.jobs.submit(spec(), "0" * 64)
         machines = [machine(f"m-{number}") for number in range(4)]
 
-        def beats(at: float, *samples: float) -> dict[str, dict[str, Any]]:
+        def beats(at: float, *samples: int) -> dict[str, Heartbeat]:
             return {
-                f"{job.id}.m-{number}": {"at": at, "samples": each, "pid": 1}
+                f"{job.id}.m-{number}": Heartbeat(at=at, samples=each, pid=1)
                 for number, each in enumerate(samples)
             }
 
@@ -307,7 +308,7 @@ class TestSpeeds:
         speeds.look(job, beats(NOW, 10, 10, 0, 10), machines, NOW)
         assert speeds.rates(job) == {}
         later = NOW + MEASURE_SECONDS
-        speeds.look(job, beats(later, 110, 210, 10, 1e12), machines, later)
+        speeds.look(job, beats(later, 110, 210, 10, 10**12), machines, later)
 
         assert speeds.rates(job) == {("east", "small"): pytest.approx(20.0)}
         assert Workloads(stage.ledger).get("job", "t:T").rates == {
@@ -322,7 +323,7 @@ class TestSpeeds:
     def test_nonsense_says_nothing(self, stage: Stage, nonsense: dict[str, Any]) -> None:
         speeds, job = Speeds(stage.ledger), stage.jobs.submit(spec(), "0" * 64)
         for at in (NOW, NOW + 100):
-            speeds.look(job, {f"{job.id}.m-1": nonsense}, [machine("m-1")], at)
+            speeds.look(job, {f"{job.id}.m-1": Heartbeat(**nonsense)}, [machine("m-1")], at)
         assert speeds.rates(job) == {}
 
 

@@ -13,6 +13,7 @@ from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.acl import worker_key
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.tensors.updates import UNSIGNED, Header, UpdateSender
 
@@ -193,6 +194,6 @@ class TestWhatWorkersWriteOfTheirJob:
         ledger.rpush(keys.failures, b"{", b"null", b"\xff", b'{"worker": 1}')
         ledger.hset(keys.counters, "next", "many")
 
-        assert world.jobs.workers(world.job) == {"w": {"at": 1.0}}
+        assert world.jobs.workers(world.job) == {"w": Heartbeat(at=1.0)}
         assert world.jobs.failures(world.job) == []
         assert world.jobs.work(world.job)["next"] == 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.world import World
 
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import Failure, JobState
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 
@@ -244,7 +245,7 @@ class TestRenew:
         renewal = world.leases("a").renew({"doing": "training"}, [])
 
         assert (renewal.state, renewal.leave) == ("running", "")
-        assert world.jobs.workers(world.job) == {"a": {"doing": "training"}}
+        assert world.jobs.workers(world.job) == {"a": Heartbeat(doing="training")}
 
     def test_asks_to_leave(self, world: World) -> None:
         world.jobs.drain(world.job, "a")

@@ -16,6 +16,7 @@ import torch
 from support.harness import Loop, Plain
 from support.waiting import PATIENCE, await_truth
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.worker.outbox import MOST_UNAPPLIED
 
@@ -172,6 +173,6 @@ class Training:
         assert expired >= killed
         return self.interval * (killed + (1 + MOST_UNAPPLIED) * (expired - killed))
 
-    def beat(self, name: str) -> dict[str, Any]:
-        """A worker's last heartbeat."""
-        return self.plain.jobs.workers(self.job).get(name, {})
+    def beat(self, name: str) -> Heartbeat:
+        """Return a worker's last heartbeat, or an empty one."""
+        return self.plain.jobs.workers(self.job).get(name, Heartbeat())

@@ -235,7 +235,7 @@ def test_what_the_replica_had_not_got_is_pushed_again(build: Build, eventually: 
 
     # Then the job goes on from the older state, and the workers still had what was missing
     assert behind > 0
-    eventually(lambda: sum(training.beat(name)["pushed_again"] for name in names) >= 1)
+    eventually(lambda: sum(training.beat(name).pushed_again or 0 for name in names) >= 1)
     training.finish()
     assert training.trained_again() == 0
 

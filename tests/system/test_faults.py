@@ -44,7 +44,7 @@ def test_a_worker_that_is_asked_to_go_loses_nothing(plain: Plain, eventually: Ev
     trained = BATCH * len(training.steps_of(leaver))
     eventually(lambda: plain.applied(training.job) == trained)
     assert BATCH * 20 <= trained < training.total
-    assert training.beat(leaver)["samples"] == trained
+    assert training.beat(leaver).samples == trained
     assert plain.jobs.leases(training.job) == {}
 
     # and the next worker goes on at the next sample
@@ -72,9 +72,9 @@ def test_a_worker_that_the_cloud_takes_away_with_notice_loses_nothing(
     # Then the worker says so, and has left well before the machine goes
     assert training.worker(evicted).wait() == 0
     assert time.time() < gone_at
-    assert training.beat(evicted)["notice"] == "terminate"
-    assert training.beat(evicted)["notice_at"] == pytest.approx(gone_at, abs=1.0)
-    assert training.beat(evicted)["leaving"] == "notice of eviction"
+    assert training.beat(evicted).notice == "terminate"
+    assert training.beat(evicted).notice_at == pytest.approx(gone_at, abs=1.0)
+    assert training.beat(evicted).leaving == "notice of eviction"
     assert evicted not in plain.jobs.leases(training.job).values()
 
     # and nothing is lost, nor trained twice
@@ -106,7 +106,7 @@ def test_a_worker_that_its_cloud_advised_to_leave_finishes_its_subtask_first(
     advised = plain.start_agent(training.job, cloud.url)
     training.await_steps(advised, 3)
     cloud.metadata.advise()
-    eventually(lambda: training.beat(advised).get("notice") == "rebalance")
+    eventually(lambda: training.beat(advised).notice == "rebalance")
     training.await_middle_of_interval(advised)
 
     # When the controller has a replacement, and wants it to leave
@@ -114,8 +114,8 @@ def test_a_worker_that_its_cloud_advised_to_leave_finishes_its_subtask_first(
 
     # Then it leaves after the last sample of its subtask, and nobody leases it again
     assert training.worker(advised).wait() == 0
-    assert training.beat(advised)["leaving"] == "drain"
-    assert training.beat(advised)["samples"] % (400 // 4) == 0
+    assert training.beat(advised).leaving == "drain"
+    assert (training.beat(advised).samples or 1) % (400 // 4) == 0
     training.finish()
     counters = plain.ledger.connection.hkeys(LedgerKeys(training.job).counters)
     assert not [name for name in counters if name.startswith(b"again:")]
@@ -132,14 +132,14 @@ def test_a_subtask_that_takes_too_long_is_handed_over_all_the_same(
     plain.play_controller(training.job)
     training.await_steps(advised, 1)
     cloud.metadata.advise()
-    eventually(lambda: training.beat(advised).get("notice") == "rebalance")
+    eventually(lambda: training.beat(advised).notice == "rebalance")
 
     # When it is asked to leave
     plain.jobs.drain(training.job, advised)
 
     # Then it pushes what it has before it would be killed
     assert training.worker(advised).wait() == 0
-    assert training.beat(advised)["samples"] < 200
+    assert (training.beat(advised).samples or 0) < 200
     assert advised not in plain.jobs.leases(training.job).values()
     training.add_workers(1)
     training.finish()
@@ -255,7 +255,7 @@ def test_what_the_tensors_server_forgot_is_published_and_pushed_again(
     names = training.start(2)
     training.go_on(100)
     plain.server.freeze()
-    eventually(lambda: all(training.beat(name)["unapplied"] == 2 for name in names))
+    eventually(lambda: all(training.beat(name).unapplied == 2 for name in names))
 
     # When it is killed and comes back empty
     plain.tensors.kill()
@@ -266,7 +266,7 @@ def test_what_the_tensors_server_forgot_is_published_and_pushed_again(
     # Then the model comes back from the parameter server, and the updates from the workers
     training.finish()
     assert len(plain.events(training.job, "republished")) == 1
-    eventually(lambda: all(training.beat(name)["pushed_again"] >= 1 for name in names))
+    eventually(lambda: all((training.beat(name).pushed_again or 0) >= 1 for name in names))
     assert training.trained_again() == 0
 
 

@@ -50,7 +50,7 @@ def test_a_worker_that_waits_for_the_parameter_server_makes_one_more_step_to_car
     (leaver,) = training.start(1)
     training.reach(2 * BATCH)
     plain.server.freeze()
-    eventually(lambda: training.beat(leaver).get("unapplied") == 2)
+    eventually(lambda: training.beat(leaver).unapplied == 2)
     before = len(training.steps_of(leaver))
 
     # When it is asked to go

@@ -43,7 +43,7 @@ def kill_in_the_middle_of_a_push(training: Training, node: int, eventually: Even
     process.freeze()
     advance_without(training, node, before)
     workers = training.plain.workers
-    eventually(lambda: any(training.beat(name).get("unapplied", 0) >= 1 for name in workers))
+    eventually(lambda: any((training.beat(name).unapplied or 0) >= 1 for name in workers))
     process.kill()
 
 
@@ -315,7 +315,7 @@ def test_a_job_that_lacks_store_nodes_waits_for_them_and_says_so(
     sharded.start_keeper()
     lost = training.add_workers(1)[0]
     eventually(lambda: sharded.events(training.job, "store-nodes-missing"))
-    eventually(lambda: "preparing" in training.beat(lost).get("doing", ""))
+    eventually(lambda: "preparing" in (training.beat(lost).doing or ""))
     told = sharded.events(training.job, "store-nodes-missing")
     assert "VCASGD_TENSORS_URL names 1" in told[0]["text"]
     assert training.worker(lost).alive

@@ -10,6 +10,7 @@ import torch
 from support.harness import Plain
 from support.training import TASKS
 
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobState
 
 Eventually = Callable[..., Any]
@@ -55,28 +56,28 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
     )
     start(plain, job, 2, eventually)
 
-    def beats() -> dict[bool, dict[str, Any]]:
+    def beats() -> dict[bool, Heartbeat]:
         """By whether it is the slow one."""
         pid = int(slow.read_text() or 0)
-        return {beat["pid"] == pid: beat for beat in plain.jobs.workers(job).values()}
+        return {beat.pid == pid: beat for beat in plain.jobs.workers(job).values()}
 
     # When both were measured
     eventually(lambda: plain.events(job, "tuned-local-steps"))
 
     # Then the slow one pushes after fewer steps, as many as its speed says
-    eventually(lambda: (beats()[True]["local_steps"] or 10) < 10)
+    eventually(lambda: (beats()[True].local_steps or 10) < 10)
 
     def wanted() -> int:
         return round(10 * min(plain.jobs.get(job).tuned.shares.values()))
 
-    eventually(lambda: beats()[True]["local_steps"] == wanted() < 10)
-    assert beats()[False]["local_steps"] == 10
-    assert beats()[True]["step_seconds"] > beats()[False]["step_seconds"]
+    eventually(lambda: beats()[True].local_steps == wanted() < 10)
+    assert beats()[False].local_steps == 10
+    assert (beats()[True].step_seconds or 0) > (beats()[False].step_seconds or 0)
 
     # and both push about as often
-    before = {name: beat["pushes"] for name, beat in beats().items()}
-    eventually(lambda: beats()[False]["pushes"] > before[False] + 12)
-    assert beats()[True]["pushes"] > before[True] + 4
+    before = {name: beat.pushes or 0 for name, beat in beats().items()}
+    eventually(lambda: (beats()[False].pushes or 0) > before[False] + 12)
+    assert (beats()[True].pushes or 0) > before[True] + 4
 
 
 def test_intervals_of_different_lengths_apply_every_sample_once(

@@ -20,7 +20,7 @@ from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.ledger.tuning import Tunings
 
 BEAT = 1.0
-GIB = 2.0**30
+GIB = 2**30
 MACHINE = "local-0a1b"
 
 

@@ -291,9 +291,9 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_although_it_beats
     assert plain.vector(job).tolist() == [1.0] * 100
 
     # although the heart of the first one still beats
-    beat = plain.jobs.workers(job)[hanging]["at"]
-    eventually(lambda: plain.jobs.workers(job)[hanging]["at"] > beat)
-    eventually(lambda: plain.jobs.workers(job)[other]["samples"] == 100)
+    beat = plain.jobs.workers(job)[hanging].at or 0.0
+    eventually(lambda: (plain.jobs.workers(job)[hanging].at or 0.0) > beat)
+    eventually(lambda: plain.jobs.workers(job)[other].samples == 100)
 
 
 HANGING = """

@@ -14,6 +14,7 @@ from vcasgd.errors import VcasgdError
 from vcasgd.stack import StackHome, StackState
 from vcasgd.stack.home import last_lines
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
 
@@ -101,9 +102,9 @@ def _event(event: Mapping[str, Any]) -> str:
     return f"{time.time() - event['at']:.1f} s ago {event['kind']}: {event['text']}"
 
 
-def _beat(worker: str, beat: Mapping[str, Any]) -> str:
-    shown = {name: value for name, value in beat.items() if name != "at"}
-    return f"{worker}: {time.time() - beat['at']:.1f} s ago {json.dumps(shown)}"
+def _beat(worker: str, beat: Heartbeat) -> str:
+    shown = {name: each for name, each in beat.to_json().items() if name != "at"}
+    return f"{worker}: {time.time() - (beat.at or 0.0):.1f} s ago {json.dumps(shown)}"
 
 
 def _rows(rows: Mapping[str, Any]) -> list[str]:

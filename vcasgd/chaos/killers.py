@@ -172,7 +172,7 @@ class Killer:
         except StoreError:
             return []
         fresh = time.time() - self._fresh_seconds
-        at_work = {beat["instance"] for beat in beats if beat["at"] > fresh and beat["steps"]}
+        at_work = {beat.instance for beat in beats if (beat.at or 0.0) > fresh and beat.steps}
         return [
             one
             for one in self._provider.instances()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, status
-from pydantic import ValidationError
 
 import vcasgd
 from vcasgd.api.problems import documented
@@ -112,12 +111,9 @@ def _workers(here: Services, job: str) -> Iterator[WorkerRow]:
     """Also those in quarantine whose machine is gone, so that one can see why it is."""
     quarantined, beats = here.jobs.quarantined(job), here.jobs.workers(job)
     for name in sorted(beats.keys() | quarantined.keys()):
-        known = {"name": name, "job": job, "quarantined": quarantined.get(name)}
-        try:
-            yield WorkerRow.model_validate({**beats.get(name, {}), **known})
-        except ValidationError:
-            # a heartbeat is what a worker wrote; others are to be seen all the same
-            yield WorkerRow.model_validate(known)
+        fields = beats[name].to_json() if name in beats else {}
+        fields |= {"name": name, "job": job, "quarantined": quarantined.get(name)}
+        yield WorkerRow.model_validate(fields)
 
 
 def _named(rows: dict[str, dict[str, Any]], field: str) -> list[dict[str, Any]]:

@@ -111,9 +111,8 @@ class CostLedger:
         """As the last heartbeat of its worker says, which is not to be trusted with more."""
         if meter.job is None:
             return None
-        beat = self._jobs.workers(meter.job).get(worker_name(name, meter.job), {})
-        since = beat.get("unpushed_since")
-        return float(since) if isinstance(since, int | float) else None
+        beat = self._jobs.workers(meter.job).get(worker_name(name, meter.job))
+        return beat.unpushed_since if beat else None
 
     def _book(self, due: Charge) -> None:
         before = due.before.to_json() if due.before else None

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any
 
 from vcasgd.controller.fleet.names import instance_of, job_of, learner_of, worker_name
 from vcasgd.fleet.observed import JobDemand, Observed
 from vcasgd.fleet.plan import StartWorker, StopWorker
 from vcasgd.learning.tuning import Load, Trial, fewer, next_trial, room_for
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tunings
 
@@ -27,16 +26,16 @@ MEASURE_STEPS = 100
 #: what did not help is tried again after so many heartbeats
 REST_BEATS = 600
 
-Beats = Mapping[str, Mapping[str, Any]]
+Beats = Mapping[str, Heartbeat]
 
 
 @dataclass
 class _Measurement:
     """Since when the same processes train on a machine, and how far they were then."""
 
-    processes: frozenset[tuple[str, object]]
+    processes: frozenset[tuple[str, int | None]]
     at: float
-    steps: float
+    steps: int
 
 
 class Learners:
@@ -128,7 +127,9 @@ class Learners:
             # most likely for want of memory, which must not fail the job
             self._settle(first, fewer(trial, now, rest), f"the process of {crashed[0]} ended")
             return
-        rate = self._rate(first, [(name, beats.get(name, {})) for name in names])
+        if not all(name in beats and beats[name].steps for name in names):
+            return
+        rate = self._rate(first, {name: beats[name] for name in names})
         if rate is not None:
             load = _load(rate, [beats[name] for name in names])
             rates = {**trial.rates, trial.learners: rate}
@@ -152,16 +153,13 @@ class Learners:
             before=before.learners,
         )
 
-    def _rate(self, first: str, beats: list[tuple[str, Mapping[str, Any]]]) -> float | None:
+    def _rate(self, first: str, beats: Beats) -> float | None:
         """Local steps a second of these learners together, once it was measured for long
         enough."""
-        told = [(name, beat, _number(beat.get("steps"))) for name, beat in beats]
-        if not all(steps for _, _, steps in told):
-            return None
-        processes = frozenset((name, beat.get("pid")) for name, beat, _ in told)
-        steps = sum(each or 0.0 for _, _, each in told)
+        processes = frozenset((name, beat.pid) for name, beat in beats.items())
+        steps = sum(beat.steps or 0 for beat in beats.values())
         # each beat has a time of its own; their mean is that of the sum
-        at = sum(_number(beat.get("at")) or 0.0 for _, beat, _ in told) / len(told)
+        at = sum(beat.at or 0.0 for beat in beats.values()) / len(beats)
         start = self._measured.get(first)
         if start is None or start.processes != processes or steps < start.steps:
             self._measured[first] = _Measurement(processes, at, steps)
@@ -171,35 +169,27 @@ class Learners:
         return made / seconds if enough else None
 
 
-def _load(rate: float, beats: list[Mapping[str, Any]]) -> Load:
+def _load(rate: float, beats: list[Heartbeat]) -> Load:
     """As its learners say; of several the one with the least. A machine whose learners say
     nothing gets no further one."""
     room = min(_room(beat, len(beats)) for beat in beats)
-    return Load(rate, room, min(int(_number(beat.get("cores")) or 1) for beat in beats))
+    return Load(rate, room, min(beat.cores or 1 for beat in beats))
 
 
-def _room(beat: Mapping[str, Any], learners: int) -> int:
+def _room(beat: Heartbeat, learners: int) -> int:
     """For so many more of them, in the machine's memory and its GPU's."""
-    total, free, own = (
-        _number(beat.get(name)) for name in ("memory_bytes", "memory_free_bytes", "resident_bytes")
-    )
+    total, free, own = beat.memory_bytes, beat.memory_free_bytes, beat.resident_bytes
     if not (total and free and own):
         return 0
     room = room_for(free, total, own)
-    on_gpu = _number(beat.get("gpu_memory_bytes"))
+    on_gpu = beat.gpu_memory_bytes
     if on_gpu:
         # nothing says how much of it is whose
-        left = _number(beat.get("gpu_memory_free_bytes")) or 0.0
+        left = beat.gpu_memory_free_bytes or 0
         room = min(room, room_for(left, on_gpu, (on_gpu - left) / learners))
     return room
 
 
 def _says_why(beats: Beats, name: str) -> bool:
     """It leaves in good order, as far as its last words say."""
-    return bool(beats.get(name, {}).get("leaving"))
-
-
-def _number(value: object) -> float | None:
-    """A worker's word."""
-    usable = isinstance(value, int | float) and isfinite(value) and value >= 0
-    return float(value) if usable else None  # type: ignore[arg-type]
+    return name in beats and bool(beats[name].leaving)

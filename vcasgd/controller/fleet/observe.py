@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from vcasgd.cluster import ActorState as WorkerLife
 from vcasgd.cluster import Cluster
@@ -22,6 +21,7 @@ from vcasgd.fleet.observed import (
     remember,
 )
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord, JobState
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class Observer:
     # -- machines ------------------------------------------------------------------------------
 
     def _machines(
-        self, beats: Mapping[str, Mapping[str, Mapping[str, Any]]], now: float
+        self, beats: Mapping[str, Mapping[str, Heartbeat]], now: float
     ) -> tuple[Instance, ...]:
         """Where the cloud tells only the machine, the machine's worker tells us; a worker speaks
         for its own machine only, whatever it writes."""
@@ -145,7 +145,7 @@ class Observer:
             for each, (one, at) in self._unseen.items()
             if each not in names and now - at < LAUNCH_UNSEEN_SECONDS
         }
-        return tuple(_with_notice(one, said.get(one.id, {}), now) for one in listed)
+        return tuple(_with_notice(one, said.get(one.id), now) for one in listed)
 
     def _boot_errors(
         self, machines: Iterable[Instance], nodes: frozenset[str] | None, now: float
@@ -162,7 +162,7 @@ class Observer:
     def _measure(
         self,
         jobs: Iterable[JobRecord],
-        beats: Mapping[str, Mapping[str, Mapping[str, Any]]],
+        beats: Mapping[str, Mapping[str, Heartbeat]],
         machines: Sequence[Instance],
         nodes: frozenset[str] | None,
         now: float,
@@ -247,14 +247,11 @@ class Observer:
         return token.get_secret_value() if token else None
 
 
-def _with_notice(one: Instance, beat: Mapping[str, Any], now: float) -> Instance:
-    kind, at = beat.get("notice"), _time(beat.get("notice_at"))
-    if kind == "terminate" and one.state is not InstanceState.LEAVING:
-        return replace(one, state=InstanceState.LEAVING, notice_at=at)
-    if kind == "rebalance" and one.advised_at is None:
-        return replace(one, advised_at=at or now)
+def _with_notice(one: Instance, beat: Heartbeat | None, now: float) -> Instance:
+    if beat is None:
+        return one
+    if beat.notice == "terminate" and one.state is not InstanceState.LEAVING:
+        return replace(one, state=InstanceState.LEAVING, notice_at=beat.notice_at)
+    if beat.notice == "rebalance" and one.advised_at is None:
+        return replace(one, advised_at=beat.notice_at or now)
     return one
-
-
-def _time(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

@@ -27,8 +27,8 @@ class RestartBackoff:
 
     def died(self, worker: str, job: str, reason: str) -> None:
         """A process is gone. One that had said why it leaves did not crash."""
-        beat = self._jobs.workers(job).get(worker, {})
-        if beat.get("leaving"):
+        beat = self._jobs.workers(job).get(worker)
+        if beat is not None and beat.leaving:
             self._counts.pop(worker, None)
             return
         self._counts[worker] = self._counts.get(worker, 0) + 1

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from math import isfinite
 from statistics import median
-from typing import Any
 
 from vcasgd.controller.fleet.names import instance_of, job_of
 from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Workload, Workloads
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 
 #: a worker is measured for so long before its speed says something
@@ -28,7 +27,7 @@ class Speeds:
 
     def __init__(self, ledger: RedisClient) -> None:
         self._workloads = Workloads(ledger)
-        self._first: dict[str, tuple[Any, float, float]] = {}
+        self._first: dict[str, tuple[int | None, float, int]] = {}
         self._known: dict[str, Workload] = {}
         self._written: dict[str, float] = {}
 
@@ -43,7 +42,7 @@ class Speeds:
     def look(
         self,
         job: JobRecord,
-        beats: Mapping[str, Mapping[str, Any]],
+        beats: Mapping[str, Heartbeat],
         machines: Iterable[Instance],
         now: float,
     ) -> None:
@@ -75,12 +74,8 @@ class Speeds:
             self._known[job.id] = self._workloads.get(job.spec.name, job.spec.task)
         return self._known[job.id]
 
-    def _rate(self, worker: str, beat: Mapping[str, Any]) -> float | None:
-        process, at, samples = (
-            beat.get("pid"),
-            _number(beat.get("at")),
-            _number(beat.get("samples")),
-        )
+    def _rate(self, worker: str, beat: Heartbeat) -> float | None:
+        process, at, samples = beat.pid, beat.at, beat.samples
         if at is None or not samples:
             return None
         first = self._first.get(worker)
@@ -90,8 +85,3 @@ class Speeds:
         seconds = at - first[1]
         rate = (samples - first[2]) / seconds if seconds >= MEASURE_SECONDS else 0.0
         return rate if rate > 0 else None
-
-
-def _number(value: object) -> float | None:
-    usable = isinstance(value, int | float) and isfinite(value) and value >= 0
-    return float(value) if usable else None  # type: ignore[arg-type]

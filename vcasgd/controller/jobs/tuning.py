@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from vcasgd.learning.tuning import (
     factor_after,
@@ -67,7 +66,9 @@ class Tuner:
 
     def _tune_steps(self, job: JobRecord) -> None:
         beats = self._jobs.workers(job.id)
-        seconds = {name: _number(beat.get("step_seconds")) for name, beat in beats.items()}
+        seconds = {
+            name: beat.step_seconds for name, beat in beats.items() if beat.step_seconds is not None
+        }
         before = {name: share for name, share in job.tuned.shares.items() if name in beats}
         # who has not been measured yet keeps what its name had
         shares = {**before, **shares_by_speed(seconds, before)}
@@ -139,8 +140,3 @@ class Tuner:
 def _figure(evaluation: Evaluation) -> str:
     name = "accuracy" if "accuracy" in evaluation.metrics else "loss"
     return f"{name} {evaluation.metrics[name]:.4f}"
-
-
-def _number(value: Any) -> float:
-    """A worker's word; NaN where it is no number."""
-    return float(value) if isinstance(value, int | float) else float("nan")

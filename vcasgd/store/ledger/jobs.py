@@ -20,9 +20,10 @@ from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog, event_text
+from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import Failure, JobRecord, JobState, read_failure, read_job
 from vcasgd.store.ledger.tuning import Tuned
-from vcasgd.store.ledger.untrusted import as_count, as_name, as_object
+from vcasgd.store.ledger.untrusted import as_count, as_name
 
 log = logging.getLogger(__name__)
 
@@ -196,11 +197,11 @@ class Jobs(EventLog):
 
     # -- workers -------------------------------------------------------------------------------
 
-    def workers(self, job: str) -> dict[str, dict[str, Any]]:
-        """The last heartbeat of each worker of a job."""
-        found = self._ledger.hgetall(LedgerKeys(job).workers)
-        read = ((as_name(worker), as_object(beat)) for worker, beat in found.items())
-        return {name: beat for name, beat in read if name is not None and beat is not None}
+    def workers(self, job: str) -> dict[str, Heartbeat]:
+        """Return the last heartbeat of each worker of a job, without those that can't be read."""
+        stored = self._ledger.hgetall(LedgerKeys(job).workers)
+        rows = ((as_name(worker), Heartbeat.parse(text)) for worker, text in stored.items())
+        return {name: beat for name, beat in rows if name is not None and beat is not None}
 
     def worker_count(self, job: str) -> int:
         """Workers that were heard of and are not gone for good."""

@@ -6,21 +6,10 @@ that it spoils no more than the job that it belongs to.
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
 #: of a worker; such a name can stand in a key, in a pattern and in the name of a user
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-
-
-def as_object(text: bytes) -> dict[str, Any] | None:
-    """A JSON object; None where it is anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def as_count(text: bytes | None) -> int:

@@ -1,0 +1,70 @@
+"""Heartbeats are parsed strictly, because a hostile worker may write anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from vcasgd.store.ledger.heartbeats import (
+    LARGEST_COUNT,
+    LONGEST_NAME,
+    LONGEST_TEXT,
+    MOST_COUNTERS,
+    Heartbeat,
+)
+
+
+def parsed(**fields: Any) -> Heartbeat:
+    heartbeat = Heartbeat.parse(json.dumps(fields).encode())
+    assert heartbeat is not None
+    return heartbeat
+
+
+def test_a_heartbeat_survives_the_ledger() -> None:
+    heartbeat = Heartbeat(
+        at=5.5, instance="i-1", pid=3, steps=7, step_seconds=0.1, notice="terminate",
+        notice_at=9.0, leaving="drain", reading={"hits": 3, "seconds": 0.5},
+    )  # fmt: skip
+
+    assert Heartbeat.parse(json.dumps(heartbeat.to_json()).encode()) == heartbeat
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"5", b"null", b"{", b"\xff", b"[" * 100_000, b'{"at": ' + b"9" * 5000]
+)
+def test_a_heartbeat_that_is_no_object_is_none(text: bytes) -> None:
+    assert Heartbeat.parse(text) is None
+
+
+@pytest.mark.parametrize("value", ["3", -1, 2.5, True, LARGEST_COUNT + 1, [], {}, float("nan")])
+def test_an_invalid_count_is_none(value: Any) -> None:
+    assert parsed(steps=value, pid=5) == Heartbeat(pid=5)
+
+
+@pytest.mark.parametrize(
+    "value", ["3", -1, True, 1e300, [], {}, float("nan"), float("inf"), float("-inf")]
+)
+def test_an_invalid_number_is_none(value: Any) -> None:
+    assert parsed(at=value, pid=5) == Heartbeat(pid=5)
+
+
+@pytest.mark.parametrize("value", [3, [], "x" * (LONGEST_NAME + 1)])
+def test_an_invalid_name_is_none(value: Any) -> None:
+    assert parsed(instance=value, pid=5) == Heartbeat(pid=5)
+
+
+def test_long_text_is_cut() -> None:
+    assert parsed(leaving="x" * 10_000).leaving == "x" * LONGEST_TEXT
+
+
+@pytest.mark.parametrize(
+    "value", [3, {"a": "b"}, {"a": float("nan")}, {str(n): 0 for n in range(MOST_COUNTERS + 1)}]
+)
+def test_invalid_counters_are_none(value: Any) -> None:
+    assert parsed(reading=value, pid=5) == Heartbeat(pid=5)
+
+
+def test_a_field_of_a_newer_worker_is_kept() -> None:
+    assert parsed(new_field="x").to_json()["new_field"] == "x"
