@@ -31,7 +31,6 @@ from vcasgd.fleet.plan import (
     StartWorker,
     StopWorker,
     Terminate,
-    backoff,
     decide,
     launch_token,
 )
@@ -426,14 +425,6 @@ def test_tokens_differ_by_cluster_pool_and_count_and_fit_everywhere() -> None:
     tokens = {launch_token(c, p, n) for c in ("x", "y") for p in ("x", "y") for n in (0, 1)}
     assert len(tokens) == 8
     assert all(len(token) == 36 for token in tokens)
-
-
-@pytest.mark.parametrize(
-    ("failures", "seconds"),
-    [(-1, 0), (0, 0), (1, 5), (2, 10), (3, 20), (6, 160), (7, 300), (10_000, 300)],
-)
-def test_backoff(failures: int, seconds: float) -> None:
-    assert backoff(failures, base=5, limit=300) == seconds
 
 
 def test_history_forgets_who_is_gone() -> None:

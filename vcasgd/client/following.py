@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from vcasgd.backoff import backoff, jittered
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError
 
@@ -42,19 +42,18 @@ class _Patience:
 
     def renew(self) -> None:
         self._failing_since: float | None = None
-        self._pause = FIRST_PAUSE
+        self._failures = 0
 
     def wait(self, error: ApiError) -> None:
         """Raises the error where waiting would go beyond the limit."""
         now = time.monotonic()
         # from the first failure on: a caller may take long over what it was given before
         self._failing_since = self._failing_since or now
-        # jitter, so that a returning server isn't met by all its clients at once
-        pause = self._pause * random.uniform(0.5, 1.0)
+        self._failures += 1
+        pause = jittered(backoff(self._failures, FIRST_PAUSE, LONGEST_PAUSE))
         if now + pause > self._failing_since + self._seconds:
             raise error
         time.sleep(pause)
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
 
 def follow(open_stream: Open, after: str | None, patience: float) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from vcasgd.backoff import backoff
 from vcasgd.cluster import Command
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.processes import Process, kill_all
@@ -58,12 +59,12 @@ def die_with_parent(number: int) -> Callable[[], None]:
 class _Pause:
     """Until the next start."""
 
-    seconds: float = FIRST_PAUSE_SECONDS
+    failures: int = 0
     until: float = 0.0
 
     def begin(self, now: float) -> None:
-        self.until = now + self.seconds
-        self.seconds = min(self.seconds * 2, LONGEST_PAUSE_SECONDS)
+        self.failures += 1
+        self.until = now + backoff(self.failures, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
 
 class Child:

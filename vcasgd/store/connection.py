@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import re
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from redis.commands.core import Script
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
+from vcasgd.backoff import backoff, jittered
 from vcasgd.errors import (
     Fenced,
     SnapshotMissing,
@@ -41,6 +41,8 @@ OLDEST_SERVER = (7, 0)
 
 #: an answer that takes longer than this is treated as a lost connection
 ANSWER_SECONDS = 10.0
+#: Longest pause of :func:`patiently` between two attempts.
+LONGEST_PAUSE_SECONDS = 1.0
 
 _CHECK_THE_URL = "check that it is up, and its URL: a port that speaks TLS wants rediss://"
 
@@ -355,14 +357,14 @@ def patiently(
     :class:`StoreFull`; ``give_up`` ends the waiting early. Raises the last error.
     """
     deadline = time.monotonic() + seconds
-    pause = first_pause
+    failures = 0
     while True:
         try:
             return call()
         except (StoreUnavailable, StoreFull) as error:
+            failures += 1
+            pause = backoff(failures, first_pause, LONGEST_PAUSE_SECONDS)
             if time.monotonic() + pause > deadline or give_up():
                 raise
-            log.debug("trying again: %s", error)
-            # jitter, so that a returning server isn't met by the whole fleet at once
-            time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, 1.0)
+            log.debug("retrying: %s", error)
+            time.sleep(jittered(pause))

@@ -16,6 +16,7 @@ import sys
 import time
 from typing import Any
 
+from vcasgd.backoff import backoff
 from vcasgd.errors import (
     Fenced,
     PackageError,
@@ -276,10 +277,9 @@ class Worker:
         except (StoreUnavailable, StoreDenied) as unheard:
             log.warning("the ledger did not hear of it: %s", unheard)
         desk.drop_current()
-        first, most = FAILURE_SECONDS
-        # others get the first chance to do better with the same piece
-        desk.pause(min(first * 2**desk.failures, most))
         desk.failures += 1
+        # others get the first chance to do better with the same piece
+        desk.pause(backoff(desk.failures, *FAILURE_SECONDS))
 
     # -- what the other threads say and ask ----------------------------------------------------
 

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
+from vcasgd.backoff import backoff
 from vcasgd.errors import CloudUnavailable, FleetError, NoCapacity, QuotaExceeded, Throttled
 from vcasgd.fleet.observed import Market
-from vcasgd.fleet.plan import Blame, Launch, backoff, market_name
+from vcasgd.fleet.plan import Blame, Launch, market_name
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.store.ledger.servers import Control, Pool
 

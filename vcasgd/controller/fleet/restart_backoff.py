@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from vcasgd.backoff import backoff
 from vcasgd.logging import bound
 from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.jobs import Jobs
@@ -32,8 +33,7 @@ class RestartBackoff:
             self._counts.pop(worker, None)
             return
         self._counts[worker] = self._counts.get(worker, 0) + 1
-        first, most = RESTART_SECONDS
-        pause = min(most, first * 2 ** (self._counts[worker] - 1))
+        pause = backoff(self._counts[worker], *RESTART_SECONDS)
         self._not_before[worker] = self._clock() + pause
         with bound(job=job, worker=worker, request=self._jobs.request_of(job)):
             log.warning("%s: its process ended: %s; next start in %.0f s", worker, reason, pause)

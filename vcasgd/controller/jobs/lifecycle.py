@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
 
+from vcasgd.backoff import backoff
 from vcasgd.errors import NotFound, SnapshotMissing, StorageUnavailable, StoreUnavailable
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout
@@ -64,7 +65,7 @@ class JobLifecycle:
         self._writing: tuple[str, Future[StoredCheckpoint]] | None = None
         self._written_at = clock()
         self._retry_at = 0.0
-        self._pause = 0.0
+        self._failed_writes = 0
         #: that submitted the job; known from the first step on
         self.request: str | None = None
 
@@ -339,19 +340,18 @@ class JobLifecycle:
         self._model.unpin(pin)
 
     def _say_failed(self, why: str) -> None:
-        first, most = RETRY_SECONDS
-        if self._pause == 0.0:
+        if not self._failed_writes:
             self._jobs.event(
                 self._job,
                 "checkpoint-failed",
                 f"a checkpoint can't be written: {why}; training goes on, and it is tried again",
             )
-        self._pause = min(max(first, self._pause * 2), most)
-        self._retry_at = self._clock() + self._pause
+        self._failed_writes += 1
+        self._retry_at = self._clock() + backoff(self._failed_writes, *RETRY_SECONDS)
         log.warning("%s: checkpoint: %s", self._job, why)
 
     def _say_written(self, stored: StoredCheckpoint) -> None:
-        self._pause, self._retry_at, self._written_at = 0.0, 0.0, self._clock()
+        self._failed_writes, self._retry_at, self._written_at = 0, 0.0, self._clock()
         self._jobs.event(
             self._job,
             "checkpoint",

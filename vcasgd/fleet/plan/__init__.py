@@ -5,7 +5,7 @@
 ``allocation``  who gets which machine
 ``market``      what is bought: pool, zone, type, on demand or not
 ``prices``      what a machine is worth
-``backoff``     how long who refused is left alone
+``launch_names``  names of launches and markets
 
 How machines are shared. One worker runs on one machine. First every job gets its minimum,
 then every job what it desires, both in order of submission. A place is filled by, in this
@@ -44,7 +44,7 @@ Why it does not flap. Whatever is decided stays decided while nothing else chang
   doubles it;
 * when Ray can't be reached nothing is held against any machine, and after a restart of
   the controller or of Ray all of these times begin anew;
-* a market that refused is left alone until ``blocked_until``, see :func:`backoff`; its other
+* a market that refused is left alone until ``blocked_until``, see :mod:`vcasgd.backoff`; its other
   zones and the other pools are asked meanwhile.
 
 Every action may be carried out twice. A launch has a token made from the market's count of
@@ -53,8 +53,8 @@ provider starts nothing twice.
 """
 
 from vcasgd.fleet.plan.actions import Action, Blame, Launch, StartWorker, StopWorker, Terminate
-from vcasgd.fleet.plan.backoff import backoff, launch_token, market_name
 from vcasgd.fleet.plan.decide import decide
+from vcasgd.fleet.plan.launch_names import launch_token, market_name
 from vcasgd.fleet.plan.market import SPREAD_PREMIUM
 
 __all__ = [
@@ -65,7 +65,6 @@ __all__ = [
     "StartWorker",
     "StopWorker",
     "Terminate",
-    "backoff",
     "decide",
     "launch_token",
     "market_name",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolView, highest_price
 from vcasgd.fleet.plan.actions import Launch
-from vcasgd.fleet.plan.backoff import launch_token, market_name
+from vcasgd.fleet.plan.launch_names import launch_token, market_name
 from vcasgd.fleet.plan.prices import price_of, scores
 from vcasgd.fleet.providers.base import Offer
 

@@ -1,11 +1,8 @@
-"""How launches are named, and how long who refused is left alone."""
+"""Names of launches and markets."""
 
 from __future__ import annotations
 
 import uuid
-
-#: beyond this many doublings any delay has reached its limit
-_MOST_DOUBLINGS = 30
 
 
 def launch_token(cluster: str, market: str, launches: int) -> str:
@@ -18,10 +15,3 @@ def market_name(pool: str, zone: str | None, spot: bool | None) -> str:
     if zone is None:
         return pool
     return f"{pool}/{zone}/{'spot' if spot else 'on-demand'}"
-
-
-def backoff(failures: int, base: float, limit: float) -> float:
-    """Seconds to leave a pool alone after so many refusals in a row: base, 2·base, … limit."""
-    if failures <= 0:
-        return 0.0
-    return float(min(limit, base * 2 ** min(failures - 1, _MOST_DOUBLINGS)))
