@@ -84,7 +84,7 @@ def read_rows(path: Path = ROWS) -> dict[str, Row]:
     return rows
 
 
-def run(row: Row, seed: int, *, say: Callable[[Point], None]) -> dict[str, Any]:
+def run(row: Row, seed: int, *, on_point: Callable[[Point], None]) -> dict[str, Any]:
     """Trains to the end; the outcome as plain data."""
     torch.set_num_threads(1)
     spec = row.spec(seed)
@@ -93,7 +93,7 @@ def run(row: Row, seed: int, *, say: Callable[[Point], None]) -> dict[str, Any]:
         spec,
         lambda: load_task(spec.task, spec.args, Path(spec.working_dir)),
         row.conditions(seed),
-        say=say,
+        on_point=on_point,
     ).run()
     took = round(time.monotonic() - started)
     return {"seed": seed, "took_seconds": took, "torch": torch.__version__, **outcome.to_dict()}

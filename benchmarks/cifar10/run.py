@@ -43,7 +43,7 @@ def _run(row: Row, seed: int) -> None:
         return
     print(f"{row.name}, seed {seed}", flush=True)
     started = time.monotonic()
-    outcome = run(row, seed, say=lambda point: _say(point, started))
+    outcome = run(row, seed, on_point=lambda point: _print(point, started))
     content = {"settings": row.settings(), "runs": [*kept, outcome]}
     RESULTS.mkdir(parents=True, exist_ok=True)
     _path(row).write_text(json.dumps(content, indent=1) + "\n")
@@ -63,7 +63,7 @@ def _path(row: Row) -> Path:
     return RESULTS / f"{row.name}.json"
 
 
-def _say(point: Point, started: float) -> None:
+def _print(point: Point, started: float) -> None:
     accuracy = point.metrics["accuracy"]
     print(
         f"  epoch {point.epoch:>2}  {accuracy:.2%}  {time.monotonic() - started:.0f} s", flush=True

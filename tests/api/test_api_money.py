@@ -240,7 +240,7 @@ def test_a_job_that_costs_money_is_not_submitted_without_a_word(
     refused = run("submit", job_file)
 
     assert refused.exit_code == 1
-    assert "the job costs money, and there is nobody to ask" in refused.stderr
+    assert "the job costs money, and the input is not a terminal" in refused.stderr
     assert "--yes" in refused.stderr
     assert market.jobs.all() == []
     assert run("submit", job_file, "--yes").exit_code == 0
@@ -266,7 +266,7 @@ def test_what_nobody_knows_the_price_of_is_asked_too(run: Run, market: Api, job_
     refused = run("submit", job_file)
 
     assert refused.exit_code == 1
-    assert "what the job costs is not known" in refused.stderr
+    assert "the cost of the job is unknown" in refused.stderr
 
 
 def test_a_budget_is_raised(run: Run, market: Api) -> None:

@@ -1,4 +1,4 @@
-"""The command line against a real API, as people and programs use it."""
+"""The command line against a real API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vcasgd.cli.connection import open_client
 from vcasgd.cli.progress import follow as show_progress
 from vcasgd.cli.watch import JobStatus, Watch
 from vcasgd.errors import Unauthorized
-from vcasgd.stack import PartPhase, StackHome, StackState
+from vcasgd.stack import StackHome, StackPhase, StackState
 from vcasgd.store.ledger.job import JobState
 
 Eventually = Callable[..., Any]
@@ -43,7 +43,7 @@ subtasks_per_epoch: 5
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """The command line of somebody who has set nothing."""
+    """The command line without any settings."""
     for name in [name for name in os.environ if name.startswith("VCASGD_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("VCASGD_HOME", str(tmp_path / "home"))
@@ -52,7 +52,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def run(bare: Run, api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command line of a user of the API."""
+    """The command line with the URL and token of the API."""
     monkeypatch.setenv("VCASGD_API_URL", api.url)
     monkeypatch.setenv("VCASGD_TOKEN", api.token)
     monkeypatch.setenv("VCASGD_PACKAGE_LIMIT_MB", "1")
@@ -68,8 +68,8 @@ def job_file(tmp_path: Path) -> Path:
     return folder / "job.yaml"
 
 
-def refused(result: Result, *words: str) -> str:
-    """One clear line, nothing of Python's, and exit status 1."""
+def assert_refused(result: Result, *words: str) -> str:
+    """Check for exit status 1 and one error line without a Python traceback; return stderr."""
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.output
@@ -78,55 +78,56 @@ def refused(result: Result, *words: str) -> str:
     return result.stderr
 
 
-def done(result: Result) -> str:
+def stdout_of(result: Result) -> str:
+    """Check for exit status 0; return stdout."""
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def parsed(result: Result) -> Any:
-    return json.loads(done(result))
+    return json.loads(stdout_of(result))
 
 
 # -- finding the API ----------------------------------------------------------------------------
 
 
-def test_the_version(bare: Run) -> None:
-    assert done(bare("--version")) == f"vcasgd {vcasgd.__version__}\n"
+def test_version_option_prints_the_version(bare: Run) -> None:
+    assert stdout_of(bare("--version")) == f"vcasgd {vcasgd.__version__}\n"
 
 
 @pytest.mark.parametrize("command", ["jobs", "status", "workers"])
-def test_without_a_stack_it_says_how_to_start_one(bare: Run, command: str) -> None:
-    refused(bare(command), "there is no stack in", "remedy: start one with: vcasgd up")
+def test_commands_without_a_stack_name_vcasgd_up(bare: Run, command: str) -> None:
+    assert_refused(bare(command), "there is no stack in", "remedy: start one with: vcasgd up")
 
 
-def test_a_stack_that_is_down_is_no_stack_to_talk_to(bare: Run, tmp_path: Path) -> None:
+def test_commands_refuse_a_stopped_stack(bare: Run, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    StackState(phase=PartPhase.READY, api_url="http://127.0.0.1:1").write(tmp_path / "home")
-    refused(bare("jobs"), "is not running", "vcasgd up")
+    StackState(phase=StackPhase.READY, api_url="http://127.0.0.1:1").write(tmp_path / "home")
+    assert_refused(bare("jobs"), "is not running", "vcasgd up")
     assert not bare("down").stderr
     assert parsed_status(bare("status", "--json"))["phase"] == "stopped"
 
 
 def parsed_status(result: Result) -> dict[str, Any]:
-    """Of a stack that is not ready."""
+    """Return the status of a stack that is not ready."""
     assert result.exit_code == 1
     status: dict[str, Any] = json.loads(result.stdout)
     return status
 
 
-def test_a_wrong_token_is_named(run: Run) -> None:
-    refused(run("jobs", "--token", "wrong"), "token")
+def test_wrong_token_is_an_error(run: Run) -> None:
+    assert_refused(run("jobs", "--token", "wrong"), "token")
 
 
-def test_a_missing_token_is_named(bare: Run, api: Api) -> None:
-    refused(bare("jobs", "--url", api.url), f"no token for {api.url}", "VCASGD_TOKEN")
+def test_missing_token_is_an_error(bare: Run, api: Api) -> None:
+    assert_refused(bare("jobs", "--url", api.url), f"no token for {api.url}", "VCASGD_TOKEN")
 
 
-def test_an_api_that_is_away_is_named(run: Run) -> None:
-    refused(run("jobs", "--url", "http://127.0.0.1:1"), "no answer from http://127.0.0.1:1")
+def test_unreachable_api_is_an_error(run: Run) -> None:
+    assert_refused(run("jobs", "--url", "http://127.0.0.1:1"), "no answer from http://127.0.0.1:1")
 
 
-def test_the_own_stacks_token_goes_nowhere_else(bare: Run, tmp_path: Path) -> None:
+def test_local_token_is_sent_only_to_the_local_stack(bare: Run, tmp_path: Path) -> None:
     home = StackHome(tmp_path / "home")
     home.create()
     home.ensure_token()
@@ -137,9 +138,9 @@ def test_the_own_stacks_token_goes_nowhere_else(bare: Run, tmp_path: Path) -> No
         open_client("http://elsewhere.example:8700", None)
 
 
-def test_a_wrong_setting_is_named(bare: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_setting_is_an_error(bare: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VCASGD_HEARTBEAT", "soon")
-    refused(bare("jobs"), "VCASGD_HEARTBEAT")
+    assert_refused(bare("jobs"), "VCASGD_HEARTBEAT")
 
 
 # -- submitting ---------------------------------------------------------------------------------
@@ -156,37 +157,39 @@ def test_a_wrong_setting_is_named(bare: Run, monkeypatch: pytest.MonkeyPatch) ->
         ("- 1", "holds no job"),
     ],
 )
-def test_a_wrong_job_file_is_named_with_its_field(
+def test_submit_names_the_invalid_field_of_a_job_file(
     run: Run, job_file: Path, text: str, named: str
 ) -> None:
     job_file.write_text(text)
-    refused(run("submit", job_file), str(job_file), named)
+    assert_refused(run("submit", job_file), str(job_file), named)
 
 
-def test_a_missing_job_file_is_named(run: Run, tmp_path: Path) -> None:
-    refused(run("submit", tmp_path / "none.yaml"), "none.yaml: can't be read")
+def test_submit_names_a_missing_job_file(run: Run, tmp_path: Path) -> None:
+    assert_refused(run("submit", tmp_path / "none.yaml"), "none.yaml: can't be read")
 
 
-def test_a_working_directory_over_the_limit_names_what_is_large(run: Run, job_file: Path) -> None:
+def test_submit_names_the_largest_files_of_a_working_directory_over_the_limit(
+    run: Run, job_file: Path
+) -> None:
     (job_file.parent / "data.bin").write_bytes(b"x" * 1_200_000)
-    refused(run("submit", job_file), "working_dir", "1.0 MB", "data.bin", ".vcasgdignore")
+    assert_refused(run("submit", job_file), "working_dir", "1.0 MB", "data.bin", ".vcasgdignore")
 
 
-def test_submit_says_the_job_and_what_to_do_next(run: Run, api: Api, job_file: Path) -> None:
-    text = done(run("submit", job_file))
+def test_submit_prints_the_job_and_the_next_command(run: Run, api: Api, job_file: Path) -> None:
+    text = stdout_of(run("submit", job_file))
     (job,) = api.jobs.active()
-    assert text == f"submitted {job}\nwatch it with: vcasgd follow {job}\n"
+    assert text == f"submitted {job}\nfollow it with: vcasgd follow {job}\n"
 
 
-def test_the_same_key_gives_the_same_job(run: Run, api: Api, job_file: Path) -> None:
+def test_submit_with_the_same_key_returns_the_same_job(run: Run, api: Api, job_file: Path) -> None:
     words = ("submit", job_file, "--idempotency-key", "k", "--json")
     assert parsed(run(*words))["id"] == parsed(run(*words))["id"]
     assert len(api.jobs.active()) == 1
 
-    refused(run(*words, "--set", "epochs=3"), "Idempotency-Key", "new key")
+    assert_refused(run(*words, "--set", "epochs=3"), "Idempotency-Key", "new key")
 
 
-def test_fields_can_be_changed(run: Run, job_file: Path) -> None:
+def test_set_option_changes_fields(run: Run, job_file: Path) -> None:
     changes = ("epochs=7", "update.rule=async-local-sgd", "args.depth=20", "args.name=x")
     words = [word for change in changes for word in ("--set", change)]
     spec = parsed(run("submit", job_file, *words, "--json"))["spec"]
@@ -200,18 +203,20 @@ def test_fields_can_be_changed(run: Run, job_file: Path) -> None:
         ("epochs", "is not of the form field=value"),
         ("=3", "is not of the form field=value"),
         ("epochs=none", "epochs: "),
-        ("epochs.first=1", "epochs has no parts"),
+        ("epochs.first=1", "epochs has no fields"),
         ("args.x=[", "is not YAML"),
     ],
 )
-def test_a_wrong_change_is_named(run: Run, job_file: Path, change: str, named: str) -> None:
-    refused(run("submit", job_file, "--set", change), named)
+def test_set_option_names_an_invalid_change(
+    run: Run, job_file: Path, change: str, named: str
+) -> None:
+    assert_refused(run("submit", job_file, "--set", change), named)
 
 
-# -- looking ------------------------------------------------------------------------------------
+# -- listing ------------------------------------------------------------------------------------
 
 
-def test_listings_are_json_for_programs(run: Run, api: Api) -> None:
+def test_json_option_prints_listings_as_json(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
     api.leases(job).renew({"at": time.time(), "instance": "i-1", "steps": 3}, [])
@@ -235,51 +240,53 @@ def test_listings_are_json_for_programs(run: Run, api: Api) -> None:
     assert parsed(run("status", "--json"))["platform"]["active_jobs"] == [job]
 
 
-def test_listings_are_tables_for_people(run: Run, api: Api) -> None:
+def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
     api.control.show({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
     checkpoint, _ = api.store_checkpoint(job, 1)
     api.jobs.add_logs(job, f"{job}.i-1", ["hello [bold]"])
 
-    heading, row = done(run("jobs")).splitlines()
+    heading, row = stdout_of(run("jobs")).splitlines()
     assert heading.split()[:2] == ["JOB", "STATE"]
     assert row.split()[:3] == [job, "running", "0/2"]
-    assert "running" in done(run("instances"))
-    assert "local" in done(run("pools"))
-    assert checkpoint in done(run("checkpoints", job))
-    assert done(run("logs", job)) == "i-1: hello [bold]\n"
-    assert "submitted: digits was submitted" in done(run("events", job))
-    shown = done(run("show", job))
+    assert "running" in stdout_of(run("instances"))
+    assert "local" in stdout_of(run("pools"))
+    assert checkpoint in stdout_of(run("checkpoints", job))
+    assert stdout_of(run("logs", job)) == "i-1: hello [bold]\n"
+    assert "submitted: digits was submitted" in stdout_of(run("events", job))
+    shown = stdout_of(run("show", job))
     assert f"job         {job}\n" in shown
     assert "epoch       1 of 2 (0%)" in shown
 
 
-def test_what_is_not_there_is_named(run: Run) -> None:
+def test_commands_name_an_unknown_job_or_instance(run: Run) -> None:
     for command in ("show", "follow", "events", "logs", "pause", "checkpoints", "download"):
-        refused(run(command, "nothing"), "nothing")
-    refused(run("evict", "nothing"), "there is no instance nothing")
+        assert_refused(run(command, "nothing"), "nothing")
+    assert_refused(run("evict", "nothing"), "there is no instance nothing")
 
 
 # -- acting -------------------------------------------------------------------------------------
 
 
-def test_a_job_is_paused_resumed_and_cancelled(run: Run, api: Api) -> None:
+def test_pause_resume_and_cancel_change_the_state(run: Run, api: Api) -> None:
     job = api.submit()
-    refused(run("pause", job), f"job {job} is starting", "remedy:")
+    assert_refused(run("pause", job), f"job {job} is starting", "remedy:")
     api.start_job(job)
     for command, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
-        assert done(run(command, job)) == f"{job} is {state}\n"
+        assert stdout_of(run(command, job)) == f"{job} is {state}\n"
         assert api.jobs.get(job).state == state
 
 
-def test_a_machine_is_taken(run: Run, api: Api) -> None:
+def test_evict_requests_an_eviction(run: Run, api: Api) -> None:
     job = api.submit()
     worker = f"{job}.i-1"
     api.leases(job, worker).renew({"at": time.time(), "instance": "i-1"}, [])
     api.control.show({"i-1": {"pool": "local"}}, {})
 
-    assert done(run("evict", worker, "--notice", 30)) == "i-1 will be evicted, 30 s notice\n"
+    assert (
+        stdout_of(run("evict", worker, "--notice", 30)) == "i-1 will be evicted with 30 s notice\n"
+    )
     assert parsed(run("evict", "i-1", "--kill", "--json"))["kill"] is True
 
     first, second = api.control.take_requests()
@@ -288,17 +295,17 @@ def test_a_machine_is_taken(run: Run, api: Api) -> None:
     assert run("evict", "i-1", "--kill", "--notice", 1).exit_code == 2
 
 
-def test_a_model_is_downloaded(run: Run, api: Api, tmp_path: Path) -> None:
+def test_download_writes_the_model(run: Run, api: Api, tmp_path: Path) -> None:
     job = api.submit()
-    refused(run("download", job), "model")
+    assert_refused(run("download", job), "model")
     name, data = api.store_checkpoint(job, 3)
     api.finish(job, model=name)
 
-    path = Path(done(run("download", job, "--to", tmp_path)).strip())
+    path = Path(stdout_of(run("download", job, "--to", tmp_path)).strip())
 
     assert path.parent == tmp_path
     assert path.read_bytes() == data
-    refused(run("download", job, "--to", tmp_path / "no" / "folder.safetensors"), "no")
+    assert_refused(run("download", job, "--to", tmp_path / "no" / "folder.safetensors"), "no")
 
 
 # -- following ----------------------------------------------------------------------------------
@@ -310,12 +317,12 @@ def after(seconds: float, action: Callable[[], object]) -> threading.Timer:
     return timer
 
 
-def test_following_ends_with_the_job(run: Run, api: Api) -> None:
+def test_follow_ends_with_the_job(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
     timer = after(0.7, lambda: api.finish(job))
 
-    text = done(run("follow", job))
+    text = stdout_of(run("follow", job))
 
     timer.join()
     assert "job-running: started" in text
@@ -323,7 +330,7 @@ def test_following_ends_with_the_job(run: Run, api: Api) -> None:
     assert f"{job} succeeded after" in text.splitlines()[-1]
 
 
-def test_a_failed_job_shows_its_reason_and_the_users_traceback(run: Run, api: Api) -> None:
+def test_follow_prints_the_reason_and_traceback_of_a_failed_job(run: Run, api: Api) -> None:
     job = api.submit()
     trace = 'Traceback (most recent call last):\n  File "train.py", line 1\nValueError: [red]'
     api.finish(job, JobState.FAILED, traceback=trace)
@@ -336,7 +343,7 @@ def test_a_failed_job_shows_its_reason_and_the_users_traceback(run: Run, api: Ap
     assert trace in run("show", job).stderr
 
 
-def test_submit_can_follow(run: Run, api: Api, job_file: Path) -> None:
+def test_submit_with_follow_exits_with_the_result(run: Run, api: Api, job_file: Path) -> None:
     timer = after(0.0, lambda: api.finish(await_truth(api.jobs.active)[0], JobState.CANCELLED))
     result = run("submit", job_file, "--follow")
     timer.join()
@@ -344,7 +351,7 @@ def test_submit_can_follow(run: Run, api: Api, job_file: Path) -> None:
     assert "cancelled: it cancelled" in result.stderr
 
 
-def test_ctrl_c_leaves_the_job_alone_and_says_so(api: Api) -> None:
+def test_ctrl_c_stops_following_but_not_the_job(api: Api) -> None:
     job = api.submit()
     api.start_job(job)
     command = [sys.executable, "-m", "vcasgd.cli", "follow", job]
@@ -354,21 +361,21 @@ def test_ctrl_c_leaves_the_job_alone_and_says_so(api: Api) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell's background job ignores SIGINT, and so would its children
+        # Background jobs of a shell ignore SIGINT, and so would this process.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stdout is not None
         while "job-running" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert f"job {job} goes on; watch it again with: vcasgd follow {job}" in said
-    assert "Traceback" not in said
+    assert f"job {job} keeps running; follow it again with: vcasgd follow {job}" in stderr
+    assert "Traceback" not in stderr
     assert api.jobs.get(job).state == "running"
 
 
-def test_following_survives_an_api_that_is_away(own_api: Api) -> None:
+def test_follow_survives_an_api_restart(own_api: Api) -> None:
     job = own_api.submit()
     own_api.start_job(job)
     with own_api.client() as client:
@@ -383,13 +390,13 @@ def test_following_survives_an_api_that_is_away(own_api: Api) -> None:
     assert [event.kind for event in last.events] == ["job-succeeded"]
 
 
-def over_after_the_first(looks: Iterator[JobStatus], api: Api, job: str) -> Iterator[JobStatus]:
+def end_job_after_first_look(looks: Iterator[JobStatus], api: Api, job: str) -> Iterator[JobStatus]:
     yield next(looks)
     api.finish(job)
     yield from looks
 
 
-def test_the_live_view_shows_everything(api: Api) -> None:
+def test_live_view_shows_figures_workers_and_events(api: Api) -> None:
     job = api.submit()
     api.start_job(job)
     api.leases(job).renew(
@@ -398,15 +405,17 @@ def test_the_live_view_shows_everything(api: Api) -> None:
     api.account(job, 4, 1, updates=4, applied=100, staleness_mean=1.5, staleness_max=3)
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     with api.client() as client:
-        view = show_progress(over_after_the_first(Watch(client, job).looks(), api, job), console)
+        view = show_progress(
+            end_job_after_first_look(Watch(client, job).looks(), api, job), console
+        )
     assert view.state == "succeeded"
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for word in (job, "epoch 2/2", "50%", "staleness 1.5 (max 3)", "i-1", "subtask 3",
-                 "notice of eviction", "job-running", "succeeded"):  # fmt: skip
+                 "eviction notice", "job-running", "succeeded"):  # fmt: skip
         assert word in text
 
 
-def test_workers_that_fell_silent_are_not_counted(api: Api) -> None:
+def test_watch_omits_silent_workers(api: Api) -> None:
     job = api.submit()
     now = time.time()
     api.leases(job, "old").renew({"at": now - 60, "instance": "i-1"}, [])

@@ -1,4 +1,4 @@
-"""The fleet at a glance, and how long a job will take."""
+"""``vcasgd top``, and the estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def shown(api: Api, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("COLUMNS", "150")
 
     def top(*arguments: str) -> str:
-        known = ["--url", api.url, "--token", api.token]
-        result = CliRunner().invoke(app, ["top", *arguments, *known])
+        options = ["--url", api.url, "--token", api.token]
+        result = CliRunner().invoke(app, ["top", *arguments, *options])
         assert result.exit_code == 0, result.output
         return result.output
 
     return top
 
 
-def test_everything_at_a_glance(api: Api, shown: Any) -> None:
+def test_top_shows_jobs_machines_pools_and_servers(api: Api, shown: Any) -> None:
     job, over = api.submit(), api.submit()
     api.start_job(job)
     api.finish(over)
@@ -54,35 +54,35 @@ def test_everything_at_a_glance(api: Api, shown: Any) -> None:
     assert row.split()[-2:] == ["3", "2.5"]
 
 
-def test_a_fleet_of_nothing(shown: Any) -> None:
+def test_top_shows_an_empty_fleet(shown: Any) -> None:
     text = shown("--once")
 
-    assert "no job is active" in text
-    assert "there are no machines" in text
+    assert "no active jobs" in text
+    assert "no machines" in text
 
 
-def test_programs_get_json(api: Api, shown: Any) -> None:
+def test_top_prints_json(api: Api, shown: Any) -> None:
     job = api.submit()
 
-    found = json.loads(shown("--json"))
+    overview = json.loads(shown("--json"))
 
-    assert [each["id"] for each in found["jobs"]] == [job]
-    assert found.keys() == {"jobs", "machines", "pools", "store", "spend"}
+    assert [each["id"] for each in overview["jobs"]] == [job]
+    assert overview.keys() == {"jobs", "machines", "pools", "store", "spend"}
 
 
-def test_how_long_a_job_will_take(api: Api) -> None:
+def test_time_left_extrapolates_the_progress(api: Api) -> None:
     job = api.submit()
     with api.client() as client:
         look = Watch(client, job).look()
-    begun = look.job.created_at + 10.0
+    started_at = look.job.created_at + 10.0
     progress = replace(look.job.progress, fraction=0.25)
-    running = replace(look.job, state="running", started_at=begun, progress=progress)
+    running = replace(look.job, state="running", started_at=started_at, progress=progress)
 
     assert time_left(replace(look, job=running, seconds=40.0)) == pytest.approx(90.0)
-    for nobody_knows in (
+    for unknown in (
         look.job,
         replace(running, state="paused"),
         replace(running, started_at=None),
         replace(running, progress=replace(progress, fraction=0.0)),
     ):
-        assert time_left(replace(look, job=nobody_knows)) is None
+        assert time_left(replace(look, job=unknown)) is None

@@ -1,4 +1,4 @@
-"""The demo: its parts without a stack, and the whole of it once."""
+"""The demo: its components without a stack, and one complete run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from vcasgd.cli.demo import Summary
-from vcasgd.cli.faults import LATEST_EVICTION, LATEST_KILL, Faults
+from vcasgd.cli.demo import LATEST_EVICTION, LATEST_KILL, Faults, Summary
 from vcasgd.cli.interrupts import CommandInterrupted, Interrupts
 from vcasgd.cli.watch import JobStatus
 from vcasgd.client import Client
@@ -26,7 +25,7 @@ from vcasgd.errors import NotFound
 
 Eventually = Callable[..., Any]
 
-#: a demo takes one minute where nothing else runs
+#: Seconds for one demo; it takes one minute on an idle machine.
 END_SECONDS = 500.0
 
 GOOD = Summary(
@@ -45,16 +44,16 @@ GOOD = Summary(
 
 @dataclass
 class Api:
-    """Remembers what it was asked to take; the first ``refusals`` times it can't."""
+    """API that records evictions and refuses the first ``refusals`` of them."""
 
     refusals: int = 0
-    taken: list[tuple[str, bool]] = field(default_factory=list)
+    evictions: list[tuple[str, bool]] = field(default_factory=list)
 
     def evict(self, worker: str, *, kill: bool) -> dict[str, str]:
         if self.refusals:
             self.refusals -= 1
             raise NotFound("there is no such worker")
-        self.taken.append((worker, kill))
+        self.evictions.append((worker, kill))
         return {"instance": worker.upper()}
 
 
@@ -64,35 +63,35 @@ def look(workers: str, fraction: float, evictions: int = 0, **extra: Any) -> Job
     return cast("JobStatus", SimpleNamespace(job=job, workers=rows))
 
 
-def struck(*looks: JobStatus, refusals: int = 0) -> list[tuple[str, bool]]:
+def evictions(*looks: JobStatus, refusals: int = 0) -> list[tuple[str, bool]]:
     api = Api(refusals)
     faults = Faults(cast("Client", api))
     for each in looks:
         faults(each)
-    return api.taken
+    return api.evictions
 
 
-def test_one_is_evicted_and_when_it_is_gone_another_killed() -> None:
+def test_faults_evict_one_machine_then_kill_another() -> None:
     looks = [look("abc", 0.1), look("abc", 0.1), look("abc", 0.2, 1), look("bcd", 0.3, 1)]
-    assert struck(*looks) == [("a", False), ("b", True)]
+    assert evictions(*looks) == [("a", False), ("b", True)]
 
 
-def test_nobody_is_taken_before_three_work() -> None:
-    assert struck(look("ab", 0.1), look("abc", 0.1, steps=0), look("", LATEST_EVICTION)) == []
-    assert struck(look("abc", 0.1, notice="terminate"), look("abc", 0.1, leaving="over")) == []
+def test_faults_wait_until_three_workers_train() -> None:
+    assert evictions(look("ab", 0.1), look("abc", 0.1, steps=0), look("", LATEST_EVICTION)) == []
+    assert evictions(look("abc", 0.1, notice="terminate"), look("abc", 0.1, leaving="over")) == []
 
 
-def test_late_in_the_job_fewer_must_do() -> None:
+def test_faults_accept_fewer_workers_late_in_the_job() -> None:
     looks = [look("a", LATEST_EVICTION), look("a", 0.4, 1), look("ab", LATEST_KILL, 1)]
-    assert struck(*looks) == [("a", False), ("b", True)]
+    assert evictions(*looks) == [("a", False), ("b", True)]
 
 
-def test_a_machine_that_was_faster_is_replaced_by_another() -> None:
-    assert struck(look("abc", 0.1), look("bcd", 0.1), refusals=1) == [("b", False)]
+def test_faults_pick_another_worker_if_one_has_left() -> None:
+    assert evictions(look("abc", 0.1), look("bcd", 0.1), refusals=1) == [("b", False)]
 
 
-def test_a_summary_complains_about_each_broken_promise() -> None:
-    assert GOOD.complaints() == []
+def test_summary_lists_each_failed_guarantee() -> None:
+    assert GOOD.failures() == []
     for change in (
         {"accuracy": 0.9},
         {"samples_lost": 1},
@@ -101,20 +100,20 @@ def test_a_summary_complains_about_each_broken_promise() -> None:
         {"evictions": 0},
         {"kills": 0},
     ):
-        assert len(replace(GOOD, **cast("Any", change)).complaints()) == 1
+        assert len(replace(GOOD, **cast("Any", change)).failures()) == 1
 
 
-def test_signals_wait_until_they_are_allowed() -> None:
+def test_signals_are_deferred_until_allowed() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(CommandInterrupted) as caught, interrupts.allowed():
-            pytest.fail("it was interrupted before")
+            pytest.fail("it was not interrupted")
         signal.raise_signal(signal.SIGINT)
     assert caught.value.exit_status == 143
 
 
-def test_only_the_first_signal_counts() -> None:
+def test_later_signals_are_ignored() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
         with pytest.raises(CommandInterrupted) as caught, interrupts.allowed():
@@ -124,7 +123,7 @@ def test_only_the_first_signal_counts() -> None:
 
 
 class Demo:
-    """``vcasgd demo`` as its own process, with temporary files in a folder of the test."""
+    """``vcasgd demo`` in its own process, with temporary files in the test's folder."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.scratch = folder / "scratch"
@@ -145,7 +144,7 @@ class Demo:
         for line in self.process.stdout:
             if text in line:
                 return
-        pytest.fail(f"it ended before it said {text!r}")
+        pytest.fail(f"it ended before it printed {text!r}")
 
     def end(self) -> tuple[int, str, str]:
         try:
@@ -155,7 +154,7 @@ class Demo:
         return self.process.returncode, out, err
 
     def left(self) -> list[str]:
-        """Processes and files."""
+        """Return the names of files and processes that remain."""
         files = [path.name for path in self.scratch.iterdir()]
         return files + [each.name() for each in psutil.process_iter() if self._owns(each)]
 
@@ -168,13 +167,13 @@ class Demo:
 
 
 @pytest.mark.slow
-def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
+def test_demo_keeps_its_guarantees(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--json")
     status, out, err = demo.end()
     assert status == 0, err
     (line,) = out.splitlines()
     summary = Summary(**json.loads(line))
-    assert summary.complaints() == []
+    assert summary.failures() == []
     assert summary.updates_applied > 0
     assert summary.model_path == str(demo.model)
     assert load_file(demo.model)
@@ -183,14 +182,14 @@ def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("said", "number", "status"),
+    ("line", "number", "status"),
     [("ledger is ready", signal.SIGINT, 130), ("worker-started", signal.SIGTERM, 143)],
 )
-def test_an_interrupted_demo_leaves_nothing(
-    tmp_path: Path, said: str, number: signal.Signals, status: int
+def test_interrupted_demo_leaves_nothing_behind(
+    tmp_path: Path, line: str, number: signal.Signals, status: int
 ) -> None:
     demo = Demo(tmp_path)
-    demo.await_line(said)
+    demo.await_line(line)
     demo.process.send_signal(number)
     returned, _, err = demo.end()
     assert (returned, err) == (status, "interrupted; everything is stopped\n")

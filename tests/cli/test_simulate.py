@@ -18,14 +18,14 @@ SHORT = ["--set", "epochs=1"]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Batches this small only lose by being shared out to threads."""
+    """Use one thread; batches this small are slower on several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-def test_a_job_is_trained_by_machines_that_do_not_exist() -> None:
+def test_simulate_trains_a_job() -> None:
     result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--json"])
 
     assert result.exit_code == 0, result.stderr
@@ -37,7 +37,7 @@ def test_a_job_is_trained_by_machines_that_do_not_exist() -> None:
     assert result.stderr.startswith("epoch 1 ")
 
 
-def test_machines_come_and_go_as_in_a_trace(tmp_path: Path) -> None:
+def test_simulate_follows_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [4, 2, 3, 0, 4] * 9}))
     arguments = ["--trace", str(trace), "--faster", "3000"]
@@ -50,14 +50,14 @@ def test_machines_come_and_go_as_in_a_trace(tmp_path: Path) -> None:
     assert facts["updates"].strip().startswith("15,")
 
 
-def test_a_wrong_field_is_named() -> None:
+def test_simulate_names_an_invalid_field() -> None:
     result = CliRunner().invoke(app, ["simulate", JOB, "--set", "update.alpha=2"])
 
     assert result.exit_code == 1
     assert "update.alpha" in result.stderr
 
 
-def test_nothing_can_go_by_faster_without_a_trace() -> None:
+def test_faster_option_requires_a_trace() -> None:
     result = CliRunner().invoke(app, ["simulate", JOB, "--faster", "10"])
 
     assert result.exit_code == 1

@@ -19,9 +19,9 @@ from vcasgd.fleet.providers.local.instance import is_locked
 from vcasgd.settings import Settings
 from vcasgd.stack import (
     ForegroundStack,
-    PartPhase,
     PartState,
     StackHome,
+    StackPhase,
     StackState,
     down,
     is_running,
@@ -138,7 +138,7 @@ def test_a_stack_comes_up_and_goes_without_a_trace(stage: Stage) -> None:
         progress=lambda state: seen.append({n: part.ready for n, part in state.parts.items()}),
     )
 
-    assert state.phase is PartPhase.READY
+    assert state.phase is StackPhase.READY
     assert all(psutil.pid_exists(part.pid) and part.ready for part in state.parts.values())
     assert all(part.restarts == 0 for part in state.parts.values())
     assert any(each.get("ledger") and not each.get("server") for each in seen)
@@ -146,7 +146,7 @@ def test_a_stack_comes_up_and_goes_without_a_trace(stage: Stage) -> None:
     assert stage.down()
     assert not is_running(stage.home)
     assert stage.processes() == []
-    assert stage.state().phase is PartPhase.STOPPED
+    assert stage.state().phase is StackPhase.STOPPED
     assert not stage.down()
 
 
@@ -197,7 +197,7 @@ def test_a_second_stack_in_the_same_home_is_refused(stage: Stage) -> None:
     url = stage.up().api_url
     with pytest.raises(StackError, match=f"already running at {url}"):
         stage.up()
-    assert stage.state().phase is PartPhase.READY
+    assert stage.state().phase is StackPhase.READY
 
 
 def test_a_port_that_is_in_use_is_named(stage: Stage) -> None:
@@ -225,7 +225,7 @@ def test_when_the_guardian_is_killed_everything_goes(stage: Stage) -> None:
     assert guardian is not None
     guardian.kill()
     stage.await_nothing()
-    assert stage.state().phase is PartPhase.STOPPED
+    assert stage.state().phase is StackPhase.STOPPED
 
 
 def test_a_tied_stack_ends_with_its_parent(stage: Stage) -> None:

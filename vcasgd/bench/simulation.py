@@ -104,13 +104,13 @@ class Simulation:
         conditions: Conditions,
         *,
         evaluate_every: int = 1,
-        say: Callable[[Point], None] = lambda _: None,
+        on_point: Callable[[Point], None] = lambda _: None,
     ) -> None:
         self._spec = spec
         self._task = make_task()
         self._conditions = conditions
         self._evaluate_every = evaluate_every
-        self._say = say
+        self._on_point = on_point
         #: evaluates; never trains
         self._judge = Learner(spec, self._task, "cpu")
         self._facts = self._judge.facts(1)
@@ -262,7 +262,7 @@ class Simulation:
         samples = self._blender.meta.totals.samples
         point = Point(epochs, self._now, samples, metrics)
         self.outcome.points.append(point)
-        self._say(point)
+        self._on_point(point)
 
     def _new_blender(self) -> ModelState:
         floats, integers = self._judge.initial()

@@ -1,14 +1,19 @@
-"""The command line: ``vcasgd``.
+"""Command-line interface: ``vcasgd``.
 
-``app``        the commands, joined
-``output``     tables, JSON, errors
-``connection`` which API to talk to
+``app``        assembles the commands
+``output``     tables, JSON, and error messages
+``connection`` API address and token
+``jobfile``    job files with ``--set`` overrides
 ``stack``      up, down, status
-``jobs``       submit, follow, and all that is done with a job
+``jobs``       submit, follow, and the other commands for jobs
 ``fleet``      workers, instances, pools, evict
-``money``      plan, cost, and the question before a job is bought
+``top``        a live overview of the fleet
+``money``      plan, cost, and the confirmation before a job costs money
+``watch``      the state of a job over time
 ``progress``   the live view of a job
-``demo``       the whole product in a minute
+``simulate``   a simulated job in this process
+``demo``       a complete run in about a minute
+``interrupts`` signals during the demo
 """
 
 from vcasgd.cli.app import app, main

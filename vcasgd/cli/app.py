@@ -1,4 +1,4 @@
-"""The commands, joined."""
+"""The ``vcasgd`` application with all of its commands."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _part in (stack, jobs, fleet, money, simulate, demo):
-    _part.register(app)
-app.add_typer(data, name="data", cls=Group, help="Data sets in shards.")
-app.add_typer(bench, name="bench", cls=Group, help="Measure the product on this machine.")
-app.add_typer(chaos, name="chaos", cls=Group, help="Kill parts on purpose, and count what is lost.")
+for _module in (stack, jobs, fleet, money, simulate, demo):
+    _module.register(app)
+app.add_typer(data, name="data", cls=Group, help="Prepare sharded data sets.")
+app.add_typer(bench, name="bench", cls=Group, help="Run benchmarks on this machine.")
+app.add_typer(chaos, name="chaos", cls=Group, help="Inject faults and count lost samples.")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"vcasgd {vcasgd.__version__}")
         raise typer.Exit
 
@@ -38,9 +38,10 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Train PyTorch models on machines that vanish.
+    """Train PyTorch models on spot, preemptible and volunteer machines.
 
-    They talk to the API that --url or VCASGD_API_URL names, else to this machine's stack.
+    Commands connect to the API that --url or VCASGD_API_URL names. The default is the stack on
+    this machine.
     """
 
 

@@ -1,4 +1,4 @@
-"""Which API to talk to, and with which token."""
+"""Options and lookup for the API address and token."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackState, is_running
 
 Url = Annotated[
-    str | None, typer.Option("--url", help="Of the API; else VCASGD_API_URL, else our own stack.")
+    str | None,
+    typer.Option("--url", help="API URL. Defaults to $VCASGD_API_URL, then the local stack."),
 ]
 Token = Annotated[
-    str | None, typer.Option("--token", help="Of the API; better given as VCASGD_TOKEN.")
+    str | None,
+    typer.Option("--token", help="API token. Prefer $VCASGD_TOKEN, which hides it from ps."),
 ]
 
 
 def open_client(url: str | None, token: str | None, settings: Settings | None = None) -> Client:
-    """A client for what the options, the environment or the local stack say, in this order.
+    """Return a client for the API that the options, the environment or the local stack name.
 
-    Raises :class:`StackError` where there is nothing to talk to, and :class:`Unauthorized`
-    where no token is known.
+    They are tried in this order.
+
+    Raises :class:`StackError` if there is no API to connect to, and :class:`Unauthorized` if
+    there is no token for it.
     """
     settings = settings or load_settings()
     url = url or _configured_url(settings) or _local_url(settings)
@@ -39,7 +43,7 @@ def _local_url(settings: Settings) -> str:
     if not is_running(settings.home_path):
         raise StackError(
             f"the stack in {settings.home_path} is not running",
-            remedy="start it with vcasgd up, or name another API with --url",
+            remedy="start it with vcasgd up, or use --url to name another API",
         )
     return state.api_url
 
@@ -47,14 +51,14 @@ def _local_url(settings: Settings) -> str:
 def _token(settings: Settings, url: str) -> str:
     if settings.token is not None:
         return settings.token.get_secret_value()
-    token = StackHome(settings.home).token() if _is_ours(settings, url) else None
+    # The local stack's token is never sent to another host.
+    token = StackHome(settings.home).token() if _is_local(settings, url) else None
     if token is None:
         raise Unauthorized(f"no token for {url}", remedy="set VCASGD_TOKEN, or use --token")
     return token
 
 
-def _is_ours(settings: Settings, url: str) -> bool:
-    """The local stack's token goes to the local stack and to nobody else."""
+def _is_local(settings: Settings, url: str) -> bool:
     try:
         return StackState.read(settings.home_path).api_url == url.rstrip("/")
     except StackError:

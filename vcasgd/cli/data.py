@@ -1,4 +1,4 @@
-"""``vcasgd data``: sharded data sets."""
+"""``vcasgd data``: commands for sharded data sets."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import typer
 
 from vcasgd.cli.output import Json, err, out, show_json
 
-app = typer.Typer(no_args_is_help=True, help="Sharded data sets.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
 def data() -> None:
-    """Sharded data sets."""
+    """Prepare sharded data sets."""
 
 
 @app.command("index")
 def index(
     locations: Annotated[
-        list[str], typer.Argument(metavar="PATH…", help="Folders, or s3:// and gs:// prefixes.")
+        list[str], typer.Argument(metavar="PATH…", help="Folders, or s3:// or gs:// prefixes.")
     ],
     as_json: Json = False,
 ) -> None:
     """Read all shards (npz, safetensors, tar) of a folder and write its index.json."""
-    # torch takes seconds to import, and no other command needs it
+    # Imported here because torch takes seconds to import.
     from vcasgd.data.dataset import storage_at
     from vcasgd.data.index import make_index
 
     rows = []
     for location in locations:
-        found = make_index(
+        dataset_index = make_index(
             storage_at(location),
             lambda shard: err.print(f"{shard.name}: {shard.samples} samples", markup=False),
         )
-        samples = sum(shard.samples for shard in found.shards)
-        rows.append({"location": location, "shards": len(found.shards), "samples": samples})
+        samples = sum(shard.samples for shard in dataset_index.shards)
+        rows.append({"location": location, "shards": len(dataset_index.shards), "samples": samples})
     if as_json:
         show_json(rows)
         return

@@ -1,4 +1,4 @@
-"""The whole product in about a minute: a stack, a job, two machines lost, a model."""
+"""``vcasgd demo``: a stack, a job, two lost machines and a trained model in about a minute."""
 
 from __future__ import annotations
 
@@ -18,29 +18,34 @@ import typer
 from rich.console import Console
 
 import vcasgd
-from vcasgd.cli.faults import WORKERS, Faults
 from vcasgd.cli.interrupts import CommandInterrupted, Interrupts
 from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.output import Json, err, out, percent, show_json
 from vcasgd.cli.progress import follow, summary_line
-from vcasgd.cli.stack import Narrator, StoreNodes
+from vcasgd.cli.stack import ReadyPrinter, StoreNodes
 from vcasgd.cli.watch import JobStatus, Watch, accuracy
-from vcasgd.client import Client, JobView
-from vcasgd.errors import StackError
+from vcasgd.client import Client, JobView, Row
+from vcasgd.errors import ApiError, StackError
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import ForegroundStack, StackHome
 
-#: what the demo promises
+#: Accuracy that the demo guarantees.
 LEAST_ACCURACY = 0.96
-#: a job that is not over by then never will be
+#: Seconds until the demo gives up on its job; far more than a slow machine needs.
 LIMIT_SECONDS = 600.0
-#: settings of the user that the demo keeps; it touches nothing else of theirs
+#: Settings of the user that the demo keeps. All others have their defaults, so that the demo
+#: touches nothing of the user's.
 KEPT = ("redis_server", "log_level")
+#: Machines of the demo; the first fault waits until all of them train.
+WORKERS = 3
+#: Fractions of the job after which a fault no longer waits for all machines.
+LATEST_EVICTION = 0.35
+LATEST_KILL = 0.6
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``--json`` prints."""
+    """Result of the demo; ``--json`` prints its fields."""
 
     accuracy: float
     seconds: float
@@ -69,7 +74,7 @@ class Summary:
         )
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the summary as text."""
         return [
             f"accuracy           {percent(self.accuracy)} on the validation data",
             f"time               {self.seconds:.0f} s, from an empty folder to the model",
@@ -81,16 +86,50 @@ class Summary:
             f"model              {self.model_path}",
         ]
 
-    def complaints(self) -> list[str]:
-        """What is not as promised."""
-        found = {
+    def failures(self) -> list[str]:
+        """Return a message for each guarantee that the demo did not keep."""
+        checks = {
             f"the accuracy is below {LEAST_ACCURACY:.0%}": self.accuracy < LEAST_ACCURACY,
             f"{self.samples_lost} samples were lost": self.samples_lost != 0,
             f"{self.samples_repeated} samples were repeated": self.samples_repeated != 0,
             "no machine was evicted with notice": self.evictions < 1,
             "no machine was killed without notice": self.kills < 1,
         }
-        return [text for text, wrong in found.items() if wrong]
+        return [text for text, failed in checks.items() if failed]
+
+
+@dataclass
+class Faults:
+    """Fault injector: evicts a machine with notice and, once it is replaced, kills another.
+
+    Called with each status of the job.
+    """
+
+    client: Client
+    evicted: str | None = None
+    killed: str | None = None
+
+    def __call__(self, look: JobStatus) -> None:
+        training = [row for row in look.workers if _trains(row)]
+        complete, done = len(training) >= WORKERS, look.job.progress.fraction
+        if self.evicted is None:
+            if training and (complete or done >= LATEST_EVICTION):
+                self.evicted = self._evict(training[0], kill=False)
+        elif self.killed is None and look.job.evictions:
+            others = [row for row in training if row["instance"] != self.evicted]
+            if others and (complete or done >= LATEST_KILL):
+                self.killed = self._evict(others[0], kill=True)
+
+    def _evict(self, worker: Row, *, kill: bool) -> str | None:
+        """Return the evicted instance, or None if the worker had already left."""
+        try:
+            return str(self.client.evict(worker["name"], kill=kill)["instance"])
+        except ApiError:
+            return None
+
+
+def _trains(row: Row) -> bool:
+    return bool(row.get("steps")) and not row.get("notice") and not row.get("leaving")
 
 
 def register(app: typer.Typer) -> None:
@@ -98,19 +137,19 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    model: Annotated[Path, typer.Option(help="Where the trained model goes.")] = Path(
+    model: Annotated[Path, typer.Option(help="Target file for the trained model.")] = Path(
         "vcasgd-demo-model.safetensors"
     ),
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the stack up at the end, until Ctrl-C.")
+        bool, typer.Option("--keep", help="Keep the stack running at the end, until Ctrl-C.")
     ] = False,
     store_nodes: StoreNodes = None,
     as_json: Json = False,
 ) -> None:
-    """Train on three machines of this computer, two of which are taken away on the way.
+    """Train on three local machines, and lose two of them on the way.
 
-    Exit status 0 only if the model is good and no sample was lost or repeated. Nothing is
-    left behind but the model.
+    Exits with status 0 only if the model is accurate and no sample was lost or repeated. Leaves
+    nothing behind except the model.
     """
     interrupts = Interrupts()
     run = _Demo(err if as_json else out, interrupts, store_nodes or 1)
@@ -123,6 +162,8 @@ def demo(
 
 
 class _Demo:
+    """One run of the demo."""
+
     def __init__(self, console: Console, interrupts: Interrupts, store_nodes: int) -> None:
         self._console = console
         self._store_nodes = store_nodes
@@ -136,19 +177,19 @@ class _Demo:
             stack = ForegroundStack(_settings(home, self._store_nodes))
             resources.callback(stack.stop)
             with self._interrupts.allowed():
-                url, summary = self._work(home, stack, model)
+                url, summary = self._train(home, stack, model)
             self._report(summary, url, keep=keep, as_json=as_json)
             if keep:
-                self._stay(home)
-        _judge(summary)
+                self._wait_for_signal(home)
+        _check(summary)
 
-    def _work(self, home: Path, stack: ForegroundStack, model: Path) -> tuple[str, Summary]:
-        self._say("starting a stack on this machine")
-        url = stack.await_ready(Narrator(self._console)).api_url
+    def _train(self, home: Path, stack: ForegroundStack, model: Path) -> tuple[str, Summary]:
+        self._print("starting a stack on this machine")
+        url = stack.await_ready(ReadyPrinter(self._console)).api_url
         with Client(url, StackHome(home).token() or "") as client:
             spec = load_job(_example() / "demo.yaml")
             job = client.submit_directory(spec, idempotency_key=uuid.uuid4().hex)
-            self._say(f"submitted {job.id} to {url}")
+            self._print(f"submitted {job.id} to {url}")
             looks = _bounded(Watch(client, job.id).looks())
             view = follow(looks, self._console, Faults(client))
             if view.state != "succeeded":
@@ -159,24 +200,24 @@ class _Demo:
         return url, Summary.of(view, time.monotonic() - self._started, model)
 
     def _report(self, summary: Summary, url: str, *, keep: bool, as_json: bool) -> None:
-        self._say("")
+        self._print("")
         for line in summary.lines():
-            self._say(line)
-        note = "" if keep else " (while it ran; --keep leaves it up)"
-        self._say(f"API, dashboard     {url}{note}")
+            self._print(line)
+        note = "" if keep else " (stopped now; use --keep to keep it running)"
+        self._print(f"API, dashboard     {url}{note}")
         if as_json:
             show_json(asdict(summary))
 
-    def _stay(self, home: Path) -> None:
-        """Until a signal comes, which is no failure here."""
-        self._say(f"the stack stays up until Ctrl-C; look at it with: VCASGD_HOME={home} vcasgd")
+    def _wait_for_signal(self, home: Path) -> None:
+        """Wait for SIGINT or SIGTERM, either of which is a normal end here."""
+        self._print(f"the stack runs until Ctrl-C; use it with: VCASGD_HOME={home} vcasgd")
         try:
             with self._interrupts.allowed():
                 signal.pause()
         except CommandInterrupted:
-            self._say("stopping")
+            self._print("stopping")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, markup=False)
 
 
@@ -185,22 +226,22 @@ def _bounded(looks: Iterator[JobStatus]) -> Iterator[JobStatus]:
     for look in looks:
         if time.monotonic() > deadline and not look.job.over:
             raise StackError(
-                f"the demo's job is not over after {LIMIT_SECONDS:.0f} s: {summary_line(look)}",
+                f"the demo's job did not end within {LIMIT_SECONDS:.0f} s: {summary_line(look)}",
                 remedy="try again while this machine is less busy",
             )
         yield look
 
 
-def _judge(summary: Summary) -> None:
-    complaints = summary.complaints()
-    for complaint in complaints:
-        err.print(f"error: {complaint}", markup=False)
-    if complaints:
+def _check(summary: Summary) -> None:
+    failures = summary.failures()
+    for failure in failures:
+        err.print(f"error: {failure}", markup=False)
+    if failures:
         raise typer.Exit(1)
 
 
 def _settings(home: Path, store_nodes: int) -> Settings:
-    """Of a stack that has nothing in common with the user's own."""
+    """Return settings for a stack that shares nothing with the user's own."""
     settings = load_settings()
     defaults = {
         name: field.get_default(call_default_factory=True)
@@ -217,10 +258,13 @@ def _settings(home: Path, store_nodes: int) -> Settings:
 
 
 def _example() -> Path:
-    """Of a source tree, else of an installed package. Raises :class:`StackError`."""
+    """Return the folder of the digits example, in a source tree or an installed package.
+
+    Raises :class:`StackError` if there is none, or if scikit-learn is missing.
+    """
     if importlib.util.find_spec("sklearn") is None:
         raise StackError(
-            "the demo's data comes with scikit-learn, which is not installed",
+            "the demo requires scikit-learn for its data, and it is not installed",
             remedy="pip install 'vcasgd[examples]'",
         )
     package = Path(vcasgd.__file__).parent

@@ -1,4 +1,4 @@
-"""Commands about machines."""
+"""Commands for machines and workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORKERS: Columns = {
     "DOING": lambda row: row.get("quarantined") or row.get("leaving") or row.get("doing"),
     "STEPS": lambda row: row.get("steps"),
     "SAMPLES": lambda row: row.get("samples"),
-    "HEARD": lambda row: ago(row.get("at")),
+    "HEARTBEAT": lambda row: ago(row.get("at")),
 }
 _INSTANCES: Columns = {
     "INSTANCE": lambda row: row["id"],
@@ -43,46 +43,47 @@ def register(app: typer.Typer) -> None:
 
 
 def workers(
-    job: Annotated[str | None, typer.Argument(help="Only those of this job.")] = None,
+    job: Annotated[str | None, typer.Argument(help="Show only workers of this job.")] = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Who is at work, and on what."""
+    """List workers and their current activity."""
     with open_client(url, token) as client:
         show_rows(client.workers(job), _WORKERS, as_json=as_json)
 
 
 def instances(as_json: Json = False, url: Url = None, token: Token = None) -> None:
-    """The machines that there are."""
+    """List machines."""
     with open_client(url, token) as client:
         show_rows(client.instances(), _INSTANCES, as_json=as_json)
 
 
 def pools(as_json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Where machines come from."""
+    """List the pools that machines are launched from."""
     with open_client(url, token) as client:
         show_rows(client.pools(), _POOLS, as_json=as_json)
 
 
 def evict(
-    name: Annotated[str, typer.Argument(help="A worker or an instance.")],
+    name: Annotated[str, typer.Argument(help="Worker name or instance ID.")],
     notice: Annotated[
-        float | None, typer.Option(min=0, help="Seconds of notice; else what is usual there.")
+        float | None,
+        typer.Option(min=0, help="Seconds of notice. Defaults to the provider's usual notice."),
     ] = None,
-    kill: Annotated[bool, typer.Option("--kill", help="Without any notice.")] = False,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill the machine without notice.")] = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Take a machine away, as its cloud would."""
+    """Evict a machine, as its cloud provider would."""
     if kill and notice is not None:
         raise typer.BadParameter("--kill gives no notice", param_hint="--notice")
     with open_client(url, token) as client:
         target = {"worker" if "." in name else "instance": name}
-        done = client.evict(**target, notice_seconds=notice, kill=kill)
+        request = client.evict(**target, notice_seconds=notice, kill=kill)
     if as_json:
-        show_json(done)
+        show_json(request)
     else:
-        how = "killed" if kill else f"evicted, {duration(notice) or 'the usual'} notice"
-        out.print(f"{done['instance']} will be {how}", markup=False)
+        how = "killed" if kill else f"evicted with {duration(notice) or 'the usual'} notice"
+        out.print(f"{request['instance']} will be {how}", markup=False)

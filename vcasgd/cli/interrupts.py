@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, only where the work may be interrupted."""
+"""SIGINT and SIGTERM handling that interrupts only where the code allows it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class CommandInterrupted(BaseException):
-    """A signal came. Like :class:`KeyboardInterrupt` it is no :class:`Exception`."""
+    """Raised for a signal. Like :class:`KeyboardInterrupt`, it is not an :class:`Exception`."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -17,15 +17,15 @@ class CommandInterrupted(BaseException):
 
     @property
     def exit_status(self) -> int:
-        """As a shell has it for a process that a signal ended."""
+        """Exit status that a shell reports for a process killed by this signal."""
         return 128 + self.number
 
 
 class Interrupts:
-    """A signal raises :class:`CommandInterrupted` inside :meth:`allowed`, once, and nowhere else.
+    """Signal handler that raises :class:`CommandInterrupted` only inside :meth:`allowed`, once.
 
-    So what comes before, such as the creation of what must be cleaned up, and what comes
-    after, the cleaning up, is done to its end. Use it in the main thread.
+    Setup and cleanup outside of :meth:`allowed` therefore always run to completion. Use it in
+    the main thread.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,7 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM until the context ends."""
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
@@ -44,7 +45,7 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Raises at once if a signal came before."""
+        """Allow interruption. Raises :class:`CommandInterrupted` at once for an earlier signal."""
         self._allowed = True
         try:
             if self._caught is not None:

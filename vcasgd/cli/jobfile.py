@@ -1,4 +1,4 @@
-"""A job file, with what the command line changes in it."""
+"""Loader for job files, with overrides from the command line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vcasgd.spec.job import JobSpec
 
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
-    """The job of a file; ``changes`` are like ``epochs=5`` or ``update.alpha=0.9``.
+    """Load a job file and apply ``changes`` such as ``epochs=5`` or ``update.alpha=0.9``.
 
-    Raises :class:`SpecError` that names the wrong field or the wrong change.
+    Raises :class:`SpecError`, which names the invalid field or change.
     """
     if not changes:
         return JobSpec.load(path)
@@ -39,8 +39,8 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         value = None
     if not isinstance(value, dict):
-        JobSpec.load(path)  # says what is wrong with it
-        raise SpecError(f"{path}: holds no job", field="file")
+        JobSpec.load(path)  # Raises an error with the exact reason.
+        raise SpecError(f"{path}: does not contain a job", field="file")
     return value
 
 
@@ -56,7 +56,7 @@ def _apply(value: dict[str, Any], change: str) -> None:
     for parent in parents:
         value = value.setdefault(parent, {})
         if not isinstance(value, dict):
-            raise SpecError(f"--set {change}: {parent} has no parts", field=name)
+            raise SpecError(f"--set {change}: {parent} has no fields", field=name)
     try:
         value[last] = yamltext.parse(text)
     except yaml.YAMLError as error:

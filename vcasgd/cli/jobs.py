@@ -1,4 +1,4 @@
-"""Commands about jobs."""
+"""Commands for jobs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from vcasgd.cli.output import (
     err,
     out,
     percent,
+    show_facts,
     show_json,
     show_rows,
     show_traceback,
@@ -31,7 +32,7 @@ from vcasgd.cli.watch import Watch, accuracy, epoch
 from vcasgd.client import Client, JobView
 from vcasgd.settings import load_settings
 
-#: exit status when a person stops watching, as a shell has it for SIGINT
+#: Exit status after Ctrl-C; a shell reports the same for SIGINT.
 INTERRUPTED = 130
 
 _JOBS: Columns = {
@@ -52,8 +53,10 @@ _CHECKPOINTS: Columns = {
     "SHA-256": lambda row: row["digest"][:12],
 }
 
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="As submit and jobs show it.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID, as submit and jobs print it.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Keep printing new entries until the job ends.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -63,22 +66,24 @@ def register(app: typer.Typer) -> None:
 
 
 def submit(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The job file.")],
-    following: Annotated[bool, typer.Option("--follow", "-f", help="Watch the job.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
+    following: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the job until it ends.")
+    ] = False,
     changes: Changes = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Don't ask, even if it costs money.")
+        bool, typer.Option("--yes", "-y", help="Skip the confirmation for jobs that cost money.")
     ] = False,
     idempotency_key: Annotated[
-        str | None, typer.Option(help="The same key again gives the same job.")
+        str | None, typer.Option(help="Submit at most one job with this key.")
     ] = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Submit a job; with --follow watch it, and exit with 0 only if it succeeds.
+    """Submit a job. With --follow, exit with status 0 only if the job succeeds.
 
-    If it costs money, it shows the plan and asks first.
+    If the job costs money, the command shows the plan and asks for confirmation first.
     """
     spec = load_job(file, changes or ())
     with open_client(url, token) as client:
@@ -93,39 +98,37 @@ def submit(
         if following:
             _follow(client, job.id)
         elif not as_json:
-            out.print(f"watch it with: vcasgd follow {job.id}", markup=False)
+            out.print(f"follow it with: vcasgd follow {job.id}", markup=False)
 
 
 def follow(job: JobName, url: Url = None, token: Token = None) -> None:
-    """Watch a job. Exit status 0: it succeeded; 1: it did not; 130: you left with Ctrl-C.
+    """Show a job's progress until it ends. Ctrl-C stops following; the job keeps running.
 
-    Ctrl-C never stops the job.
+    Exit status: 0 if the job succeeded, 1 if it did not, 130 after Ctrl-C.
     """
     with open_client(url, token) as client:
         _follow(client, job)
 
 
 def jobs(
-    state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
+    state: Annotated[str | None, typer.Option(help="Show only jobs in this state.")] = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """All jobs, newest first."""
+    """List jobs, newest first."""
     with open_client(url, token) as client:
         show_rows([job.to_dict() for job in client.jobs(state)], _JOBS, as_json=as_json)
 
 
 def show(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:
-    """One job in full."""
+    """Show the details of a job."""
     with open_client(url, token) as client:
         view = client.job(job)
     if as_json:
         show_json(view.to_dict())
         return
-    for name, value in _facts(view):
-        if value not in (None, ""):
-            out.print(f"{name:<12}{value}", markup=False)
+    show_facts(_facts(view), width=12)
     show_traceback(view.traceback or "")
 
 
@@ -133,13 +136,13 @@ def events(
     job: JobName, following: Follow = False, as_json: Json = False,
     url: Url = None, token: Token = None,
 ) -> None:  # fmt: skip
-    """What happened to a job. With --json --follow: one object a line."""
-    with open_client(url, token) as client, _leaving(job):
-        found = client.events(job, follow=following)
+    """Print the events of a job. With --json --follow, print one object per line."""
+    with open_client(url, token) as client, _interruptible(job):
+        stream = client.events(job, follow=following)
         if as_json:
-            _show_stream((vars(event) for event in found), following)
+            _show_stream((vars(event) for event in stream), following)
             return
-        for event in found:
+        for event in stream:
             out.print(event_line(event), markup=False)
 
 
@@ -147,75 +150,77 @@ def logs(
     job: JobName, following: Follow = False, as_json: Json = False,
     url: Url = None, token: Token = None,
 ) -> None:  # fmt: skip
-    """What the workers of a job printed. With --json --follow: one object a line."""
-    with open_client(url, token) as client, _leaving(job):
-        found = client.logs(job, follow=following)
+    """Print the output of a job's workers. With --json --follow, print one object per line."""
+    with open_client(url, token) as client, _interruptible(job):
+        stream = client.logs(job, follow=following)
         if as_json:
-            _show_stream((vars(line) for line in found), following)
+            _show_stream((vars(line) for line in stream), following)
             return
-        for line in found:
+        for line in stream:
             out.print(f"{line.worker.rpartition('.')[2]}: {line.line}", markup=False)
 
 
 def pause(job: JobName, url: Url = None, token: Token = None) -> None:
-    """Let a job rest; its workers go, its progress stays."""
+    """Pause a job. Its workers stop; its progress is kept."""
     with open_client(url, token) as client:
-        _tell_state(client.pause(job))
+        _show_state(client.pause(job))
 
 
 def resume(
     job: JobName,
     max_cost_usd: Annotated[
-        float | None, typer.Option(min=0, help="Its budget from now on, all in all.")
+        float | None, typer.Option(min=0, help="New total budget of the job, in USD.")
     ] = None,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Let a paused job go on."""
+    """Resume a paused job."""
     with open_client(url, token) as client:
-        _tell_state(client.resume(job, max_cost_usd))
+        _show_state(client.resume(job, max_cost_usd))
 
 
 def cancel(job: JobName, url: Url = None, token: Token = None) -> None:
-    """End a job for good; its checkpoints stay."""
+    """Cancel a job permanently. Its checkpoints are kept."""
     with open_client(url, token) as client:
-        _tell_state(client.cancel(job))
+        _show_state(client.cancel(job))
 
 
 def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:
-    """The checkpoints of a job."""
+    """List the checkpoints of a job."""
     with open_client(url, token) as client:
         show_rows(client.checkpoints(job), _CHECKPOINTS, as_json=as_json)
 
 
 def download(
     job: JobName,
-    to: Annotated[Path, typer.Option(help="A file or a folder.")] = Path(),
+    to: Annotated[Path, typer.Option(help="Target file or folder.")] = Path(),
     checkpoint: Annotated[
-        str | None, typer.Option(help="One of vcasgd checkpoints; else the finished model.")
+        str | None, typer.Option(help="Name of a checkpoint. Defaults to the trained model.")
     ] = None,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Fetch the finished model, or a checkpoint, as a safetensors file."""
+    """Download the trained model or a checkpoint as a safetensors file."""
     with open_client(url, token) as client:
         out.print(str(client.download(job, to, checkpoint)), markup=False)
 
 
 def tensorboard(
     job: JobName,
-    to: Annotated[Path, typer.Option(help="A folder; the job gets its own in it.")] = Path("runs"),
+    to: Annotated[Path, typer.Option(help="Target folder; the job gets a subfolder in it.")] = Path(
+        "runs"
+    ),
     following: Follow = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Write a job's history as TensorBoard event files; look at them with tensorboard --logdir."""
-    with open_client(url, token) as client, _leaving(job):
+    """Write a job's history as TensorBoard event files. View them with tensorboard --logdir."""
+    with open_client(url, token) as client, _interruptible(job):
         out.print(str(client.tensorboard(job, to, following)), markup=False)
 
 
 def _follow(client: Client, job: str) -> None:
-    with _leaving(job):
+    with _interruptible(job):
         view = show_progress(Watch(client, job).looks(), out)
     out.print(_conclusion(view), markup=False)
     if view.state != "succeeded":
@@ -226,14 +231,14 @@ def _follow(client: Client, job: str) -> None:
 
 
 @contextmanager
-def _leaving(job: str) -> Iterator[None]:
-    """Ctrl-C ends the watching, not the job."""
+def _interruptible(job: str) -> Iterator[None]:
+    """Exit the command on Ctrl-C, and print how to follow or cancel the job."""
     try:
         yield
     except KeyboardInterrupt:
         err.print(
-            f"\njob {job} goes on; watch it again with: vcasgd follow {job}, "
-            f"stop it with: vcasgd cancel {job}",
+            f"\njob {job} keeps running; follow it again with: vcasgd follow {job}, "
+            f"cancel it with: vcasgd cancel {job}",
             markup=False,
         )
         raise typer.Exit(INTERRUPTED) from None
@@ -245,7 +250,7 @@ def _conclusion(view: JobView) -> str:
     return f"{view.id} {view.state} after {seconds}, {view.totals.updates} updates{best}"
 
 
-def _tell_state(view: JobView) -> None:
+def _show_state(view: JobView) -> None:
     out.print(f"{view.id} is {view.state}", markup=False)
 
 
@@ -265,18 +270,18 @@ def _accuracies(view: JobView) -> str | None:
     return percent(last) if best == last else f"{percent(last)}, best {percent(best)}"
 
 
-def _tuned(found: dict[str, Any]) -> Iterator[str]:
-    """What differs from what the job says."""
-    slower = [share for share in found.get("shares", {}).values() if share < 1]
+def _tuned(tuned: dict[str, Any]) -> Iterator[str]:
+    """Yield each setting that automatic tuning has changed."""
+    slower = [share for share in tuned.get("shares", {}).values() if share < 1]
     if slower:
         yield f"push intervals of slow workers down to {min(slower):.0%}"
-    if found.get("implicit_momentum"):
-        yield f"momentum lowered by {found['implicit_momentum']:.2f}"
-    if found.get("mixing", 1.0) != 1:
-        yield f"updates have {found['mixing']:.0%} of the rule's weight"
-    more = [count for count in found.get("learners", {}).values() if count > 1]
+    if tuned.get("implicit_momentum"):
+        yield f"momentum lowered by {tuned['implicit_momentum']:.2f}"
+    if tuned.get("mixing", 1.0) != 1:
+        yield f"updates have {tuned['mixing']:.0%} of the rule's weight"
+    more = [count for count in tuned.get("learners", {}).values() if count > 1]
     if more:
-        yield f"up to {max(more)} learners on a machine"
+        yield f"up to {max(more)} learners per machine"
 
 
 def _facts(view: JobView) -> list[tuple[str, object]]:

@@ -1,4 +1,4 @@
-"""Commands about money, and the question before it is spent."""
+"""Cost commands, and the confirmation before a job costs money."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.jobfile import load_job
-from vcasgd.cli.output import Columns, Json, duration, err, out, show_json, show_rows
+from vcasgd.cli.output import Columns, Json, duration, err, out, show_facts, show_json, show_rows
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
 from vcasgd.spec.job import JobSpec
 
-#: its machines cost nobody anything
+#: Pool of machines that cost nothing.
 FREE_POOL = "local"
 
 _OFFERS: Columns = {
@@ -39,91 +39,95 @@ _POOLS: Columns = {
 
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be repeated."),
+    typer.Option(
+        "--set", metavar="FIELD=VALUE", help="Override a field of the job file. Repeatable."
+    ),
 ]
 
 
 def register(app: typer.Typer) -> None:
     for command in (plan, cost):
-        app.command(rich_help_panel="Money")(command)
+        app.command(rich_help_panel="Costs")(command)
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The job file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Of an epoch; else as an earlier job had.")
+        int | None,
+        typer.Option(min=1, help="Samples per epoch. Defaults to those of an earlier job."),
     ] = None,
     samples_per_second: Annotated[
-        float | None, typer.Option(min=0, help="Of one machine; else as measured before.")
+        float | None,
+        typer.Option(min=0, help="Speed of one machine. Defaults to the measured speed."),
     ] = None,
     changes: Changes = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """What a job would buy now, how long it would take and what it would cost. Buys nothing."""
+    """Show the machines a job would buy now, its duration and its cost. Buys nothing."""
     spec = load_job(file, changes or ())
     with open_client(url, token) as client:
-        found = client.plan(spec, samples=samples, samples_per_second=samples_per_second)
+        offer = client.plan(spec, samples=samples, samples_per_second=samples_per_second)
     if as_json:
-        show_json(found)
+        show_json(offer)
         return
-    show_rows(found["offers"], _OFFERS, as_json=False)
-    for line in _lines(found):
+    show_rows(offer["offers"], _OFFERS, as_json=False)
+    for line in _lines(offer):
         out.print(line, markup=False)
 
 
 def cost(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="As submit and jobs show it.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Job ID, as submit and jobs print it.")],
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """What a job has cost so far, what that would be on demand, and what was wasted."""
+    """Show a job's cost so far, its on-demand equivalent, and the waste."""
     with open_client(url, token) as client:
-        found = client.cost(job)
+        costs = client.cost(job)
     if as_json:
-        show_json(found)
+        show_json(costs)
         return
-    show_rows(found["pools"], _POOLS, as_json=False)
-    spent, risk_free = found["spent_usd"], found["on_demand_usd"]
-    budget = found["max_cost_usd"]
-    saved = f" ({found['saved_usd'] / risk_free:.0%})" if risk_free else ""
+    show_rows(costs["pools"], _POOLS, as_json=False)
+    on_demand, budget = costs["on_demand_usd"], costs["max_cost_usd"]
+    limit = f" of {budget:g}" if budget is not None else ""
+    share = f" ({costs['saved_usd'] / on_demand:.0%})" if on_demand else ""
     facts = {
-        "spent": f"{spent:.4f} USD" + (f" of {budget:g}" if budget is not None else ""),
-        "on demand": f"{risk_free:.4f} USD",
-        "saved": f"{found['saved_usd']:.4f} USD{saved}",
-        "booting": _waste(found["wasted"]["booting"]),
-        "idle": _waste(found["wasted"]["idle"]),
-        "lost work": _waste(found["wasted"]["lost_work"]),
+        "spent": f"{costs['spent_usd']:.4f} USD{limit}",
+        "on demand": f"{on_demand:.4f} USD",
+        "saved": f"{costs['saved_usd']:.4f} USD{share}",
+        "booting": _waste(costs["wasted"]["booting"]),
+        "idle": _waste(costs["wasted"]["idle"]),
+        "lost work": _waste(costs["wasted"]["lost_work"]),
     }
-    for name, value in facts.items():
-        out.print(f"{name:<12}{value}", markup=False)
+    show_facts(facts.items(), width=12)
 
 
 def confirm(client: Client, spec: JobSpec) -> None:
-    """Shows what the job would cost, and asks, where it would cost anything.
+    """Show the plan of a job that costs money, and ask for confirmation.
 
-    Raises :class:`SpecError` where there is nobody to ask, and :class:`typer.Abort`.
+    Raises :class:`SpecError` if the costs are unknown or the input is not a terminal, and
+    :class:`typer.Abort` if the user declines.
     """
     try:
-        found = client.plan(spec)
+        plan = client.plan(spec)
     except Conflict as error:
         if set(spec.workers.pools) <= {FREE_POOL}:
             return
         raise SpecError(
-            f"what the job costs is not known: {error.message}",
+            f"the cost of the job is unknown: {error.message}",
             remedy="try again, or submit it with --yes",
             field="workers.pools",
         ) from error
-    if not found["costs_money"]:
+    if not plan["costs_money"]:
         return
-    for line in _lines(found):
+    for line in _lines(plan):
         err.print(line, markup=False)
     if not stdin_is_a_terminal():
         raise SpecError(
-            "the job costs money, and there is nobody to ask",
-            remedy="look at it with vcasgd plan, then submit it with --yes",
+            "the job costs money, and the input is not a terminal to confirm it",
+            remedy="check it with vcasgd plan, then submit it with --yes",
             field="yes",
         )
     typer.confirm("Submit it?", abort=True, err=True)
@@ -133,24 +137,24 @@ def stdin_is_a_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
-    """For people, below the table of offers."""
+def _lines(plan: dict[str, Any]) -> list[str]:
+    """Return the text below the table of offers."""
     lines = [
-        f"{each['pool']} falls out: {'; '.join(each['reasons'])}"
-        for each in found["pools"]
-        if not each["usable"]
+        f"pool {pool['pool']} excluded: {'; '.join(pool['reasons'])}"
+        for pool in plan["pools"]
+        if not pool["usable"]
     ]
     lines.append(
-        f"{found['machines']} machines for {found['usd_per_hour']:.4f} USD/h "
-        f"({found['on_demand_usd_per_hour']:.4f} on demand)"
+        f"{plan['machines']} machines for {plan['usd_per_hour']:.4f} USD/h "
+        f"({plan['on_demand_usd_per_hour']:.4f} on demand)"
     )
-    if found["hours"] is not None:
+    if plan["hours"] is not None:
         lines.append(
-            f"about {duration(found['hours'] * 3600)} and {found['cost_usd']:.2f} USD "
-            f"({found['on_demand_cost_usd']:.2f} on demand)"
+            f"about {duration(plan['hours'] * 3600)} and {plan['cost_usd']:.2f} USD "
+            f"({plan['on_demand_cost_usd']:.2f} on demand)"
         )
-    lines += [f"assumed: {each}" for each in found["assumptions"]]
-    return lines + [f"remedy: {each}" for each in found["remedies"]]
+    lines += [f"assumed: {assumption}" for assumption in plan["assumptions"]]
+    return lines + [f"remedy: {remedy}" for remedy in plan["remedies"]]
 
 
 def _waste(waste: dict[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""What people and programs get to see: tables, JSON, and one clear line for each error."""
+"""Output for people and programs: tables, JSON, and one-line errors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vcasgd.errors import VcasgdError
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
-#: heading → what stands below it, for one row
+#: Column heading → function that returns the cell for a row.
 Columns = Mapping[str, Callable[[Mapping[str, Any]], object]]
 
 
 class Group(TyperGroup):
-    """Commands whose errors of ours end in one line and exit status 1, never in a traceback."""
+    """Command group that prints vcasgd errors on one line and exits with status 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -37,7 +37,7 @@ class Group(TyperGroup):
 
 
 def show_error(error: VcasgdError) -> None:
-    """The message, what to do about it, and the traceback of the user's code if there is one."""
+    """Print an error's message, its remedy, and the traceback of the user's code, if any."""
     err.print(f"error: {error.message}", markup=False)
     show_traceback(str(error.details.get("traceback") or ""))
     if error.remedy:
@@ -50,12 +50,19 @@ def show_traceback(text: str) -> None:
 
 
 def show_json(value: object) -> None:
-    """On one line, as programs like it."""
+    """Print a value as one line of JSON."""
     typer.echo(json.dumps(value))
 
 
+def show_facts(facts: Iterable[tuple[str, object]], width: int) -> None:
+    """Print one ``name value`` line for each fact that has a value; names are padded."""
+    for name, value in facts:
+        if value not in (None, ""):
+            out.print(f"{name:<{width}}{value}", markup=False)
+
+
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: Columns, *, as_json: bool) -> None:
-    """A listing, as a table or as JSON; the table leaves out what the JSON has."""
+    """Print rows as a table with the given columns, or as JSON with all fields."""
     rows = list(rows)
     if as_json:
         show_json(rows)
@@ -67,16 +74,17 @@ def show_rows(rows: Iterable[Mapping[str, Any]], columns: Columns, *, as_json: b
         table.add_row(*(_text(value(row)) for value in columns.values()))
     if out.is_terminal:
         out.print(table)
-    else:  # a pipe has no width that could be too small
+    else:  # Rich cuts lines at 80 characters if the output is not a terminal.
         Console(width=400, highlight=False).print(table)
 
 
 def ago(at: float | None) -> str:
-    """How long ago, in the largest fitting unit."""
+    """Return the time since ``at`` (Unix seconds) as text, such as ``5 m ago``."""
     return "" if at is None else f"{duration(time.time() - at)} ago"
 
 
 def duration(seconds: float | None) -> str:
+    """Return a duration in the largest unit that fits, such as ``3 h``."""
     if seconds is None:
         return ""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):

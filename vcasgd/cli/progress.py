@@ -1,4 +1,4 @@
-"""The live view of a job, and the plain lines where there is no terminal."""
+"""Live view of a job for terminals, and plain lines for other outputs."""
 
 from __future__ import annotations
 
@@ -15,41 +15,46 @@ from rich.table import Table
 from rich.text import Text
 
 from vcasgd.cli.output import duration, percent
-from vcasgd.cli.sparkline import MOST_BARS, sparkline
 from vcasgd.cli.watch import JobStatus, accuracy, epoch
 from vcasgd.client import Event, JobView, Row
 
-#: events that the live view shows
+#: Newest events in the live view.
 EVENTS_SHOWN = 8
-#: kinds of events that the numbers tell as well; vcasgd events shows them all
+#: Kinds of events that the figures already show; ``vcasgd events`` prints all kinds.
 ROUTINE = ("evaluated", "checkpoint")
-#: events that take a machine, the worst first: what marks them below the workers, and its style
+#: Events for lost machines, the worst first, with the mark below the workers and its style.
 LOSSES = {
     "worker-killed": ("▲", "red"),
     "worker-crashed": ("▲", "red"),
     "worker-evicted": ("▲", "yellow"),
     "eviction-notice": ("△", "yellow"),
 }
-#: of them, the newest are shown however much else happens
+#: Newest losses in the live view; they have their own lines so that other events don't push
+#: them out.
 LOSSES_SHOWN = 4
-#: the plain view says how far the job is when an epoch ended, and this often in between
+#: Seconds between two summary lines of the plain view within an epoch.
 LINE_SECONDS = 5.0
-
-#: how much has to be done before the time that is left is told
+#: Fraction of the job that must be done before an estimate of the remaining time is useful.
 SOONEST_FRACTION = 0.02
 
-#: is told of each look before it is shown
+_BARS = "▁▂▃▄▅▆▇█"
+#: Values in a sparkline; leaves room for a label on a narrow terminal.
+MOST_BARS = 40
+
+#: Called with each status before it is shown.
 Hook = Callable[[JobStatus], None]
 
 
 class View(Protocol):
+    """Display for the states of a job."""
+
     def show(self, look: JobStatus) -> None: ...
 
 
 def follow(
     looks: Iterable[JobStatus], console: Console, hook: Hook = lambda _look: None
 ) -> JobView:
-    """Shows a job until it is over, and returns it."""
+    """Show a job until it ends, and return its last state."""
     live = LiveView(console) if console.is_terminal else None
     view: View = live or PlainView(console)
     with live or nullcontext():
@@ -60,28 +65,28 @@ def follow(
 
 
 class PlainView:
-    """One line for each event, and one now and then for the whole."""
+    """View that prints one line for each event, and a summary line from time to time."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
-        self._said_at = clock()
-        self._said: tuple[object, ...] = ()
+        self._summarized_at = clock()
+        self._landmarks: tuple[object, ...] = ()
 
     def show(self, look: JobStatus) -> None:
         for event in _remarkable(look):
-            self._say(event_line(event))
+            self._print(event_line(event))
         landmarks = (look.job.state, look.job.progress.finished_epochs, look.trouble)
-        if landmarks != self._said or self._clock() > self._said_at + LINE_SECONDS:
-            self._said, self._said_at = landmarks, self._clock()
-            self._say(look.trouble or summary_line(look))
+        if landmarks != self._landmarks or self._clock() > self._summarized_at + LINE_SECONDS:
+            self._landmarks, self._summarized_at = landmarks, self._clock()
+            self._print(look.trouble or summary_line(look))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, markup=False)
 
 
 class LiveView:
-    """A picture that is drawn anew at each look; the last one stays."""
+    """View that redraws one picture in a terminal; the last picture stays on the screen."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
@@ -98,7 +103,7 @@ class LiveView:
         self._live.stop()
 
     def show(self, look: JobStatus) -> None:
-        # what happened before the first look has no place below the bars
+        # The first status carries all earlier events; they have no place below the bars.
         self._marks.append(mark(look.events if self._workers else ()))
         self._workers.append(len(look.workers))
         for event in _remarkable(look):
@@ -115,7 +120,7 @@ class LiveView:
         if self._events:
             parts += [Text(), *(Text(event_line(event), style="dim") for event in self._events)]
         if look.trouble:
-            parts += [Text(), Text(f"{look.trouble}; trying again", style="yellow")]
+            parts += [Text(), Text(f"{look.trouble}; retrying", style="yellow")]
         return Group(*parts)
 
 
@@ -124,10 +129,24 @@ def event_line(event: Event) -> str:
 
 
 def mark(events: Iterable[Event]) -> Text:
-    """One letter for the worst that happened to a machine; a space where none was lost."""
-    seen = {event.kind for event in events}
-    letter, style = next((sign for kind, sign in LOSSES.items() if kind in seen), (" ", ""))
+    """Return the mark of the worst loss among the events, or a space if there is none."""
+    kinds = {event.kind for event in events}
+    letter, style = next((sign for kind, sign in LOSSES.items() if kind in kinds), (" ", ""))
     return Text(letter, style=style)
+
+
+def sparkline(values: Iterable[float], lowest: float | None = None) -> str:
+    """Return a line of bars for the newest values.
+
+    The scale reaches from ``lowest`` (by default, the smallest value shown) to the largest
+    value shown.
+    """
+    shown = list(values)[-MOST_BARS:]
+    if not shown:
+        return ""
+    low, high = min(shown) if lowest is None else lowest, max(shown)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in shown)
 
 
 def _loss_line(event: Event) -> Text:
@@ -140,7 +159,7 @@ def _remarkable(look: JobStatus) -> list[Event]:
 
 
 def summary_line(look: JobStatus) -> str:
-    """All numbers of a look, on one line."""
+    """Return the figures of a status on one line."""
     job = look.job
     parts = [
         f"{look.seconds:.0f} s",
@@ -157,9 +176,9 @@ def summary_line(look: JobStatus) -> str:
 
 
 def _title(look: JobStatus) -> RenderableType:
-    colours = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow"}
+    colors = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow"}
     text = Text.assemble(
-        (look.job.id, "bold"), "  ", (look.job.state, colours.get(look.job.state, "cyan")), "  "
+        (look.job.id, "bold"), "  ", (look.job.state, colors.get(look.job.state, "cyan")), "  "
     )
     return text.append(duration(look.seconds), "dim")
 
@@ -177,19 +196,19 @@ def _bar(look: JobStatus) -> RenderableType:
 
 
 def time_left(look: JobStatus) -> float | None:
-    """Seconds, if it goes on as it went; ``None`` where nobody can tell."""
+    """Return the remaining seconds at the average speed so far, or None if it is unknown."""
     job, now = look.job, look.job.created_at + look.seconds
-    begun, fraction = job.started_at, job.progress.fraction
-    if begun is None or job.state != "running" or fraction < SOONEST_FRACTION:
+    started_at, fraction = job.started_at, job.progress.fraction
+    if started_at is None or job.state != "running" or fraction < SOONEST_FRACTION:
         return None
-    return (now - begun) * (1 - fraction) / fraction
+    return (now - started_at) * (1 - fraction) / fraction
 
 
 def _lines(job: JobView, workers: Iterable[int], marks: Iterable[Text]) -> RenderableType:
-    """Accuracy by epoch, workers by look, and below these when machines were lost."""
-    found = [each.metrics.get("accuracy") for each in job.evaluations]
+    """Return sparklines of accuracy per epoch and workers per status, with marks for losses."""
+    accuracies = [each.metrics.get("accuracy") for each in job.evaluations]
     grid = Table.grid(padding=(0, 1))
-    grid.add_row("accuracy", Text(sparkline(x for x in found if x is not None), style="green"))
+    grid.add_row("accuracy", Text(sparkline(x for x in accuracies if x is not None), style="green"))
     grid.add_row("workers", Text(sparkline(workers, lowest=0), style="cyan"))
     grid.add_row("", Text.assemble(*marks))
     return grid
@@ -214,9 +233,9 @@ def _numbers(look: JobStatus) -> RenderableType:
 def _workers(rows: list[Row]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     for row in rows:
-        doing = row.get("quarantined") or row.get("leaving") or row.get("doing")
-        notice = "notice of eviction" if row.get("notice") else ""
-        grid.add_row(row.get("instance") or row["name"], doing, Text(notice, style="yellow"))
+        activity = row.get("quarantined") or row.get("leaving") or row.get("doing")
+        notice = "eviction notice" if row.get("notice") else ""
+        grid.add_row(row.get("instance") or row["name"], activity, Text(notice, style="yellow"))
     return grid
 
 

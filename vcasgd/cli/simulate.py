@@ -1,4 +1,4 @@
-"""``vcasgd simulate``: a job in this process, on machines and a clock that are made up."""
+"""``vcasgd simulate``: a job in this process, on simulated machines and a simulated clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.money import Changes
-from vcasgd.cli.output import Json, duration, err, out, show_json
+from vcasgd.cli.output import Json, duration, err, show_facts, show_json
 from vcasgd.errors import SpecError
 
 if TYPE_CHECKING:
@@ -21,33 +21,33 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The job file.")],
-    workers: Annotated[int, typer.Option(min=1, help="Machines, at most, with a trace.")] = 4,
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of machines. With --trace, the maximum number.")
+    ] = 4,
     trace: Annotated[
-        Path | None, typer.Option(help="JSON file that says how many machines there are when.")
+        Path | None, typer.Option(help="JSON file with the number of machines over time.")
     ] = None,
-    faster: Annotated[
-        float, typer.Option(min=1e-6, help="How many times faster the trace goes by.")
-    ] = 1.0,
+    faster: Annotated[float, typer.Option(min=1e-6, help="Speed-up factor for the trace.")] = 1.0,
     seconds_per_sample: Annotated[
-        float, typer.Option(min=1e-9, help="Of an average machine, modelled.")
+        float, typer.Option(min=1e-9, help="Simulated training time of an average machine.")
     ] = 0.001,
     spread: Annotated[
-        float, typer.Option(min=0, help="Of the machines' times: σ of a log-normal factor.")
+        float, typer.Option(min=0, help="Variation of training times: σ of a log-normal factor.")
     ] = 0.2,
     latency: Annotated[
-        float, typer.Option(min=0, help="Seconds from a push until it is blended.")
+        float, typer.Option(min=0, help="Seconds from a push until its update is applied.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the machines' times.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the machines and their times.")] = 0,
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
-    """Train a job in this process, as many asynchronous machines would.
+    """Simulate asynchronous training of a job on many machines, in this process.
 
-    Everything that decides about accuracy is real: the rule, the encoding, staleness, evictions.
-    Machines, time and money are not needed. The same seed gives the same result.
+    The update rule, the encoding, staleness and evictions are real, so the accuracy is too.
+    Machines, network and time are simulated. The same seed gives the same result.
     """
-    # torch takes seconds to import, and few commands need it
+    # Imported here because torch takes seconds to import.
     from vcasgd.bench.presence import machines
     from vcasgd.bench.simulation import Conditions, Simulation
     from vcasgd.task.task import load_task
@@ -55,18 +55,18 @@ def simulate(
     spec = load_job(file, changes or ())
     if ":" not in spec.task:
         raise SpecError(
-            f"task: {spec.task} is a script, which has one model for one worker",
-            remedy="simulate the same training as a vcasgd.Task, module:Class",
+            f"task: {spec.task} is a script, and scripts can't be simulated",
+            remedy="write the same training as a vcasgd.Task, module:Class",
             field="task",
         )
     if trace is None and faster != 1:
-        raise SpecError("--faster: there is no --trace that could go by faster", field="faster")
+        raise SpecError("--faster: has no effect without --trace", field="faster")
     lives = machines(workers, trace, faster, seed)
     outcome = Simulation(
         spec,
         lambda: load_task(spec.task, spec.args, Path(spec.working_dir)),
         Conditions(lives, seconds_per_sample, spread, latency, seed),
-        say=lambda point: err.print(_line(point), markup=False),
+        on_point=lambda point: err.print(_line(point), markup=False),
     ).run()
     if as_json:
         show_json(outcome.to_dict())
@@ -82,10 +82,9 @@ def _line(point: Point) -> str:
 def _show(outcome: Outcome) -> None:
     facts = {
         "updates": f"{outcome.updates}, {outcome.bytes_pushed / 1e6:.1f} MB",
-        "staleness": f"{outcome.staleness_mean:.2f} on average",
-        "time": f"{duration(outcome.seconds)}, modelled",
+        "staleness": f"mean {outcome.staleness_mean:.2f}",
+        "time": f"{duration(outcome.seconds)}, simulated",
         "machines lost": f"{outcome.machines_lost}",
         "trained again": f"{outcome.samples_lost} samples",
     }
-    for name, value in facts.items():
-        out.print(f"{name:<15}{value}", markup=False)
+    show_facts(facts.items(), width=15)

@@ -1,4 +1,4 @@
-"""Commands about the stack of this machine."""
+"""Commands for the stack on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vcasgd import stack
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Json, ago, err, out, show_json, show_rows
 from vcasgd.settings import Settings, load_settings
-from vcasgd.stack import PartPhase, StackHome, StackState
+from vcasgd.stack import StackHome, StackPhase, StackState
 
 _PARTS: Columns = {
     "PART": lambda row: row["name"],
@@ -31,15 +31,18 @@ StoreNodes = Annotated[
         "--store-nodes",
         min=1,
         max=64,
-        help="Tensors servers, each with a parameter server, over which a model is cut.",
+        help="Number of tensors servers, each with a parameter server, to shard models over.",
     ),
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option(min=0, max=1, help="Of ledger and tensors servers, watched over by Sentinels."),
+    typer.Option(
+        min=0, max=1, help="Replicas of each ledger and tensors server, with Sentinel failover."
+    ),
 ]
 Home = Annotated[
-    Path | None, typer.Option("--home", help="State of the stack; else VCASGD_HOME, ~/.vcasgd.")
+    Path | None,
+    typer.Option("--home", help="Stack folder. Defaults to $VCASGD_HOME, then ~/.vcasgd."),
 ]
 
 
@@ -50,27 +53,32 @@ def register(app: typer.Typer) -> None:
 
 def up(
     port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="Of the API; 0: any free one.")
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="API port; 0 selects a free one. Defaults to the last one, or 8700.",
+        ),
     ] = None,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay, and stop the stack on Ctrl-C.")
+        bool, typer.Option("--foreground", help="Run in the foreground until Ctrl-C.")
     ] = False,
     store_nodes: StoreNodes = None,
     replicas: Replicas = None,
     home: Home = None,
 ) -> None:
-    """Start everything on this machine; returns when it is ready."""
+    """Start a stack on this machine, and return when it is ready."""
     settings = _settings(home, port, store_nodes, replicas)
     if foreground:
-        _become(settings)
-    state = stack.up(settings, progress=Narrator(err))
+        _run_in_foreground(settings)
+    state = stack.up(settings, progress=ReadyPrinter(err))
     out.print(f"the stack is up: {state.api_url}", markup=False)
     token_file = StackHome(settings.home).token_file
     out.print(f"home {settings.home_path}, token in {token_file}", markup=False)
 
 
 def down(home: Home = None) -> None:
-    """Stop everything; jobs go on where they were at the next up."""
+    """Stop the stack. Jobs resume at the next vcasgd up."""
     settings = _settings(home)
     if stack.down(settings):
         out.print("the stack is down", markup=False)
@@ -79,11 +87,11 @@ def down(home: Home = None) -> None:
 
 
 def status(as_json: Json = False, home: Home = None, url: Url = None, token: Token = None) -> None:
-    """What is running: the parts of the stack, machines, jobs. Exit status 1 if it is not ready."""
+    """Show the stack, its machines and jobs. Exits with status 1 if the stack is not ready."""
     settings = _settings(home)
     remote = url is not None or "api_url" in settings.model_fields_set
     value: dict[str, Any] = {} if remote else _local_status(settings)
-    if remote or value["phase"] == PartPhase.READY:
+    if remote or value["phase"] == StackPhase.READY:
         with open_client(url, token, settings) as client:
             value["platform"] = client.status()
     if as_json:
@@ -100,29 +108,29 @@ def _settings(
     store_nodes: int | None = None,
     replicas: int | None = None,
 ) -> Settings:
-    given = {"home": home, "api_port": port, "store_nodes": store_nodes, "replicas": replicas}
-    update = {name: value for name, value in given.items() if value is not None}
+    options = {"home": home, "api_port": port, "store_nodes": store_nodes, "replicas": replicas}
+    update = {name: value for name, value in options.items() if value is not None}
     return load_settings().model_copy(update=update)
 
 
-def _become(settings: Settings) -> None:
-    """Turns into the guardian, so that there is one process less, and one way less to fail."""
+def _run_in_foreground(settings: Settings) -> None:
+    """Replace this process with the stack's guardian."""
     if stack.is_running(settings.home_path):
-        stack.up(settings)  # raises what there is to say
+        stack.up(settings)  # Raises the error for a running stack.
     os.environ |= stack.environment(settings)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "vcasgd.stack"])
 
 
-class Narrator:
-    """Says what becomes ready."""
+class ReadyPrinter:
+    """Progress callback that prints each part of the stack when it becomes ready."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._ready: set[str] = set()
 
     def __call__(self, state: StackState) -> None:
-        if state.phase not in (PartPhase.STARTING, PartPhase.READY):
+        if state.phase not in (StackPhase.STARTING, StackPhase.READY):
             return
         for name, part in state.parts.items():
             if part.ready and name not in self._ready:
@@ -145,7 +153,7 @@ def _local_status(settings: Settings) -> dict[str, Any]:
         }
         for name, part in state.parts.items()
     ]
-    phase = state.phase if running else PartPhase.STOPPED
+    phase = state.phase if running else StackPhase.STOPPED
     return {"phase": phase, "home": str(home.path), "api_url": state.api_url, "parts": parts}
 
 
@@ -155,7 +163,7 @@ def _show_status(value: dict[str, Any]) -> None:
         show_rows(value["parts"], _PARTS, as_json=False)
     if "platform" in value:
         platform = value["platform"]
-        controller = "at work" if platform["controller"] else "not at work"
+        controller = "running" if platform["controller"] else "not running"
         out.print(
             f"vcasgd {platform['version']}: controller {controller}, "
             f"{len(platform['active_jobs'])} active jobs, {platform['instances']} instances, "

@@ -1,4 +1,4 @@
-"""The fleet at a glance, drawn anew again and again."""
+"""``vcasgd top``: a live overview of jobs, machines, costs and the store."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from vcasgd.client import Client, JobView, Row
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError
 
-#: between two looks
-LOOK_SECONDS = 1.0
-#: of jobs and of machines that fit on a screen
+#: Seconds between two refreshes.
+REFRESH_SECONDS = 1.0
+#: Rows of each table, so that all tables fit on a screen.
 MOST_ROWS = 15
 
 
 @dataclass(frozen=True)
-class Glance:
-    """The fleet at one moment."""
+class Overview:
+    """State of the fleet at one moment."""
 
     jobs: Sequence[JobView]
     machines: list[Row]
@@ -42,84 +42,85 @@ class Glance:
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Look once, and leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Jobs, machines, money and the store at a glance, until Ctrl-C."""
+    """Show a live overview of jobs, machines, costs and the store until Ctrl-C."""
     with open_client(url, token) as client:
         if as_json:
-            show_json(_glance(client).to_dict())
+            show_json(_fetch(client).to_dict())
         elif once or not out.is_terminal:
-            out.print(picture(_glance(client)))
+            out.print(picture(_fetch(client)))
         else:
             _watch(client)
 
 
 def _watch(client: Client) -> None:
-    found = _glance(client)
-    with Live(picture(found), console=out, auto_refresh=False, screen=True) as live:
+    overview = _fetch(client)
+    with Live(picture(overview), console=out, auto_refresh=False, screen=True) as live:
         try:
             while True:
-                trouble = None
+                problem = None
                 try:
-                    found = _glance(client)
+                    overview = _fetch(client)
                 except ApiError as error:
                     if not may_work_later(error):
                         raise
-                    trouble = error.message
-                live.update(picture(found, trouble), refresh=True)
-                time.sleep(LOOK_SECONDS)
+                    problem = error.message
+                live.update(picture(overview, problem), refresh=True)
+                time.sleep(REFRESH_SECONDS)
         except KeyboardInterrupt:
             return
 
 
-def _glance(client: Client) -> Glance:
+def _fetch(client: Client) -> Overview:
     jobs = [job for job in client.jobs(limit=MOST_ROWS * 2) if not job.over]
-    return Glance(jobs, client.instances(), client.pools(), client.store(), client.spend())
+    return Overview(jobs, client.instances(), client.pools(), client.store(), client.spend())
 
 
-def picture(found: Glance, trouble: str | None = None) -> RenderableType:
-    """Everything on one screen; ``trouble``: why it shows nothing new."""
+def picture(overview: Overview, problem: str | None = None) -> RenderableType:
+    """Return the overview as one screen, with the error of the last refresh in ``problem``."""
     parts: list[RenderableType] = [
-        _head(found), Text(), _jobs(found), Text(), _machines(found), Text(), _store(found.store),
+        _head(overview), Text(), _jobs(overview), Text(), _machines(overview), Text(),
+        _store(overview.store),
     ]  # fmt: skip
-    blocked = [row for row in found.pools if row.get("reason")]
+    blocked = [row for row in overview.pools if row.get("reason")]
     if blocked:
         parts += [Text(), *(Text(f"{row['name']}: {row['reason']}") for row in blocked)]
-    if trouble:
-        parts += [Text(), Text(f"{trouble}; trying again", style="yellow")]
+    if problem:
+        parts += [Text(), Text(f"{problem}; retrying", style="yellow")]
     return Lines(*parts)
 
 
-def _head(found: Glance) -> RenderableType:
-    states = Counter(str(row.get("state")) for row in found.machines)
+def _head(overview: Overview) -> RenderableType:
+    states = Counter(str(row.get("state")) for row in overview.machines)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
-    spend = found.spend
+    spend = overview.spend
     return Text.assemble(
-        ("machines ", "dim"), counts, ("   an hour ", "dim"), f"${spend['usd_per_hour']:.2f}",
+        ("machines ", "dim"), counts, ("   per hour ", "dim"), f"${spend['usd_per_hour']:.2f}",
         ("   spent ", "dim"), f"${spend['spent_usd']:.2f}",
         ("   saved ", "dim"), (f"${spend['saved_usd']:.2f}", "green"),
     )  # fmt: skip
 
 
-def _jobs(found: Glance) -> RenderableType:
+def _jobs(overview: Overview) -> RenderableType:
     table = _table("JOB", "STATE", "EPOCH", "DONE", "ACCURACY", "MACHINES", "LOST")
-    at_work = Counter(row.get("job") for row in found.machines)
-    for job in found.jobs[:MOST_ROWS]:
+    workers = Counter(row.get("job") for row in overview.machines)
+    for job in overview.jobs[:MOST_ROWS]:
         progress = job.progress
         table.add_row(
             job.id, job.state, f"{progress.finished_epochs}/{progress.epochs}",
-            f"{progress.fraction:.0%}", percent(job.best_accuracy), str(at_work[job.id]),
+            f"{progress.fraction:.0%}", percent(job.best_accuracy), str(workers[job.id]),
             str(job.evictions + job.kills),
         )  # fmt: skip
-    return table if found.jobs else Text("no job is active", style="dim")
+    return table if overview.jobs else Text("no active jobs", style="dim")
 
 
-def _machines(found: Glance) -> RenderableType:
+def _machines(overview: Overview) -> RenderableType:
     table = _table("INSTANCE", "POOL", "STATE", "JOB", "LAUNCHED", "USD/H")
-    rows = sorted(found.machines, key=lambda row: row.get("launched_at") or 0.0, reverse=True)
+    rows = sorted(overview.machines, key=lambda row: row.get("launched_at") or 0.0, reverse=True)
     for row in rows[:MOST_ROWS]:
         leaving = row.get("state") == "leaving"
         table.add_row(
@@ -127,7 +128,7 @@ def _machines(found: Glance) -> RenderableType:
             ago(row.get("launched_at")), f"{row.get('price_per_hour') or 0:.4f}",
             style="yellow" if leaving else None,
         )  # fmt: skip
-    return table if rows else Text("there are no machines", style="dim")
+    return table if rows else Text("no machines", style="dim")
 
 
 def _store(store: Row) -> RenderableType:

@@ -30,14 +30,14 @@ while, so that they survive a quick restart.
 from vcasgd.stack.control import ForegroundStack, down, environment, is_running, running, up
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.parts import PARTS
-from vcasgd.stack.state import PartPhase, PartState, StackState
+from vcasgd.stack.state import PartState, StackPhase, StackState
 
 __all__ = [
     "PARTS",
     "ForegroundStack",
-    "PartPhase",
     "PartState",
     "StackHome",
+    "StackPhase",
     "StackState",
     "down",
     "environment",

@@ -26,7 +26,7 @@ from vcasgd.stack.control import ALREADY_RUNNING
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import StackLayout
 from vcasgd.stack.parts import PARTS
-from vcasgd.stack.state import PartPhase, PartState, StackState
+from vcasgd.stack.state import PartState, StackPhase, StackState
 from vcasgd.stack.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def _own(settings: Settings, names: Sequence[str], *, detach: bool) -> int:
         return ALREADY_RUNNING
     with lock:  # shared by all that are forked below, and free when the last of them is gone
         before = StackState.read_or_new(home.path)
-        replace(before, phase=PartPhase.STARTING, supervisor=PartState(), error=None).write(
+        replace(before, phase=StackPhase.STARTING, supervisor=PartState(), error=None).write(
             home.path
         )
         if detach:

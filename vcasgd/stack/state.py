@@ -17,7 +17,7 @@ from vcasgd.stack.home import write_private
 NAME = "stack.json"
 
 
-class PartPhase(StrEnum):
+class StackPhase(StrEnum):
     """Of the whole stack. ``failed``: it did not start; everything is stopped again."""
 
     STARTING = "starting"
@@ -48,7 +48,7 @@ class PartState:
 class StackState:
     """The whole stack, as its supervisor wrote it last; it may be dead since."""
 
-    phase: PartPhase = PartPhase.STOPPED
+    phase: StackPhase = StackPhase.STOPPED
     supervisor: PartState = PartState()
     api_url: str = ""
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -87,11 +87,11 @@ class StackState:
     def is_ready(self) -> bool:
         """Ready, and not just the last word of a supervisor that was killed."""
         process = self.supervisor.process
-        return self.phase is PartPhase.READY and process is not None and process.alive()
+        return self.phase is StackPhase.READY and process is not None and process.alive()
 
     def with_error(self, error: VcasgdError) -> StackState:
         reason = (type(error).__name__, error.message, error.remedy)
-        return replace(self, phase=PartPhase.FAILED, error=reason)
+        return replace(self, phase=StackPhase.FAILED, error=reason)
 
     def raise_error(self) -> None:
         """Raises what made the stack fail, as it was raised there."""
@@ -103,7 +103,7 @@ class StackState:
     def _from_dict(cls, value: dict[str, Any]) -> StackState:
         """What another version wrote is read as far as it is known here."""
         parts = {name: PartState(**part) for name, part in value.pop("parts").items()}
-        phase, error = PartPhase(value.pop("phase")), value.pop("error")
+        phase, error = StackPhase(value.pop("phase")), value.pop("error")
         supervisor = PartState(**value.pop("supervisor"))
         return cls(
             phase=phase,

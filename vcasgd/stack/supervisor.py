@@ -18,7 +18,7 @@ from vcasgd.stack.layout import StackLayout
 from vcasgd.stack.names import kind_of
 from vcasgd.stack.parts import PARTS, make_parts
 from vcasgd.stack.probes import redis_server
-from vcasgd.stack.state import PartPhase, PartState, StackState
+from vcasgd.stack.state import PartState, StackPhase, StackState
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Supervisor:
         self._stopping = False
         self._hurried = False
         self._state = StackState(
-            phase=PartPhase.STARTING,
+            phase=StackPhase.STARTING,
             supervisor=_myself(),
             api_url=layout.api_url,
             ports=dict(layout.ports),
@@ -61,7 +61,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._on_signal)
         # from a terminal it reaches the guardian too, who passes it on as SIGTERM
         signal.signal(signal.SIGINT, lambda *_: None)
-        phase = PartPhase.STOPPED
+        phase = StackPhase.STOPPED
         try:
             self._write()
             self._check_external()
@@ -69,10 +69,10 @@ class Supervisor:
             self._watch(lambda: False)
         except VcasgdError as error:
             log.error("%s", error)
-            self._state, phase = self._state.with_error(error), PartPhase.FAILED
+            self._state, phase = self._state.with_error(error), StackPhase.FAILED
         finally:
             self._shut_down(phase)
-        return int(phase is PartPhase.FAILED)
+        return int(phase is StackPhase.FAILED)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._hurried = self._stopping
@@ -97,7 +97,7 @@ class Supervisor:
         deadline = time.monotonic() + START_SECONDS
         self._watch(lambda: self._all_ready() or self._given_up(deadline))
         if not self._stopping:
-            self._change(phase=PartPhase.READY)
+            self._change(phase=StackPhase.READY)
             log.info("ready: %s", self._layout.api_url)
 
     def _watch(self, until: Callable[[], bool]) -> None:
@@ -121,7 +121,7 @@ class Supervisor:
         try:
             return child.tend(may_start)
         except VcasgdError as error:
-            if self._state.phase is PartPhase.STARTING:
+            if self._state.phase is StackPhase.STARTING:
                 raise
             # what worked once may work again, and the other parts go on meanwhile
             log.error("%s: %s", child.part.name, error)
@@ -145,10 +145,10 @@ class Supervisor:
             f"{name} {what}; the end of its log:\n{tail}", remedy=f"see {self._home.log(name)}"
         )
 
-    def _shut_down(self, last: PartPhase) -> None:
-        started = last is not PartPhase.FAILED
+    def _shut_down(self, last: StackPhase) -> None:
+        started = last is not StackPhase.FAILED
         if started:
-            self._change(phase=PartPhase.STOPPING)
+            self._change(phase=StackPhase.STOPPING)
         for kind in STOP_ORDER:
             if kind == "instances":
                 self._end_instances(known=started)

@@ -1,4 +1,4 @@
-"""What a person sees of machines that are lost while a job is watched in a terminal."""
+"""The live view of a job: sparklines, marks for lost machines, and the remaining time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from vcasgd.cli.progress import LiveView, mark
+from vcasgd.cli.progress import MOST_BARS, LiveView, mark, sparkline
 from vcasgd.cli.watch import JobStatus
 from vcasgd.client import Event, JobView, Progress, Totals
 
@@ -44,7 +44,7 @@ def shown(*looks: JobStatus) -> str:
     return capture.get()
 
 
-def test_a_lost_machine_is_marked_below_the_moment_of_its_loss() -> None:
+def test_lost_machine_is_marked_below_its_bar() -> None:
     killed = event("worker-killed", "local-2 is gone, without a notice")
 
     lines = shown(look(4), look(4), look(3, killed), look(4)).splitlines()
@@ -54,10 +54,10 @@ def test_a_lost_machine_is_marked_below_the_moment_of_its_loss() -> None:
     marks = plain[bars + 1]
     assert plain[bars].rindex("▆") == marks.index("▲")
     assert marks.count("▲") == 1
-    assert "31m▲" in lines[bars + 1], "in red"
+    assert "31m▲" in lines[bars + 1], "the mark is red"
 
 
-def test_what_was_lost_stays_however_much_else_happens() -> None:
+def test_losses_stay_visible_among_many_events() -> None:
     lost = event("worker-evicted", "local-1 is gone, after a notice")
     others = [event("worker-started", f"local-{number} works") for number in range(50)]
 
@@ -68,9 +68,32 @@ def test_what_was_lost_stays_however_much_else_happens() -> None:
     assert "local-3 works" not in text
 
 
-def test_the_worst_loss_of_a_look_is_marked() -> None:
+def test_mark_shows_the_worst_loss() -> None:
     notice, killed = event("eviction-notice"), event("worker-killed")
 
     assert (mark([notice, killed]).plain, mark([notice, killed]).style) == ("▲", "red")
     assert (mark([notice]).plain, mark([notice]).style) == ("△", "yellow")
     assert mark([event("checkpoint")]).plain == " "
+
+
+def test_sparkline_scales_from_the_lowest_to_the_highest_value() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0, 7]) == "▁█"
+    assert sparkline(range(8)) == "▁▂▃▄▅▆▇█"
+    assert sparkline([-1.0, 0.0, 1.0]) == "▁▅█"
+
+
+def test_sparkline_accepts_a_lowest_value() -> None:
+    assert sparkline([4, 8], lowest=0) == "▅█"
+    assert sparkline([3, 3], lowest=0) == "██"
+
+
+def test_sparkline_of_equal_values_is_flat() -> None:
+    assert sparkline([2, 2, 2]) == "▁▁▁"
+    assert sparkline([0, 0], lowest=0) == "▁▁"
+
+
+def test_sparkline_shows_only_the_newest_values() -> None:
+    line = sparkline([*[100] * 50, *range(MOST_BARS)])
+
+    assert (len(line), line[0], line[-1]) == (MOST_BARS, "▁", "█")
