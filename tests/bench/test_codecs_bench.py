@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vcasgd.bench.command import app
-from vcasgd.learning.codecs import CODECS
+from vcasgd.learning.encodings import CODECS
 
 
 def test_every_codec_is_measured() -> None:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing
+from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
-from vcasgd.learning.wire import Encoder, codec_of
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.spec.job import JobSpec
 from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
@@ -122,7 +122,7 @@ class World:
             floats=self.layout.floats,
             parameters=self.layout.parameters,
             layout=self.layout.digest(),
-            halves=self.codec.halves,
+            halves=self.codec.bfloat16_fetch,
             integers=encode_integers(torch.zeros(1, dtype=torch.int64)),
         )
 

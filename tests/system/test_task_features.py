@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
 import vcasgd
-from vcasgd.learning.rows import LEAST_ROWS, Table, tables_of
+from vcasgd.learning.encodings.rows import LEAST_ROWS, Table, tables_of
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.learner import Base, Learner, Trained
 from vcasgd.worker.setup import best_device

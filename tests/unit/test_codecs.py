@@ -1,4 +1,4 @@
-"""Encodings: exact where promised, bounded where not, and never reading past an end."""
+"""Dense codecs: lossless or within their error bound, and never out of bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate, SpecError
-from vcasgd.learning.codecs import BFloat16, Codec, Float32, make_codec
+from vcasgd.learning.encodings import BFloat16, Codec, Float32, make_codec
 
 CODECS: list[Codec] = [Float32(), BFloat16()]
 codecs = st.sampled_from(CODECS)
@@ -35,18 +35,18 @@ def test_float32_loses_nothing(vector: Tensor) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-(2.0**126), 2.0**126, width=32), min_size=1, max_size=40))
-def test_bfloat16_loses_at_most_one_part_in_256(values: list[float]) -> None:
+def test_bfloat16_has_a_relative_error_of_at_most_one_in_256(values: list[float]) -> None:
     vector = torch.tensor(values, dtype=torch.float32)
 
     result = decoded(BFloat16(), BFloat16().encode(vector), len(vector))
 
-    subnormal = 2.0**-134  # half a step between the smallest numbers that bfloat16 can tell apart
+    subnormal = 2.0**-134  # half the distance between the smallest numbers of bfloat16
     assert (result - vector).abs().le(vector.abs() * 2**-8 + subnormal).all()
     assert torch.equal(result, vector.bfloat16().float())
 
 
 def test_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
-    # around 1 the neighbours are 1/128 apart; halves go to the even last bit
+    # around 1, neighbors are 1/128 apart; ties go to the even last bit
     vector = torch.tensor([1 + 1 / 256, 1 + 3 / 256, 1 + 1.01 / 256])
 
     result = decoded(BFloat16(), BFloat16().encode(vector), 3)
@@ -55,7 +55,7 @@ def test_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
-def test_what_is_not_finite_stays_so(codec: Codec) -> None:
+def test_numbers_that_are_not_finite_are_kept(codec: Codec) -> None:
     vector = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
 
     result = decoded(codec, codec.encode(vector), 4)
@@ -74,7 +74,7 @@ def test_the_bytes_are_little_endian() -> None:
 
 @settings(deadline=None)
 @given(codecs, vectors, st.data())
-def test_chunk_by_chunk_is_the_same_as_the_whole(
+def test_decoding_by_chunk_equals_decoding_the_whole(
     codec: Codec, vector: Tensor, data: st.DataObject
 ) -> None:
     payload = bytes(codec.encode(vector))
@@ -88,7 +88,7 @@ def test_chunk_by_chunk_is_the_same_as_the_whole(
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
-def test_decoding_into_the_middle_leaves_the_rest_alone(codec: Codec) -> None:
+def test_decoding_into_the_middle_leaves_the_rest_unchanged(codec: Codec) -> None:
     out = torch.zeros(5)
 
     codec.decode(codec.encode(torch.tensor([1.0, 2.0])), out, offset=2)
@@ -100,7 +100,7 @@ def test_decoding_into_the_middle_leaves_the_rest_alone(codec: Codec) -> None:
 @pytest.mark.parametrize(
     ("elements", "extra", "offset"), [(3, -1, 0), (4, 0, 0), (2, 0, 2), (1, 0, -1)]
 )
-def test_what_does_not_fit_is_refused_and_nothing_written(
+def test_a_payload_of_the_wrong_length_is_rejected_before_any_write(
     codec: Codec, elements: int, extra: int, offset: int
 ) -> None:
     payload = bytes(codec.encoded_size(elements) + extra)
@@ -130,7 +130,7 @@ def test_float32_is_not_copied() -> None:
     assert bytes(payload) == struct.pack("<2f", 1.0, 0.0)
 
 
-def test_what_is_not_a_plain_vector_is_made_one() -> None:
+def test_a_vector_of_another_type_or_stride_is_converted() -> None:
     strided = torch.arange(6, dtype=torch.float64, requires_grad=True)[::2]
 
     assert bytes(Float32().encode(strided)) == struct.pack("<3f", 0.0, 2.0, 4.0)
@@ -147,28 +147,30 @@ def test_codecs_are_found_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [1, 7, 1000])
-def test_a_chunk_is_decoded_as_the_whole_is(name: str, length: int) -> None:
+def test_decode_chunk_equals_decode(name: str, length: int) -> None:
     codec, vector = make_codec(name), torch.randn(length)
     payload = memoryview(bytearray(codec.encode(vector)))
     out = torch.empty(length)
     codec.decode(payload, out)
 
-    assert torch.equal(codec.decoded(payload, torch.empty(length + 3)), out)
+    assert torch.equal(codec.decode_chunk(payload, torch.empty(length + 3)), out)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("values", [[], [0.0, -0.0], [1.5, -2.5, 0.5], [3.0e38], [-1e-30]])
-def test_the_largest_magnitude(name: str, values: list[float]) -> None:
+def test_the_maximum_magnitude(name: str, values: list[float]) -> None:
     codec, vector = make_codec(name), torch.tensor(values)
     rounded = vector.to(torch.bfloat16).float() if name == "bfloat16" else vector
 
     expected = max((abs(value) for value in rounded.tolist()), default=0.0)
-    assert codec.largest(codec.encode(vector)) == expected
+    assert codec.max_magnitude(codec.encode(vector)) == expected
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_the_largest_magnitude_is_no_bound_where_a_number_is_none(name: str, bad: float) -> None:
+def test_the_maximum_magnitude_is_unbounded_if_a_number_is_not_finite(
+    name: str, bad: float
+) -> None:
     payload = make_codec(name).encode(torch.tensor([1.0, bad, 2.0]))
 
-    assert not make_codec(name).largest(payload) <= 1e30
+    assert not make_codec(name).max_magnitude(payload) <= 1e30

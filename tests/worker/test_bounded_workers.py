@@ -14,7 +14,7 @@ from support.servers import KINDS, TlsServer, require_binary
 from support.training import Training
 
 from vcasgd.errors import StoreDenied, StoreError
-from vcasgd.learning.codecs import make_codec
+from vcasgd.learning.encodings import make_codec
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.store.acl import (
     LEDGER_SCRIPTS,

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcasgd.learning.codecs import CODECS, make_codec
-from vcasgd.learning.encoding import Encoded, Encoding, Feedback, Format, PayloadFormat
-from vcasgd.learning.rows import Rows, RowsEncoding, Table
+from vcasgd.learning.encodings import CODECS, make_codec
+from vcasgd.learning.encodings.blocks import BlockFormat, EncodedBlocks, ErrorFeedback
+from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
+from vcasgd.learning.encodings.rows import EncodedRows, RowsFormat, Table
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
 
 #: numbers that are decoded at a time, as the parameter server does it
@@ -59,25 +60,25 @@ def _measured(size_mb: int, seconds: float) -> list[CodecFigures]:
 
 
 def _blockwise(name: str, vector: Tensor, seconds: float) -> CodecFigures:
-    wire = Format(make_codec(name), len(vector), len(vector))
-    feedback = Feedback(wire)
+    wire = BlockFormat(make_codec(name), len(vector), len(vector))
+    feedback = ErrorFeedback(wire)
     # of the first update, before anything was kept back
-    return _measure(wire, Encoding(wire, vector), feedback.encoding, vector, seconds)
+    return _measure(wire, EncodedBlocks(wire, vector), feedback.encode, vector, seconds)
 
 
 def _rows(vector: Tensor, seconds: float) -> CodecFigures:
     rows = len(vector) // ROW_FLOATS
-    wire = Rows(len(vector), (Table(0, rows, ROW_FLOATS),))
+    wire = RowsFormat(len(vector), (Table(0, rows, ROW_FLOATS),))
     vector = vector.clone()
     vector.view(rows, ROW_FLOATS)[torch.arange(rows) % ROWS_APART != 0] = 0
-    encoded = RowsEncoding(wire, vector)
-    return _measure(wire, encoded, lambda update: RowsEncoding(wire, update), vector, seconds)
+    encoded = EncodedRows(wire, vector)
+    return _measure(wire, encoded, lambda update: EncodedRows(wire, update), vector, seconds)
 
 
 def _measure(
     wire: PayloadFormat,
-    encoded: Encoded,
-    encoding: Callable[[Tensor], Encoded],
+    encoded: EncodedVector,
+    encoding: Callable[[Tensor], EncodedVector],
     vector: Tensor,
     seconds: float,
 ) -> CodecFigures:
@@ -92,7 +93,7 @@ def _measure(
     def decode() -> None:
         wire.check(payload)
         for piece in wire.pieces(PIECE_FLOATS):
-            piece.decoded(payload, scratch)
+            piece.decode(payload, scratch)
 
     return CodecFigures(
         codec=wire.name,
@@ -114,7 +115,7 @@ def _fill(payload: memoryview, chunks: Iterable[memoryview]) -> None:
 def _error(wire: PayloadFormat, payload: memoryview, vector: Tensor) -> float:
     scratch, wrong = wire.scratch(PIECE_FLOATS), 0.0
     for piece in wire.pieces(PIECE_FLOATS):
-        off = piece.decoded(payload, scratch) - vector[piece.start : piece.stop]
+        off = piece.decode(payload, scratch) - vector[piece.start : piece.stop]
         wrong += float(off.double().square().sum())
     return float((wrong / float(vector.double().square().sum())) ** 0.5)
 

@@ -14,7 +14,7 @@ from vcasgd.bench.gauges import ProcessGauges
 from vcasgd.bench.loopback import carried_bytes, measure_loopback
 from vcasgd.bench.rig import BenchWorkload, Rig
 from vcasgd.errors import StackError
-from vcasgd.learning.codecs import make_codec
+from vcasgd.learning.encodings import make_codec
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.tensors.snapshot import Snapshot
 
@@ -165,7 +165,7 @@ def _figures(
         publishes_per_s=publications * updates_per_s,
         fetches_per_s=(after.fetched - before.fetched) / (after.at - before.at),
         payload_bytes=codec.encoded_size(workload.floats),
-        fetch_bytes=workload.model_bytes // 2 if codec.halves else workload.model_bytes,
+        fetch_bytes=workload.model_bytes // 2 if codec.bfloat16_fetch else workload.model_bytes,
         model_bytes=workload.model_bytes,
         p50_push_to_applied_ms=_percentile(delays, 50),
         p99_push_to_applied_ms=_percentile(delays, 99),

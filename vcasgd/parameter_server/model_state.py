@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.encoding import PayloadFormat
+from vcasgd.learning.encodings.encoder import payload_formats
+from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.rules import Context, make_rule, merge_integers
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
 from vcasgd.learning.vector import Layout
-from vcasgd.learning.wire import wires_of
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.store.tensors.snapshot import MOST_STALENESS, Meta, Record, Snapshot, Totals, new_meta
@@ -38,7 +38,7 @@ class ShardConfig:
         self.part = Cut(layout.floats, layout.parameters, facts.shards, layout.sent).parts[shard]
         self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
         self.rule = make_rule(spec.update)
-        self.wires = wires_of(spec.update, layout, self.part)
+        self.wires = payload_formats(spec.update, layout, self.part)
         #: bytes of a payload, at most
         self.payload_size = max(wire.size for wire in self.wires.values())
         #: bytes of the weights, and of what the rule remembers
@@ -125,7 +125,7 @@ class ModelState:
         """Looks at the bytes of an update from ``at`` on before anything of it is applied. Raises
         :class:`InvalidUpdate` (``non-finite``)."""
         # NaN fails any comparison, so this refuses it together with infinity
-        if not self._wire(header).largest(chunk, at) <= LARGEST_VALUE:
+        if not self._wire(header).max_magnitude(chunk, at) <= LARGEST_VALUE:
             raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
 
     def blend(self, entry: str, header: Header, keys: list[str]) -> None:
@@ -160,7 +160,7 @@ class ModelState:
         """Piece by piece, so that what is decoded is still in the cache when it is blended."""
         rule, payload = self._recipe.rule, self.payload(header)
         for piece in self._wire(header).pieces(PIECE_FLOATS):
-            numbers = piece.decoded(payload, self._scratch)
+            numbers = piece.decode(payload, self._scratch)
             part = context.piece(piece.start, piece.stop)
             rule.blend(self.weights[piece.start : piece.stop], numbers, part)
 

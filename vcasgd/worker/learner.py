@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
-from vcasgd.learning.encoding import Encoded
+from vcasgd.learning.encodings.encoder import Encoder, codec_of
+from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
@@ -23,7 +24,6 @@ from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Layout, gather, scatter, thawed
-from vcasgd.learning.wire import Encoder, codec_of
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task, calling_user_code
@@ -264,11 +264,11 @@ class Learner:
     @property
     def halves(self) -> bool:
         """Whether workers make do with bfloat16 when they fetch."""
-        return codec_of(self._spec.update).halves
+        return codec_of(self._spec.update).bfloat16_fetch
 
     def owes(self, part: ShardRange) -> bool:
         """Whether an encoding kept back something of what was pushed to a shard."""
-        return part in self._encoders and self._encoders[part].owes
+        return part in self._encoders and self._encoders[part].has_residual
 
     def is_last(self, subtask: int, stop: int) -> bool:
         """Whether an interval may be the last of this worker, because the job ends."""
@@ -276,7 +276,7 @@ class Learner:
         ending = LAST_SUBTASKS * self._spec.workers.max
         return subtask >= plan.total_subtasks - ending and stop == plan.size(subtask)
 
-    def encoded(self, part: ShardRange, update: Tensor, *, last: bool = False) -> Encoded:
+    def encoded(self, part: ShardRange, update: Tensor, *, last: bool = False) -> EncodedVector:
         """One shard's part of an update, float32 [floats], as it is pushed; each is to be asked
         for once, since what its encoding keeps back is part of the next one. With the ``last``
         one nothing is kept back."""

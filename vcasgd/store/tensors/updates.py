@@ -19,7 +19,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
-from vcasgd.learning.encoding import Encoded
+from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.store.bulk import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -36,7 +36,7 @@ LONGEST_NAME = 64
 UNSIGNED = "signature"
 
 #: what is pushed: bytes, or a vector that becomes bytes while it is sent
-Payload = memoryview | Encoded
+Payload = memoryview | EncodedVector
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 

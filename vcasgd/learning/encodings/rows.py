@@ -1,13 +1,13 @@
-"""Updates of models with large tables, such as embeddings: only the rows that changed.
+"""Payloads of changed rows, for models with large tables such as embeddings.
 
-A step of training touches the rows of the samples in its batch, and none of the others, as long as
-the optimizer leaves those alone whose gradient is 0. What was touched is seen in the difference
-itself: a row of zeros is not sent. Nothing is rounded and nothing kept back.
+A training step changes only the rows of the samples in its batch, provided that the optimizer
+leaves rows with a zero gradient alone. The difference itself shows which rows changed: a row of
+zeros is not sent. Nothing is rounded, and there is no residual.
 
-A payload is little-endian. First, uint32: for each table how many rows follow, and then the numbers
-of these rows, ascending. After them, float32: all that is no row of a table, in the order of the
-vector, and then the rows of each table. The numbers of rows, read as float32, are tiny, so a chunk
-can be looked at for what is not finite without knowing where they end.
+A payload is little-endian. It starts with uint32 words: the number of rows of each table, then the
+indices of these rows, ascending. float32 values follow: all elements outside tables, in the order
+of the vector, then the rows of each table. Row indices read as float32 are tiny, so a chunk can be
+checked for non-finite numbers without knowing where the indices end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.codecs import Float32
+from vcasgd.learning.encodings import Float32
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
 
 NAME = "rows"
-#: of a table; a smaller one is sent as it is, which costs next to nothing
+#: Rows of the smallest table; a smaller one is sent whole, which costs next to nothing.
 LEAST_ROWS = 256
 
 _WORD = 4
@@ -36,7 +36,7 @@ _WORD = 4
 
 @dataclass(frozen=True)
 class Table:
-    """Elements ``[start, stop)`` of a shard, which are ``rows`` whole rows of ``width`` numbers."""
+    """Elements ``[start, stop)`` of a shard that form ``rows`` whole rows of ``width`` numbers."""
 
     start: int
     rows: int
@@ -47,15 +47,18 @@ class Table:
         return self.start + self.rows * self.width
 
     def of(self, vector: Tensor) -> Tensor:
-        """float32 [rows, width], nothing copied."""
+        """Return a view, float32 ``[rows, width]``."""
         return vector[self.start : self.stop].view(self.rows, self.width)
 
 
 def tables_of(layout: Layout, part: ShardRange) -> tuple[Table, ...]:
-    """The rows that lie in a shard as a whole, of all trained parameters with two dimensions and
-    at least :data:`LEAST_ROWS` rows."""
-    found = (_table(entry, part) for entry in layout.entries if _is_table(entry))
-    return tuple(table for table in found if table.rows > 0)
+    """Return the tables in a shard.
+
+    A table is the rows that the shard contains whole of a trained parameter with two dimensions
+    and at least :data:`LEAST_ROWS` rows.
+    """
+    tables = (_table(entry, part) for entry in layout.entries if _is_table(entry))
+    return tuple(table for table in tables if table.rows > 0)
 
 
 def _is_table(entry: TensorEntry) -> bool:
@@ -77,8 +80,8 @@ def _table(entry: TensorEntry, part: ShardRange) -> Table:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """How ``floats`` elements with ``tables`` among them, in order, are encoded."""
+class RowsFormat:
+    """Format of a vector of ``floats`` elements that contains ``tables``, in order."""
 
     floats: int
     tables: tuple[Table, ...]
@@ -86,40 +89,40 @@ class Rows:
 
     @cached_property
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """The elements ``[start, stop)`` that are in no table, which are always sent."""
+        """Elements ``[start, stop)`` outside tables, which are always sent."""
         edges = [0, *(edge for table in self.tables for edge in (table.start, table.stop))]
         pairs = zip(edges[::2], [*edges[1::2], self.floats], strict=True)
         return tuple((start, stop) for start, stop in pairs if start < stop)
 
     @cached_property
     def dense(self) -> int:
-        """Elements that are in no table."""
+        """Number of elements outside tables."""
         return sum(stop - start for start, stop in self.gaps)
 
     @property
     def size(self) -> int:
-        """Bytes where every row is sent."""
+        """Bytes of a payload with every row."""
         return self._size([table.rows for table in self.tables])
 
     def fits(self, size: int) -> bool:
         return self._size([0] * len(self.tables)) <= size <= self.size and size % _WORD == 0
 
-    def largest(self, chunk: memoryview, at: int) -> float:  # noqa: ARG002 - all words are alike
-        return Float32().largest(chunk)
+    def max_magnitude(self, chunk: memoryview, at: int) -> float:  # noqa: ARG002 - all alike
+        return Float32().max_magnitude(chunk)
 
     def check(self, payload: memoryview) -> None:
-        """Raises :class:`InvalidUpdate` with the reason ``rows``."""
+        """Check the row indices. Raises :class:`InvalidUpdate` with the reason ``rows``."""
         words = np.frombuffer(payload, "<u4")
         counts = [int(count) for count in words[: len(self.tables)]]
         possible = all(n <= table.rows for n, table in zip(counts, self.tables, strict=True))
         if not possible or payload.nbytes != self._size(counts):
-            raise InvalidUpdate("the rows are not those of the payload", reason="rows")
-        for table, sent in zip(self.tables, RowIndex(self, payload).numbers, strict=True):
+            raise InvalidUpdate("the number of rows does not match the payload", reason="rows")
+        for table, sent in zip(self.tables, RowIndex(self, payload).rows_sent, strict=True):
             if (sent[1:] <= sent[:-1]).any() or (sent >= table.rows).any():
-                raise InvalidUpdate("a row does not exist, or is there twice", reason="rows")
+                raise InvalidUpdate("a row index is invalid or repeated", reason="rows")
 
     def pieces(self, most: int) -> Iterator[GapPiece | TablePiece]:
-        """All elements, in pieces of at most ``most`` elements or a single row."""
+        """Yield all elements in pieces of at most ``most`` elements, or of a single row."""
         at = 0
         for start, stop in self.gaps:
             for first in range(start, stop, most):
@@ -142,59 +145,64 @@ class Rows:
 
 
 class RowIndex:
-    """Where what is in a payload; only of one that was checked, or is being."""
+    """Positions of the parts of a payload.
 
-    def __init__(self, wire: Rows, payload: memoryview) -> None:
+    Only for a payload that passed :meth:`RowsFormat.check`, or whose row counts did.
+    """
+
+    def __init__(self, payload_format: RowsFormat, payload: memoryview) -> None:
         self._words = np.frombuffer(payload, "<u4")
-        tables = wire.tables
+        tables = payload_format.tables
         counts = [int(count) for count in self._words[: len(tables)]]
         edges = np.cumsum([len(tables), *counts])
-        #: of each table the rows that were sent, ascending
-        self.numbers = [self._words[a:b] for a, b in pairwise(edges)]
+        #: For each table, the indices of the rows in the payload, ascending.
+        self.rows_sent = [self._words[a:b] for a, b in pairwise(edges)]
         self._dense = int(edges[-1])
         sizes = [count * table.width for count, table in zip(counts, tables, strict=True)]
-        self._starts = np.cumsum([self._dense + wire.dense, *sizes])
+        self._starts = np.cumsum([self._dense + payload_format.dense, *sizes])
 
     def gap(self, at: int, length: int) -> NDArray[np.float32]:
-        """Elements that are in no table, from the one numbered ``at`` on."""
+        """Return ``length`` elements outside tables, from the one with index ``at``."""
         start = self._dense + at
         return self._words[start : start + length].view("<f4")
 
     def rows(self, table: int, width: int, first: int, last: int) -> NDArray[np.float32]:
-        """float32 [last − first, width] of a table: the rows sent as its number ``first`` to
-        ``last``."""
+        """Return the table's rows at positions ``[first, last)`` of the payload.
+
+        The result is float32 ``[last − first, width]``.
+        """
         start = int(self._starts[table])
-        found = self._words[start + first * width : start + last * width].view("<f4")
-        return found.reshape(-1, width)
+        words = self._words[start + first * width : start + last * width]
+        return words.view("<f4").reshape(-1, width)
 
 
 @dataclass(frozen=True)
 class GapPiece:
-    """Elements ``[start, stop)`` that are in no table, ``at`` of those before them."""
+    """Elements ``[start, stop)`` outside tables; ``at`` such elements precede them."""
 
-    wire: Rows
+    format: RowsFormat
     start: int
     stop: int
     at: int
 
-    def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
         out = scratch[: self.stop - self.start]
-        out.numpy()[:] = RowIndex(self.wire, payload).gap(self.at, len(out))
+        out.numpy()[:] = RowIndex(self.format, payload).gap(self.at, len(out))
         return out
 
 
 @dataclass(frozen=True)
 class TablePiece:
-    """Rows ``[first, last)`` of a table; those that were not sent are 0."""
+    """Rows ``[first, last)`` of a table. Rows that were not sent decode to 0."""
 
-    wire: Rows
+    format: RowsFormat
     number: int
     first: int
     last: int
 
     @property
     def table(self) -> Table:
-        return self.wire.tables[self.number]
+        return self.format.tables[self.number]
 
     @property
     def start(self) -> int:
@@ -204,25 +212,25 @@ class TablePiece:
     def stop(self) -> int:
         return self.table.start + self.last * self.table.width
 
-    def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        index, width = RowIndex(self.wire, payload), self.table.width
-        sent = index.numbers[self.number]
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        index, width = RowIndex(self.format, payload), self.table.width
+        sent = index.rows_sent[self.number]
         begin, end = (int(at) for at in np.searchsorted(sent, (self.first, self.last)))
         out = scratch[: self.stop - self.start].zero_()
-        places = sent[begin:end].astype(np.int64) - self.first
-        out.view(-1, width).numpy()[places] = index.rows(self.number, width, begin, end)
+        targets = sent[begin:end].astype(np.int64) - self.first
+        out.view(-1, width).numpy()[targets] = index.rows(self.number, width, begin, end)
         return out
 
 
-class RowsEncoding:
-    """A vector whose changed rows were looked for and copied; it may change afterwards."""
+class EncodedRows:
+    """A copy of the changed rows of a vector, which may change afterwards."""
 
     codec = NAME
 
-    def __init__(self, wire: Rows, vector: Tensor) -> None:
-        """Raises nothing: what is not finite counts as changed."""
+    def __init__(self, payload_format: RowsFormat, vector: Tensor) -> None:
+        # a row with a number that is not finite counts as changed
         vector = vector.detach().to("cpu", torch.float32)
-        self._bytes = _joined(list(_arrays(wire, vector)))
+        self._bytes = _joined(list(_arrays(payload_format, vector)))
 
     def __len__(self) -> int:
         return self._bytes.nbytes
@@ -232,13 +240,13 @@ class RowsEncoding:
             yield self._bytes[at : at + size]
 
 
-def _arrays(wire: Rows, vector: Tensor) -> Iterator[NDArray[np.generic]]:
-    """What a payload is made of."""
-    tables = [table.of(vector) for table in wire.tables]
+def _arrays(payload_format: RowsFormat, vector: Tensor) -> Iterator[NDArray[np.generic]]:
+    """Yield the parts of a payload, in order."""
+    tables = [table.of(vector) for table in payload_format.tables]
     changed = [(table != 0).any(1).nonzero().view(-1) for table in tables]
     yield np.array([len(rows) for rows in changed], "<u4")
     yield from (rows.numpy().astype("<u4") for rows in changed)
-    numbers = [vector[start:stop] for start, stop in wire.gaps]
+    numbers = [vector[start:stop] for start, stop in payload_format.gaps]
     numbers += [table[rows] for table, rows in zip(tables, changed, strict=True)]
     yield from (each.numpy().astype("<f4", copy=False) for each in numbers)
 

@@ -1,4 +1,4 @@
-"""Every number of a vector, in the same number of bytes."""
+"""Dense codecs: every number of a vector, each in the same number of bytes."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vcasgd.learning.codecs.base import target_of
+from vcasgd.learning.encodings.codec import target_of
 
 
 class Float32:
-    """As it is: four bytes an element, no loss, no copy on little-endian machines."""
+    """float32 as it is: four bytes per element, no loss, no copy on little-endian machines."""
 
     name = "float32"
     block_floats, block_bytes = 1, 4
     for_statistics = True
-    halves = False
+    bfloat16_fetch = False
 
-    def at(self, turn: int) -> Self:  # noqa: ARG002 - all turns are alike
+    def for_update(self, number: int) -> Self:  # noqa: ARG002 - all updates are alike
         return self
 
     def encode(self, vector: Tensor) -> memoryview:
-        """Shares the memory of a contiguous float32 vector on the CPU."""
+        """Return the bytes, which share the memory of a contiguous float32 vector on the CPU."""
         return _bytes_of(vector.detach().to("cpu", torch.float32).numpy(), "<f4")
 
     def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
         target = target_of(self, payload, out, offset)
         target[:] = np.frombuffer(payload, "<f4")
 
-    def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
+    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
         if sys.byteorder == "little":
             return torch.frombuffer(payload, dtype=torch.float32)
         self.decode(payload, scratch)
         return scratch[: payload.nbytes // self.block_bytes]
 
-    def largest(self, payload: bytes | memoryview) -> float:
+    def max_magnitude(self, payload: bytes | memoryview) -> float:
         numbers = np.frombuffer(payload, "<f4")
-        # both let NaN through
+        # max and min both propagate NaN
         return float(max(np.max(numbers), -np.min(numbers))) if len(numbers) else 0.0
 
     def encoded_size(self, elements: int) -> int:
@@ -48,7 +48,7 @@ class Float32:
 
 
 class BFloat16:
-    """The upper half of a float32, rounded to the nearest, ties to even: two bytes an element.
+    """The upper half of a float32, rounded to nearest, ties to even: two bytes per element.
 
     The relative error is at most 2⁻⁸ for normal numbers; the range is that of float32.
     """
@@ -56,14 +56,14 @@ class BFloat16:
     name = "bfloat16"
     block_floats, block_bytes = 1, 2
     for_statistics = True
-    halves = True
+    bfloat16_fetch = True
 
-    def at(self, turn: int) -> Self:  # noqa: ARG002 - all turns are alike
+    def for_update(self, number: int) -> Self:  # noqa: ARG002 - all updates are alike
         return self
 
     def encode(self, vector: Tensor) -> memoryview:
-        """Always a copy."""
-        # NumPy has no bfloat16, so its bits travel as int16
+        """Return a copy."""
+        # NumPy has no bfloat16, so its bits are handled as int16
         bits = vector.detach().to("cpu", torch.bfloat16).view(torch.int16)
         return _bytes_of(bits.numpy(), "<i2")
 
@@ -71,18 +71,18 @@ class BFloat16:
         target = target_of(self, payload, out, offset).view(np.uint32)
         np.left_shift(np.frombuffer(payload, "<u2"), 16, out=target, dtype=np.uint32)
 
-    def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
+    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
         out = scratch[: payload.nbytes // self.block_bytes]
         if sys.byteorder == "little":
-            # torch converts with vector instructions, NumPy's shift has to widen first
+            # torch converts with vector instructions; NumPy has to widen before it shifts
             return out.copy_(torch.frombuffer(payload, dtype=torch.bfloat16))
         self.decode(payload, out)
         return out
 
-    def largest(self, payload: bytes | memoryview) -> float:
+    def max_magnitude(self, payload: bytes | memoryview) -> float:
         bits = np.frombuffer(payload, "<u2")
-        # among numbers of one sign a larger magnitude has larger bits, and NaN the largest;
-        # as unsigned numbers the negative ones come last, as signed ones the positive
+        # among numbers of one sign, a larger magnitude has larger bits, and NaN the largest;
+        # negative numbers are the largest as uint16, positive ones as int16
         negative = int(np.max(bits, initial=0x8000)) & 0x7FFF
         positive = int(np.max(bits.view("<i2"), initial=0))
         return float(np.uint32(max(negative, positive) << 16).view(np.float32))
@@ -92,34 +92,36 @@ class BFloat16:
 
 
 class Int8:
-    """Blocks of 252 numbers: their scale as a float32, ``s = max|x|/127``, then ``round(x/s)``,
-    each as a byte; 256 bytes. (Blockwise quantization: Dettmers 2021, arXiv 2110.02861.)
+    """Blockwise quantization to int8 (Dettmers 2021, arXiv 2110.02861).
 
-    The error of a number is at most s/2, 1/254 of the largest in its block: small numbers beside
-    large ones become 0. So it is for differences, where what was lost is sent with the next update
-    (:class:`~vcasgd.learning.encoding.Feedback`), and not for running statistics. A block with a
-    number that is not finite has a scale that is not, and one with none above 1.5e-36 is all zeros.
-    The last block is filled up with zeros.
+    A block has 252 numbers in 256 bytes: the scale ``s = max|x|/127`` as a float32, then
+    ``round(x/s)`` as one byte each. The last block is padded with zeros.
+
+    The error of a number is at most s/2, 1/254 of the largest number in its block, so small
+    numbers next to large ones become 0. Use it for differences, whose loss is added to the next
+    update (:class:`~vcasgd.learning.encodings.blocks.ErrorFeedback`), and not for running
+    statistics. The scale of a block is not finite if any of its numbers is not. A block without a
+    number above 1.5e-36 decodes to zeros.
     """
 
     name = "int8"
     block_floats, block_bytes = 252, 256
     for_statistics = False
-    halves = False
+    bfloat16_fetch = False
 
-    def at(self, turn: int) -> Self:  # noqa: ARG002 - all turns are alike
+    def for_update(self, number: int) -> Self:  # noqa: ARG002 - all updates are alike
         return self
 
     def encode(self, vector: Tensor) -> memoryview:
-        """Always a copy."""
+        """Return a copy."""
         numbers = vector.detach().to("cpu", torch.float32)
-        spare = -len(numbers) % self.block_floats
-        blocks_needed = (len(numbers) + spare) // self.block_floats
-        rows = torch.nn.functional.pad(numbers, (0, spare)).view(blocks_needed, self.block_floats)
+        padding = -len(numbers) % self.block_floats
+        count = (len(numbers) + padding) // self.block_floats
+        rows = torch.nn.functional.pad(numbers, (0, padding)).view(count, self.block_floats)
         least, most = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
-        # all three let NaN through
+        # amin, amax and maximum all propagate NaN
         scales = torch.maximum(most, -least) / 127
-        # nothing is left of a block whose scale underflows or is not finite
+        # a block whose scale underflows or is not finite is encoded as zeros
         usable = (scales >= torch.finfo(torch.float32).tiny) & scales.isfinite()
         quotients = rows * torch.where(usable, 1 / scales, 0)
         quotients.round_().clamp_(-127, 127).nan_to_num_(0)
@@ -131,29 +133,29 @@ class Int8:
     def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
         target = target_of(self, payload, out, offset).reshape(-1, self.block_floats)
         blocks = np.frombuffer(payload, np.uint8).reshape(-1, self.block_bytes)
-        # garbage has been decoded here only where nobody looked at it before
+        # garbage gets here only if its magnitude was not checked before
         with np.errstate(invalid="ignore", over="ignore"):
             np.multiply(blocks[:, 4:].view(np.int8), _scales(blocks), out=target)
 
-    def decoded(self, payload: memoryview, scratch: Tensor) -> Tensor:
+    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
         out = scratch[: payload.nbytes // self.block_bytes * self.block_floats]
         self.decode(payload, out)
         return out
 
-    def largest(self, payload: bytes | memoryview) -> float:
+    def max_magnitude(self, payload: bytes | memoryview) -> float:
         scales = _scales(np.frombuffer(payload, np.uint8).reshape(-1, self.block_bytes))
-        # a byte goes down to -128, whatever an honest worker sends
+        # -128 is a valid byte, although correct workers never send it
         return 128 * float(np.max(np.abs(scales))) if len(scales) else 0.0
 
     def encoded_size(self, elements: int) -> int:
         return -(-elements // self.block_floats) * self.block_bytes
 
 
-def _bytes_of(array: NDArray[Any], wire_type: str) -> memoryview:
-    wire = np.ascontiguousarray(array.astype(wire_type, copy=False))
-    return wire.view(np.uint8).data.toreadonly()
+def _bytes_of(array: NDArray[Any], dtype: str) -> memoryview:
+    encoded = np.ascontiguousarray(array.astype(dtype, copy=False))
+    return encoded.view(np.uint8).data.toreadonly()
 
 
 def _scales(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """float32 [blocks, 1] of uint8 [blocks, 256]."""
+    """Return the scales, float32 ``[blocks, 1]``, of uint8 ``[blocks, 256]``."""
     return np.ascontiguousarray(blocks[:, :4]).view("<f4")

@@ -1,0 +1,42 @@
+"""Payload encodings of updates: raw and little-endian, never a pickle.
+
+Decoding uses NumPy, because torch refuses read-only memory, and data from a socket is read-only.
+
+``codec``    the interface of a codec: blocks of numbers to bytes and back
+``dense``    codecs that send every number: ``float32``, ``bfloat16``, ``int8``
+``sparse``   codecs that send some numbers of each block: ``topk``, ``partition``
+``payload``  the interface of a payload format
+``blocks``   payloads of parameters in the job's codec and statistics, with error feedback
+``rows``     payloads of changed rows of tables: ``codec: rows``
+``encoder``  the formats of a job, and the encoder of one worker
+"""
+
+from __future__ import annotations
+
+from vcasgd.errors import SpecError
+from vcasgd.learning.encodings.codec import Codec
+from vcasgd.learning.encodings.dense import BFloat16, Float32, Int8
+from vcasgd.learning.encodings.sparse import Partition, TopK
+
+__all__ = ["CODECS", "BFloat16", "Codec", "Float32", "Int8", "Partition", "TopK", "make_codec"]
+
+#: Codecs by their name in ``update.codec``. ``rows`` is missing, because it depends on the model;
+#: see :mod:`vcasgd.learning.encodings.rows`.
+CODECS: dict[str, type[Codec]] = {
+    "float32": Float32,
+    "bfloat16": BFloat16,
+    "int8": Int8,
+    "topk": TopK,
+    "partition": Partition,
+}
+
+
+def make_codec(name: str) -> Codec:
+    """Return the codec with a name. Raises :class:`SpecError` if there is none."""
+    if name not in CODECS:
+        raise SpecError(
+            f"update.codec: unknown codec {name!r}",
+            remedy=f"choose one of {', '.join(CODECS)}",
+            field="update.codec",
+        )
+    return CODECS[name]()

@@ -1,0 +1,206 @@
+"""Payloads in blocks: parameters in the job's codec, then statistics.
+
+A codec whose error is relative to a whole block is unsuitable for running statistics: a variance
+rounded to 0 would blow up everything that is normalized with it. With such a codec, statistics
+are sent as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vcasgd.learning.encodings import Codec, Float32
+
+
+@dataclass(frozen=True)
+class Section:
+    """Elements ``[start, stop)`` of a vector, encoded in ``size`` bytes from byte ``at``."""
+
+    codec: Codec
+    start: int
+    stop: int
+    at: int
+
+    @property
+    def size(self) -> int:
+        return self.codec.encoded_size(self.stop - self.start)
+
+    def bytes_of(self, vector: Tensor, at: int, end: int) -> memoryview:
+        """Return the payload's bytes ``[at, end)``, which must be whole blocks of the section."""
+        codec, first = self.codec, self.start
+        start = first + (at - self.at) // codec.block_bytes * codec.block_floats
+        stop = first + (end - self.at) // codec.block_bytes * codec.block_floats
+        return codec.encode(vector[start : min(stop, self.stop)])
+
+
+@dataclass(frozen=True)
+class BlockPiece:
+    """Elements ``[start, stop)``, encoded in the bytes ``[at, end)``."""
+
+    codec: Codec
+    start: int
+    stop: int
+    at: int
+    end: int
+
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        numbers = self.codec.decode_chunk(payload[self.at : self.end], scratch)
+        return numbers[: self.stop - self.start]
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """Format of a vector of ``floats`` elements, of which the first ``parameters`` are parameters.
+
+    It follows from the job alone, so no header has to be trusted.
+    """
+
+    codec: Codec
+    floats: int
+    parameters: int
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The sections of a payload, in order."""
+        if self.codec.for_statistics:
+            return (Section(self.codec, 0, self.floats, 0),)
+        first = Section(self.codec, 0, self.parameters, 0)
+        return first, Section(Float32(), self.parameters, self.floats, first.size)
+
+    @property
+    def name(self) -> str:
+        return self.codec.name
+
+    @property
+    def size(self) -> int:
+        """Bytes of every payload."""
+        return sum(section.size for section in self.sections)
+
+    def fits(self, size: int) -> bool:
+        return size == self.size
+
+    def check(self, payload: memoryview) -> None:
+        """Do nothing: every payload of the right size and magnitude can be decoded."""
+
+    def pieces(self, most: int) -> Iterator[BlockPiece]:
+        for section in self.sections:
+            codec = section.codec
+            step = max(most // codec.block_floats, 1) * codec.block_floats
+            for start in range(section.start, section.stop, step):
+                stop = min(start + step, section.stop)
+                at = section.at + codec.encoded_size(start - section.start)
+                yield BlockPiece(codec, start, stop, at, at + codec.encoded_size(stop - start))
+
+    def scratch(self, most: int) -> Tensor:
+        return torch.empty(min(most, self.floats) + self.codec.block_floats)
+
+    def max_magnitude(self, chunk: memoryview, at: int) -> float:
+        magnitudes = [0.0]
+        for section in self.sections:
+            start, stop = (
+                min(max(edge, section.at), section.at + section.size) - at
+                for edge in (at, at + chunk.nbytes)
+            )
+            if start < stop:
+                magnitudes.append(section.codec.max_magnitude(chunk[start:stop]))
+        # Python's max() can skip NaN; a sum can't
+        total = sum(magnitudes)
+        return max(magnitudes) if total < float("inf") else total
+
+
+class EncodedBlocks:
+    """A vector, float32 ``[n]``, that is encoded chunk by chunk while it is sent.
+
+    The encoded whole never exists in memory. The vector must not change.
+    """
+
+    def __init__(self, payload_format: BlockFormat, vector: Tensor) -> None:
+        self._format = payload_format
+        self._vector = vector
+
+    @property
+    def codec(self) -> str:
+        return self._format.name
+
+    def __len__(self) -> int:
+        return self._format.size
+
+    def chunks(self, size: int) -> Iterator[memoryview]:
+        for at in range(0, len(self), size):
+            parts = [
+                section.bytes_of(
+                    self._vector,
+                    max(at, section.at),
+                    min(at + size, section.at + section.size),
+                )
+                for section in self._format.sections
+                if section.at < at + size and at < section.at + section.size
+            ]
+            yield parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+
+class ErrorFeedback:
+    """Error feedback: adds what an encoding lost of one update to the next update.
+
+    The sum of all sent updates and the residual equals the sum of all updates (Seide 2014;
+    Karimireddy 2019, arXiv 1901.09847). The residual exists only in the worker, so it is lost with
+    the worker unless the last update is sent :meth:`whole`.
+    """
+
+    def __init__(self, payload_format: BlockFormat) -> None:
+        self._format = payload_format
+        self._residual: Tensor | None = None
+        self._updates = 0
+
+    @property
+    def residual(self) -> Tensor:
+        """Differences that were not sent yet, float32 ``[parameters]``. Statistics have none."""
+        if self._residual is None:
+            self._residual = torch.zeros(self._format.parameters)
+        return self._residual
+
+    @property
+    def has_residual(self) -> bool:
+        """True if part of an earlier update was not sent yet."""
+        return self._residual is not None
+
+    def whole(self, update: Tensor) -> EncodedBlocks:
+        """Encode an update, float32 ``[floats]``, and the residual without loss.
+
+        A codec that loses something is replaced by float32.
+        """
+        if self._format.codec.for_statistics:
+            return EncodedBlocks(self._format, update)
+        vector = update
+        if self._residual is not None:
+            vector = update.clone()
+            vector[: self._format.parameters].add_(self._residual)
+            self._residual = None
+        return EncodedBlocks(replace(self._format, codec=Float32()), vector)
+
+    def encode(self, update: Tensor, most: int = 1 << 18) -> EncodedBlocks:
+        """Encode an update, float32 ``[floats]``, plus the residual, and keep the new residual.
+
+        ``most``: elements that are decoded at a time to find the loss.
+        """
+        if self._format.codec.for_statistics:
+            return EncodedBlocks(self._format, update)
+        payload_format = replace(self._format, codec=self._format.codec.for_update(self._updates))
+        self._updates += 1
+        vector = update.clone()
+        vector[: payload_format.parameters].add_(self.residual)
+        self._keep_loss(payload_format, vector, most)
+        return EncodedBlocks(payload_format, vector)
+
+    def _keep_loss(self, payload_format: BlockFormat, vector: Tensor, most: int) -> None:
+        residual, scratch = self.residual, payload_format.scratch(most)
+        for piece in payload_format.pieces(most):
+            if piece.stop <= payload_format.parameters:
+                numbers = vector[piece.start : piece.stop]
+                sent = piece.codec.decode_chunk(piece.codec.encode(numbers), scratch)
+                torch.sub(numbers, sent[: len(numbers)], out=residual[piece.start : piece.stop])

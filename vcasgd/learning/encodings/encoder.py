@@ -1,0 +1,69 @@
+"""Payload formats of a job, and the encoder of one worker's updates.
+
+Formats follow from the job and the model, so no header has to be trusted.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vcasgd.learning.encodings import Codec, Float32, Partition, make_codec
+from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
+from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
+from vcasgd.learning.encodings.rows import NAME as ROWS
+from vcasgd.learning.encodings.rows import EncodedRows, RowsFormat, tables_of
+from vcasgd.learning.shards import ShardRange
+from vcasgd.learning.vector import Layout
+from vcasgd.spec.update import Update
+
+
+def codec_of(update: Update) -> Codec:
+    """Return the codec of a job's numbers; float32 under ``codec: rows``."""
+    if update.codec == ROWS:
+        return Float32()
+    if update.codec == Partition.name:
+        return Partition(getattr(update, "partitions", 4))
+    return make_codec(update.codec)
+
+
+def payload_formats(update: Update, layout: Layout, part: ShardRange) -> dict[str, PayloadFormat]:
+    """Return the allowed formats of a shard's updates, by the codec named in their header.
+
+    A codec with a residual also allows float32, for a worker's last update.
+    """
+    if update.codec == ROWS:
+        rows = RowsFormat(part.sent, tables_of(layout, part))
+        return {rows.name: rows}
+    usual = BlockFormat(codec_of(update), part.sent, part.parameters)
+    if usual.codec.for_statistics:
+        return {usual.name: usual}
+    whole = BlockFormat(Float32(), part.sent, part.parameters)
+    return {usual.name: usual, whole.name: whole}
+
+
+class Encoder:
+    """Encodes one worker's updates of one shard.
+
+    Encode each update once: the residual of its encoding becomes part of the next one.
+    """
+
+    def __init__(self, update: Update, layout: Layout, part: ShardRange) -> None:
+        self._part = part
+        tables = tables_of(layout, part)
+        self._rows = RowsFormat(part.sent, tables) if update.codec == ROWS else None
+        self._feedback = ErrorFeedback(BlockFormat(codec_of(update), part.sent, part.parameters))
+
+    @property
+    def has_residual(self) -> bool:
+        """True if part of an earlier update was not sent yet."""
+        return self._feedback.has_residual
+
+    def encode(self, vector: Tensor, *, last: bool) -> EncodedVector:
+        """Encode the shard's part of an update, float32 ``[floats of the job]``.
+
+        The ``last`` update also carries the whole residual.
+        """
+        sent = self._part.sent_of(vector)
+        if self._rows is not None:
+            return EncodedRows(self._rows, sent)
+        return self._feedback.whole(sent) if last else self._feedback.encode(sent)

@@ -1,0 +1,71 @@
+"""Interfaces of payloads: how the updates of a shard are laid out in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Piece(Protocol):
+    """Elements ``[start, stop)`` of a vector, which can be decoded on their own."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        """Return float32 ``[stop − start]`` from the payload of the whole vector.
+
+        The memory is that of :meth:`Codec.decode_chunk`.
+        """
+
+
+class EncodedVector(Protocol):
+    """A vector in its encoded form. The source, float32 ``[n]``, must not change."""
+
+    @property
+    def codec(self) -> str:
+        """The codec's name, for the header of the update."""
+
+    def __len__(self) -> int:
+        """Number of bytes."""
+
+    def chunks(self, size: int) -> Iterator[memoryview]:
+        """Yield chunks of ``size`` bytes; the last one may be shorter.
+
+        ``size`` is a power of two and at least a block.
+        """
+
+
+class PayloadFormat(Protocol):
+    """Layout of the payloads of one shard's updates."""
+
+    @property
+    def name(self) -> str:
+        """The codec's name, as in the header of an update."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the largest payload."""
+
+    def fits(self, size: int) -> bool:
+        """Return True if a payload can have ``size`` bytes."""
+
+    def max_magnitude(self, chunk: memoryview, at: int) -> float:
+        """Return :meth:`Codec.max_magnitude` of whole blocks that start at byte ``at``."""
+
+    def check(self, payload: memoryview) -> None:
+        """Check what only the whole payload shows. Raises :class:`InvalidUpdate`.
+
+        A payload that passes can be decoded without an error.
+        """
+
+    def pieces(self, most: int) -> Iterator[Piece]:
+        """Yield all elements in pieces of whole blocks, at most ``most`` elements each."""
+
+    def scratch(self, most: int) -> Tensor:
+        """Return a buffer with room for any piece of :meth:`pieces`."""
