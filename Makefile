@@ -1,10 +1,12 @@
-# Everything runs in .venv; nothing outside of this folder is touched.
+# Everything runs in .venv and touches nothing outside this folder.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# tests wait more than they compute
-TEST_PROCESSES ?= 2
+# More than the two cores of a small machine, because tests wait more than they compute.
+TEST_PROCESSES ?= 3
+# A file of tests stays in one process, and the order is that of tests/conftest.py.
+PYTEST  := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # the dashboard is built by the node of this machine, else by that of a Python package
 NPM     := cd dashboard && PATH="$(CURDIR)/$(BIN):$$PATH" npm --silent
@@ -12,10 +14,10 @@ MODULES := dashboard/node_modules/.installed
 PAGES   := vcasgd/api/static/index.html
 SOURCES := $(shell find dashboard -type f -not -path '*/node_modules/*' -not -path '*/test/*' -not -name '*.py' -not -name openapi.json)
 
-.PHONY: help setup dashboard types screenshots demo test check protocol format bench up down clean
+.PHONY: help setup dashboard types screenshots demo test test-all check protocol format bench up down clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 setup: $(STAMP)  ## the virtual environment
 
@@ -57,12 +59,13 @@ pages: setup
 demo: pages  ## train on this machine while workers die, in two minutes
 	$(BIN)/vcasgd demo
 
-test: setup dashboard  ## all tests: real servers, real clusters, real kills, a real browser
+test: setup dashboard  ## the tests, in about twelve minutes: real servers, kills and a real browser
 	$(NPM) test
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile \
-	  --no-loadscope-reorder || { test $$? -eq 1 && \
-	  echo "once more, one after the other, what failed beside others:" && \
-	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	$(PYTEST)
+
+test-all: setup dashboard  ## all tests: long ones too, and every store test on both servers
+	$(NPM) test
+	$(PYTEST) --extended
 
 check: setup $(MODULES)  ## style, types, layers
 	$(BIN)/ruff check .

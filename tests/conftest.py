@@ -1,10 +1,9 @@
-"""What all tests share."""
+"""Options, order and fixtures that all tests share."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,32 +14,59 @@ from support.waiting import await_truth
 
 pytest_plugins = ["support.api_fixtures", "support.process_fixtures", "support.store_fixtures"]
 
-# how long an example takes says how busy the machine is
+TESTS = Path(__file__).parent
+#: The longest files, longest first. Each of several processes takes the next file that is left,
+#: so a long file that started last would run alone.
+LONGEST_FIRST = (
+    "chaos/test_whole_stack.py",
+    "chaos/test_audit.py",
+)
+
+# The time that an example takes depends on the load of the machine.
 settings.register_profile(
     "patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("patient")
 
-# a shell lets what it starts in the background ignore it, and so would all that tests start
+# A shell starts background commands with SIGINT ignored, and their children inherit that.
 if threading.current_thread() is threading.main_thread() and (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: none of them is left for the end, when of several processes one
-    would work at it and the others have nothing to do. (make test tells xdist to keep the order.)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--extended",
+        action="store_true",
+        help="also run the extended tests, and every store test on Redis as well as on Valkey",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the extended tests unless ``--extended`` is given, and sort the longest files first.
+
+    ``make test`` tells xdist to keep this order.
     """
-    weights: Counter[Path] = Counter()
-    for item in items:
-        if item.get_closest_marker("slow"):
-            limit = item.get_closest_marker("timeout")
-            weights[item.path] += limit.args[0] if limit else 100
-    items.sort(key=lambda item: -weights[item.path])
+    if not config.getoption("--extended"):
+        extended = [item for item in items if _is_extended(item)]
+        config.hook.pytest_deselected(items=extended)
+        items[:] = [item for item in items if item not in set(extended)]
+    ranks = {TESTS / path: rank for rank, path in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def _is_extended(item: pytest.Item) -> bool:
+    """Return True for marked tests, and for those on Redis that need no second server."""
+    if item.get_closest_marker("extended"):
+        return True
+    call = getattr(item, "callspec", None)
+    values = call.params.values() if call else ()
+    on_redis = any(isinstance(value, str) and value == "redis" for value in values)
+    return on_redis and not item.get_closest_marker("both_servers")
 
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """``eventually(predicate)``: waits for a state of the world, with a generous deadline."""
+    """``eventually(predicate)`` waits until the predicate is true, with a generous deadline."""
     return await_truth

@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist"
 DATA = EXAMPLE / "data" / "mnist.npz"
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.extended,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not DATA.exists(), reason=f"the data set is not there: {DATA}"),
 ]

@@ -1,8 +1,8 @@
 """The image, built from nothing by buildah without a daemon, and what runs in it.
 
-It takes minutes and gigabytes, so it is asked for: ``VCASGD_TEST_IMAGE=1``. Its base is made by
-debootstrap where ``VCASGD_IMAGE_BASE`` names none; ``VCASGD_IMAGE_OPTIONS`` are further options of
-``buildah build``, for example how pip gets at its packages.
+It takes minutes and gigabytes, so it runs only with ``--extended`` and ``VCASGD_TEST_IMAGE=1``.
+debootstrap makes its base unless ``VCASGD_IMAGE_BASE`` names one. ``VCASGD_IMAGE_OPTIONS`` are
+further options of ``buildah build``, for example for pip's package index.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.extended
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "localhost/vcasgd-test"
@@ -98,7 +100,6 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
     shutil.rmtree(directory)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_image_is_small_and_runs_as_nobody(buildah: Buildah) -> None:
     found = json.loads(buildah("inspect", "--type=image", IMAGE))["Docker"]["config"]
@@ -108,7 +109,6 @@ def test_the_image_is_small_and_runs_as_nobody(buildah: Buildah) -> None:
     assert float(number) * {"MB": 1e-3, "GB": 1.0}[unit] < MOST_GB
 
 
-@pytest.mark.slow
 def test_all_roles_are_in_the_image(buildah: Buildah) -> None:
     container = buildah("from", IMAGE)
     # its version

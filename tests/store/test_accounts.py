@@ -17,6 +17,8 @@ from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.leases import Lease, Leases
 
+pytestmark = pytest.mark.both_servers
+
 MakeWorld = Callable[..., World]
 
 

@@ -36,6 +36,8 @@ from vcasgd.store.tensors.snapshot import Record
 from vcasgd.store.tensors.snapshots import Snapshots
 from vcasgd.store.tensors.updates import UpdateSender
 
+pytestmark = pytest.mark.both_servers
+
 SECRET = "a secret of the cluster"
 WORKER = "w-1"
 EVERY_SCRIPT = LEDGER_SCRIPTS + TENSORS_SCRIPTS

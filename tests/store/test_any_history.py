@@ -44,11 +44,21 @@ def test_any_history(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "check", "violation"),
     [
-        ("tensors/commit", COMMIT_FENCE, REPLACED),
-        ("tensors/push", PUSH_TOKEN, "a stale lease pushes nothing"),
-        ("tensors/push", PUSH_POSITION, "a push is taken where it continues its subtask"),
+        pytest.param(
+            *("tensors/commit", COMMIT_FENCE, REPLACED),
+            id="the fence of servers",
+            marks=pytest.mark.extended,
+        ),
+        pytest.param(
+            *("tensors/push", PUSH_TOKEN, "a stale lease pushes nothing"),
+            id="the token of a lease",
+        ),
+        pytest.param(
+            *("tensors/push", PUSH_POSITION, "a push is taken where it continues its subtask"),
+            id="the position of a subtask",
+            marks=pytest.mark.extended,
+        ),
     ],
-    ids=["the fence of servers", "the token of a lease", "the position of a subtask"],
 )
 def test_a_missing_check_is_found(
     script: str, check: str, violation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -35,6 +35,8 @@ from vcasgd.store.connection import (
     without_secret,
 )
 
+pytestmark = pytest.mark.both_servers
+
 # every error that the plain client raises, by what it means to us
 MEANING: dict[str, type[StoreError] | None] = {
     "RedisError": StoreError,

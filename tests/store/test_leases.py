@@ -13,6 +13,8 @@ from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import Failure, JobState
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 
+pytestmark = pytest.mark.both_servers
+
 MakeWorld = Callable[..., World]
 Eventually = Callable[..., Any]
 

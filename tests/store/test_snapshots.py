@@ -32,6 +32,8 @@ from vcasgd.store.tensors.snapshot import (
 from vcasgd.store.tensors.snapshots import Snapshots
 from vcasgd.store.tensors.updates import UpdateSender
 
+pytestmark = pytest.mark.both_servers
+
 KEYS = TensorKeys("job")
 
 

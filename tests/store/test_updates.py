@@ -26,6 +26,8 @@ from vcasgd.store.tensors.updates import (
     wait_for_entries,
 )
 
+pytestmark = pytest.mark.both_servers
+
 MakeWorld = Callable[..., World]
 
 

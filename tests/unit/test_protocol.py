@@ -15,7 +15,10 @@ CHECK = Path(__file__).parents[2] / "docs" / "protocol" / "check.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_spin_finds_no_error_and_finds_each_missing_check() -> None:
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["--deep"], marks=pytest.mark.extended)], ids=["small", "deep"]
+)
+def test_spin_finds_no_error_and_finds_each_missing_check(options: list[str]) -> None:
     for program in ("spin", "cc"):
         if shutil.which(program) is None:
             reason = f"{program} is not installed (Debian: apt install spin gcc libc6-dev)"
@@ -24,7 +27,11 @@ def test_spin_finds_no_error_and_finds_each_missing_check() -> None:
             pytest.skip(reason)
 
     done = subprocess.run(
-        [sys.executable, CHECK], capture_output=True, text=True, timeout=1100, check=False
+        [sys.executable, CHECK, *options],
+        capture_output=True,
+        text=True,
+        timeout=1100,
+        check=False,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

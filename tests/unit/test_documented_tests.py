@@ -1,0 +1,74 @@
+"""The tests that the documentation names exist, and `make test` runs them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+DOCUMENTS = ("docs/guarantees.md", "docs/security.md")
+#: A file of tests, and optionally a test or a class in it; "…" stands for the file named before.
+REFERENCE = re.compile(r"(tests/[\w/]+\.py|…)((?:::\w+)*)")
+#: Runs in `make test-all` only; see tests/conftest.py.
+EXTENDED = "extended"
+
+
+def references(document: str) -> Iterator[tuple[str, str]]:
+    """Yield each pair of file and test ("" for the whole file) that a document names."""
+    file = ""
+    for match in REFERENCE.finditer((REPOSITORY / document).read_text()):
+        path, test = match[1], match[2].removeprefix("::")
+        if path == "…" and not test:
+            continue
+        file = file if path == "…" else path
+        yield file, test
+
+
+@cache
+def runs_in_make_test(file: str) -> dict[str, bool]:
+    """Map each test and test class of a file to True if `make test` runs it."""
+    tree = ast.parse((REPOSITORY / file).read_text())
+    marks = [
+        ast.unparse(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    return dict(_each_test(tree.body, "", _is_extended(marks)))
+
+
+def _each_test(body: list[ast.stmt], prefix: str, extended: bool) -> Iterator[tuple[str, bool]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            own = extended or _is_extended(map(ast.unparse, node.decorator_list))
+            yield prefix + node.name, not own
+            if isinstance(node, ast.ClassDef):
+                yield from _each_test(node.body, f"{prefix}{node.name}::", own)
+
+
+def _is_extended(marks: Iterator[str] | list[str]) -> bool:
+    """Return True if all of a test is extended, not only some of its parameters."""
+    return any(re.search(rf"mark\.{EXTENDED}\b", each) and "param" not in each for each in marks)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_each_named_test_exists_and_runs(document: str) -> None:
+    named = list(references(document))
+    missing, extended = [], []
+    for file, test in named:
+        if not (REPOSITORY / file).is_file():
+            missing.append(file)
+            continue
+        runs = runs_in_make_test(file)
+        if test and test not in runs:
+            missing.append(f"{file}::{test}")
+        elif not (runs[test] if test else any(runs.values())):
+            extended.append(f"{file}::{test}")
+
+    assert len(named) > 10, "the document was read"
+    assert missing == []
+    assert extended == []

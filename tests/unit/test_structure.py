@@ -1,0 +1,36 @@
+"""Rules about the source tree that no linter checks."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections import defaultdict
+from pathlib import Path
+
+import grimp
+
+PACKAGE = Path(__file__).parents[2] / "vcasgd"
+#: Duplicates that remain until the API and the SDK share their schemas.
+DUPLICATES = {"Evaluation", "JobView", "Totals"}
+
+
+def test_no_class_name_is_used_twice() -> None:
+    places = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+
+    repeated = {name: where for name, where in places.items() if len(where) > 1}
+
+    assert len(places) > 300, "the package was found"
+    assert {name: where for name, where in repeated.items() if name not in DUPLICATES} == {}
+
+
+def test_no_import_cycle_at_run_time() -> None:
+    graph = grimp.build_graph("vcasgd", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+
+    assert len(imports) > 100, "the package was found"
+    # Raises CycleError, which names the modules of a cycle.
+    list(graphlib.TopologicalSorter(imports).static_order())
