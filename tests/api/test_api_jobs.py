@@ -267,6 +267,41 @@ def test_evaluations_and_the_best_of_them(api: Api, client: Client) -> None:
     assert view.evaluations[0].metrics == {"accuracy": 0.8, "loss": None}
 
 
+@pytest.mark.parametrize(
+    ("stop", "values", "best"),
+    [
+        ({}, [4.0, 2.5, 3.0], {"epoch": 2, "metric": "loss", "mode": "min", "value": 2.5}),
+        (
+            {"metric": {"name": "f1", "mode": "max"}},
+            [0.5, 0.7, 0.6],
+            {"epoch": 2, "metric": "f1", "mode": "max", "value": 0.7},
+        ),
+        ({"metric": {"name": "f1", "mode": "max"}}, [float("nan")], None),
+        ({"metric": {"name": "f2", "mode": "max"}}, [], None),
+    ],
+)
+def test_the_view_names_the_best_epoch_and_its_metric(
+    api: Api,
+    http: httpx.Client,
+    stop: dict[str, Any],
+    values: list[float],
+    best: dict[str, Any] | None,
+) -> None:
+    job = api.submit(epochs=4, stop=stop)
+    api.start_job(job)
+    name = stop["metric"]["name"] if stop else "loss"
+    for epoch, value in enumerate(values, start=1):
+        api.account(job, epoch, epoch)
+        lease = api.lease(job)
+        result = {"version": epoch, "metrics": {name: value}, "worker": "a", "seconds": 1, "at": 5}
+        assert api.leases(job).report_evaluation(lease, result)
+
+    view = http.get(f"jobs/{job}").json()
+
+    assert view["best"] == best
+    assert view["best_accuracy"] is None
+
+
 def test_a_failed_job_shows_reason_and_traceback(api: Api, client: Client) -> None:
     job = api.submit()
     api.finish(job, JobState.FAILED, traceback="line 1\nboom")

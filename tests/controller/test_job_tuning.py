@@ -32,10 +32,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 class Desk:
     """One running job, and the controller's part in it."""
 
-    def __init__(self, ledger: RedisClient, tuning: dict[str, Any]) -> None:
+    def __init__(
+        self, ledger: RedisClient, tuning: dict[str, Any], stop: dict[str, Any] | None = None
+    ) -> None:
         self.ledger, self.jobs = ledger, Jobs(ledger)
         fields = {"name": "job", "task": "t:T", "epochs": 9, "subtasks_per_epoch": 1}
-        self.job = self.jobs.submit(JobSpec.parse({**fields, "tuning": tuning}), "0" * 64).id
+        self.job = self.jobs.submit(
+            JobSpec.parse({**fields, "tuning": tuning, "stop": stop or {}}), "0" * 64
+        ).id
         self.jobs.transition(self.job, JobState.RUNNING, [JobState.STARTING], why="test")
         self.now = 0.0
         self._version = 0
@@ -73,7 +77,7 @@ class Desk:
 @pytest.fixture
 def desk(server: RedisServer) -> Callable[..., Desk]:
     server.connection.flushall()
-    return lambda **tuning: Desk(server.connection, tuning or ALL)
+    return lambda stop=None, **tuning: Desk(server.connection, tuning or ALL, stop)
 
 
 def test_shares_are_told_once_and_change_with_the_speed(desk: Callable[..., Desk]) -> None:
@@ -165,6 +169,19 @@ def test_a_task_that_measures_nothing_known_changes_nothing(desk: Callable[..., 
     for epoch in range(6, 9):
         one.evaluate(epoch, loss=float(epoch))
     assert one.step().mixing == 0.5
+
+
+def test_weight_of_updates_follows_the_metric_that_the_job_names(
+    desk: Callable[..., Desk],
+) -> None:
+    one = desk(mixing=True, stop={"metric": {"name": "perplexity", "mode": "min"}})
+    for epoch, perplexity in enumerate([3.0, 4.0, 5.0], start=1):
+        one.evaluate(epoch, accuracy=0.1 * epoch, perplexity=perplexity)
+        one.step()
+
+    assert one.tuned.mixing == 0.5
+    (text,) = one.events("tuned-mixing")
+    assert text.startswith("validation worsened in epoch 3: perplexity 5.0000; updates now have")
 
 
 def test_only_what_was_asked_for_is_decided(desk: Callable[..., Desk]) -> None:

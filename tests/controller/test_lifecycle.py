@@ -112,6 +112,26 @@ def test_an_accuracy_that_was_reached_counts_although_the_next_epoch_was_worse(
     assert plain.checkpoints(job).read(done.model).floats.tolist() == [2.0] * 100
 
 
+def test_job_stops_at_the_target_of_any_metric(
+    plain: Plain, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a task whose loss falls by one after every epoch
+    job = submit(
+        plain,
+        tmp_path / "task",
+        """value = 9.0 * len(batch) - model.count[batch].sum()
+                return {"count": torch.tensor(len(batch)), "cost": value}""",
+        epochs=50,
+        stop={"metric": {"name": "cost", "mode": "min", "target": 7.5}},
+    )
+
+    # Then it ends soon after its second epoch, with a model whose loss is below the target
+    done = await_end(plain, job, eventually)
+    assert done.final_epoch in range(2, 10)
+    cost = f"{9 - done.final_epoch:.4f}"
+    assert done.reason == f"cost {cost} reached 7.5 in epoch {done.final_epoch}"
+
+
 def test_a_job_stops_when_its_time_is_over(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -271,6 +291,26 @@ def test_the_best_model_is_kept_beside_the_last(
     assert done.best == first
     assert {each.version for each in plain.checkpoints(job).all()} == {first.version, last.version}
     assert set(plain.jobs.checkpoints(job)) == {each.name for each in plain.checkpoints(job).all()}
+
+
+@pytest.mark.parametrize(
+    ("loss", "best"), [("model.count[batch].sum()", 1), ("-model.count[batch].sum()", 3)]
+)
+def test_best_model_without_an_accuracy_has_the_lowest_loss(
+    plain: Plain, tmp_path: Path, eventually: Eventually, loss: str, best: int
+) -> None:
+    job = submit(
+        plain,
+        tmp_path / "task",
+        f'return {{"count": torch.tensor(len(batch)), "loss": {loss}}}',
+        epochs=3,
+        checkpoint={"keep": 1},
+    )
+
+    done = await_end(plain, job, eventually)
+    kept = {done.evaluations[best - 1].version, done.evaluations[-1].version}
+    assert done.best == done.evaluations[best - 1]
+    assert {each.version for each in plain.checkpoints(job).all()} == kept
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,29 @@ def test_the_json_schema_can_be_made() -> None:
         ({"workers": {"pools": []}}, "workers.pools", "must be a list of at least one"),
         ({"workers": {"pools": "aws"}}, "workers.pools", "not 'aws'"),
         ({"stop": {"accuracy": 91}}, "stop.accuracy", "must be less than or equal to 1; not 91"),
+        ({"stop": {"metric": {"mode": "min"}}}, "stop.metric.name", "is required"),
+        ({"stop": {"metric": {"name": "loss"}}}, "stop.metric.mode", "is required"),
+        ({"stop": {"metric": "loss"}}, "stop.metric", "must be a mapping of fields, not 'loss'"),
+        (
+            {"stop": {"metric": {"name": "loss", "mode": "least"}}},
+            "stop.metric.mode",
+            "must be 'min' or 'max'; not 'least'",
+        ),
+        (
+            {"stop": {"metric": {"name": "loss", "mode": "min", "goal": 1}}},
+            "stop.metric.goal",
+            r"no such field \(known fields: mode, name, target\)",
+        ),
+        (
+            {"stop": {"metric": {"name": "loss", "mode": "min", "target": float("nan")}}},
+            "stop.metric.target",
+            "finite number",
+        ),
+        (
+            {"stop": {"accuracy": 0.9, "metric": {"name": "loss", "mode": "min"}}},
+            "stop",
+            "accuracy and metric are both set; remove one of them",
+        ),
         ({"checkpoint": {"every": "5x"}}, "checkpoint.every", "'5x' is not a duration"),
         ({"args": {"x": float("nan")}}, "args", "finite numbers"),
         ({"args": {"when": timedelta(1)}}, "args", "put quotes around"),
@@ -179,6 +203,30 @@ def test_what_is_required(field: str) -> None:
 def test_what_is_no_mapping(value: object) -> None:
     with pytest.raises(SpecError, match="job: must be a mapping of fields"):
         JobSpec.parse(value)
+
+
+@pytest.mark.parametrize(
+    ("stop", "metrics", "reached"),
+    [
+        ({"accuracy": 0.9}, {"accuracy": 0.9}, True),
+        ({"accuracy": 0.9}, {"accuracy": 0.89}, False),
+        ({"accuracy": 0.9}, {"loss": 0.95}, False),
+        ({"metric": {"name": "loss", "mode": "min", "target": 1.2}}, {"loss": 1.2}, True),
+        ({"metric": {"name": "loss", "mode": "min", "target": 1.2}}, {"loss": 1.3}, False),
+        ({"metric": {"name": "loss", "mode": "min", "target": -1}}, {"loss": -2.0}, True),
+        ({"metric": {"name": "loss", "mode": "min", "target": 1}}, {"loss": -math.inf}, False),
+        ({"metric": {"name": "f1", "mode": "max", "target": 0.5}}, {"f1": math.nan}, False),
+        ({"metric": {"name": "f1", "mode": "max", "target": 0.5}}, {"f1": 0.6}, True),
+        ({"metric": {"name": "f1", "mode": "max"}}, {"f1": 0.6}, False),
+    ],
+)
+def test_a_target_is_reached_by_any_metric(
+    stop: dict[str, Any], metrics: dict[str, float], reached: bool
+) -> None:
+    metric = spec(stop=stop).stop.chosen_metric
+
+    assert metric is not None
+    assert metric.reached_by(metrics) is reached
 
 
 json_values = st.recursive(

@@ -22,7 +22,6 @@ from vcasgd.learning.tuning import (
     implicit,
     local_steps,
     next_trial,
-    quality_of,
     room_for,
     settled,
     shares_by_speed,
@@ -255,19 +254,6 @@ def test_updates_have_less_weight_while_validation_worsens(
 @given(st.lists(st.floats(), max_size=60))
 def test_the_factor_is_bounded_whatever_is_measured(qualities: list[float]) -> None:
     assert 1 / 16 <= factor_after(qualities) <= 1
-
-
-@pytest.mark.parametrize(
-    ("metrics", "quality"),
-    [
-        ({"accuracy": 0.7, "loss": 9.0}, 0.7),
-        ({"loss": 0.25, "perplexity": 3.0}, -0.25),
-        ({"perplexity": 3.0}, None),
-        ({}, None),
-    ],
-)
-def test_what_is_good(metrics: dict[str, float], quality: float | None) -> None:
-    assert quality_of(metrics) == quality
 
 
 # --- learners -------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import isfinite, nan
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from vcasgd.spec.job import JobSpec
@@ -61,6 +64,24 @@ class EvaluationView(BaseModel):
     at: float
 
 
+class BestView(BaseModel):
+    """The best epoch of a job by the metric that ranks its epochs."""
+
+    epoch: int
+    metric: str
+    mode: Literal["min", "max"]
+    value: float
+
+    @classmethod
+    def of(cls, job: JobRecord) -> BestView | None:
+        """Return None while no evaluation has a finite value of a known metric."""
+        best, metric = job.best, job.metric
+        value = best.metrics.get(metric.name, nan) if best and metric else nan
+        if best is None or metric is None or not isfinite(value):
+            return None
+        return cls(epoch=best.epoch, metric=metric.name, mode=metric.mode, value=value)
+
+
 class TunedView(BaseModel):
     """What was found by measuring the job, as far as its part `tuning` asks for it. `shares`: of
     the push interval, by worker; `implicit_momentum`: that asynchrony adds, and by which that of
@@ -94,6 +115,7 @@ class JobView(BaseModel):
     totals: TotalsView
     evaluations: list[EvaluationView]
     best_accuracy: float | None
+    best: BestView | None
     version: int
     model: str | None
     package: str
@@ -105,7 +127,6 @@ class JobView(BaseModel):
 
     @classmethod
     def of(cls, job: JobRecord) -> JobView:
-        best = job.best
         return cls(
             id=job.id,
             name=job.spec.name,
@@ -119,7 +140,15 @@ class JobView(BaseModel):
             progress=ProgressView.of(job),
             totals=TotalsView.model_validate(job.totals),
             evaluations=[EvaluationView.model_validate(each) for each in job.evaluations],
-            best_accuracy=best.metrics.get("accuracy") if best else None,
+            best_accuracy=max(
+                (
+                    accuracy
+                    for each in job.evaluations
+                    if isfinite(accuracy := each.metrics.get("accuracy", nan))
+                ),
+                default=None,
+            ),
+            best=BestView.of(job),
             version=job.version,
             model=job.model,
             package=job.package,

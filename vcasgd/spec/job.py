@@ -11,10 +11,10 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -136,14 +136,68 @@ class Checkpoint(StrictModel):
     keep: int = Field(default=3, ge=1, le=1000, strict=True)
 
 
+class Metric(StrictModel):
+    """A validation metric that ranks a job's epochs, and optionally the value that ends the job.
+
+    ``name`` is a key of the result of the task's ``evaluate``. ``mode`` says whether lower
+    (``min``) or higher (``max``) values are better.
+    """
+
+    name: str = Field(min_length=1, max_length=100)
+    mode: Literal["min", "max"]
+    target: float | None = Field(default=None, strict=True, allow_inf_nan=False)
+
+    def quality(self, metrics: Mapping[str, float]) -> float | None:
+        """Return the metric's value in one evaluation, with its sign set so that higher is better.
+
+        A value that is not finite counts as worse than any other: minus infinity. None if the
+        evaluation does not contain the metric.
+        """
+        if self.name not in metrics:
+            return None
+        value = metrics[self.name]
+        if not math.isfinite(value):
+            return -math.inf
+        return value if self.mode == "max" else -value
+
+    def reached_by(self, metrics: Mapping[str, float]) -> bool:
+        """Return True if an evaluation is as good as ``target`` or better."""
+        quality = self.quality(metrics)
+        if self.target is None or quality is None:
+            return False
+        return quality >= (self.target if self.mode == "max" else -self.target)
+
+
+#: Metrics that rank the epochs of a job whose specification names none, in order of preference.
+DEFAULT_METRICS = (Metric(name="accuracy", mode="max"), Metric(name="loss", mode="min"))
+
+
 class Stop(StrictModel):
-    """What ends the job before its last epoch, or lets it rest. ``accuracy`` refers to the metric
-    of that name that the task's ``evaluate`` returns; the job is paused before its machines have
-    cost ``max_cost_usd``."""
+    """Conditions that end the job before its last epoch, or pause it.
+
+    ``metric`` names the validation metric that ranks epochs; the job ends when an epoch reaches
+    its target. ``accuracy: 0.91`` is short for
+    ``metric: {name: accuracy, mode: max, target: 0.91}``. The job is paused before its machines
+    cost ``max_cost_usd``.
+    """
 
     accuracy: float | None = Field(default=None, gt=0, le=1, strict=True)
+    metric: Metric | None = None
     max_cost_usd: float | None = Field(default=None, gt=0, strict=True)
     max_duration: Duration | None = None
+
+    @model_validator(mode="after")
+    def _one_metric(self) -> Stop:
+        if self.accuracy is not None and self.metric is not None:
+            raise ValueError("accuracy and metric are both set; remove one of them")
+        return self
+
+    @property
+    def chosen_metric(self) -> Metric | None:
+        """The metric that the specification names, or None."""
+        if self.accuracy is not None:
+            return Metric(name="accuracy", mode="max", target=self.accuracy)
+        return self.metric
 
 
 class JobSpec(StrictModel):
@@ -288,7 +342,9 @@ def _spec_error(wrong: ErrorDetails, model: type[BaseModel]) -> SpecError:
 def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
     """The fields of the part of a model that a path leads to."""
     for part in path:
-        model = RULES.get(part) or model.model_fields[part].annotation
+        annotation = RULES.get(part) or model.model_fields[part].annotation
+        # An optional section is a union with None.
+        model = next((each for each in get_args(annotation) if each is not type(None)), annotation)
     fields: dict[str, Any] = model.model_fields
     return fields
 

@@ -704,11 +704,11 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
-         * AsyncLocalSgd
+         * AsyncLocalSgdSpec
          * @description ``W ← W + η·s(τ)·Δ`` (Liu 2024); running statistics are averaged with weight
          *     ``statistics_mix``, never summed.
          */
-        AsyncLocalSgd: {
+        AsyncLocalSgdSpec: {
             /**
              * Eta
              * @default 1
@@ -744,6 +744,23 @@ export interface components {
              *     }
              */
             staleness: components["schemas"]["Staleness"];
+        };
+        /**
+         * BestView
+         * @description The best epoch of a job by the metric that ranks its epochs.
+         */
+        BestView: {
+            /** Epoch */
+            epoch: number;
+            /** Metric */
+            metric: string;
+            /**
+             * Mode
+             * @enum {string}
+             */
+            mode: "min" | "max";
+            /** Value */
+            value: number;
         };
         /**
          * Checkpoint
@@ -834,12 +851,12 @@ export interface components {
             labels: string[];
         };
         /**
-         * DcAsgd
+         * DcAsgdSpec
          * @description ``W ← W + η·s(τ)·(Δ − λ·Δ⊙Δ⊙(W − w₀))`` (Zheng 2017). ``compensation`` is λ: the paper's
          *     divided by the local learning rate and by the local steps of a push. ``history``: how many
          *     published versions the parameter server remembers; updates of older ones are not compensated.
          */
-        DcAsgd: {
+        DcAsgdSpec: {
             /**
              * Eta
              * @default 1
@@ -884,11 +901,11 @@ export interface components {
             staleness: components["schemas"]["Staleness"];
         };
         /**
-         * DelayedNesterov
+         * DelayedNesterovSpec
          * @description ``W ← W + η·s(τ)·Δ/N``, and with each N-th update a step of momentum (Liu 2024).
          *     ``buffer`` is N, ``momentum`` β.
          */
-        DelayedNesterov: {
+        DelayedNesterovSpec: {
             /**
              * Eta
              * @default 1
@@ -936,10 +953,10 @@ export interface components {
             staleness: components["schemas"]["Staleness"];
         };
         /**
-         * Downpour
+         * DownpourSpec
          * @description ``W ← W + η·Δ/max(τ, 1)``: Downpour SGD with a staleness-aware rate (Zhang 2016).
          */
-        Downpour: {
+        DownpourSpec: {
             /**
              * Eta
              * @default 1
@@ -969,11 +986,11 @@ export interface components {
             rule: "downpour";
         };
         /**
-         * Easgd
+         * EasgdSpec
          * @description ``W ← W + α·s(τ)·(w − W)``, and the worker's copy, which it keeps, moves by α towards W
          *     (Zhang 2015). ``moving_rate`` is α; the paper's is 0.9 divided by the number of workers.
          */
-        Easgd: {
+        EasgdSpec: {
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -1078,10 +1095,10 @@ export interface components {
             kill: boolean;
         };
         /**
-         * FedAsync
+         * FedAsyncSpec
          * @description ``W ← (1−β·s(τ))W + β·s(τ)·w`` (Xie 2019).
          */
-        FedAsync: {
+        FedAsyncSpec: {
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -1108,11 +1125,11 @@ export interface components {
             codec: "float32" | "bfloat16";
         };
         /**
-         * FedBuff
+         * FedBuffSpec
          * @description ``W ← W + (η/K)·Σ s(τᵢ)Δᵢ`` with each K-th update, and at the end of each epoch
          *     (Nguyen 2022). ``buffer`` is K.
          */
-        FedBuff: {
+        FedBuffSpec: {
             /**
              * Eta
              * @default 1
@@ -1267,7 +1284,7 @@ export interface components {
              *       "codec": "float32"
              *     }
              */
-            update: components["schemas"]["VcAsgd"] | components["schemas"]["FedAsync"] | components["schemas"]["Easgd"] | components["schemas"]["Sma"] | components["schemas"]["AsyncLocalSgd"] | components["schemas"]["Downpour"] | components["schemas"]["DelayedNesterov"] | components["schemas"]["FedBuff"] | components["schemas"]["DcAsgd"];
+            update: components["schemas"]["VcAsgdSpec"] | components["schemas"]["FedAsyncSpec"] | components["schemas"]["EasgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"] | components["schemas"]["DownpourSpec"] | components["schemas"]["DelayedNesterovSpec"] | components["schemas"]["FedBuffSpec"] | components["schemas"]["DcAsgdSpec"];
             /**
              * @default {
              *       "local_steps": false,
@@ -1371,7 +1388,7 @@ export interface components {
              *       "codec": "float32"
              *     }
              */
-            update: components["schemas"]["VcAsgd"] | components["schemas"]["FedAsync"] | components["schemas"]["Easgd"] | components["schemas"]["Sma"] | components["schemas"]["AsyncLocalSgd"] | components["schemas"]["Downpour"] | components["schemas"]["DelayedNesterov"] | components["schemas"]["FedBuff"] | components["schemas"]["DcAsgd"];
+            update: components["schemas"]["VcAsgdSpec"] | components["schemas"]["FedAsyncSpec"] | components["schemas"]["EasgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"] | components["schemas"]["DownpourSpec"] | components["schemas"]["DelayedNesterovSpec"] | components["schemas"]["FedBuffSpec"] | components["schemas"]["DcAsgdSpec"];
             /**
              * @default {
              *       "local_steps": false,
@@ -1416,6 +1433,12 @@ export interface components {
             data: components["schemas"]["Data"];
         };
         /**
+         * JobState
+         * @description ``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → one of the last three.
+         * @enum {string}
+         */
+        JobState: "starting" | "running" | "paused" | "finishing" | "succeeded" | "failed" | "cancelled";
+        /**
          * JobView
          * @description A job. `version` is how many updates its model contains, `model` the checkpoint that
          *     holds the finished model; `evictions` and `kills` count machines that it lost; `store_nodes`
@@ -1427,7 +1450,7 @@ export interface components {
             id: string;
             /** Name */
             name: string;
-            state: components["schemas"]["State"];
+            state: components["schemas"]["JobState"];
             /** Reason */
             reason: string | null;
             /** Traceback */
@@ -1439,12 +1462,13 @@ export interface components {
             /** Ended At */
             ended_at: number | null;
             spec: components["schemas"]["JobSpec-Output"];
-            progress: components["schemas"]["Progress"];
-            totals: components["schemas"]["Totals"];
+            progress: components["schemas"]["ProgressView"];
+            totals: components["schemas"]["TotalsView"];
             /** Evaluations */
             evaluations: components["schemas"]["EvaluationView"][];
             /** Best Accuracy */
             best_accuracy: number | null;
+            best: components["schemas"]["BestView"] | null;
             /** Version */
             version: number;
             /** Model */
@@ -1457,7 +1481,7 @@ export interface components {
             evictions: number;
             /** Kills */
             kills: number;
-            tuned: components["schemas"]["Tuned"];
+            tuned: components["schemas"]["TunedView"];
             /** Store Nodes */
             store_nodes: number | null;
         };
@@ -1503,6 +1527,24 @@ export interface components {
             reason: string | null;
             /** Lost */
             lost: boolean;
+        };
+        /**
+         * Metric
+         * @description A validation metric that ranks a job's epochs, and optionally the value that ends the job.
+         *
+         *     ``name`` is a key of the result of the task's ``evaluate``. ``mode`` says whether lower
+         *     (``min``) or higher (``max``) values are better.
+         */
+        Metric: {
+            /** Name */
+            name: string;
+            /**
+             * Mode
+             * @enum {string}
+             */
+            mode: "min" | "max";
+            /** Target */
+            target?: number | null;
         };
         /**
          * MetricRow
@@ -1799,11 +1841,11 @@ export interface components {
             offers: components["schemas"]["PoolOffer"][] | null;
         };
         /**
-         * Progress
+         * ProgressView
          * @description How far a job is. `samples_expected` is unknown until the data was looked at;
          *     `samples_lost` is only told of a job that went through all its epochs.
          */
-        Progress: {
+        ProgressView: {
             /** Epochs */
             epochs: number;
             /** Finished Epochs */
@@ -1844,11 +1886,11 @@ export interface components {
             max_cost_usd?: number | null;
         };
         /**
-         * ServerGauges
+         * ServerGaugesView
          * @description What a server says of itself; `null`: not told. `memory_limit_bytes`: `null` also where
          *     there is none. `unreplicated_since`: `null` while its replicas, if it has any, are there.
          */
-        ServerGauges: {
+        ServerGaugesView: {
             /** Memory Used Bytes */
             memory_used_bytes?: number | null;
             /** Memory Limit Bytes */
@@ -1892,10 +1934,10 @@ export interface components {
             [key: string]: unknown;
         };
         /**
-         * Session
+         * SessionView
          * @description Who is signed in is told where.
          */
-        Session: {
+        SessionView: {
             /**
              * Signed In
              * @default true
@@ -1919,12 +1961,12 @@ export interface components {
             token: string;
         };
         /**
-         * Sma
+         * SmaSpec
          * @description As ``easgd``, and the central average has momentum (CROSSBOW, Koliousis 2019):
          *     ``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v``. ``moving_rate`` is α, near 1 divided by the
          *     number of workers in the paper; ``momentum`` is μ.
          */
-        Sma: {
+        SmaSpec: {
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -2038,16 +2080,10 @@ export interface components {
             max: number;
         };
         /**
-         * State
-         * @description ``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → one of the last three.
-         * @enum {string}
-         */
-        State: "starting" | "running" | "paused" | "finishing" | "succeeded" | "failed" | "cancelled";
-        /**
-         * Status
+         * StatusView
          * @description The platform as a whole. `controller`: whether one is at work.
          */
-        Status: {
+        StatusView: {
             /** Version */
             version: string;
             /** Cluster */
@@ -2065,13 +2101,17 @@ export interface components {
         };
         /**
          * Stop
-         * @description What ends the job before its last epoch, or lets it rest. ``accuracy`` refers to the metric
-         *     of that name that the task's ``evaluate`` returns; the job is paused before its machines have
+         * @description Conditions that end the job before its last epoch, or pause it.
+         *
+         *     ``metric`` names the validation metric that ranks epochs; the job ends when an epoch reaches
+         *     its target. ``accuracy: 0.91`` is short for
+         *     ``metric: {name: accuracy, mode: max, target: 0.91}``. The job is paused before its machines
          *     cost ``max_cost_usd``.
          */
         "Stop-Input": {
             /** Accuracy */
             accuracy?: number | null;
+            metric?: components["schemas"]["Metric"] | null;
             /** Max Cost Usd */
             max_cost_usd?: number | null;
             /** Max Duration */
@@ -2079,13 +2119,17 @@ export interface components {
         };
         /**
          * Stop
-         * @description What ends the job before its last epoch, or lets it rest. ``accuracy`` refers to the metric
-         *     of that name that the task's ``evaluate`` returns; the job is paused before its machines have
+         * @description Conditions that end the job before its last epoch, or pause it.
+         *
+         *     ``metric`` names the validation metric that ranks epochs; the job ends when an epoch reaches
+         *     its target. ``accuracy: 0.91`` is short for
+         *     ``metric: {name: accuracy, mode: max, target: 0.91}``. The job is paused before its machines
          *     cost ``max_cost_usd``.
          */
         "Stop-Output": {
             /** Accuracy */
             accuracy?: number | null;
+            metric?: components["schemas"]["Metric"] | null;
             /** Max Cost Usd */
             max_cost_usd?: number | null;
             /** Max Duration */
@@ -2098,7 +2142,7 @@ export interface components {
         StoreView: {
             /** Nodes */
             nodes: components["schemas"]["NodeView"][];
-            ledger: components["schemas"]["ServerGauges"];
+            ledger: components["schemas"]["ServerGaugesView"];
         };
         /**
          * Submission
@@ -2138,10 +2182,10 @@ export interface components {
             yaml: string;
         };
         /**
-         * Totals
+         * TotalsView
          * @description Sums over all updates of a job; `rejected` counts by reason.
          */
-        Totals: {
+        TotalsView: {
             /**
              * Updates
              * @default 0
@@ -2166,13 +2210,13 @@ export interface components {
             };
         };
         /**
-         * Tuned
+         * TunedView
          * @description What was found by measuring the job, as far as its part `tuning` asks for it. `shares`: of
          *     the push interval, by worker; `implicit_momentum`: that asynchrony adds, and by which that of
          *     the optimizers is lowered; `mixing`: by what the weight of updates is multiplied; `learners`:
          *     by machine.
          */
-        Tuned: {
+        TunedView: {
             /**
              * Shares
              * @default {}
@@ -2242,10 +2286,10 @@ export interface components {
             spec: components["schemas"]["JobSpec-Output"] | null;
         };
         /**
-         * VcAsgd
+         * VcAsgdSpec
          * @description ``W ← αW + (1−α)w`` (Atre 2021); ``alpha: var`` is α = e/(e+1) in epoch e = 1, 2, …
          */
-        VcAsgd: {
+        VcAsgdSpec: {
             /**
              * @description discriminator enum property added by openapi-typescript
              * @enum {string}
@@ -2561,7 +2605,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Session"];
+                    "application/json": components["schemas"]["SessionView"];
                 };
             };
             /** @description The token is missing or wrong, or the session is over. */
@@ -2735,7 +2779,7 @@ export interface operations {
     list_jobs: {
         parameters: {
             query?: {
-                state?: components["schemas"]["State"] | null;
+                state?: components["schemas"]["JobState"] | null;
                 limit?: number;
             };
             header?: never;
@@ -4410,7 +4454,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Status"];
+                    "application/json": components["schemas"]["StatusView"];
                 };
             };
             /** @description The token is missing or wrong, or the session is over. */

@@ -142,11 +142,11 @@ class JobLifecycle:
         """Evaluations of models with which the job may end now, and why."""
         if not job.evaluations:
             return
-        newest, target = job.evaluations[-1], job.spec.stop.accuracy
+        newest, metric = job.evaluations[-1], job.spec.stop.chosen_metric
         for each in reversed(job.evaluations):
-            accuracy = each.metrics.get("accuracy", 0.0)
-            if target is not None and accuracy >= target:
-                yield each, f"accuracy {accuracy:.4f} reached {target:g} in epoch {each.epoch}"
+            if metric is not None and metric.reached_by(each.metrics):
+                value = f"{metric.name} {each.metrics[metric.name]:.4f}"
+                yield each, f"{value} reached {metric.target:g} in epoch {each.epoch}"
         if job.finished_epochs >= job.spec.epochs and newest.epoch == job.spec.epochs:
             yield newest, f"all {job.spec.epochs} epochs are done"
         limit = job.spec.stop.max_duration
@@ -363,7 +363,8 @@ class JobLifecycle:
 
 def _best_of(job: JobRecord, kept: Kept) -> str | None:
     """The pin of the best model. It is dropped when the model is stored, so it is not yet."""
-    pin = epoch_pin(job.best.epoch) if job.best is not None else None
+    # without a metric, the best epoch is the newest one, which has its own rule
+    pin = epoch_pin(job.best.epoch) if job.metric is not None and job.best is not None else None
     return pin if pin in kept.whole else None
 
 

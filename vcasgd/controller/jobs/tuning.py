@@ -12,12 +12,11 @@ from collections.abc import Callable
 from vcasgd.learning.tuning import (
     factor_after,
     implicit,
-    quality_of,
     settled,
     shares_by_speed,
 )
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.job import Evaluation, JobRecord, JobState
+from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tunings
 
@@ -116,10 +115,13 @@ class Tuner:
     # -- mixing --------------------------------------------------------------------------------
 
     def _tune_mixing(self, job: JobRecord) -> None:
+        metric = job.metric
+        if metric is None:
+            return
         measured = [
             (each, quality)
             for each in job.evaluations
-            if (quality := quality_of(each.metrics)) is not None
+            if (quality := metric.quality(each.metrics)) is not None
         ]
         before, now = job.tuned.mixing, factor_after(quality for _, quality in measured)
         if now == before:
@@ -130,13 +132,8 @@ class Tuner:
         self._jobs.event(
             job.id,
             "tuned-mixing",
-            f"validation {how} in epoch {newest.epoch}: {_figure(newest)}; updates "
-            f"now have {now:.0%} of the rule's weight",
+            f"validation {how} in epoch {newest.epoch}: {metric.name} "
+            f"{newest.metrics[metric.name]:.4f}; updates now have {now:.0%} of the rule's weight",
             factor=now,
             epoch=newest.epoch,
         )
-
-
-def _figure(evaluation: Evaluation) -> str:
-    name = "accuracy" if "accuracy" in evaluation.metrics else "loss"
-    return f"{name} {evaluation.metrics[name]:.4f}"

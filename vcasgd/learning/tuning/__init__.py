@@ -11,7 +11,7 @@ for a little: what is decided stays until measurements differ by more than they 
 
 from vcasgd.learning.tuning.intervals import local_steps, shares_by_speed
 from vcasgd.learning.tuning.learners import Load, Trial, fewer, next_trial, room_for
-from vcasgd.learning.tuning.mixing import factor_after, quality_of
+from vcasgd.learning.tuning.mixing import factor_after
 from vcasgd.learning.tuning.momentum import Momenta, explicit, implicit, settled
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "implicit",
     "local_steps",
     "next_trial",
-    "quality_of",
     "room_for",
     "settled",
     "shares_by_speed",

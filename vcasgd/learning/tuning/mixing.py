@@ -6,7 +6,7 @@ factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import isfinite
 
 #: evaluations in a row below the best one: one alone is noise
@@ -16,14 +16,6 @@ PATIENCE = 2
 DOWN, UP = 2, 1
 #: the least weight is 2⁻⁴
 MOST_DOWN = 8
-
-
-def quality_of(metrics: Mapping[str, float]) -> float | None:
-    """Of one evaluation, the higher the better: ``accuracy``, else less of ``loss``; None where
-    the task measures neither."""
-    if "accuracy" in metrics:
-        return metrics["accuracy"]
-    return -metrics["loss"] if "loss" in metrics else None
 
 
 def factor_after(qualities: Iterable[float]) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
+from operator import itemgetter
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from vcasgd.spec.job import JobSpec
+from vcasgd.spec.job import DEFAULT_METRICS, JobSpec, Metric
 from vcasgd.store.ledger.progress import ShardProgress
 from vcasgd.store.ledger.tuning import Tuned
 
@@ -106,10 +108,32 @@ class JobRecord:
     tuned: Tuned = field(default_factory=Tuned)
 
     @property
+    def metric(self) -> Metric | None:
+        """The metric that ranks the job's epochs.
+
+        It is the one that the specification names; else ``accuracy``, else ``loss``. None if no
+        evaluation contains it.
+        """
+        chosen = self.spec.stop.chosen_metric
+        metrics = (chosen,) if chosen else DEFAULT_METRICS
+        measured = {name for each in self.evaluations for name in each.metrics}
+        return next((metric for metric in metrics if metric.name in measured), None)
+
+    @property
     def best(self) -> Evaluation | None:
-        return max(
-            self.evaluations, key=lambda each: each.metrics.get("accuracy", -1.0), default=None
-        )
+        """The evaluation with the best finite value of :attr:`metric`, the first one of several.
+
+        It is the last evaluation if there is no such value, and None before the first one.
+        """
+        metric = self.metric
+        ranked = [
+            (quality, each)
+            for each in self.evaluations
+            if metric and (quality := metric.quality(each.metrics)) is not None and quality > -inf
+        ]
+        if ranked:
+            return max(ranked, key=itemgetter(0))[1]
+        return self.evaluations[-1] if self.evaluations else None
 
 
 @dataclass(frozen=True)
