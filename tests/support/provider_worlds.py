@@ -131,7 +131,6 @@ class AwsWorld:
             [self.spec(**more)],
             PriceTable.load("aws"),
             price_seconds=0.0,
-            listing_seconds=0.0,
             page=5,
         )
 
@@ -199,7 +198,6 @@ class GcpWorld:
             [self.spec(**more)],
             PriceTable.load("gcp"),
             url=self.url,
-            listing_seconds=0.0,
             page=5,
         )
 

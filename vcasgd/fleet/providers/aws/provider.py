@@ -34,7 +34,6 @@ from vcasgd.fleet.providers.aws.request import (
     template_of,
 )
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed, one_line
-from vcasgd.fleet.providers.listing import LISTING_SECONDS, Listing
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 log = logging.getLogger(__name__)
@@ -76,7 +75,6 @@ class AwsProvider:
         table: PriceTable,
         *,
         price_seconds: float,
-        listing_seconds: float = LISTING_SECONDS,
         page: int = PAGE,
     ) -> None:
         """``price_seconds``: how long spot prices are good for; they change some times a day.
@@ -92,7 +90,6 @@ class AwsProvider:
             table.price(self._region, kind)
         self._ec2 = client("ec2", self._region)
         self._spot = SpotPrices(self._price_history, price_seconds)
-        self._listing = Listing(self._list, listing_seconds)
         self._boot_errors: dict[str, str | None] = {}
 
     def offers(self, pool: str) -> list[Offer]:
@@ -137,8 +134,6 @@ class AwsProvider:
             if error.code != "IdempotentParameterMismatch":
                 raise
             return self._await_granted(token)
-        finally:
-            self._listing.changed()
         ids = [id_ for part in answer.get("Instances", ()) for id_ in part["InstanceIds"]]
         if not ids:
             raise _refusal(pool, answer)
@@ -149,8 +144,12 @@ class AwsProvider:
         return self._pool(pool).max_instances
 
     def instances(self) -> list[Instance]:
-        """See the contract. At most :data:`~.listing.LISTING_SECONDS` old."""
-        return self._listing.get()
+        """See the contract."""
+        rows = list(self._described(filtered("instance-state-name", *sorted(_STATES))))
+        spot = self._spot_prices([row for row in rows if _is_spot(row)])
+        said = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
+        self._boot_errors = {machine: one_line(text) for machine, text in said.items()}
+        return [self._instance(row, spot) for row in rows]
 
     def boot_error(self, instance_id: str) -> str | None:
         """See the contract: a tag, as it was listed last."""
@@ -160,7 +159,6 @@ class AwsProvider:
         """See the contract. A machine without the cluster's tag is none of ours."""
         if any(self._described(filtered("instance-id", instance_id))):
             self._call("terminate_instances", None, {"InstanceIds": [instance_id]})
-            self._listing.changed()
 
     def kill(self, instance_id: str) -> None:
         """See the contract. EC2 shuts the system down first."""
@@ -210,13 +208,6 @@ class AwsProvider:
                 raise CloudUnavailable("a launch under this token is not listed yet")
             time.sleep(TAG_POLL_SECONDS)
         return granted
-
-    def _list(self) -> list[Instance]:
-        rows = list(self._described(filtered("instance-state-name", *sorted(_STATES))))
-        spot = self._spot_prices([row for row in rows if _is_spot(row)])
-        said = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
-        self._boot_errors = {machine: one_line(text) for machine, text in said.items()}
-        return [self._instance(row, spot) for row in rows]
 
     def _described(self, *filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Of this cluster's machines those that pass all filters."""

@@ -44,7 +44,6 @@ from vcasgd.fleet.providers.gcp.request import (
     request_id,
     template_path,
 )
-from vcasgd.fleet.providers.listing import LISTING_SECONDS, Listing
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 T = TypeVar("T")
@@ -76,7 +75,6 @@ class GcpProvider:
         table: PriceTable,
         *,
         url: str | None = None,
-        listing_seconds: float = LISTING_SECONDS,
         page: int = PAGE,
     ) -> None:
         """``url`` replaces Google's own; one of plain HTTP is asked without credentials.
@@ -96,7 +94,6 @@ class GcpProvider:
         self._operations = _attempt(lambda: compute_v1.ZoneOperationsClient(**options))
         self._global = _attempt(lambda: compute_v1.InstanceTemplatesClient(**options))
         self._regional = _attempt(lambda: compute_v1.RegionInstanceTemplatesClient(**options))
-        self._listing = Listing(self._list, listing_seconds)
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type costs the same in all zones of a region."""
@@ -145,8 +142,6 @@ class GcpProvider:
                 return self._insert(spec, zone, request, resource, deadline)
             except NoCapacity as error:
                 refusal = error
-            finally:
-                self._listing.changed()
         raise refusal
 
     def capacity(self, pool: str) -> int | None:
@@ -154,8 +149,8 @@ class GcpProvider:
         return self._pool(pool).max_instances
 
     def instances(self) -> list[Instance]:
-        """See the contract. At most :data:`~.listing.LISTING_SECONDS` old."""
-        return self._listing.get()
+        """See the contract."""
+        return [instance_of(machine, self._table) for machine in self._described()]
 
     def boot_error(self, instance_id: str) -> str | None:
         """See the contract: a guest attribute, which is one more call."""
@@ -169,7 +164,6 @@ class GcpProvider:
         """See the contract. A machine without the cluster's label is none of ours."""
         for machine in self._find(instance_id):
             self._act(self._machines.delete_unary, machine)
-            self._listing.changed()
 
     def kill(self, instance_id: str) -> None:
         """See the contract. Google shuts the system down first."""
@@ -184,7 +178,6 @@ class GcpProvider:
                     remedy="end it without notice",
                 )
             self._act(self._machines.simulate_maintenance_event_unary, machine)
-            self._listing.changed()
 
     def close(self) -> None:
         """See the contract."""
@@ -271,9 +264,6 @@ class GcpProvider:
         if not re.fullmatch(r"[a-z0-9-]+", instance_id):
             return []
         return list(self._described(f'(name = "{instance_id}")'))
-
-    def _list(self) -> list[Instance]:
-        return [instance_of(machine, self._table) for machine in self._described()]
 
     def _described(self, *filters: str) -> Iterator[Any]:
         """Of this cluster's machines those that pass all filters."""
