@@ -154,7 +154,7 @@ def test_invalid_setting_is_an_error(bare: Run, monkeypatch: pytest.MonkeyPatch)
         (JOB_FILE + "epoch: 3", "epoch: there is no such field"),
         (JOB_FILE.replace("epochs: 2", "epochs: many"), "epochs: "),
         ("name: [", "is not YAML"),
-        ("- 1", "holds no job"),
+        ("- 1", "does not contain a job"),
     ],
 )
 def test_submit_names_the_invalid_field_of_a_job_file(

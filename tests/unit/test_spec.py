@@ -293,8 +293,8 @@ class TestLoad:
         ("text", "message"),
         [
             ("name: [", "is not YAML"),
-            ("", r"holds no job \(write at least name, task"),
-            ("- a", "holds no job"),
+            ("", r"does not contain a job \(write at least name, task"),
+            ("- a", "does not contain a job"),
             ("name: a", r"task: is required \(and 2 more\)"),
         ],
     )

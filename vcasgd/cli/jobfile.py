@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vcasgd.errors import SpecError
-from vcasgd.spec import yaml as yamltext
-from vcasgd.spec.job import JobSpec
+from vcasgd.spec.job import JobSpec, load_job_mapping
+from vcasgd.spec.yaml import parse
 
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
@@ -20,7 +18,7 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
     """
     if not changes:
         return JobSpec.load(path)
-    value = _read(path)
+    value = load_job_mapping(path)
     for change in changes:
         _apply(value, change)
     try:
@@ -31,17 +29,6 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
         ) from error
     directory = (path.parent / spec.working_dir).resolve()
     return spec.model_copy(update={"working_dir": str(directory)})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = yamltext.parse(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        value = None
-    if not isinstance(value, dict):
-        JobSpec.load(path)  # Raises an error with the exact reason.
-        raise SpecError(f"{path}: does not contain a job", field="file")
-    return value
 
 
 def _apply(value: dict[str, Any], change: str) -> None:
@@ -58,6 +45,6 @@ def _apply(value: dict[str, Any], change: str) -> None:
         if not isinstance(value, dict):
             raise SpecError(f"--set {change}: {parent} has no fields", field=name)
     try:
-        value[last] = yamltext.parse(text)
-    except yaml.YAMLError as error:
-        raise SpecError(f"--set {change}: is not YAML: {error}", field=name) from error
+        value[last] = parse(text)
+    except SpecError as error:
+        raise SpecError(f"--set {change}: {error.message}", field=name) from error

@@ -19,12 +19,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vcasgd.errors import SpecError
-from vcasgd.spec import yaml as yamltext
 from vcasgd.spec.job import Label, spec_error
+from vcasgd.spec.strict import StrictModel
+from vcasgd.spec.yaml import load_mapping
 
 #: the pool that there is without a file
 LOCAL_POOL = "local"
@@ -34,11 +34,7 @@ POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
-class _PoolModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class LocalTemplate(_PoolModel):
+class LocalTemplate(StrictModel):
     """What this computer's machines pretend to be. ``None``: as the settings say."""
 
     price_per_hour: float | None = Field(default=None, ge=0, description="USD, spot")
@@ -47,7 +43,7 @@ class LocalTemplate(_PoolModel):
     notice_seconds: float | None = Field(default=None, ge=0)
 
 
-class AwsTemplate(_PoolModel):
+class AwsTemplate(StrictModel):
     """``launch_template`` is a name or an id (``lt-…``); ``subnets`` has one for each zone.
 
     ``secrets``: environment variables of the machine whose values it fetches itself from
@@ -60,7 +56,7 @@ class AwsTemplate(_PoolModel):
     secrets: dict[str, Name] = Field(default_factory=dict)
 
 
-class GcpTemplate(_PoolModel):
+class GcpTemplate(StrictModel):
     """``instance_template`` is a name, or a path ``regions/<region>/instanceTemplates/<name>``.
 
     What is given beside it replaces what the template says. ``secrets``: environment variables
@@ -76,7 +72,7 @@ class GcpTemplate(_PoolModel):
     secrets: dict[str, Name] = Field(default_factory=dict)
 
 
-class PoolSpec(_PoolModel):
+class PoolSpec(StrictModel):
     """One place to buy machines, whatever cloud it is in."""
 
     #: whether there is nothing to choose from, so that zones and types may be left out
@@ -168,12 +164,7 @@ def load_pools(path: Path | None) -> tuple[PoolSpec, ...]:
     """
     if path is None:
         return (LocalPoolSpec(name=LOCAL_POOL, provider="local"),)
-    try:
-        value = yamltext.parse(path.read_text())
-    except OSError as error:
-        raise SpecError(f"{path}: can't be read: {error.strerror}", field="VCASGD_POOLS") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: is not YAML: {error}", field="VCASGD_POOLS") from error
+    value = load_mapping(path, "pools", field="VCASGD_POOLS")
     try:
         return parse_pools(value)
     except SpecError as error:

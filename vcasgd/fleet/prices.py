@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from vcasgd.errors import SpecError
-from vcasgd.spec import yaml as yamltext
 from vcasgd.spec.job import spec_error
+from vcasgd.spec.strict import StrictModel
+from vcasgd.spec.yaml import load_mapping
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,12 @@ class ListPrice:
     source: str
 
 
-class _PriceModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _Type(_PriceModel):
+class _Type(StrictModel):
     cpus: float = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
 
 
-class _Table(_PriceModel):
+class _Table(StrictModel):
     as_of: date
     source: str = Field(min_length=1)
     currency: str = Field(default="USD", pattern="^USD$")
@@ -132,16 +127,12 @@ def _bundled(cloud: str) -> _Table:
 def _override(path: Path | None) -> dict[str, _Table]:
     if path is None:
         return {}
-    try:
-        value: Any = yamltext.parse(path.read_text())
-    except OSError as error:
-        problem = f"{path}: can't be read: {error.strerror}"
-        raise SpecError(problem, field="VCASGD_PRICES") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: is not YAML: {error}", field="VCASGD_PRICES") from error
-    if not isinstance(value, dict) or value.keys() - {"aws", "gcp"}:
+    value = load_mapping(path, "prices", field="VCASGD_PRICES")
+    if others := value.keys() - {"aws", "gcp"}:
         raise SpecError(
-            f"{path}: must be a mapping", remedy="known: aws, gcp", field="VCASGD_PRICES"
+            f"{path}: unknown cloud {min(map(str, others))}",
+            remedy="known: aws, gcp",
+            field="VCASGD_PRICES",
         )
     return {cloud: _parse(path, cloud, table) for cloud, table in value.items()}
 

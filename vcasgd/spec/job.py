@@ -16,7 +16,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -30,9 +29,10 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from vcasgd.errors import SpecError
-from vcasgd.spec import yaml as yamltext
+from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.tuning import Tuning
-from vcasgd.spec.update import RULES, StrictModel, Update, VcAsgdSpec
+from vcasgd.spec.update import RULES, Update, VcAsgdSpec
+from vcasgd.spec.yaml import load_mapping
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION_SCHEMA = {
@@ -270,18 +270,7 @@ class JobSpec(StrictModel):
     @classmethod
     def load(cls, path: Path) -> JobSpec:
         """From a YAML file; a relative ``working_dir`` is taken from the file's folder."""
-        try:
-            value = yamltext.parse(path.read_text())
-        except OSError as error:
-            raise SpecError(f"{path}: can't be read: {error.strerror}", field="file") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise SpecError(f"{path}: is not YAML: {error}", field="file") from error
-        if not isinstance(value, dict):
-            raise SpecError(
-                f"{path}: holds no job",
-                remedy="write at least name, task, epochs and subtasks_per_epoch",
-                field="file",
-            )
+        value = load_job_mapping(path)
         try:
             spec = cls.parse(value)
         except SpecError as error:
@@ -291,6 +280,12 @@ class JobSpec(StrictModel):
         return spec.model_copy(
             update={"working_dir": str((path.parent / spec.working_dir).resolve())}
         )
+
+
+def load_job_mapping(source: str | Path) -> dict[str, Any]:
+    """Return the fields of a job file, or of its text, unchecked. Raises :class:`SpecError`."""
+    remedy = "write at least name, task, epochs and subtasks_per_epoch"
+    return load_mapping(source, "a job", remedy=remedy)
 
 
 def spec_error(error: ValidationError, model: type[BaseModel] = JobSpec) -> SpecError:

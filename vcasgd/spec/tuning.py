@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from vcasgd.spec.update import StrictModel
+from vcasgd.spec.strict import StrictModel
 
 
 class Tuning(StrictModel):

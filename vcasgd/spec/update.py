@@ -6,13 +6,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class StrictModel(BaseModel):
-    """A part of a job: nothing unknown, nothing infinite, and it never changes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+from vcasgd.spec.strict import StrictModel
 
 
 class Staleness(StrictModel):
@@ -162,6 +158,6 @@ _AnyRule = (
 Update = Annotated[_AnyRule, Field(discriminator="rule")]
 
 #: the part that belongs to the name of a rule
-RULES: dict[str | int, type[BaseModel]] = {
+RULES: dict[str | int, type[StrictModel]] = {
     get_args(part.model_fields["rule"].annotation)[0]: part for part in get_args(_AnyRule)
 }

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vcasgd.api.problems import documented
 from vcasgd.api.services import Here
 from vcasgd.errors import SpecError
-from vcasgd.spec import yaml as yamltext
-from vcasgd.spec.job import JobSpec, spec_errors
+from vcasgd.spec.job import JobSpec, load_job_mapping, spec_errors
 
 router = APIRouter(tags=["spec"])
 
@@ -57,11 +56,11 @@ class Validation(BaseModel):
 def validate_job(body: Text) -> Validation:
     """Whether a text is a job file, and if not, what is wrong with it."""
     try:
-        spec = JobSpec.model_validate(_loaded(body.yaml))
-    except yaml.YAMLError as error:
-        return _invalid(_syntax(error))
+        spec = JobSpec.model_validate(load_job_mapping(body.yaml))
     except SpecError as error:
-        return _invalid(_mistake(error))
+        line = error.details.get("line")
+        mistake = Mistake(path="", message=error.message, remedy=error.remedy, line=line)
+        return _invalid(mistake)
     except ValidationError as error:
         return _invalid(*map(_mistake, spec_errors(error)[:MOST_MISTAKES]))
     return Validation(valid=True, errors=[], spec=spec)
@@ -80,20 +79,6 @@ def get_job_spec(here: Here, job: str) -> Response:
     return Response(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True), media_type=YAML)
 
 
-def _loaded(text: str) -> object:
-    """Raises :class:`yaml.YAMLError` and :class:`SpecError`."""
-    try:
-        value = yamltext.parse(text)
-    except (RecursionError, ValueError) as error:
-        # a date that is none, or brackets without end
-        raise SpecError("is not YAML") from error
-    if not isinstance(value, dict):
-        raise SpecError(
-            "holds no job", remedy="write at least name, task, epochs and subtasks_per_epoch"
-        )
-    return value
-
-
 def _invalid(*mistakes: Mistake) -> Validation:
     return Validation(valid=False, errors=list(mistakes), spec=None)
 
@@ -102,9 +87,3 @@ def _mistake(error: SpecError) -> Mistake:
     path = str(error.details.get("field", ""))
     message = error.message.removeprefix(f"{path}: ")
     return Mistake(path=path, message=message, remedy=error.remedy)
-
-
-def _syntax(error: yaml.YAMLError) -> Mistake:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or "it can't be read"
-    return Mistake(path="", message=f"is not YAML: {problem}", line=mark.line + 1 if mark else None)
