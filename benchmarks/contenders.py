@@ -1,4 +1,4 @@
-"""Who is measured, and how each is started."""
+"""The measured systems and their commands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ ENVIRONMENTS = HERE / ".venvs"
 
 @dataclass(frozen=True)
 class Contender:
-    """``environment``: folder below ``.venvs``, empty where it is our own.
+    """A measured system.
 
-    ``information``: measured once, and compared with nothing.
+    ``environment`` is a folder below ``.venvs``, or empty for vcasgd. With ``information``, the
+    system is measured once and not compared.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""The dashboard with a long history and many machines: how fast it is there, how smooth it stays.
+"""Measure the dashboard with a long history and many machines: speed, frames and memory.
 
     python benchmarks/dashboard.py [--points 100000] [--workers 200] [--seconds 30]
                                    [--soak-seconds 120]
 
-A ledger and an API of their own, a job whose history is made up, and Debian's Chromium. Writes
-``benchmarks/results/dashboard.md``. Let nothing else run meanwhile.
+Starts a ledger and an API, generates the history of a job, and opens it in Debian's Chromium.
+Writes ``benchmarks/results/dashboard.md``. Stop other programs before you run it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 OUT = Path(__file__).resolve().parent / "results" / "dashboard.md"
 EPOCHS, SUBTASKS, SAMPLES = 1000, 200, 100_000
-#: for one answer, or one page; a machine that is busy shows in the figures
+#: Seconds for one answer or one page; a busy machine shows in the figures.
 PATIENCE_SECONDS = 600.0
-#: entries of a second while the page is soaked; a busy job has some in a minute
+#: Entries per second in the soak test; a busy job has a few per minute.
 SOAK_RATE = 50
-#: what the dashboard asks for, see dashboard/src/api/jobs.ts
+#: Query of the dashboard, see dashboard/src/api/jobs.ts.
 CURVES = "points=500&names=loss,updates_per_second,staleness_mean,samples,spent_usd"
 FRAMES = """() => {
   window.frames_ms = []; let last = performance.now();
@@ -53,7 +53,7 @@ FRAMES = """() => {
   requestAnimationFrame(each);
 }"""
 LONG_TASKS = """window.long_tasks = [];
-new PerformanceObserver((found) => window.long_tasks.push(...found.getEntries().map(
+new PerformanceObserver((list) => window.long_tasks.push(...list.getEntries().map(
   (each) => [each.startTime, each.duration]))).observe({type: "longtask", buffered: true});"""
 
 PAGE = """\
@@ -65,17 +65,17 @@ PAGE = """\
 
 {machine}
 
-What the API answers, the median of ten; sent with gzip:
+Answers of the API, the median of ten, sent with gzip:
 
 {answers}
 
-What Chromium shows of it, the job's overview at 1440 × 900. Each second brings a point, progress
-and two events, every fifth one a machine:
+The job's overview in Chromium at 1440 × 900. Each second adds a point, progress and two events;
+every fifth second adds a machine:
 
 {shown}
 
-The job's events, with {entries} events and {entries} log lines a second, from when the page keeps
-as many as it ever does; each after a garbage collection:
+The job's events page, with {entries} events and {entries} log lines per second, measured after the
+page holds its maximum number of entries. Each row follows a garbage collection:
 
 {growth}
 """
@@ -90,8 +90,8 @@ class Options:
     out: Path
 
 
-class Life:
-    """A job at work, as its parameter server, its controller and its workers would write it."""
+class JobWriter:
+    """Writer for the data of a running job: parameter server, controller, and workers."""
 
     def __init__(self, ledger: RedisClient, options: Options) -> None:
         self._ledger, self._options = ledger, options
@@ -105,7 +105,7 @@ class Life:
         self._lost = 0
         self._stop = threading.Event()
 
-    def begin(self) -> None:
+    def write_history(self) -> None:
         leases = Leases(self._ledger, self.job, "w", 10.0)
         lease = leases.acquire()
         assert isinstance(lease, Lease)
@@ -113,7 +113,7 @@ class Life:
         assert leases.report_facts(lease, facts)
         start = time.time() - self._options.points
         self._jobs.transition(
-            self.job, State.RUNNING, [State.STARTING], why="it began", started_at=start
+            self.job, State.RUNNING, [State.STARTING], why="started", started_at=start
         )
         for first in range(0, self._options.points, 1000):
             with self._ledger.pipeline() as pipe:
@@ -136,7 +136,7 @@ class Life:
         }  # fmt: skip
 
     def _lanes(self, start: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Half as many machines were lost before, each replaced by one that is there."""
+        """Yield all machines, and half as many lost ones that they replaced."""
         now, lost = time.time(), self._options.workers // 2
         for number in range(lost):
             died = start + (now - start) * (number + 1) / (lost + 1)
@@ -156,15 +156,18 @@ class Life:
                 "pushes": 100, "pushed_bytes": 10**8, "resident_bytes": 10**9}  # fmt: skip
         self._ledger.hset(self._keys.workers, f"{self.job}.i-{number:04}", json.dumps(beat))
 
-    def second(self, entries: int) -> None:
-        """What a second brings: a point, progress, heartbeats, some events and log lines; every
-        fifth one a machine less."""
+    def write_second(self, entries: int) -> None:
+        """Write one second of data: a point, progress, heartbeats, events and log lines.
+
+        Every fifth second, a machine is lost.
+        """
         self._count += 1
         self._jobs.add_metrics(self.job, self._point(self._count, time.time()))
         totals = {"updates": 18 * self._count, "samples": 900 * self._count,
                   "applied": 900 * self._count, "staleness_mean": 3.0, "staleness_max": 17,
                   "staleness": {str(each): 100 * each for each in range(18)}}  # fmt: skip
-        # as if the job had just begun: the ledger would settle all epochs before in one call
+        # Count epochs from the start of the measurement; the ledger would settle all earlier
+        # ones in one call.
         epoch = (self._count - self._options.points) // 111
         self._accounts.account(1, 18 * self._count, epoch, json.dumps(totals), [])
         for number in range(0, self._options.workers, 10):
@@ -181,13 +184,13 @@ class Life:
         name, now = f"late-{self._lost:04}", time.time()
         lane = _lane([_span("booting", now - 4, now - 2), _span("running", now - 2, None)])
         self._machines.keep(self.job, {name: lane}, [f"late-{self._lost - 50:04}"])
-        self._jobs.event(self.job, "worker-killed", f"{name} is gone, without a notice")
+        self._jobs.event(self.job, "worker-killed", f"{name} was lost without notice")
         self._lost += 1
 
     @contextmanager
-    def going_on(self, entries: int) -> Iterator[None]:
+    def writing(self, entries: int) -> Iterator[None]:
         self._stop.clear()
-        thread = threading.Thread(target=self._go_on, args=(entries,))
+        thread = threading.Thread(target=self._write, args=(entries,))
         thread.start()
         try:
             yield
@@ -195,9 +198,9 @@ class Life:
             self._stop.set()
             thread.join()
 
-    def _go_on(self, entries: int) -> None:
+    def _write(self, entries: int) -> None:
         while not self._stop.wait(1.0):
-            self.second(entries)
+            self.write_second(entries)
 
 
 def _span(state: str, since: float, until: float | None) -> dict[str, Any]:
@@ -205,14 +208,14 @@ def _span(state: str, since: float, until: float | None) -> dict[str, Any]:
 
 
 def _lane(spans: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    known = {"pool": "aws", "zone": "us-east-1a", "instance_type": "c6i.large", "spot": True,
+    fields = {"pool": "aws", "zone": "us-east-1a", "instance_type": "c6i.large", "spot": True,
              "price_per_hour": 0.03, "replaced_by": None, "reason": "", "lost": False}  # fmt: skip
-    return {**known, **more, "spans": spans}
+    return {**fields, **more, "spans": spans}
 
 
 def measure_api(http: httpx.Client, job: str, api: psutil.Process) -> dict[str, str]:
-    """The first answer reads the whole history; those after it only what is new."""
-    found = {}
+    """Measure answers. The first one reads the whole history; later ones only new points."""
+    answers = {}
     for name, path in (
         ("curves, first time", f"jobs/{job}/metrics?{CURVES}"),
         ("curves", f"jobs/{job}/metrics?{CURVES}"),
@@ -231,14 +234,16 @@ def measure_api(http: httpx.Client, job: str, api: psutil.Process) -> dict[str, 
             answer.raise_for_status()
         busy = 1000 * (sum(api.cpu_times()[:2]) - before) / repetitions
         sent, whole = int(answer.headers["content-length"]), len(answer.content)
-        found[name] = (
+        answers[name] = (
             f"{statistics.median(times):.0f} ms, of the processor {busy:.0f} ms; "
             f"{sent / 1000:.1f} kB ({whole / 1000:.1f} kB before compression)"
         )
-    return found
+    return answers
 
 
-def measure_page(page: Page, url: str, job: str, life: Life, options: Options) -> dict[str, str]:
+def measure_page(
+    page: Page, url: str, job: str, writer: JobWriter, options: Options
+) -> dict[str, str]:
     page.add_init_script(LONG_TASKS)
     devtools = page.context.new_cdp_session(page)
     devtools.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})
@@ -258,21 +263,21 @@ def measure_page(page: Page, url: str, job: str, life: Life, options: Options) -
     page.wait_for_timeout(3000)
     page.evaluate(FRAMES)
     before = _main_thread(devtools)
-    with life.going_on(entries=2):
+    with writer.writing(entries=2):
         page.wait_for_timeout(1000 * options.seconds)
     busy = _main_thread(devtools) - before
     frames = sorted(page.evaluate("window.frames_ms"))
     slow = sum(each > 50 for each in frames)
     return {
-        "drawn after navigation, nothing cached": f"{drawn / 1000:.2f} s, of the processor "
+        "drawn after navigation, empty cache": f"{drawn / 1000:.2f} s, of the processor "
         f"{1000 * worked:.0f} ms in the main thread",
         "tasks of more than 50 ms until then": f"{len(tasks)}, the longest "
         f"{max((each for _, each in tasks), default=0):.0f} ms",
-        "frames while news arrive": f"{len(frames)} in {options.seconds:.0f} s, median "
+        "frames during updates": f"{len(frames)} in {options.seconds:.0f} s, median "
         f"{statistics.median(frames):.1f} ms, 95 % in {frames[int(0.95 * len(frames))]:.1f} ms, "
         f"99 % within {frames[int(0.99 * len(frames))]:.1f} ms, longest {frames[-1]:.0f} ms; "
         f"{slow} over 50 ms",
-        "main thread": f"{1000 * busy / options.seconds:.0f} ms of processor time a second",
+        "main thread": f"{1000 * busy / options.seconds:.0f} ms of processor time per second",
     }
 
 
@@ -281,18 +286,20 @@ def _main_thread(devtools: CDPSession) -> float:
     return float(next(row["value"] for row in rows if row["name"] == "TaskDuration"))
 
 
-def measure_growth(page: Page, life: Life, options: Options) -> list[tuple[str, str, str, str]]:
-    """Heap after a collection, elements and listeners, as time passes."""
+def measure_growth(
+    page: Page, writer: JobWriter, options: Options
+) -> list[tuple[str, str, str, str]]:
+    """Return rows of time, heap after a collection, elements and listeners."""
     devtools = page.context.new_cdp_session(page)
-    found = []
-    with life.going_on(SOAK_RATE):
-        # what is kept has its limit: it is full before this counts
+    rows = []
+    with writer.writing(SOAK_RATE):
+        # Wait until the page holds its maximum number of entries.
         page.wait_for_timeout(1000 * max(60.0, 2000 / SOAK_RATE + 15))
         for part in range(5):
             if part:
                 page.wait_for_timeout(1000 * options.soak_seconds / 4)
-            found.append((f"{part * options.soak_seconds / 4:.0f} s", *_memory(devtools)))
-    return found
+            rows.append((f"{part * options.soak_seconds / 4:.0f} s", *_memory(devtools)))
+    return rows
 
 
 def _memory(devtools: CDPSession) -> tuple[str, str, str]:
@@ -316,25 +323,25 @@ def measure(options: Options) -> str:
         with running(settings, names=("ledger", "api")) as state:
             home = StackHome(settings.home_path)
             url, token = state.api_url, home.token() or ""
-            life = Life(_ledger(home, state), options)
-            life.begin()
+            writer = JobWriter(_ledger(home, state), options)
+            writer.write_history()
             with httpx.Client(
                 base_url=f"{url}/api/v1/",
                 headers={"Authorization": f"Bearer {token}"},
                 timeout=PATIENCE_SECONDS,
             ) as http:
-                answers = measure_api(http, life.job, psutil.Process(state.parts["api"].pid))
-            memory = _ledger(home, state).memory_usage(LedgerKeys(life.job).metrics, samples=0)
+                answers = measure_api(http, writer.job, psutil.Process(state.parts["api"].pid))
+            memory = _ledger(home, state).memory_usage(LedgerKeys(writer.job).metrics, samples=0)
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
                 page = browser.new_page(viewport={"width": 1440, "height": 900})
                 page.set_default_timeout(1000 * PATIENCE_SECONDS)
                 sign_in(page, url, token)
                 page.context.new_cdp_session(page).send("Network.clearBrowserCache")
-                shown = measure_page(page, url, life.job, life, options)
-                # events and log lines are what a page keeps most of
-                page.goto(f"{url}/jobs/{life.job}?tab=events")
-                growth = measure_growth(page, life, options)
+                shown = measure_page(page, url, writer.job, writer, options)
+                # The events page keeps the most entries.
+                page.goto(f"{url}/jobs/{writer.job}?tab=events")
+                growth = measure_growth(page, writer, options)
                 browser.close()
     return written(
         options, answers | {"points in the ledger": f"{memory / 1e6:.0f} MB"}, shown, growth

@@ -1,8 +1,8 @@
-"""What a worker waits for that reads CIFAR-10 in shards from an object store, over HTTP:
+"""Measure the waiting time of a worker that reads CIFAR-10 in shards over HTTP:
 
     python benchmarks/data.py
 
-The store is moto's server, in a process of its own on this machine. Needs
+The object store is moto's server in a separate process on this machine. Requires
 ``cifar10/data/cifar10.npz`` (``cifar10/prepare.py``). Writes ``results/data.md``.
 """
 
@@ -32,9 +32,9 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE / "cifar10" / "data" / "cifar10.npz"
 OUT = HERE / "results" / "data.md"
 BUCKET = "data"
-#: a window of four is a subtask
+#: Four shards hold one subtask.
 SHARDS = 200
-#: one worker of four; as long as a step of ResNet-8 takes
+#: One worker of four; the step time is that of ResNet-8.
 READING = Reading(
     workers=4,
     subtasks=50,
@@ -52,7 +52,7 @@ REPORT = """\
 The 50,000 pictures of CIFAR-10 in {shards} npz shards, over HTTP from a server on the same machine;
 one worker of {reading.workers}, an epoch of {reading.subtasks} subtasks, batches of
 {reading.batch_size}, {milliseconds:.0f} ms of training for each, {memory} MiB of memory for shards.
-Each way begins with empty caches.
+Each order starts with empty caches.
 
 |  |  |
 | --- | --- |
@@ -74,15 +74,15 @@ def main() -> None:
 
 @contextmanager
 def _store() -> Iterator[None]:
-    # not in this process, whose interpreter lock it would share with what is measured
+    # A separate process, because the measurement holds the interpreter lock of this one.
     fresh = multiprocessing.get_context("spawn")
-    hears, tells = fresh.Pipe(duplex=False)
-    server = fresh.Process(target=_serve, args=(tells,), daemon=True)
+    receiver, sender = fresh.Pipe(duplex=False)
+    server = fresh.Process(target=_serve, args=(sender,), daemon=True)
     server.start()
     try:
-        if not hears.poll(START_SECONDS):
+        if not receiver.poll(START_SECONDS):
             raise SystemExit(f"moto's server did not start within {START_SECONDS:g} s")
-        host, port = hears.recv()
+        host, port = receiver.recv()
         os.environ |= {
             "AWS_ENDPOINT_URL": f"http://{host}:{port}",
             "AWS_ALLOW_HTTP": "true",
@@ -96,12 +96,12 @@ def _store() -> Iterator[None]:
         server.join()
 
 
-def _serve(tells: Connection) -> None:
-    # else a line for each request
+def _serve(sender: Connection) -> None:
+    # Otherwise it logs a line for each request.
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    tells.send(server.get_host_and_port())
+    sender.send(server.get_host_and_port())
     signal.pause()
 
 

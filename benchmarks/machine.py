@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Description of the machine that figures were measured on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def describe() -> dict[str, str]:
-    """Name and value, in the order in which they are shown."""
+    """Return names and values in the order of the report."""
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return {
         "processor": _processor(),

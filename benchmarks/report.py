@@ -1,4 +1,4 @@
-"""The results as a document for people, and as JSON."""
+"""Report of the results, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 from contenders import OURS, Contender
 
-#: what is shown of our own runs besides updates per second: key, title, format
+#: Details of the runs of vcasgd: key, title, format.
 DETAILS = (
     ("exchanged_gb_per_s", "pushed and fetched, GB/s", "{:.2f}"),
     ("loopback_gb_per_s", "loopback from the cache, GB/s", "{:.2f}"),
-    ("wire_fraction", "part of that", "{:.2f}"),
+    ("wire_fraction", "fraction of that", "{:.2f}"),
     ("loopback_model_gb_per_s", "loopback through memory of a model, GB/s", "{:.2f}"),
-    ("wire_fraction_model", "part of that", "{:.2f}"),
+    ("wire_fraction_model", "fraction of that", "{:.2f}"),
     ("publishes_per_s", "publications /s", "{:.1f}"),
     ("fetches_per_s", "fetches /s", "{:.1f}"),
     ("p50_push_to_applied_ms", "push to applied, median, ms", "{:.0f}"),
@@ -29,10 +29,10 @@ DETAILS = (
 
 @dataclass(frozen=True)
 class Report:
-    """``results``: name of a contender → MiB → one dictionary for each run."""
+    """All results: contender's name → MiB → one dictionary per run."""
 
     facts: dict[str, str]
-    begun: float
+    started_at: float
     minutes: float
     command: str
     contenders: list[Contender]
@@ -43,7 +43,7 @@ class Report:
         return sorted({size for sizes in self.results.values() for size in sizes})
 
     def rates(self, name: str, size: int) -> list[float]:
-        """Updates per second of the runs that worked."""
+        """Return updates per second of the runs without errors."""
         runs = self.results.get(name, {}).get(size, [])
         return [run["updates_per_s"] for run in runs if "updates_per_s" in run]
 
@@ -57,10 +57,10 @@ class Report:
 
 
 def write(path: Path, report: Report) -> None:
-    """Writes ``<path>.md`` and ``<path>.json``."""
+    """Write ``<path>.md`` and ``<path>.json``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     value = {
-        "begun": report.begun,
+        "started_at": report.started_at,
         "minutes": round(report.minutes, 1),
         "command": report.command,
         "machine": report.facts,
@@ -71,13 +71,13 @@ def write(path: Path, report: Report) -> None:
 
 
 def _document(report: Report) -> Iterator[str]:
-    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.begun))
+    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.started_at))
     yield "# The store against its peers"
     yield ""
     yield (
         f"Written by `make bench` (`{report.command}`) on {date}, in {report.minutes:.1f} minutes."
-        " What is counted, and why that is fair, is in [the README](../README.md). Medians; the"
-        " runs of all took turns."
+        " [The README](../README.md) explains what is counted. Values are medians; the systems took"
+        " turns."
     )
     yield ""
     yield from _table(["", ""], ([name, value] for name, value in report.facts.items()))
@@ -105,8 +105,8 @@ def _comparison(report: Report, size: int) -> Iterator[str]:
         spread = f"{min(rates):.2f} – {max(rates):.2f} ({worked})"
         crossed = _crossed(runs, size)
         rows.append([one.title, f"{median:.2f}", spread, ratio, crossed, one.counted])
-    heads = ["", "updates/s", "least – most (runs)", "vcasgd float32 is",
-             "models over the loopback for each", "counted"]  # fmt: skip
+    heads = ["", "updates/s", "range (runs)", "vcasgd float32 is",
+             "models over the loopback per update", "counted"]  # fmt: skip
     yield from _table(heads, rows)
 
 
@@ -131,7 +131,7 @@ def _details(report: Report, size: int) -> Iterator[str]:
         for key, title, shape in DETAILS
     ]
     names = list(ours[0][1][0]["processes"])
-    for title, cell in (("resident, at most", _memory), ("processor seconds", _processor)):
+    for title, cell in (("peak resident memory", _memory), ("processor seconds", _processor)):
         rows += [[f"{name}: {title}", *(cell(runs, name) for _, runs in ours)] for name in names]
     yield from _table(["", *(one.title for one, _ in ours)], rows)
 
@@ -165,8 +165,8 @@ def _versions(report: Report) -> Iterator[str]:
             versions = run.get("versions", {})
         argv = " ".join(one.argv(report.sizes[-1], 6.0)[1:])
         command = argv.replace(str(Path(__file__).resolve().parent.parent) + "/", "")
-        told = ", ".join(f"{name} {version}" for name, version in versions.items())
-        rows.append([one.title, told, f"`{command}`"])
+        text = ", ".join(f"{name} {version}" for name, version in versions.items())
+        rows.append([one.title, text, f"`{command}`"])
     yield from _table(["", "versions", "command"], rows)
 
 

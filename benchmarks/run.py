@@ -1,8 +1,8 @@
-"""``make bench``: the store and its peers, measured in turns, and the results written down.
+"""``make bench``: measure the store and its peers in turns, and write a report.
 
     python benchmarks/run.py [--sizes 16 64] [--repetitions 3] [--seconds 6] [--only NAME …]
 
-Let nothing else run meanwhile. Writes ``benchmarks/results/store.md`` and ``store.json``.
+Stop other programs before you run it. Writes ``benchmarks/results/store.md`` and ``store.json``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from contenders import CONTENDERS, ENVIRONMENTS, Contender
 from vcasgd.fleet.providers.local.processes import MARKER, kill_all
 
 HERE = Path(__file__).resolve().parent
-#: for one run, from the start of its processes to their end
+#: Seconds for one run, from the start of its processes to their end.
 RUN_SECONDS = 180.0
-#: between two runs, for the sockets and the memory of the last one to be gone
+#: Seconds between two runs, to release sockets and memory.
 PAUSE_SECONDS = 0.5
-#: torch is large, and its newest version brings libraries for GPUs
+#: Pins torch, because newer versions bring large GPU libraries.
 CONSTRAINTS = "torch==2.13.0\n"
 
 
@@ -55,13 +55,13 @@ def options() -> Options:
 
 
 def prepare(contenders: list[Contender]) -> dict[str, str]:
-    """Makes the virtual environments that are missing; why some could not be made."""
+    """Create missing virtual environments, and return the errors by environment."""
     problems: dict[str, str] = {}
     for environment in sorted({one.environment for one in contenders} - {""}):
         one = next(each for each in contenders if each.environment == environment)
         stamp = ENVIRONMENTS / environment / ".installed"
-        wanted = one.requirements.read_text()
-        if stamp.exists() and stamp.read_text() == wanted:
+        requirements = one.requirements.read_text()
+        if stamp.exists() and stamp.read_text() == requirements:
             continue
         print(f"installing {environment}", flush=True)
         venv.create(ENVIRONMENTS / environment, with_pip=True, clear=True)
@@ -69,12 +69,12 @@ def prepare(contenders: list[Contender]) -> dict[str, str]:
         if problem:
             problems[environment] = problem
         else:
-            stamp.write_text(wanted)
+            stamp.write_text(requirements)
     return problems
 
 
 def install(contender: Contender) -> str:
-    """The last line of what pip says where it fails, else nothing."""
+    """Install a contender, and return the last line of pip's error, or an empty string."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write(CONSTRAINTS)
         constraints.flush()
@@ -88,7 +88,7 @@ def install(contender: Contender) -> str:
 
 
 def run_once(contender: Contender, size_mb: int, seconds: float) -> dict[str, Any]:
-    """The figures of one run, or ``{"error": …}``. Nothing of it is left afterwards."""
+    """Return the figures of one run, or ``{"error": …}``, and clean up."""
     mark = f"benchmark:{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="vcb-", dir="/tmp") as folder:
         errors = Path(folder) / "stderr"
@@ -103,16 +103,16 @@ def run_once(contender: Contender, size_mb: int, seconds: float) -> dict[str, An
         try:
             output, _ = process.communicate(timeout=RUN_SECONDS)
         except subprocess.TimeoutExpired:
-            return {"error": f"not over after {RUN_SECONDS:.0f} s"}
+            return {"error": f"did not end within {RUN_SECONDS:.0f} s"}
         finally:
             process.kill()
             process.wait()
             kill_all(mark, None)
-        return figures_in(output) or {"error": last_words(errors)}
+        return figures_in(output) or {"error": last_line(errors)}
 
 
 def figures_in(output: bytes) -> dict[str, Any] | None:
-    """The last line that is a JSON object; libraries print too."""
+    """Return the last line that is a JSON object; libraries print other lines."""
     for line in reversed(output.decode(errors="replace").splitlines()):
         if line.startswith("{"):
             figures: dict[str, Any] = json.loads(line)
@@ -120,18 +120,18 @@ def figures_in(output: bytes) -> dict[str, Any] | None:
     return None
 
 
-def last_words(errors: Path) -> str:
+def last_line(errors: Path) -> str:
     lines = errors.read_text(errors="replace").strip().splitlines()
     return lines[-1][:500] if lines else "it printed nothing"
 
 
 def main() -> int:
     opts = options()
-    # so that what runs is killed then, too
+    # Exit normally, so that the current run is killed too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     contenders = [one for one in CONTENDERS if not opts.only or one.name in opts.only]
     problems = prepare(contenders)
-    facts, begun = machine.describe(), time.time()
+    facts, started_at = machine.describe(), time.time()
     results: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for repetition in range(opts.repetitions):
         for size in opts.sizes:
@@ -149,8 +149,8 @@ def main() -> int:
                 time.sleep(PAUSE_SECONDS)
     report.write(opts.out, report.Report(
         facts=facts,
-        begun=begun,
-        minutes=(time.time() - begun) / 60,
+        started_at=started_at,
+        minutes=(time.time() - started_at) / 60,
         command=f"python benchmarks/run.py {' '.join(sys.argv[1:])}".strip(),
         contenders=contenders,
         results={name: dict(sizes) for name, sizes in results.items()},

@@ -1,4 +1,4 @@
-"""One run of the experiment: a row's settings, a seed, and what came of it."""
+"""Rows of the experiment, and one run of a row with a seed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from vcasgd.task.task import load_task
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows.yaml"
 TRACES = HERE / "traces"
-#: modelled: of an average machine
+#: Simulated training time of an average machine.
 SECONDS_PER_SAMPLE = 0.0005
 
 
 @dataclass(frozen=True)
 class Row:
-    """``job``: fields of a job; ``args``: of the task. ``trace``: when machines are there, and how
-    many times ``faster`` than it was recorded; ``spread``: of their times."""
+    """Settings of one row.
+
+    ``args`` are arguments of the task. ``trace`` is a history of machines that is replayed
+    ``faster`` times as fast as recorded; ``spread`` is the variation of training times.
+    """
 
     name: str
     group: str
@@ -43,7 +46,7 @@ class Row:
     seeds: tuple[int, ...] = (0,)
 
     def settings(self) -> dict[str, Any]:
-        """All that decides about the outcome, as JSON has it."""
+        """Return all settings that affect the outcome, as JSON values."""
         left_out = {"working_dir", "seed"}
         spec = self.spec(0).model_dump(mode="json", exclude=left_out, exclude_defaults=True)
         machines = [self.workers, self.trace, self.faster, self.spread]
@@ -72,12 +75,12 @@ class Row:
 
 
 def read_rows(path: Path = ROWS) -> dict[str, Row]:
-    """All rows by name; ``defaults`` of their arguments come first in the file."""
+    """Read all rows by name; the file starts with the ``defaults`` of their arguments."""
     content = yaml.safe_load(path.read_text())
     args = content.pop("defaults")
     rows = {}
-    for group, given in content.items():
-        for name, fields in given.items():
+    for group, members in content.items():
+        for name, fields in members.items():
             more = {**fields, "args": {**args, **fields.get("args", {})}}
             seeds = tuple(more.pop("seeds", (0,)))
             rows[name] = Row(name, group, seeds=seeds, **more)
@@ -85,7 +88,7 @@ def read_rows(path: Path = ROWS) -> dict[str, Row]:
 
 
 def run(row: Row, seed: int, *, on_point: Callable[[Point], None]) -> dict[str, Any]:
-    """Trains to the end; the outcome as plain data."""
+    """Train to the end, and return the outcome as plain data."""
     torch.set_num_threads(1)
     spec = row.spec(seed)
     started = time.monotonic()

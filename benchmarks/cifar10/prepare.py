@@ -1,7 +1,7 @@
-"""``python prepare.py cifar-10-python.tar.gz``: the published archive as ``data/cifar10.npz``.
+"""Convert the published CIFAR-10 archive: ``python prepare.py cifar-10-python.tar.gz``.
 
-The archive is at https://www.cs.toronto.edu/~kriz/cifar.html. Its parts are pickles, so its digest
-is compared with the published one first.
+Writes ``data/cifar10.npz``. The archive is at https://www.cs.toronto.edu/~kriz/cifar.html. It
+contains pickles, so its digest is compared with the published one first.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MD5 = "c58f30108f718f92721af3b95e74349a"
 
 
 def main(archive: Path) -> None:
-    found = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
-    if found != MD5:
-        sys.exit(f"{archive} is not the published archive: its MD5 is {found}, not {MD5}")
+    digest = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
+    if digest != MD5:
+        sys.exit(f"{archive} is not the published archive: its MD5 is {digest}, not {MD5}")
     with tarfile.open(archive) as tar:
         parts = {Path(each.name).name: each for each in tar.getmembers() if each.isfile()}
         train = [_part(tar, parts[f"data_batch_{nth}"]) for nth in range(1, 6)]
@@ -40,7 +40,7 @@ def main(archive: Path) -> None:
 
 
 def _part(tar: tarfile.TarFile, member: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Pictures uint8 ``[n, 32, 32, 3]`` and labels uint8 ``[n]``."""
+    """Return pictures uint8 ``[n, 32, 32, 3]`` and labels uint8 ``[n]``."""
     file = tar.extractfile(member)
     assert file is not None
     part = pickle.load(file, encoding="bytes")

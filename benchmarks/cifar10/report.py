@@ -1,8 +1,7 @@
-"""Tables and plots of the outcomes that ``run.py`` has kept, into ``docs/experiments/cifar10.md``.
+"""Write tables and plots of the outcomes of ``run.py`` to ``docs/experiments/cifar10.md``.
 
-Each table stands between ``<!-- rows: GROUP -->`` and ``<!-- end -->``, or, with the best row of
-each rule, between ``<!-- best: GROUP -->`` and that. They are written anew; the words around them
-are written by hand.
+A table goes between ``<!-- rows: GROUP -->`` and ``<!-- end -->``. A table with the best row of
+each rule goes between ``<!-- best: GROUP -->`` and ``<!-- end -->``. The text around them is kept.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from matplotlib import pyplot as plt
 from run import read_runs
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "experiments" / "cifar10.md"
-#: the same bytes for the same numbers
+#: Makes plots reproducible byte by byte.
 STYLE = {"svg.hashsalt": "vcasgd", "svg.fonttype": "none", "font.size": 9, "figure.figsize": (7, 4)}
 
-Kept = list[tuple[Row, list[dict[str, Any]]]]
+Runs = list[tuple[Row, list[dict[str, Any]]]]
 
 
 def main() -> None:
@@ -34,7 +33,7 @@ def main() -> None:
     DOCUMENT.write_text(
         re.sub(
             r"(<!-- (rows|best): ([\w-]+) -->\n).*?(<!-- end -->)",
-            lambda found: found[1] + TABLES[found[2]](found[3], rows) + found[4],
+            lambda match: match[1] + TABLES[match[2]](match[3], rows) + match[4],
             text,
             flags=re.DOTALL,
         )
@@ -45,7 +44,7 @@ def main() -> None:
         _plot("workers", rows, "seconds")
 
 
-def _table(group: str, rows: Kept) -> str:
+def _table(group: str, rows: Runs) -> str:
     lines = [
         "| row | what | accuracy, % | seeds | staleness | pushed, MB | machines lost |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -65,39 +64,39 @@ def _table(group: str, rows: Kept) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _best(group: str, rows: Kept) -> str:
-    of_rule: dict[str, Kept] = {}
+def _best(group: str, rows: Runs) -> str:
+    of_rule: dict[str, Runs] = {}
     for row, runs in rows:
         if row.group == group:
             of_rule.setdefault(row.update["rule"], []).append((row, runs))
-    ranked = [sorted(each, key=_ended, reverse=True) for each in of_rule.values()]
+    ranked = [sorted(each, key=_final, reverse=True) for each in of_rule.values()]
     lines = [
         "| rule | at its best | accuracy, % | its other settings |",
         "| --- | --- | --- | --- |",
     ]
-    for best, *others in sorted(ranked, key=lambda each: _ended(each[0]), reverse=True):
-        rest = ", ".join(f"{_ended(each):.2f}" for each in others)
+    for best, *others in sorted(ranked, key=lambda each: _final(each[0]), reverse=True):
+        rest = ", ".join(f"{_final(each):.2f}" for each in others)
         row = best[0]
-        lines.append(f"| `{row.update['rule']}` | {row.about} | {_ended(best):.2f} | {rest} |")
+        lines.append(f"| `{row.update['rule']}` | {row.about} | {_final(best):.2f} | {rest} |")
     return "\n".join(lines) + "\n"
 
 
 TABLES = {"rows": _table, "best": _best}
 
 
-def _ended(kept: tuple[Row, list[dict[str, Any]]]) -> float:
-    """Per cent, the mean of all seeds."""
-    return mean(100 * run["points"][-1]["metrics"]["accuracy"] for run in kept[1])
+def _final(entry: tuple[Row, list[dict[str, Any]]]) -> float:
+    """Return the final accuracy in percent, the mean over all seeds."""
+    return mean(100 * run["points"][-1]["metrics"]["accuracy"] for run in entry[1])
 
 
 def _accuracy(runs: list[dict[str, Any]]) -> str:
-    found = [100 * run["points"][-1]["metrics"]["accuracy"] for run in runs]
-    if len(found) == 1:
-        return f"{found[0]:.2f}"
-    return f"**{mean(found):.2f}** ({min(found):.2f} – {max(found):.2f})"
+    accuracies = [100 * run["points"][-1]["metrics"]["accuracy"] for run in runs]
+    if len(accuracies) == 1:
+        return f"{accuracies[0]:.2f}"
+    return f"**{mean(accuracies):.2f}** ({min(accuracies):.2f} – {max(accuracies):.2f})"
 
 
-def _plot(group: str, rows: Kept, axis: str) -> None:
+def _plot(group: str, rows: Runs, axis: str) -> None:
     figure, axes = plt.subplots()
     chosen = [(row, runs) for row, runs in rows if row.group == group]
     for (row, runs), line in zip(chosen, cycle(["-", "--", ":", "-."]), strict=False):
@@ -108,7 +107,7 @@ def _plot(group: str, rows: Kept, axis: str) -> None:
             line,
             label=row.name,
         )
-    axes.set_xlabel("samples trained" if axis == "samples" else "seconds, modelled")
+    axes.set_xlabel("samples trained" if axis == "samples" else "seconds, simulated")
     axes.set_ylabel("validation accuracy, %")
     axes.grid(alpha=0.3)
     axes.legend()

@@ -1,6 +1,6 @@
-"""CIFAR-10: 50,000 small colour pictures of ten kinds to train on, 10,000 to validate.
+"""CIFAR-10 task: 50,000 small color pictures of ten classes to train on, 10,000 to validate.
 
-A residual network for 32×32 pictures (He 2015, arXiv 1512.03385, section 4.2) of depth 6n + 2,
+Uses a residual network for 32×32 pictures (He 2015, arXiv 1512.03385, section 4.2) of depth 6n + 2,
 with the usual augmentation: a random crop of the picture padded by 4, and a flip.
 """
 
@@ -28,10 +28,12 @@ DEVIATION = torch.tensor([0.2470, 0.2435, 0.2616])
 
 
 class Cifar10(vcasgd.Task):
-    """``warm_up``: the share of the job in which the learning rate rises in a straight line;
-    after it the rate falls to 0 along a cosine (Loshchilov 2016, arXiv 1608.03983). ``pixels``:
-    32, or 16 to search for settings in less time. ``compiled``: by torch.compile, which needs a
-    C++ compiler."""
+    """CIFAR-10 with a ResNet.
+
+    The learning rate rises linearly during the fraction ``warm_up`` of the job, and then falls to
+    0 along a cosine (Loshchilov 2016, arXiv 1608.03983). ``pixels`` is 32, or 16 to search for
+    settings in less time. ``compiled`` uses torch.compile, which needs a C++ compiler.
+    """
 
     evaluation_batch_size = 1000
 
@@ -70,7 +72,7 @@ class Cifar10(vcasgd.Task):
         return Pictures(*load(self.data, part, self.pixels), self.pixels, split)
 
     def collate(self, samples: Any) -> Any:
-        return samples  # Pictures gives whole batches
+        return samples  # Pictures returns whole batches.
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return torch.optim.SGD(
@@ -106,8 +108,10 @@ class Cifar10(vcasgd.Task):
 
 
 class ResNet(nn.Module):
-    """Three stages of n = (depth − 2)/6 blocks, of 16, 32 and 64 channels; shortcuts without
-    parameters (option A of the paper)."""
+    """Residual network with three stages of n = (depth − 2)/6 blocks.
+
+    The stages have 16, 32 and 64 channels; shortcuts have no parameters (option A of the paper).
+    """
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -155,8 +159,11 @@ def _convolution(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
 
 
 class Pictures(Dataset[Batch]):
-    """All pictures in memory as bytes; normalised as they are asked for, a batch at a time, and
-    those of the training split cropped and flipped by torch's random numbers."""
+    """Data set with all pictures in memory as bytes.
+
+    Batches are normalized on access. Those of the training split are randomly cropped and flipped
+    with torch's generator.
+    """
 
     def __init__(self, pictures: Tensor, labels: Tensor, pixels: int, split: str) -> None:
         self.pictures, self.labels = pictures, labels
@@ -179,22 +186,25 @@ class Pictures(Dataset[Batch]):
             flipped = torch.rand(len(chosen), 1) < 0.5
             columns = torch.where(flipped, columns.flip(1), columns)
         pixels = self.pictures[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
-        # channels come last in memory already
+        # Channels are last in memory already.
         normal = pixels.to(torch.float32).div_(255).sub_(MEAN).div_(DEVIATION).permute(0, 3, 1, 2)
         return normal, self.labels[chosen]
 
 
 @lru_cache(maxsize=2)
 def load(path: str, part: str, pixels: int) -> tuple[Tensor, Tensor]:
-    """Pictures uint8 ``[n, 40, 40, 3]``, padded by 4 with the mean colour, or, where ``pixels`` is
-    16, half of that, and labels int64 ``[n]``, of ``"train"`` or ``"test"``."""
+    """Load pictures and labels of ``"train"`` or ``"test"``.
+
+    Pictures are uint8 ``[n, 40, 40, 3]``, padded by 4 with the mean color; if ``pixels`` is 16,
+    half of that. Labels are int64 ``[n]``.
+    """
     with np.load(path) as arrays:
         pictures, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
     padded = np.empty((len(pictures), 40, 40, 3), np.uint8)
     padded[:] = (MEAN * 255).round().to(torch.uint8).numpy()
     padded[:, 4:36, 4:36] = pictures
-    found = torch.from_numpy(padded)
+    images = torch.from_numpy(padded)
     if pixels == 16:
-        pooled = F.avg_pool2d(found.permute(0, 3, 1, 2).float(), 2).round()
-        found = pooled.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
-    return found, torch.from_numpy(labels.astype(np.int64))
+        pooled = F.avg_pool2d(images.permute(0, 3, 1, 2).float(), 2).round()
+        images = pooled.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    return images, torch.from_numpy(labels.astype(np.int64))

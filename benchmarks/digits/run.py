@@ -1,9 +1,9 @@
-"""What a field of a job does to the digits: the job of examples/digits, simulated, over some seeds.
+"""Simulate the job of examples/digits with different fields, over several seeds.
 
     python benchmarks/digits/run.py "{optimizer_state: reset}" "{optimizer_state: keep}"
 
 Each argument is a row: fields of the job, as YAML. Learners, encodings and blending are real, three
-workers take turns, and the same seed gives the same result.
+workers are simulated, and the same seed gives the same result.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "job.yaml"
 
 
 def spec_of(row: str, epochs: int, seed: int) -> JobSpec:
-    """The example's job with the fields of a row."""
-    given: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    given |= {"working_dir": str(EXAMPLE.parent), "epochs": epochs, "seed": seed}
-    given |= yaml.safe_load(row)
-    return JobSpec.parse(given)
+    """Return the example's job with the fields of a row."""
+    fields: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    fields |= {"working_dir": str(EXAMPLE.parent), "epochs": epochs, "seed": seed}
+    fields |= yaml.safe_load(row)
+    return JobSpec.parse(fields)
 
 
 def run(row: str, epochs: int, seed: int, workers: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""What all peers' scripts share: their arguments, and the one line of JSON that they print.
+"""Arguments and output of the scripts of all peers.
 
 Standard library only: each script runs in its peer's own virtual environment.
 """
@@ -19,14 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-#: not counted: connections, buffers, and whatever a peer does at its first exchange
+#: Uncounted time and rounds, for connections and buffers.
 WARM_UP_SECONDS = 1.0
 WARM_UP_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Options:
-    """``floats``: length of the float32 vector."""
+    """Command-line options of a peer's script."""
 
     size_mb: int
     workers: int
@@ -36,6 +36,7 @@ class Options:
 
     @property
     def floats(self) -> int:
+        """Length of the float32 vector."""
         return self.size_mb * (1 << 20) // 4
 
 
@@ -51,7 +52,7 @@ def options(description: str) -> Options:
 
 @contextmanager
 def others(opts: Options, script: str, address: str, number: int) -> Iterator[None]:
-    """So many processes of the same script with ``--join``; killed at the end."""
+    """Run ``number`` processes of the same script with ``--join``, and kill them at the end."""
     argv = [sys.executable, script, "--size-mb", str(opts.size_mb), "--join", address,
             "--workers", str(opts.workers)]  # fmt: skip
     processes = [subprocess.Popen(argv, start_new_session=True) for _ in range(number)]
@@ -59,14 +60,14 @@ def others(opts: Options, script: str, address: str, number: int) -> Iterator[No
         yield
     finally:
         for process in processes:
-            # with all that it started
+            # The group includes all processes that it started.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 def loopback_bytes() -> int:
-    """Bytes that this machine's loopback interface has carried, for whomever."""
+    """Return the bytes that this machine's loopback interface has carried."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name.strip() == "lo":
@@ -76,7 +77,7 @@ def loopback_bytes() -> int:
 
 @dataclass
 class Count:
-    """``done`` updates at a time; ``bytes`` over the loopback interface until then."""
+    """Number of updates and bytes over the loopback interface at a moment."""
 
     done: int
     at: float
@@ -90,9 +91,9 @@ class Count:
 def measure(
     turn: Callable[[], object], counted: Callable[[], Count], seconds: float
 ) -> dict[str, Any]:
-    """Calls ``turn`` for the warm-up and then for ``seconds``; the rate is between the counts."""
-    begun, turns = time.monotonic(), 0
-    while turns < WARM_UP_ROUNDS or time.monotonic() < begun + WARM_UP_SECONDS:
+    """Call ``turn`` for the warm-up and then for ``seconds``, and return the rate."""
+    started, turns = time.monotonic(), 0
+    while turns < WARM_UP_ROUNDS or time.monotonic() < started + WARM_UP_SECONDS:
         turn()
         turns += 1
     first = counted()
@@ -111,6 +112,6 @@ def rate(first: Count, last: Count) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any], packages: list[str], **notes: Any) -> None:
-    """Prints the line."""
+    """Print the result as one line of JSON."""
     versions = {name: version(name) for name in packages}
     print(json.dumps({**figures, "versions": versions, "notes": notes}), flush=True)

@@ -1,12 +1,11 @@
-"""Flower: rounds of federated averaging over gRPC, with clients that have nothing to learn.
+"""Flower: rounds of federated averaging over gRPC, with clients that don't train.
 
 https://flower.ai/docs/framework/
 
-A server with the strategy ``FedAvg`` and ``NumPyClient`` processes, through ``start_server``
-and ``start_numpy_client``: the functions for a server and clients without the deployment
-engine around them, which adds a database and more processes to each message. A round sends
-the parameters to all clients, each returns as many, and the server averages them. So a round
-of two clients is counted as two updates.
+A server with the strategy ``FedAvg`` and ``NumPyClient`` processes, started with ``start_server``
+and ``start_numpy_client``. These functions run without the deployment engine, which adds a
+database and more processes to each message. A round sends the parameters to all clients, each
+returns as many, and the server averages them. A round of two clients counts as two updates.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from flwr.server.strategy import FedAvg
 
 from common import WARM_UP_ROUNDS, WARM_UP_SECONDS, Count, options, others, rate, show
 
-#: above any model that is measured here; the default is 512 MiB
+#: Larger than any measured model; the default is 512 MiB.
 MESSAGE_BYTES = (1 << 31) - 1
 
 
 class Idle(NumPyClient):
-    """Returns the same parameters each time."""
+    """Client that returns the same parameters each time."""
 
     def __init__(self, floats: int) -> None:
         self._vector = np.random.default_rng(0).standard_normal(floats, np.float32)
@@ -41,12 +40,12 @@ class Idle(NumPyClient):
         return [self._vector], 1, {}
 
 
-class Enough(Exception):
-    """The time is over."""
+class Finished(Exception):
+    """Raised when the measurement is complete."""
 
 
 class Counted(FedAvg):
-    """Federated averaging that looks at the clock after each round."""
+    """Federated averaging that counts rounds and stops after ``seconds``."""
 
     def __init__(self, floats: int, clients: int, seconds: float) -> None:
         super().__init__(
@@ -56,7 +55,7 @@ class Counted(FedAvg):
             initial_parameters=ndarrays_to_parameters([np.zeros(floats, np.float32)]),
         )
         self._clients, self._seconds = clients, seconds
-        self._begun, self._rounds = time.monotonic(), 0
+        self._started, self._rounds = time.monotonic(), 0
         self.first: Count | None = None
         self.last: Count | None = None
 
@@ -65,13 +64,13 @@ class Counted(FedAvg):
         averaged = super().aggregate_fit(server_round, results, failures)
         now = Count.of(server_round * self._clients)
         if server_round == 1:
-            self._begun = now.at
+            self._started = now.at
         if self.first is None:
-            if server_round > WARM_UP_ROUNDS and now.at > self._begun + WARM_UP_SECONDS:
+            if server_round > WARM_UP_ROUNDS and now.at > self._started + WARM_UP_SECONDS:
                 self.first = now
         elif now.at > self.first.at + self._seconds:
             self.last = now
-            raise Enough
+            raise Finished
         return averaged
 
 
@@ -92,7 +91,7 @@ def main() -> None:
         return
     address = f"127.0.0.1:{free_port()}"
     strategy = Counted(opts.floats, opts.workers, opts.seconds)
-    with others(opts, __file__, address, opts.workers), suppress(Enough):
+    with others(opts, __file__, address, opts.workers), suppress(Finished):
         start_server(
             server_address=address,
             config=ServerConfig(num_rounds=1_000_000),
@@ -104,7 +103,7 @@ def main() -> None:
     figures = rate(strategy.first, strategy.last)
     rounds = figures["updates_per_s"] / opts.workers
     show(figures, ["flwr", "numpy"], rounds_per_s=rounds, updates_per_round=opts.workers)
-    # the server's threads would wait for the clients
+    # The server's threads would wait for the clients.
     os._exit(0)
 
 

@@ -2,13 +2,12 @@
 
 https://learning-at-home.readthedocs.io/en/latest/modules/averaging.html
 
-Each peer is a process with a DHT node and an averager of its own, as on machines of their own;
-their bytes go through hivemind's p2p daemons. Nothing is compressed, nothing is learned. All
-peers call ``step`` again and again. One round averages the vectors of all peers, and each
-peer's vector is in the result, so a round of two peers is counted as two updates.
+Each peer is a process with its own DHT node and averager, as on separate machines; their bytes go
+through hivemind's p2p daemons. There is no compression and no training. All peers call ``step``
+repeatedly. One round averages the vectors of all peers, and each peer's vector is in the result,
+so a round of two peers counts as two updates.
 
-A group is complete, and starts, when all peers are there; everything else is as it is by
-default.
+A group is complete when it has all peers; all other settings have their defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hivemind.averaging.partition import AllreduceException
 
 from common import Count, measure, options, others, show
 
-#: for one round, the search for the group included
+#: Seconds for one round, including the search for the group.
 ROUND_SECONDS = 20.0
 
 
@@ -29,7 +28,7 @@ class Peer:
     """One averager and the number of its rounds."""
 
     def __init__(self, floats: int, peers: int, initial: list[str]) -> None:
-        # several peers share the processors of one machine
+        # The peers share the processors of one machine.
         torch.set_num_threads(1)
         self.dht = hivemind.DHT(
             initial_peers=initial, host_maddrs=["/ip4/127.0.0.1/tcp/0"], start=True
@@ -63,7 +62,7 @@ def main() -> None:
     opts = options(__doc__ or "")
     peer = Peer(opts.floats, opts.workers, [opts.join] if opts.join else [])
     while opts.join:
-        peer.step()  # until it is killed
+        peer.step()  # The parent kills this process.
     address = str(peer.dht.get_visible_maddrs()[0])
     with others(opts, __file__, address, opts.workers - 1):
         figures = measure(peer.step, lambda: Count.of(peer.rounds * opts.workers), opts.seconds)

@@ -1,17 +1,16 @@
-"""Ray: the asynchronous parameter server of Ray's documentation, with a model that is a vector.
+"""Ray: the asynchronous parameter server of Ray's documentation, with a vector as the model.
 
 https://docs.ray.io/en/latest/ray-core/examples/plot_parameter_server.html
 
 The loop is the documented one: the driver waits for any gradient, passes its reference to
 ``apply_gradients`` of the parameter server, and the reference to the weights that this returns
-to ``compute_gradients`` of the worker whose gradient it was. What is left out is the learning:
-a worker returns the same gradient each time. NumPy arrays are read from Ray's object store
+to ``compute_gradients`` of the worker that computed the gradient. There is no training: a worker
+returns the same gradient each time. NumPy arrays are read from Ray's object store
 without a copy, and the parameter server adds in place.
 
-Each worker is on a Ray node of its own, the parameter server on another one: a node has its own
-object store, so gradients and weights travel through a TCP connection between two nodes, as
-between machines. With ``--shared`` all are on one node and share its memory; this is not what
-a cluster can do.
+Each worker and the parameter server run on separate Ray nodes. A node has its own object store,
+so gradients and weights travel through a TCP connection between two nodes, as between machines.
+With ``--shared``, all run on one node and share its memory, which a cluster can't do.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class ParameterServer:
         return self._weights
 
     def applied(self) -> tuple[int, float]:
-        """How many, and when the last one was."""
+        """Return the number of applied gradients and the time of the last one."""
         return self._applied, self._at
 
 
@@ -62,7 +61,7 @@ class Worker:
 
 
 def start_cluster(workers: int, *, shared: bool) -> Cluster:
-    """One node for the server and one for each worker, or one for all of them."""
+    """Start one node for the server and one per worker, or one node for all of them."""
     names = {f"worker-{number}": 1 for number in range(workers)}
     head = {
         "num_cpus": 1 + (workers if shared else 0),
@@ -82,7 +81,7 @@ def start_cluster(workers: int, *, shared: bool) -> Cluster:
 def main() -> None:
     opts = options(__doc__ or "")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # its logs go with the other temporary files
+    # Ray writes its logs to the temporary folder of the run.
     os.environ["RAY_TMPDIR"] = tempfile.gettempdir()
     cluster = start_cluster(opts.workers, shared=opts.shared)
     try:

@@ -2,10 +2,9 @@
 
 https://docs.pytorch.org/torchft/
 
-Each replica group is one process with a manager of its own. A step is what torchft's examples
-do in each training step: start a quorum, all-reduce the vector, ask whether to commit. Nothing
-is learned. A step averages the vectors of all groups, so a step of two groups is counted as
-two updates.
+Each replica group is one process with its own manager. A step does what torchft's examples do in
+each training step: start a quorum, all-reduce the vector, and vote on the commit. There is no
+training. A step averages the vectors of all groups, so a step of two groups counts as two updates.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ STEP_TIMEOUT = timedelta(seconds=30)
 
 
 class Replica:
-    """One replica group, and how many of its steps were committed."""
+    """One replica group with its number of committed steps."""
 
     def __init__(self, floats: int, groups: int, lighthouse: str) -> None:
-        # several groups share the processors of one machine
+        # The groups share the processors of one machine.
         torch.set_num_threads(1)
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._vector = torch.randn(floats)
@@ -36,7 +35,7 @@ class Replica:
             load_state_dict=lambda _state: None,
             state_dict=dict,
             min_replica_size=groups,
-            # all groups begin with the same, so nobody has to be healed
+            # All groups start with the same state, so none needs recovery.
             init_sync=False,
             use_async_quorum=False,
             timeout=STEP_TIMEOUT,
@@ -64,7 +63,7 @@ def main() -> None:
     if opts.join:
         replica = Replica(opts.floats, opts.workers, opts.join)
         while True:
-            replica.step()  # until it is killed
+            replica.step()  # The parent kills this process.
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0", min_replicas=opts.workers, join_timeout_ms=100, quorum_tick_ms=10
     )
@@ -74,7 +73,7 @@ def main() -> None:
         figures = measure(replica.step, lambda: Count.of(replica.committed), opts.seconds)
         steps = figures["updates_per_s"] / opts.workers
         show(figures, ["torchft", "torch"], steps_per_s=steps, updates_per_step=replica.groups)
-    # its threads would wait for the other groups
+    # The threads of the manager would wait for the other groups.
     os._exit(0)
 
 

@@ -1,9 +1,9 @@
-"""What one hop costs, and how the sizes of the kernel's buffers change it.
+"""Measure the cost of one hop with different sizes of the kernel's buffers.
 
-python benchmarks/profile/wire_buffers.py > benchmarks/profile/<date>-wire-buffers.txt
+    python benchmarks/profile/wire_buffers.py
 
-64 MiB in strings of 1 MiB, one client, through ``vcasgd.store.bulk``; the best of three rounds.
-Let nothing else run meanwhile.
+One client moves 64 MiB in strings of 1 MiB through ``vcasgd.store.bulk``; the best of three rounds
+counts. Stop other programs before you run it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from vcasgd.bench.command import app
 from vcasgd.learning.encodings import CODECS
 
 
-def test_every_codec_is_measured() -> None:
+def test_bench_codecs_measures_every_codec() -> None:
     result = CliRunner().invoke(app, ["codecs", "--size-mb", "1", "--seconds", "0.01", "--json"])
 
     assert result.exit_code == 0
@@ -35,7 +35,7 @@ def test_every_codec_is_measured() -> None:
     assert all(each["encode_gb_s"] > 0 and each["decode_gb_s"] > 0 for each in figures.values())
 
 
-def test_the_table() -> None:
+def test_bench_codecs_prints_a_table() -> None:
     result = CliRunner().invoke(app, ["codecs", "--size-mb", "1", "--seconds", "0.01"])
 
     assert result.exit_code == 0

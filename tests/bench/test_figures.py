@@ -1,4 +1,4 @@
-"""What a measurement counts with."""
+"""Counters and gauges of a measurement."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from vcasgd.bench.copies import copies, copies_per_update
 from vcasgd.bench.gauges import Gauge
 from vcasgd.bench.tally import DELAYS, Tally
 
 
-def test_a_tally_is_seen_from_another_mapping(tmp_path: Path) -> None:
+def test_tally_is_shared_between_mappings(tmp_path: Path) -> None:
     # Given a tally that one process writes
-    written = Tally(tmp_path / "tally", create=True)
+    writer = Tally(tmp_path / "tally", create=True)
     assert (tmp_path / "tally").stat().st_size == Tally.SIZE
-    seen = Tally(tmp_path / "tally")
-    assert (seen.fetched, seen.applied, seen.baseline) == (0, 0, 0)
+    reader = Tally(tmp_path / "tally")
+    assert (reader.fetched, reader.applied, reader.baseline) == (0, 0, 0)
 
     # When it counts
-    written.note_baseline(5)
-    written.note_fetched(0.25)
+    writer.note_baseline(5)
+    writer.note_fetched(0.25)
     for seconds in (0.5, 0.25, 0.125):
-        written.note_applied(seconds)
+        writer.note_applied(seconds)
 
-    # Then the other one sees it
-    assert (seen.fetched, seen.applied, seen.baseline) == (0.25, 3, 5)
-    assert seen.delays(since=1).tolist() == [0.25, 0.125]
-    assert seen.delays(since=3).tolist() == []
+    # Then the other mapping has the same values
+    assert (reader.fetched, reader.applied, reader.baseline) == (0.25, 3, 5)
+    assert reader.delays(since=1).tolist() == [0.25, 0.125]
+    assert reader.delays(since=3).tolist() == []
 
 
-def test_a_tally_forgets_the_oldest_delays(tmp_path: Path) -> None:
+def test_tally_drops_the_oldest_delays(tmp_path: Path) -> None:
     tally = Tally(tmp_path / "tally", create=True)
 
     for number in range(DELAYS + 2):
@@ -41,7 +40,7 @@ def test_a_tally_forgets_the_oldest_delays(tmp_path: Path) -> None:
     assert (tmp_path / "tally").stat().st_size == Tally.SIZE
 
 
-def test_the_slope_is_that_of_the_second_half() -> None:
+def test_slope_uses_the_second_half_of_the_samples() -> None:
     # Given memory that grows at first, and by 10 bytes a second later
     samples = [(float(at), 1000 * at) for at in range(10)]
     samples += [(10.0 + at, 9000 + 10 * at) for at in range(10)]
@@ -52,10 +51,5 @@ def test_the_slope_is_that_of_the_second_half() -> None:
     assert (gauge.smallest, gauge.largest) == (0, 9090)
 
 
-def test_one_sample_has_no_slope() -> None:
+def test_slope_of_one_sample_is_zero() -> None:
     assert Gauge(pid=1, baseline=0, samples=[(0.0, 5)]).slope() == 0.0
-
-
-def test_an_encoding_that_shares_memory_saves_copies() -> None:
-    assert copies_per_update("float32") < copies_per_update("bfloat16")
-    assert {stage for stage, _ in copies("float32")} >= {"push", "publish", "fetch"}

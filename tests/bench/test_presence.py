@@ -1,4 +1,4 @@
-"""When simulated machines are there."""
+"""Lifetimes of simulated machines."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from vcasgd.bench.presence import always, lives, read_counts
 from vcasgd.errors import SpecError
 
 
-def test_machines_come_and_go_as_the_counts_say() -> None:
+def test_lives_match_the_counts() -> None:
     counts = [4, 4, 1, 0, 3, 2]
 
-    found = lives(counts, 10.0, seed=1)
+    machines = lives(counts, 10.0, seed=1)
 
     for nth, count in enumerate(counts):
-        alive = [life for life in found if life.start <= nth * 10 < life.stop]
+        alive = [life for life in machines if life.start <= nth * 10 < life.stop]
         assert len(alive) == count
-    assert max(life.stop for life in found) == 60
+    assert max(life.stop for life in machines) == 60
 
 
-def test_who_goes_is_drawn_and_the_same_for_one_seed() -> None:
+def test_lives_depend_only_on_the_seed() -> None:
     counts = [5, 3, 5, 1, 5, 2]
 
     assert lives(counts, 1.0, seed=1) == lives(counts, 1.0, seed=1)
     assert len({tuple(lives(counts, 1.0, seed)) for seed in range(20)}) > 1
 
 
-def test_machines_may_stay_for_ever() -> None:
+def test_always_never_evicts() -> None:
     assert len(always(3)) == 3
     assert all(life.start == 0 and life.stop == float("inf") for life in always(3))
 
 
-def test_a_history_is_read_up_to_so_many_machines(tmp_path: Path) -> None:
+def test_read_counts_caps_the_number_of_machines(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [16, 2, 0]}))
 
@@ -52,7 +52,7 @@ def test_a_history_is_read_up_to_so_many_machines(tmp_path: Path) -> None:
         '{"metadata": {"gap_seconds": 1}, "data": []}',
     ],
 )
-def test_what_is_no_history_is_refused(tmp_path: Path, content: str) -> None:
+def test_read_counts_refuses_invalid_files(tmp_path: Path, content: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(content)
 

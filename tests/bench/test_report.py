@@ -1,4 +1,4 @@
-"""The document that `make bench` writes."""
+"""The report that ``make bench`` writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``report`` and ``contenders``, which are scripts and no package."""
+    """Return the modules ``report`` and ``contenders``, which are scripts."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import contenders
     import report
@@ -47,7 +47,7 @@ def run_of_ours(updates_per_s: float) -> dict[str, Any]:
     }
 
 
-def test_the_document_tells_medians_ratios_and_failures(modules: Any, tmp_path: Path) -> None:
+def test_report_contains_medians_ratios_and_errors(modules: Any, tmp_path: Path) -> None:
     report, contenders = modules
     # Given three runs of ours, two of Ray's, and a peer that could not be installed
     peer = {"loopback_bytes_per_update": 0.0, "versions": {"ray": "2.60.0"}}
@@ -62,7 +62,7 @@ def test_the_document_tells_medians_ratios_and_failures(modules: Any, tmp_path: 
         tmp_path / "store",
         report.Report(
             facts={"cores": "2"},
-            begun=0.0,
+            started_at=0.0,
             minutes=1.0,
             command="run.py",
             contenders=[one for one in contenders.CONTENDERS if one.name in results],
@@ -70,12 +70,12 @@ def test_the_document_tells_medians_ratios_and_failures(modules: Any, tmp_path: 
         ),
     )
 
-    # Then people read the medians, the spread, how many times faster we are, and what failed
+    # Then the document has the medians, the ranges, the ratios, and the errors
     text = (tmp_path / "store.md").read_text()
     assert "| vcasgd, float32 | 60.00 | 30.00 – 90.00 (3) | 1.00 × | 2.00 |" in text
     assert "| Ray actor, a node each | 20.00 | 20.00 – 20.00 (1 of 2) | 3.00 × | 0.00 |" in text
     assert "| torchft all-reduce | – |  |  |  | no wheel for this machine |" in text
-    # and programs find every run
+    # And the JSON file has every run
     assert json.loads((tmp_path / "store.json").read_text())["results"]["ray"]["16"][0] == {
         **peer,
         "updates_per_s": 20.0,

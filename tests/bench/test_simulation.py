@@ -1,4 +1,4 @@
-"""A job on machines and a clock that are made up."""
+"""The simulation of a job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Numbers(Dataset[Tensor]):
 
 
 class Downhill(vcasgd.Task):
-    """Each local step takes the learning rate off the only weight."""
+    """Task whose local steps each subtract the learning rate from the only weight."""
 
     batch_size = 4
 
@@ -52,7 +52,7 @@ class Downhill(vcasgd.Task):
 
 
 def simulate(machines: Sequence[Life], *, latency: float = 0.0, **job: Any) -> Outcome:
-    given = {
+    fields = {
         "name": "simulated",
         "task": "t:T",
         "epochs": EPOCHS,
@@ -62,10 +62,10 @@ def simulate(machines: Sequence[Life], *, latency: float = 0.0, **job: Any) -> O
         **job,
     }
     conditions = Conditions(machines, seconds_per_sample=1.0, latency=latency, seed=3)
-    return Simulation(JobSpec.parse(given), Downhill, conditions).run()
+    return Simulation(JobSpec.parse(fields), Downhill, conditions).run()
 
 
-def test_one_worker_is_ordinary_training() -> None:
+def test_one_worker_trains_sequentially() -> None:
     outcome = simulate(always(1))
 
     steps = SAMPLES // Downhill.batch_size
@@ -76,7 +76,7 @@ def test_one_worker_is_ordinary_training() -> None:
     assert outcome.bytes_pushed == 4 * outcome.updates
 
 
-def test_several_workers_are_stale_by_the_others_and_faster() -> None:
+def test_several_workers_are_faster_and_stale() -> None:
     alone, together = simulate(always(1)), simulate(always(4))
 
     assert together.points[-1].metrics == alone.points[-1].metrics, "differences add up"
@@ -84,7 +84,7 @@ def test_several_workers_are_stale_by_the_others_and_faster() -> None:
     assert 3 < alone.seconds / together.seconds < 4.5
 
 
-def test_an_update_on_its_way_is_not_yet_in_the_next_base() -> None:
+def test_latency_delays_updates() -> None:
     outcome = simulate(always(1), latency=5.0)
 
     assert outcome.points[-1].samples == EPOCHS * SAMPLES
@@ -92,21 +92,21 @@ def test_an_update_on_its_way_is_not_yet_in_the_next_base() -> None:
 
 
 @pytest.mark.parametrize("push_every", [1, 2, "subtask"])
-def test_every_sample_counts_once_whoever_is_taken(push_every: Any) -> None:
+def test_every_sample_counts_once_despite_evictions(push_every: Any) -> None:
     outcome = simulate(lives([4, 1, 3, 0, 4] * 20, 9.0, seed=2), push_every=push_every)
 
-    assert outcome.machines_lost > 5, "the machines were taken"
+    assert outcome.machines_lost > 5, "machines were evicted"
     assert outcome.samples_lost > 0
     assert outcome.points[-1].samples == EPOCHS * SAMPLES
     assert outcome.points[-1].metrics["weight"] == -EPOCHS * SAMPLES / Downhill.batch_size
 
 
-def test_the_same_seed_gives_the_same_result() -> None:
+def test_same_seed_gives_the_same_result() -> None:
     machines = lives([3, 1] * 50, 20.0, seed=2)
 
     assert simulate(machines).to_dict() == simulate(machines).to_dict()
 
 
-def test_a_job_whose_machines_are_gone_says_so() -> None:
+def test_simulation_without_machines_is_an_error() -> None:
     with pytest.raises(SpecError, match="all machines are gone"):
         simulate([Life(0.0, 10.0)])

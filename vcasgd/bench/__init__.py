@@ -1,13 +1,15 @@
-"""The product measured on real processes: what the exchange of updates costs, and what bounds it.
+"""Benchmarks of the product on real processes, and the simulation of a job.
 
-``command``   ``vcasgd bench``
-``store``     one measurement of the store, from the first process to the last
-``rig``       its processes, and the only place that knows how they are connected
-``worker``    a worker of ours whose learner has nothing to learn
-``tally``     what such a worker counts, in memory that it shares with whoever measures
-``gauges``    resident memory and processor time of processes
-``loopback``  what the machine itself can move between two processes
-``codecs``    what the encodings of updates cost, without any process around them
-``copies``    how often the bytes of an update are copied, by name
-``figures``   the numbers that are printed
+``command``     ``vcasgd bench``
+``store``       one measurement of the store
+``rig``         the processes of a measurement and their connections
+``worker``      a product worker whose learner does no work
+``tally``       counters of such a worker, in shared memory
+``gauges``      resident memory and processor time of processes
+``loopback``    throughput of a plain TCP stream on this machine
+``codecs``      cost of the encodings of updates, in one process
+``data``        waiting time of a worker for its data
+``figures``     the results of a measurement
+``simulation``  a job on simulated machines, in one process
+``presence``    lifetimes of simulated machines
 """

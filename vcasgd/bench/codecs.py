@@ -1,4 +1,4 @@
-"""What the encodings of updates cost in bytes, time and precision, in this process alone."""
+"""Measurement of the encodings of updates: size, speed and error, in this process."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
 from vcasgd.learning.encodings.rows import EncodedRows, RowsFormat, Table
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
 
-#: numbers that are decoded at a time, as the parameter server does it
+#: Numbers decoded at a time; the parameter server uses the same.
 PIECE_FLOATS = 1 << 18
-#: of the table that ``rows`` is measured with
+#: Row length of the table that ``rows`` is measured with.
 ROW_FLOATS = 64
-#: of its rows, every how many-th has changed
+#: One in this many rows of the table has changed.
 ROWS_APART = 50
 
 
 @dataclass(frozen=True)
 class CodecFigures:
-    """Speeds are in GB of float32 a second of one processor, so that those of all codecs can be
-    compared, whatever else the machine does; the error is the root mean square, relative to that
-    of the numbers."""
+    """Results for one encoding.
+
+    Speeds are in GB of float32 per second of processor time, which makes them comparable between
+    codecs and independent of other load. The error is the root mean square error relative to the
+    root mean square of the numbers.
+    """
 
     codec: str
     bytes_per_update: int
@@ -42,9 +45,11 @@ class CodecFigures:
 
 
 def measure_codecs(size_mb: int, seconds: float) -> list[CodecFigures]:
-    """Each codec on normally distributed differences of ``size_mb`` MiB as float32; encoding and
-    decoding are repeated for ``seconds`` of processor time each, in one thread. ``rows`` on a
-    table of rows of 64 numbers, of which one in 50 is not 0."""
+    """Measure each codec on normally distributed differences of ``size_mb`` MiB as float32.
+
+    Encoding and decoding are each repeated for ``seconds`` of processor time, in one thread.
+    ``rows`` is measured on a table with rows of 64 numbers, of which one in 50 is not 0.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -62,7 +67,7 @@ def _measured(size_mb: int, seconds: float) -> list[CodecFigures]:
 def _blockwise(name: str, vector: Tensor, seconds: float) -> CodecFigures:
     wire = BlockFormat(make_codec(name), len(vector), len(vector))
     feedback = ErrorFeedback(wire)
-    # of the first update, before anything was kept back
+    # The encoding of the first update, before there is a residual.
     return _measure(wire, EncodedBlocks(wire, vector), feedback.encode, vector, seconds)
 
 
@@ -121,9 +126,9 @@ def _error(wire: PayloadFormat, payload: memoryview, vector: Tensor) -> float:
 
 
 def _speed(work: Callable[[], None], vector: Tensor, seconds: float) -> float:
-    work()  # pages are touched, caches filled
-    rounds, begun = 0, time.process_time()
-    while (taken := time.process_time() - begun) < seconds:
+    work()  # Touches all pages and fills the caches.
+    rounds, started = 0, time.process_time()
+    while (elapsed := time.process_time() - started) < seconds:
         work()
         rounds += 1
-    return rounds * vector.nbytes / taken / 1e9
+    return rounds * vector.nbytes / elapsed / 1e9

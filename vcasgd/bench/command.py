@@ -1,4 +1,4 @@
-"""``vcasgd bench``: measurements, from the command line."""
+"""``vcasgd bench``: command-line interface of the benchmarks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rich.table import Table
 if TYPE_CHECKING:
     from vcasgd.bench.figures import Figures
 
-app = typer.Typer(no_args_is_help=True, help="Measurements.")
+app = typer.Typer(no_args_is_help=True)
 
 
 class CodecName(StrEnum):
-    """As in ``update.codec`` of a job."""
+    """Value of ``update.codec`` of a job."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
 
 class Socket(StrEnum):
-    """How workers reach the tensors server."""
+    """Connection between workers and the tensors server."""
 
     TCP = "tcp"
     UNIX = "unix"
@@ -35,36 +35,36 @@ class Socket(StrEnum):
 
 @app.callback()
 def bench() -> None:
-    """Measurements."""
+    """Run benchmarks on this machine."""
 
 
 @app.command("store")
 def store_command(
-    size_mb: Annotated[int, typer.Option(min=1, help="MiB of the model, as float32.")] = 64,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that push and fetch.")] = 2,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Measured after the warm-up.")] = 6.0,
-    codec: Annotated[CodecName, typer.Option(help="How updates are encoded.")] = CodecName.FLOAT32,
+    size_mb: Annotated[int, typer.Option(min=1, help="Model size in MiB, as float32.")] = 64,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 2,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Duration after the warm-up.")] = 6.0,
+    codec: Annotated[CodecName, typer.Option(help="Encoding of updates.")] = CodecName.FLOAT32,
     store_nodes: Annotated[
-        int, typer.Option(min=1, max=64, help="Over which the model is cut.")
+        int, typer.Option(min=1, max=64, help="Number of store nodes to shard the model over.")
     ] = 1,
     worker_socket: Annotated[
-        Socket, typer.Option(help="How workers reach the tensors server.")
+        Socket, typer.Option(help="Connection of workers to the tensors server.")
     ] = Socket.TCP,
     memory_mb: Annotated[
         int | None, typer.Option(min=1, help="Memory limit of the tensors server, in MiB.")
     ] = None,
     soak_minutes: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Measure for so long, and tell how memory grows."),
+        typer.Option(min=0.1, help="Measure for this long, and report memory growth."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure how fast workers and parameter server exchange updates, on real processes.
+    """Measure how fast workers and the parameter server exchange updates.
 
-    Starts a ledger, a tensors server, a parameter server and workers that have nothing to
-    learn, in a temporary folder. Let nothing else run meanwhile.
+    Starts a ledger, a tensors server, a parameter server and workers without a training
+    workload, in a temporary folder. Stop other programs before you run it.
     """
-    # torch takes seconds to import, and no other command needs it
+    # Imported here because torch takes seconds to import.
     from vcasgd.bench.store import StoreBenchOptions, measure
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -78,7 +78,7 @@ def store_command(
         memory_mb=memory_mb,
         soak=soak_minutes is not None,
     )
-    figures = measure(options, say=lambda text: typer.echo(text, err=True))
+    figures = measure(options, log=lambda text: typer.echo(text, err=True))
     if as_json:
         typer.echo(json.dumps(figures.to_dict()))
     else:
@@ -87,14 +87,13 @@ def store_command(
 
 @app.command("codecs")
 def codecs_command(
-    size_mb: Annotated[int, typer.Option(min=1, help="MiB of an update, as float32.")] = 64,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Of each measurement.")] = 2.0,
+    size_mb: Annotated[int, typer.Option(min=1, help="Update size in MiB, as float32.")] = 64,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="Processor seconds for each measurement.")
+    ] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure size, speed and error of the encodings of updates, in this process.
-
-    Seconds are of processor time.
-    """
+    """Measure size, speed and error of the encodings of updates, in this process."""
     from vcasgd.bench.codecs import measure_codecs
 
     figures = measure_codecs(size_mb, seconds)
@@ -118,17 +117,23 @@ def codecs_command(
 
 @app.command("data")
 def data_command(
-    location: Annotated[str, typer.Argument(help="Of a data set in shards, with its index.")],
-    workers: Annotated[int, typer.Option(min=1, help="Who take turns; one of them reads.")] = 4,
-    subtasks: Annotated[int, typer.Option(min=1, help="Into which the epoch is cut.")] = 50,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a local step.")] = 64,
-    step_seconds: Annotated[float, typer.Option(min=0, help="Of training in each step.")] = 0.01,
-    memory_mb: Annotated[int, typer.Option(min=1, help="For decoded shards.")] = 1024,
-    disk_mb: Annotated[int, typer.Option(min=1, help="For shards as files.")] = 10240,
+    location: Annotated[str, typer.Argument(help="Location of a sharded data set with an index.")],
+    workers: Annotated[int, typer.Option(min=1, help="Simulated workers; one is measured.")] = 4,
+    subtasks: Annotated[int, typer.Option(min=1, help="Subtasks per epoch.")] = 50,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per local step.")] = 64,
+    step_seconds: Annotated[float, typer.Option(min=0, help="Training time per step.")] = 0.01,
+    memory_mb: Annotated[
+        int, typer.Option(min=1, help="Memory for decoded shards, in MiB.")
+    ] = 1024,
+    disk_mb: Annotated[
+        int, typer.Option(min=1, help="Disk space for shard files, in MiB.")
+    ] = 10240,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure how long one worker of several waits for its data in an epoch: in any order, in the
-    order of shards, and with prefetching."""
+    """Measure how long one of several workers waits for its data in an epoch.
+
+    Compares three ways to read: in any order, in shard order, and with prefetching.
+    """
     from vcasgd.bench.data import Reading, measure_reading
 
     reading = Reading(workers, subtasks, batch_size, step_seconds, memory_mb << 20, disk_mb << 20)

@@ -1,4 +1,4 @@
-"""How long a worker waits for the shards of its data set; nothing is learned."""
+"""Measurement of a worker's waiting time for the shards of its data set, without training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from vcasgd.data import ShardedDataset
 from vcasgd.learning.subtasks import EpochPlan
 
-#: name → whether the order is that of the shards, and whether they are fetched ahead
+#: Name → (samples are in shard order, shards are prefetched).
 WAYS = {
     "any order": (False, False),
     "order of shards": (True, False),
@@ -21,7 +21,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Reading:
-    """What one of several workers that take turns reads in an epoch, and the room that it has."""
+    """Parameters of the measurement: one of several workers that take turns, and its caches."""
 
     workers: int
     subtasks: int
@@ -32,8 +32,11 @@ class Reading:
 
 
 def measure_reading(location: str, reading: Reading) -> list[dict[str, Any]]:
-    """A row for each of :data:`WAYS`, each with empty caches; seconds of one worker's epoch, and
-    the counts of its data set. Raises as :class:`~vcasgd.data.ShardedDataset`."""
+    """Measure each of :data:`WAYS` with empty caches.
+
+    Each row has the seconds of one worker's epoch and the counters of its data set. Raises the
+    errors of :class:`~vcasgd.data.ShardedDataset`.
+    """
     rows = []
     for name, (in_shards, ahead) in WAYS.items():
         with tempfile.TemporaryDirectory(prefix="vcasgd-bench-") as folder:

@@ -1,4 +1,4 @@
-"""The numbers of a measurement: what is printed, and as JSON what programs read."""
+"""Results of a measurement, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from vcasgd.bench.copies import copies, copies_per_update
 from vcasgd.bench.gauges import Gauge
 from vcasgd.bench.loopback import Loopback
 
@@ -15,14 +14,17 @@ _MB = 1e6
 
 @dataclass(frozen=True)
 class ProcessFigures:
-    """Of one process. ``…_models``: above its baseline, in sizes of the model."""
+    """Memory and processor time of one process.
+
+    ``resident_max_models`` is the memory above the baseline, in sizes of the model.
+    """
 
     baseline_mb: float
     resident_min_mb: float
     resident_max_mb: float
     resident_max_models: float
     cpu_seconds: float
-    #: of a soak only
+    #: Measured in soak tests only.
     slope_mb_per_minute: float | None = None
     first_mb: float | None = None
     last_mb: float | None = None
@@ -48,7 +50,7 @@ class ProcessFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """One measurement. ``loopback``: the raw stream, before and after."""
+    """One measurement, with the plain TCP stream measured before and after it."""
 
     size_mb: int
     workers: int
@@ -79,22 +81,22 @@ class Figures:
 
     @property
     def update_gb_per_s(self) -> float:
-        """What workers push."""
+        """Return the bytes that workers push, in GB/s."""
         return self.updates_per_s * self.payload_bytes / 1e9
 
     @property
     def exchanged_gb_per_s(self) -> float:
-        """What workers push and fetch."""
+        """Return the bytes that workers push and fetch, in GB/s."""
         return self.update_gb_per_s + self.fetches_per_s * self.fetch_bytes / 1e9
 
     @property
     def loopback_gb_per_s(self) -> float:
-        # the best one: whatever else ran meanwhile must not flatter us
+        # The best value: other processes must not make the product look better.
         return max(each.piece for each in self.loopback) / 1e9
 
     @property
     def loopback_model_gb_per_s(self) -> float:
-        """Through memory of the model's size."""
+        """Return the stream's throughput through memory of the model's size, in GB/s."""
         return max(each.model for each in self.loopback) / 1e9
 
     @property
@@ -106,7 +108,7 @@ class Figures:
         return self.exchanged_gb_per_s / self.loopback_model_gb_per_s
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """Return the value that ``--json`` prints."""
         value = asdict(self)
         del value["loopback"]
         value["loopback_gb_per_s_each"] = [each.piece / 1e9 for each in self.loopback]
@@ -116,10 +118,10 @@ class Figures:
             for name in ("update_gb_per_s", "exchanged_gb_per_s", "loopback_gb_per_s",
                          "loopback_model_gb_per_s", "wire_fraction", "wire_fraction_model")
         }  # fmt: skip
-        return value | derived | {"copies_per_update": copies_per_update(self.codec)}
+        return value | derived
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Name and value of what is not about a single process, for people."""
+        """Yield names and values of all results that do not belong to one process."""
         yield "model", f"{self.size_mb} MiB, float32; updates as {self.codec}"
         yield "tensors server", f"{self.server} {self.server_version}"
         yield "store nodes", f"{self.store_nodes}"
@@ -133,28 +135,22 @@ class Figures:
         yield "fetches", f"{self.fetches_per_s:.2f} /s"
         yield "pushed", f"{self.update_gb_per_s:.3f} GB/s"
         yield "pushed and fetched", f"{self.exchanged_gb_per_s:.3f} GB/s"
-        yield "loopback, from the cache", _loopback([one.piece for one in self.loopback])
-        yield "part of that", f"{self.wire_fraction:.3f}"
-        yield "loopback, memory of a model", _loopback([one.model for one in self.loopback])
-        yield "part of that", f"{self.wire_fraction_model:.3f}"
+        yield "loopback, cached memory", _loopback([one.piece for one in self.loopback])
+        yield "fraction of that", f"{self.wire_fraction:.3f}"
+        yield "loopback, model-sized memory", _loopback([one.model for one in self.loopback])
+        yield "fraction of that", f"{self.wire_fraction_model:.3f}"
         models = self.loopback_bytes_per_update / self.model_bytes
-        yield "crossed the loopback", f"{models:.2f} models for each update"
+        yield "loopback traffic", f"{models:.2f} models per update"
         yield "push to applied, median", _milliseconds(self.p50_push_to_applied_ms)
         yield "push to applied, 99 %", _milliseconds(self.p99_push_to_applied_ms)
-        yield "copies of an update", _copies(self.codec)
-        yield "peak memory of the tensors server", f"{self.tensors_peak_mb:.0f} MB"
-        yield "refused for want of room", f"{self.refused_for_want_of_room}"
+        yield "peak memory, tensors server", f"{self.tensors_peak_mb:.0f} MB"
+        yield "refused, out of memory", f"{self.refused_for_want_of_room}"
 
 
 def _milliseconds(value: float | None) -> str:
-    return "none seen" if value is None else f"{value:.1f} ms"
+    return "none" if value is None else f"{value:.1f} ms"
 
 
 def _loopback(each: list[float]) -> str:
     shown = " and ".join(f"{one / 1e9:.2f}" for one in each)
     return f"{max(each) / 1e9:.2f} GB/s (before and after: {shown})"
-
-
-def _copies(codec: str) -> str:
-    kernel = sum(copy.kernel for _, copy in copies(codec))
-    return f"{copies_per_update(codec)}, of which sockets make {kernel}"

@@ -14,7 +14,10 @@ from vcasgd.errors import StackError
 
 @dataclass
 class Gauge:
-    """One process. Bytes and seconds; ``baseline`` is before there was a job."""
+    """Measurements of one process, in bytes and seconds.
+
+    ``baseline`` is its resident memory before the job started.
+    """
 
     pid: int
     baseline: int
@@ -30,7 +33,7 @@ class Gauge:
         return max(resident for _, resident in self.samples)
 
     def slope(self) -> float:
-        """Bytes a second, by least squares over the second half of the samples."""
+        """Return bytes per second, by least squares over the second half of the samples."""
         later = self.samples[len(self.samples) // 2 :]
         if len(later) < 2:
             return 0.0
@@ -39,9 +42,9 @@ class Gauge:
 
 
 class ProcessGauges:
-    """Some processes, looked at together.
+    """Gauges of several processes.
 
-    Methods raise :class:`StackError` where one of them has ended.
+    Methods raise :class:`StackError` if one of the processes has ended.
     """
 
     def __init__(self) -> None:
@@ -49,11 +52,11 @@ class ProcessGauges:
         self._cpu_before: dict[str, float] = {}
 
     def watch(self, name: str, pid: int, baseline: int | None = None) -> None:
-        """From now on; without a ``baseline`` it is what the process holds at present."""
+        """Add a process; ``baseline`` defaults to its current resident memory."""
         self.all[name] = Gauge(pid, resident_bytes(pid) if baseline is None else baseline)
 
     def begin(self) -> None:
-        """The processor time from here on counts."""
+        """Start to count processor time."""
         self._cpu_before = {name: _cpu_seconds(gauge.pid) for name, gauge in self.all.items()}
 
     def sample(self, at: float) -> None:
@@ -66,18 +69,18 @@ class ProcessGauges:
 
 
 def resident_bytes(pid: int) -> int:
-    with _still_there(pid):
+    with _running(pid):
         return int(psutil.Process(pid).memory_info().rss)
 
 
 def _cpu_seconds(pid: int) -> float:
-    with _still_there(pid):
+    with _running(pid):
         times = psutil.Process(pid).cpu_times()
         return float(times.user + times.system)
 
 
 @contextmanager
-def _still_there(pid: int) -> Iterator[None]:
+def _running(pid: int) -> Iterator[None]:
     try:
         yield
     except psutil.Error as error:

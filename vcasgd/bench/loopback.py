@@ -1,11 +1,11 @@
-"""What this machine moves through a TCP socket between two processes: the wire's own speed.
+"""Throughput of a plain TCP stream between two processes of this machine.
 
-One process sends memory over and over, another receives it into memory, in pieces of the size
-that the store uses. Nothing else is done with it, so no exchange of updates can be faster. Two
-sizes of memory are measured: a single piece, which never leaves the processor's cache, and the
-size of the model, which is what an exchange of tensors has to read and write.
+One process sends memory repeatedly; another receives it, in pieces of the size that the store
+uses. Neither does anything else, so no exchange of updates can be faster. Two sizes of memory are
+measured: a single piece, which stays in the processor's cache, and the size of the model, which
+an exchange of tensors has to read and write.
 
-Run as a program it is the sender.
+The module is also the program of the sender.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ from pathlib import Path
 
 from vcasgd.errors import StackError
 
-#: one is what the store sends at a time
+#: Size of a piece; the store sends chunks of this size.
 CHUNK_BYTES = 1 << 20
-#: of the sender's and the receiver's kernel; the better pair counts. 0: the kernel's own choice.
-#: What waits in a small buffer is still in the processor's cache when it is received
+#: Kernel buffer sizes of sender and receiver; the better pair counts. 0 keeps the kernel's
+#: default. Data in a small buffer is still in the processor's cache when it is received.
 BUFFER_BYTES = ((0, 0), (1 << 17, 1 << 21))
-#: for each pair of buffers and each size of memory
+#: Duration for each pair of buffers and each size of memory.
 SECONDS = 0.5
-#: not counted, for the window of TCP to grow
+#: Uncounted time for the TCP window to grow.
 WARM_UP_SECONDS = 0.1
 ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Loopback:
-    """Bytes per second. ``piece``: the same piece of memory each time; ``model``: memory of the
-    model's size, piece by piece."""
+    """Throughput in bytes per second.
+
+    ``piece`` uses the same piece of memory each time, ``model`` memory of the model's size.
+    """
 
     piece: float
     model: float
 
 
 def measure_loopback(model_bytes: int) -> Loopback:
-    """Takes about three seconds. Raises :class:`StackError`."""
+    """Measure the throughput in about three seconds. Raises :class:`StackError`."""
     best = [
         max(_measured(SECONDS, size, *buffers) for buffers in BUFFER_BYTES)
         for size in (CHUNK_BYTES, max(model_bytes, CHUNK_BYTES))
@@ -53,7 +55,7 @@ def measure_loopback(model_bytes: int) -> Loopback:
 
 
 def carried_bytes() -> int:
-    """What this machine's loopback interface has carried so far, for whomever."""
+    """Return the bytes that this machine's loopback interface has carried so far."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == "lo":
@@ -71,7 +73,7 @@ def _measured(seconds: float, memory: int, send_bytes: int, receive_bytes: int) 
             try:
                 near, _ = listener.accept()
                 with near:
-                    # with a time limit Python asks the kernel twice; the sender's end ends it too
+                    # A timeout costs an extra system call; the end of the sender unblocks this too.
                     near.settimeout(None)
                     return _receive(near, _pieces(memory), seconds)
             finally:
@@ -79,31 +81,31 @@ def _measured(seconds: float, memory: int, send_bytes: int, receive_bytes: int) 
 
 
 def _pieces(memory: int) -> Iterator[memoryview]:
-    """Views of all pieces of so many bytes of memory, over and over."""
-    # not zeros, which the kernel hands out as one and the same page
+    """Cycle through views of all pieces of ``memory`` bytes."""
+    # Not zeros: the kernel maps all zero pages to one page.
     whole = memoryview(bytearray(b"x") * memory)
     return cycle([whole[at : at + CHUNK_BYTES] for at in range(0, memory, CHUNK_BYTES)])
 
 
 def _receive(near: socket.socket, pieces: Iterator[memoryview], seconds: float) -> float:
-    """Bytes per second, in whole pieces."""
-    count, begun = 0, 0.0
+    """Return bytes per second, counted in whole pieces."""
+    count, started = 0, 0.0
     warm_at = time.perf_counter() + WARM_UP_SECONDS
     for piece in pieces:
-        left = piece
-        while left:
-            received = near.recv_into(left)
+        rest = piece
+        while rest:
+            received = near.recv_into(rest)
             if not received:
-                raise StackError("the sender of the loopback's measurement ended")
-            left = left[received:]
+                raise StackError("the sender of the loopback measurement ended")
+            rest = rest[received:]
         now = time.perf_counter()
-        if begun:
+        if started:
             count += piece.nbytes
-            if now > begun + seconds:
-                return count / (now - begun)
+            if now > started + seconds:
+                return count / (now - started)
         elif now > warm_at:
-            begun = now
-    raise AssertionError("pieces come over and over")
+            started = now
+    raise AssertionError("the pieces are endless")
 
 
 def _set_buffer(end: socket.socket, which: int, size: int) -> None:
@@ -123,7 +125,7 @@ def main() -> None:
             for piece in _pieces(options.memory):
                 far.sendall(piece)
         except OSError:
-            return  # the receiver has seen enough
+            return  # The receiver has finished.
 
 
 if __name__ == "__main__":

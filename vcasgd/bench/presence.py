@@ -1,4 +1,4 @@
-"""When machines are there: for ever, or as a recorded history of spot machines tells."""
+"""Lifetimes of simulated machines: unlimited, or from a recorded history of spot machines."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from vcasgd.errors import SpecError
 
 @dataclass(frozen=True)
 class Life:
-    """A machine from ``start`` to ``stop``, in seconds; infinity where it is never taken."""
+    """Lifetime of a machine in seconds; ``stop`` is infinite if it is never evicted."""
 
     start: float
     stop: float
 
 
 def always(machines: int) -> list[Life]:
-    """All from the beginning, and none is ever taken."""
+    """Return machines that start at 0 and are never evicted."""
     return [Life(0.0, math.inf)] * machines
 
 
 def machines(workers: int, trace: Path | None, faster: float, seed: int) -> list[Life]:
-    """So many machines: for ever, or at most, as a ``trace`` tells that goes by so many times
-    ``faster`` than it was recorded. Raises :class:`SpecError`."""
+    """Return the lifetimes of ``workers`` machines, or of at most as many from a ``trace``.
+
+    ``faster`` divides the times of the trace. Raises :class:`SpecError` for an invalid trace.
+    """
     if trace is None:
         return always(workers)
     counts, gap = read_counts(trace, workers)
@@ -35,29 +37,29 @@ def machines(workers: int, trace: Path | None, faster: float, seed: int) -> list
 
 
 def lives(counts: Sequence[int], gap: float, seed: int) -> list[Life]:
-    """Machines whose number is ``counts``, each for ``gap`` seconds, over and over.
+    """Return lifetimes such that ``counts[n]`` machines run in the nth interval of ``gap`` seconds.
 
-    Which of them go is drawn, seeded. A history that ends begins again.
+    The evicted machines are drawn with ``seed``. All machines stop at the end of the counts.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     alive: list[float] = []
-    found: list[Life] = []
+    ended: list[Life] = []
     for nth, count in enumerate(counts):
         now = nth * gap
         while len(alive) > count:
-            found.append(Life(alive.pop(chance.randrange(len(alive))), now))
+            ended.append(Life(alive.pop(rng.randrange(len(alive))), now))
         alive += [now] * (count - len(alive))
     return sorted(
-        [*found, *(Life(start, len(counts) * gap) for start in alive)],
+        [*ended, *(Life(start, len(counts) * gap) for start in alive)],
         key=lambda life: (life.start, life.stop),
     )
 
 
 def read_counts(path: Path, most: int) -> tuple[list[int], float]:
-    """The number of machines over time, at most ``most``, and the seconds between two numbers.
+    """Read the number of machines over time, capped at ``most``, and the interval in seconds.
 
     The file is JSON, ``{"metadata": {"gap_seconds": 300}, "data": [4, 4, 2, …]}``. Raises
-    :class:`SpecError`.
+    :class:`SpecError` if it is not.
     """
     try:
         content = json.loads(path.read_text())
@@ -66,5 +68,5 @@ def read_counts(path: Path, most: int) -> tuple[list[int], float]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(f"trace: {path} can't be read: {error!r}", field="trace") from error
     if not counts or not max(counts) or not gap > 0:
-        raise SpecError(f"trace: {path} has no machine at any time", field="trace")
+        raise SpecError(f"trace: {path} contains no machines", field="trace")
     return counts, gap

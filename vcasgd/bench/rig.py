@@ -1,7 +1,7 @@
-"""The processes of a measurement, and how they are connected; nothing else here knows it.
+"""The processes of a measurement and their connections.
 
-The servers are those of a stack, started by the stack's own supervisor in a temporary folder.
-The workers are processes of their own, as on machines of their own.
+The servers belong to a stack that its supervisor starts in a temporary folder. Each worker is a
+separate process, as on a machine of its own.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ from vcasgd.store.ledger.servers import Servers
 from vcasgd.store.tensors.snapshot import Snapshot
 from vcasgd.store.tensors.snapshots import Snapshots
 
-#: the kinds of parts of a stack that the exchange of updates needs
+#: Parts of a stack that exchange updates.
 PARTS = ("ledger", "tensors", "server")
-#: for the first snapshot: an interpreter, torch, and the vector itself
+#: Seconds for the first snapshot: an interpreter, torch, and the vector.
 READY_SECONDS = 120.0
-#: the interpreters of many workers share the processors
+#: Extra seconds per worker; the interpreters of many workers share the processors.
 READY_SECONDS_PER_WORKER = 6.0
-#: for a worker to push what it has and to leave
+#: Seconds for a worker to push its last update and exit.
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.05
-#: pushes in one lease, as with `push_every`
+#: Pushes in one lease.
 PUSHES_PER_SUBTASK = 64
-#: more than a soak comes to: the epoch never ends, so nobody has to evaluate anything
+#: More subtasks than a soak test completes, so that no epoch ends and no evaluation starts.
 SUBTASKS = 1 << 14
 
 
 @dataclass(frozen=True)
 class BenchWorkload:
-    """What is exchanged. ``floats``: length of the vector, which is cut over so
-    many store ``nodes``. ``near``: workers talk to the tensors
-    server as its neighbours do, and not as from other machines."""
+    """Workload of a measurement.
+
+    A vector of ``floats`` numbers is sharded over ``nodes`` store nodes. With ``near``, workers
+    use the tensors server's Unix socket instead of TCP.
+    """
 
     floats: int
     workers: int
@@ -86,9 +88,9 @@ class BenchWorkload:
 
 
 class Rig:
-    """A context: what it started is gone at its end, also after an error or Ctrl-C.
+    """Context manager that starts the processes and stops them, also after an error or Ctrl-C.
 
-    Made and ended in the main thread, because the processes are tied to it.
+    Enter and exit it in the main thread, because the processes die with that thread.
     """
 
     def __init__(self, workload: BenchWorkload, settings: Settings) -> None:
@@ -99,7 +101,7 @@ class Rig:
         self._tallies: dict[str, Tally] = {}
 
     def __enter__(self) -> Rig:
-        """Starts the servers. Raises :class:`StackError`."""
+        """Start the servers. Raises :class:`StackError`."""
         with self._resources:
             folder = Path(tempfile.mkdtemp(prefix="vcasgd-bench-"))
             self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -129,20 +131,20 @@ class Rig:
         return ServerFiles(self._home.path / name, self._state.ports[name], password)
 
     def _nodes(self) -> list[ServerFiles]:
-        """The tensors servers in the order of the store nodes."""
+        """Return the tensors servers in the order of the store nodes."""
         return [self._files(name) for name in self._state.parts if name.startswith("tensors")]
 
     # -- the job and its workers ---------------------------------------------------------------
 
     def start(self) -> None:
-        """Submits the job and starts the workers; returns when they train.
+        """Submit the job, start the workers, and return when they train.
 
         Raises :class:`StackError`.
         """
         jobs = Jobs(self._ledger)
-        # the workers have the task in their own code
+        # The workers import the task, so the job needs no package.
         self.job = jobs.submit(self._workload.spec(), package="none").id
-        # the controller's part; nothing of the ledger is lost here, so once is enough
+        # The controller repeats this in case the ledger restarts; here, once is enough.
         LedgerAdmission(self._ledger, self._secret, linger_seconds=0.0).admit([self.job])
         for number in range(1, self._workload.workers + 1):
             self._start_worker(f"worker-{number}")
@@ -174,18 +176,18 @@ class Rig:
 
     @property
     def _secret(self) -> str:
-        """From which the workers' users and keys are derived."""
+        """Secret from which the workers' users and passwords are derived."""
         return self._home.ensure_password("jobs")
 
     def _environment(self, worker: str) -> dict[str, str]:
         near = self._workload.near
         tensors = [files.nearest_url if near else files.url for files in self._nodes()]
-        given = {
+        secrets = {
             "ledger_url": SecretStr(self._files("ledger").url),
             "tensors_url": SecretStr(" ".join(tensors)),
             "job_secret": SecretStr(self._secret),
         }
-        settings = self._settings.model_copy(update=given)
+        settings = self._settings.model_copy(update=secrets)
         return {
             **worker_environment(settings, self.job, worker),
             "VCASGD_HEARTBEAT": str(settings.heartbeat),
@@ -205,11 +207,11 @@ class Rig:
     def _tally_path(self, name: str) -> Path:
         return self._folder / f"{name}.tally"
 
-    # -- what is to be seen --------------------------------------------------------------------
+    # -- observation --------------------------------------------------------------------
 
     @property
     def tallies(self) -> dict[str, Tally]:
-        """Of the workers that have begun to count."""
+        """Tallies of the workers that have started to count."""
         for name in self._workers.keys() - self._tallies.keys():
             path = self._tally_path(name)
             if path.exists() and path.stat().st_size == Tally.SIZE:
@@ -218,16 +220,16 @@ class Rig:
 
     @property
     def servers(self) -> dict[str, int]:
-        """Process of each server."""
+        """Process ID of each server."""
         return {name: part.pid for name, part in self._state.parts.items()}
 
     @property
     def workers(self) -> dict[str, int]:
-        """Process of each worker."""
+        """Process ID of each worker."""
         return {name: worker.pid for name, worker in self._workers.items()}
 
     def snapshots(self) -> list[Snapshot]:
-        """The present ones of all shards.
+        """Return the current snapshot of each shard.
 
         Raises :class:`~vcasgd.errors.SnapshotMissing`.
         """
@@ -239,7 +241,7 @@ class Rig:
         ]
 
     def beats(self) -> tuple[int, int]:
-        """Versions and publications of all shards, as of the last heartbeats of the servers."""
+        """Return versions and publications of all shards, as of the servers' last heartbeats."""
         servers = Servers(self._ledger).all().values()
         versions, publications = (
             sum(server[field].get(self.job, 0) for server in servers)
@@ -248,13 +250,13 @@ class Rig:
         return versions, publications
 
     def limit_memory(self, megabytes: int) -> None:
-        """Of each tensors server."""
+        """Limit the memory of each tensors server."""
         for tensors in self._tensors:
             tensors.config_set("maxmemory", f"{megabytes}mb")
 
     def server_facts(self) -> dict[str, Any]:
-        """Kind and version of the tensors servers, the highest peak of memory, and how often
-        they refused for want of room."""
+        """Return kind and version of the tensors servers, their highest peak of memory, and
+        their total number of out-of-memory errors."""
         facts = [server_facts(tensors) for tensors in self._tensors]
         return {
             **facts[0],
@@ -264,7 +266,10 @@ class Rig:
         }
 
     def await_truth(self, predicate: Callable[[], object], seconds: float, what: str) -> None:
-        """Raises :class:`StackError` after ``seconds``, or where a worker died."""
+        """Wait for a predicate.
+
+        Raises :class:`StackError` after ``seconds``, or if a worker died.
+        """
         deadline = time.monotonic() + seconds
         while not predicate():
             self.check()
@@ -273,7 +278,7 @@ class Rig:
             time.sleep(POLL_SECONDS)
 
     def check(self) -> None:
-        """Raises :class:`StackError` where a worker died."""
+        """Raise :class:`StackError` if a worker died."""
         for name, worker in self._workers.items():
             if worker.poll() is not None:
                 raise StackError(
@@ -282,7 +287,7 @@ class Rig:
 
 
 def server_facts(tensors: RedisClient) -> dict[str, Any]:
-    """Of one of them."""
+    """Return the same facts for one tensors server."""
     info = tensors.info("everything")
     kind = str(info.get("server_name", "redis"))
     refused = info.get("errorstat_OOM", {})

@@ -1,8 +1,8 @@
-"""A job in one process, on machines and a clock that are made up.
+"""Simulation of a job in one process, with simulated machines and a simulated clock.
 
-Learners, encodings and the parameter server's blending are those of a real job; the wire, the
-machines and the time are not there. So it shows what a rule, a push interval, a number of
-workers or a history of evictions does to accuracy, and the same seed gives the same result.
+Learners, encodings and the parameter server's blending are the product's own; network, machines
+and time are simulated. It shows how a rule, a push interval, the number of workers or a history
+of evictions affects accuracy. The same seed gives the same result.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a simulation makes up.
+    """Simulated conditions.
 
-    ``seconds_per_sample`` of an average machine; each interval takes a log-normally distributed
-    factor of it with the shape ``spread``. ``latency``: seconds from the end of an interval until
-    its update is blended; its worker trains on meanwhile.
+    ``seconds_per_sample`` is the speed of an average machine; each interval's time is multiplied
+    by a log-normal factor with shape ``spread`` and mean 1. ``latency`` is the seconds from the
+    end of an interval until its update is blended; its worker continues to train meanwhile.
     """
 
     lives: Sequence[Life]
@@ -47,7 +47,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Point:
-    """The model at the end of an epoch: means of the task's metrics over the validation data."""
+    """Means of the task's metrics over the validation data at the end of an epoch."""
 
     epoch: int
     seconds: float
@@ -57,7 +57,10 @@ class Point:
 
 @dataclass
 class Outcome:
-    """``samples_lost``: trained, and trained again by somebody else after an eviction."""
+    """Result of a simulation.
+
+    ``samples_lost`` were trained, lost with an evicted machine, and trained again.
+    """
 
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0
@@ -74,10 +77,10 @@ class Outcome:
 
 @dataclass
 class _Worker:
-    """One life of a machine; a machine that comes back is a new one."""
+    """One lifetime of a machine."""
 
     life: Life
-    chance: random.Random
+    rng: random.Random
     learner: Learner | None = None
     subtask: int | None = None
     position: int = 0
@@ -85,7 +88,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Interval:
-    """What a worker is at: samples up to ``stop``, from the version ``base``."""
+    """Current interval of a worker: samples up to ``stop``, trained from ``base``."""
 
     worker: _Worker
     stop: int
@@ -94,8 +97,11 @@ class _Interval:
 
 
 class Simulation:
-    """Runs to the end of the job. Raises what the user's code raises, and :class:`SpecError`
-    where machines are gone before the end."""
+    """Event-driven simulation of a whole job.
+
+    :meth:`run` raises the errors of the user's code, and :class:`SpecError` if no machine is left
+    before the job ends.
+    """
 
     def __init__(
         self,
@@ -111,14 +117,14 @@ class Simulation:
         self._conditions = conditions
         self._evaluate_every = evaluate_every
         self._on_point = on_point
-        #: evaluates; never trains
-        self._judge = Learner(spec, self._task, "cpu")
-        self._facts = self._judge.facts(1)
-        self._blender = self._new_blender()
-        plan = self._judge.plan
+        #: Learner for evaluations only.
+        self._evaluator = Learner(spec, self._task, "cpu")
+        self._facts = self._evaluator.facts(1)
+        self._model = self._new_model()
+        plan = self._evaluator.plan
         self._waiting = deque(range(plan.total_subtasks))
         self._idle: list[_Worker] = []
-        #: up to where the pushed updates of a subtask reach, blended or still on their way
+        #: End of the pushed samples of each subtask, blended or not yet.
         self._pushed: dict[int, int] = {}
         self._now = 0.0
         self._numbers = count()
@@ -128,13 +134,13 @@ class Simulation:
     def run(self) -> Outcome:
         for nth, life in enumerate(self._conditions.lives):
             worker = _Worker(life, random.Random(f"{self._conditions.seed}/{nth}"))
-            self._at(life.start, partial(self._begin, worker))
-        while not self._blender.record.complete:
+            self._at(life.start, partial(self._start, worker))
+        while not self._model.record.complete:
             if not self._agenda:
-                raise SpecError("trace: all machines are gone before the job's end", field="trace")
+                raise SpecError("trace: all machines are gone before the job ends", field="trace")
             self._now, _, action = heapq.heappop(self._agenda)
             action()
-        totals = self._blender.meta.totals
+        totals = self._model.meta.totals
         self.outcome.seconds = self._now
         self.outcome.updates = totals.updates
         self.outcome.staleness_mean = totals.staleness_mean
@@ -143,8 +149,8 @@ class Simulation:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def _begin(self, worker: _Worker) -> None:
-        """The next interval of a worker; it is idle where no subtask is left."""
+    def _start(self, worker: _Worker) -> None:
+        """Start the next interval of a worker, or make it idle if no subtask is left."""
         if self._now >= worker.life.stop:
             return
         if worker.subtask is None and not self._lease(worker):
@@ -153,12 +159,12 @@ class Simulation:
         assert worker.subtask is not None
         learner = self._learner(worker)
         stop = learner.interval_stop(worker.subtask, worker.position)
-        blender = self._blender
+        model = self._model
         interval = _Interval(
             worker,
             stop,
-            blender.meta.version,
-            Base(blender.weights.clone(), blender.integers.clone()),
+            model.meta.version,
+            Base(model.weights.clone(), model.integers.clone()),
         )
         ready = self._now + self._duration(worker, stop - worker.position)
         if ready > worker.life.stop:
@@ -181,8 +187,8 @@ class Simulation:
 
     def _duration(self, worker: _Worker, samples: int) -> float:
         spread = self._conditions.spread
-        # of mean 1
-        factor = math.exp(worker.chance.gauss(-spread * spread / 2, spread))
+        # The shift gives the factor a mean of 1.
+        factor = math.exp(worker.rng.gauss(-spread * spread / 2, spread))
         return samples * self._conditions.seconds_per_sample * factor
 
     def _finish(self, interval: _Interval) -> None:
@@ -222,7 +228,7 @@ class Simulation:
             self._at(self._now + self._conditions.latency, lambda: self._blend(header, payload))
         else:
             self._blend(header, payload)
-        self._begin(worker)
+        self._start(worker)
 
     def _die(self, interval: _Interval) -> None:
         worker = interval.worker
@@ -232,50 +238,50 @@ class Simulation:
         self.outcome.samples_lost += interval.stop - worker.position
         worker.learner = None
         for idle in self._idle:
-            self._at(self._now, partial(self._begin, idle))
+            self._at(self._now, partial(self._start, idle))
         self._idle.clear()
 
     # -- the parameter server ------------------------------------------------------------------
 
     def _blend(self, header: Header, payload: bytes) -> None:
-        blender = self._blender
-        blender.check(header)
-        blender.payload(header)[:] = payload
-        blender.inspect(header, blender.payload(header), 0)
-        blender.blend(header.update, header, [])
-        blender.published(blender.next_meta(token=1))
+        model = self._model
+        model.check(header)
+        model.payload(header)[:] = payload
+        model.inspect(header, model.payload(header), 0)
+        model.blend(header.update, header, [])
+        model.published(model.next_meta(token=1))
         self.outcome.bytes_pushed += len(payload)
         self._evaluate()
 
     def _evaluate(self) -> None:
-        epochs = self._blender.record.finished_epochs
+        epochs = self._model.record.finished_epochs
         last = self.outcome.points[-1].epoch if self.outcome.points else 0
         due = epochs % self._evaluate_every == 0 or epochs == self._spec.epochs
         if epochs == last or not due:
             return
-        metrics = self._judge.evaluate(
-            self._blender.weights,
-            self._blender.integers,
+        metrics = self._evaluator.evaluate(
+            self._model.weights,
+            self._model.integers,
             should_stop=lambda: False,
             on_step=lambda: None,
         )
-        samples = self._blender.meta.totals.samples
+        samples = self._model.meta.totals.samples
         point = Point(epochs, self._now, samples, metrics)
         self.outcome.points.append(point)
         self._on_point(point)
 
-    def _new_blender(self) -> ModelState:
-        floats, integers = self._judge.initial()
-        recipe = ShardConfig(self._spec, self._facts)
+    def _new_model(self) -> ModelState:
+        floats, integers = self._evaluator.initial()
+        config = ShardConfig(self._spec, self._facts)
         meta = Meta(
             version=0,
             token=0,
-            floats=recipe.part.floats,
-            parameters=recipe.part.parameters,
-            layout=recipe.layout_digest,
+            floats=config.part.floats,
+            parameters=config.part.parameters,
+            layout=config.layout_digest,
             integers=encode_integers(integers),
         )
-        return ModelState(recipe, Snapshot(meta, Record()), floats)
+        return ModelState(config, Snapshot(meta, Record()), floats)
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (when, next(self._numbers), action))

@@ -1,4 +1,4 @@
-"""One measurement of the store: what it exchanges, how fast, and what that takes."""
+"""Measurement of the store: throughput, latency, memory and processor time."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from vcasgd.learning.encodings import make_codec
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.tensors.snapshot import Snapshot
 
-#: not counted: caches, connections, the servers' buffers; and each worker has been through
+#: Uncounted time and updates, for caches, connections and buffers to fill.
 WARM_UP_SECONDS = 1.0
 WARM_UP_UPDATES_PER_WORKER = 3
-#: the exchange is broken if it does not get this far by then, whatever the model's size
+#: Seconds until the measurement fails; any working exchange of any size needs less.
 WARM_UP_LIMIT_SECONDS = 300.0
-#: between two looks at the processes
+#: Seconds between two samples of memory.
 SAMPLE_SECONDS = 0.1
 SOAK_SAMPLE_SECONDS = 5.0
-#: settings of the user that a measurement keeps; it touches nothing else of theirs
+#: Settings of the user that a measurement keeps; all others have their defaults.
 KEPT = ("redis_server", "log_level")
 
-Say = Callable[[str], None]
+#: Callback that prints progress.
+Print = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class StoreBenchOptions:
-    """What to measure. ``worker_socket``: ``tcp`` or ``unix``; ``memory_mb``: limit of the
-    tensors server."""
+    """Options of a measurement.
+
+    ``worker_socket`` is ``tcp`` or ``unix``; ``memory_mb`` limits each tensors server.
+    """
 
     size_mb: int = 64
     workers: int = 2
@@ -59,8 +62,11 @@ class StoreBenchOptions:
 
 @dataclass(frozen=True)
 class Moment:
-    """All counters at one time. ``snapshots``: of each shard; ``versions`` and
-    ``publications`` are sums over the shards."""
+    """All counters at one moment.
+
+    ``snapshots`` has one entry per shard; ``versions`` and ``publications`` are sums over the
+    shards.
+    """
 
     at: float
     snapshots: list[Snapshot]
@@ -84,32 +90,32 @@ class Moment:
         )
 
 
-def measure(options: StoreBenchOptions, say: Say) -> Figures:
-    """Starts everything, measures, and leaves nothing behind; call it in the main thread.
+def measure(options: StoreBenchOptions, log: Print) -> Figures:
+    """Start all processes, measure, and clean up. Call it in the main thread.
 
-    Raises :class:`~vcasgd.errors.StackError` where something does not start or does not move.
+    Raises :class:`~vcasgd.errors.StackError` if a process fails or no update is applied.
     """
-    say("measuring the loopback")
+    log("measuring the loopback")
     loopback = [measure_loopback(options.workload.model_bytes)]
     with Rig(options.workload, _settings()) as rig:
-        figures = _run(options, rig, say)
-    say("measuring the loopback again")
+        figures = _run(options, rig, log)
+    log("measuring the loopback again")
     loopback.append(measure_loopback(options.workload.model_bytes))
     return figures.against(loopback)
 
 
-def _run(options: StoreBenchOptions, rig: Rig, say: Say) -> Figures:
+def _run(options: StoreBenchOptions, rig: Rig, log: Print) -> Figures:
     gauges = ProcessGauges()
     for name, pid in rig.servers.items():
         gauges.watch(name, pid)
     if options.memory_mb is not None:
         rig.limit_memory(options.memory_mb)
-    say(f"starting {options.workers} workers")
+    log(f"starting {options.workers} workers")
     rig.start()
     for name, pid in rig.workers.items():
         gauges.watch(name, pid, rig.tallies[name].baseline)
     _warm_up(rig)
-    say(f"measuring for {options.seconds:.0f} s")
+    log(f"measuring for {options.seconds:.0f} s")
     before = Moment.now(rig)
     gauges.begin()
     _sample(rig, gauges, before.at + options.seconds, options.soak)
@@ -118,11 +124,11 @@ def _run(options: StoreBenchOptions, rig: Rig, say: Say) -> Figures:
 
 
 def _warm_up(rig: Rig) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
 
     def warm() -> bool:
         slowest = min(tally.applied for tally in rig.tallies.values())
-        late = time.monotonic() > begun + WARM_UP_SECONDS
+        late = time.monotonic() > started + WARM_UP_SECONDS
         return late and slowest >= WARM_UP_UPDATES_PER_WORKER
 
     rig.await_truth(warm, WARM_UP_LIMIT_SECONDS, "update of every worker")
@@ -145,7 +151,7 @@ def _figures(
     if not updates:
         raise StackError(
             f"no update was applied within {options.seconds:.0f} s",
-            remedy="measure for longer, or with a smaller model",
+            remedy="measure longer, or use a smaller model",
         )
     updates_per_s = _updates_per_second(shards)
     versions = after.versions - before.versions
@@ -180,9 +186,9 @@ def _figures(
 
 
 def _updates_per_second(shards: list[tuple[Snapshot, Snapshot]]) -> float:
-    """Mean of the shards, for each update has a part in each of them.
+    """Return the mean rate of the shards; each update has a part in each shard.
 
-    From publication to publication: a window that cuts one in two would count it wrong.
+    Rates are taken between two publications, because a fixed window would cut one in two.
     """
     rates = [
         (last.meta.totals.updates - first.meta.totals.updates)
@@ -197,7 +203,7 @@ def _percentile(seconds: NDArray[np.float64], percent: float) -> float | None:
 
 
 def _settings() -> Settings:
-    """Of a stack that has nothing in common with the user's own."""
+    """Return settings for a stack that shares nothing with the user's own."""
     settings = load_settings()
     defaults = {
         name: field.get_default(call_default_factory=True)

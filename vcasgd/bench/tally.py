@@ -1,7 +1,7 @@
-"""What a worker counts, in a file that is mapped into its memory and into that of an observer.
+"""Counters of a worker in a file that the worker and the benchmark map into memory.
 
-It has a fixed size and is touched as a whole at its creation, so that counting for hours does
-not show as growing memory.
+The file has a fixed size and is written completely at its creation, so that counting for hours
+does not show as growing memory.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-#: delays that are remembered; the oldest give way
+#: Capacity of the ring of delays; new delays replace the oldest.
 DELAYS = 1 << 16
-#: cells before the ring of delays: vectors fetched, updates applied, bytes at the start
+#: Cells before the ring of delays: vectors fetched, updates applied, baseline bytes.
 _HEAD = 3
 
 
 class Tally:
-    """One process writes, any others look."""
+    """Shared counters with one writer and any number of readers."""
 
-    #: bytes of the file
+    #: Size of the file in bytes.
     SIZE = 8 * (_HEAD + DELAYS)
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -32,17 +32,17 @@ class Tally:
 
     @property
     def fetched(self) -> float:
-        """Vectors that the worker fetched; a shard of one is a part of one."""
+        """Number of vectors that the worker fetched; a shard counts as a fraction."""
         return float(self._cells[0])
 
     @property
     def applied(self) -> int:
-        """Updates of the worker that it knows to be applied, each shard's for itself."""
+        """Number of updates that the worker knows to be applied; each shard counts."""
         return int(self._cells[1])
 
     @property
     def baseline(self) -> int:
-        """Resident bytes of the worker before it had a job; 0 as long as it does not know."""
+        """Resident bytes of the worker before the job started; 0 until they are known."""
         return int(self._cells[2])
 
     def note_baseline(self, resident: int) -> None:
@@ -52,12 +52,15 @@ class Tally:
         self._cells[0] += vectors
 
     def note_applied(self, seconds: float) -> None:
-        """``seconds`` from the submission of an update to the news that it is applied."""
+        """Count an update; ``seconds`` is the time from its push until the worker knew."""
         self._cells[_HEAD + self.applied % DELAYS] = seconds
         self._cells[1] += 1
 
     def delays(self, since: int) -> NDArray[np.float64]:
-        """Seconds [n] of the updates after the first ``since``, as far as they are remembered."""
+        """Return the delays in seconds, float64 [n], of the updates after the first ``since``.
+
+        Delays that the ring no longer holds are missing.
+        """
         applied = self.applied
         numbers = np.arange(max(since, applied - DELAYS), applied)
         return np.asarray(self._cells[_HEAD + numbers % DELAYS])

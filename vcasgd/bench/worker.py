@@ -1,7 +1,7 @@
-"""A worker of ours that has nothing to learn: it leases, fetches and pushes as all workers do.
+"""Worker process that leases, fetches and pushes without training.
 
-Everything between the learner and the servers is the product's own. The learner answers at
-once with the same synthetic update, so that all of the time goes into the exchange.
+Everything between the learner and the servers is the product's own code. The learner returns the
+same synthetic update at once, so that all of the time goes into the exchange.
 
 Run as ``python -m vcasgd.bench.worker --job JOB --worker NAME --tally FILE``.
 """
@@ -32,12 +32,12 @@ from vcasgd.worker.learner import Base, Learner, Trained
 from vcasgd.worker.loop import Worker
 from vcasgd.worker.setup import Chores
 
-#: so small that millions of them leave the weights finite
+#: Small enough that the weights stay finite after millions of updates.
 UPDATE_SCALE = 1e-6
 
 
 class Numbers(Dataset[int]):
-    """As many samples as the job has pushes; nobody looks at them."""
+    """Placeholder data set with one sample per push."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -50,10 +50,7 @@ class Numbers(Dataset[int]):
 
 
 class Synthetic(Task):
-    """A model that is a vector of ``floats`` numbers and is never held in memory.
-
-    One sample is one push.
-    """
+    """Task with a model of ``floats`` numbers that has no memory. One sample is one push."""
 
     batch_size = 1
 
@@ -71,59 +68,59 @@ class Synthetic(Task):
 
 
 class SyntheticLearner(Learner):
-    """Trains in no time. ``look`` is called before each push, when ``base`` is up to date."""
+    """Learner that returns at once; it calls ``on_push`` before each push, with a current base."""
 
-    def __init__(self, spec: JobSpec, look: Callable[[], None]) -> None:
+    def __init__(self, spec: JobSpec, on_push: Callable[[], None]) -> None:
         super().__init__(spec, Synthetic(**spec.args), "meta")
-        self._look = look
+        self._on_push = on_push
         self._synthetic = torch.randn(self.layout.floats).mul_(UPDATE_SCALE)
 
     def initial(self) -> tuple[Tensor, Tensor]:
         return torch.zeros(self.layout.floats), torch.zeros(0, dtype=torch.int64)
 
     def start_subtask(self) -> None:
-        """There is no optimizer."""
+        """Do nothing; there is no optimizer."""
 
     def train(
         self,
         base: Base,
-        subtask: int,  # noqa: ARG002 - all are alike
+        subtask: int,  # noqa: ARG002 - all subtasks are equal
         start: int,  # noqa: ARG002
         stop: int,
         *,
-        should_stop: Callable[[], bool],  # noqa: ARG002 - it never takes long
+        should_stop: Callable[[], bool],  # noqa: ARG002 - returns at once
         on_step: Callable[[], None],
     ) -> Trained:
-        self._look()
+        self._on_push()
         on_step()
         return Trained(stop, 1, 0.0, self._synthetic, base.integers)
 
 
 class SyntheticChores(Chores):
-    """Needs no package: the task is here."""
+    """Setup without a package; the task is in this module."""
 
     def __init__(self, desk: WorkerContext, tally: Tally) -> None:
         super().__init__(desk)
         self._tally = tally
-        #: version of each shard that was trained from last
-        self._seen: dict[int, tuple[int, int] | None] = {}
+        #: Last base version of each shard.
+        self._bases: dict[int, tuple[int, int] | None] = {}
 
     def _built(self, job: JobRecord) -> Learner:
-        return SyntheticLearner(job.spec, self._look)
+        return SyntheticLearner(job.spec, self._count)
 
-    def _look(self) -> None:
-        """What happened since the last push, shard by shard."""
+    def _count(self) -> None:
+        """Add fetches and applied updates since the last push to the tally, shard by shard."""
         floats = self.learner().layout.floats
         for link in self._desk.links:
-            if link.base != self._seen.get(link.part.shard):
-                self._seen[link.part.shard] = link.base
+            if link.base != self._bases.get(link.part.shard):
+                self._bases[link.part.shard] = link.base
                 self._tally.note_fetched(link.part.floats / floats)
             for seconds in link.outbox.take_delays():
                 self._tally.note_applied(seconds)
 
 
 class SyntheticWorker(Worker):
-    """The product's worker with another learner."""
+    """Product worker with a synthetic learner."""
 
     def __init__(self, settings: Settings, job: str, name: str, tally: Tally) -> None:
         super().__init__(settings, job, name)
@@ -131,14 +128,14 @@ class SyntheticWorker(Worker):
 
 
 def main() -> int:
-    """The process. Exit status 0 when it left in good order."""
+    """Run the worker process. Exits with status 0 after an orderly shutdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--job", required=True)
     parser.add_argument("--worker", required=True)
     parser.add_argument("--tally", type=Path, required=True)
     options = parser.parse_args()
     configure_logging("worker")
-    # the processes of a measurement share the processors of one machine
+    # All processes of a measurement share the processors of one machine.
     torch.set_num_threads(1)
     try:
         tally = Tally(options.tally, create=True)
