@@ -1,4 +1,4 @@
-"""Schedules and clipping, on parameters whose every step can be computed by hand."""
+"""Schedules and gradient clipping, on parameters whose steps can be computed by hand."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Falling(vcasgd.Task):
 
 
 def parameters(*gradients: float) -> list[torch.nn.Parameter]:
-    made = []
+    result = []
     for gradient in gradients:
-        made.append(torch.nn.Parameter(torch.zeros(1)))
-        made[-1].grad = torch.tensor([gradient])
-    return made
+        result.append(torch.nn.Parameter(torch.zeros(1)))
+        result[-1].grad = torch.tensor([gradient])
+    return result
 
 
-def test_every_group_follows_from_its_own_rate() -> None:
+def test_the_schedule_scales_each_groups_own_rate() -> None:
     first, second = parameters(1.0, 1.0)
     groups: list[dict[str, Any]] = [{"params": [first], "lr": 1.0}, {"params": [second], "lr": 4.0}]
     optimizer = torch.optim.SGD(groups)
@@ -41,7 +41,7 @@ def test_every_group_follows_from_its_own_rate() -> None:
     assert (first.item(), second.item()) == (-0.75, -3.0)
 
 
-def test_the_rate_is_constant_unless_there_is_a_schedule() -> None:
+def test_the_rate_is_constant_without_a_schedule() -> None:
     optimizer = torch.optim.SGD(parameters(1.0), lr=0.1)
 
     Rates(vcasgd.Task(), optimizer).follow(0.99)
@@ -50,7 +50,7 @@ def test_the_rate_is_constant_unless_there_is_a_schedule() -> None:
 
 
 @pytest.mark.parametrize("factor", [-0.1, math.nan, math.inf, "fast", None])
-def test_what_is_no_factor_is_the_users_error(factor: Any) -> None:
+def test_an_invalid_factor_is_an_error_of_the_user(factor: Any) -> None:
     class Wrong(vcasgd.Task):
         def schedule(self, progress: float) -> float:
             return factor  # type: ignore[no-any-return]
@@ -75,19 +75,19 @@ def test_all_gradients_are_scaled_together() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=8))
-def test_the_norm_is_never_larger_and_small_gradients_stay(gradients: list[float]) -> None:
+def test_clipping_bounds_the_norm_and_keeps_small_gradients(gradients: list[float]) -> None:
     clipped = parameters(*gradients)
     norm = math.hypot(*gradients)
 
     clip(Clipped(), torch.optim.SGD(clipped), 1)
 
-    found = [each.grad.item() for each in clipped if each.grad is not None]
-    assert math.hypot(*found) <= 1 + 1e-4
+    after = [each.grad.item() for each in clipped if each.grad is not None]
+    assert math.hypot(*after) <= 1 + 1e-4
     if norm < 0.99:
-        assert found == gradients
+        assert after == gradients
 
 
-def test_nothing_is_clipped_unless_it_is_asked_for() -> None:
+def test_nothing_is_clipped_by_default() -> None:
     (parameter,) = parameters(1e6)
 
     clip(vcasgd.Task(), torch.optim.SGD([parameter]), 1)
@@ -96,13 +96,13 @@ def test_nothing_is_clipped_unless_it_is_asked_for() -> None:
     assert parameter.grad.item() == 1e6
 
 
-def test_a_gradient_that_is_not_finite_is_said() -> None:
+def test_a_gradient_that_is_not_finite_is_an_error() -> None:
     with pytest.raises(NonFiniteLoss, match="the norm of the gradient is inf in local step 7"):
         clip(Clipped(), torch.optim.SGD(parameters(math.inf, 1.0)), 7)
 
 
 @pytest.mark.parametrize("norm", [0, -1.0, True, "1", math.nan, math.inf])
-def test_what_is_no_norm_is_refused(norm: Any) -> None:
+def test_an_invalid_norm_is_an_error(norm: Any) -> None:
     task = vcasgd.Task()
     task.clip_norm = norm
 

@@ -1,4 +1,4 @@
-"""Update rules, with numbers computed by hand and properties that hold for all numbers."""
+"""Update rules: numbers computed by hand, and properties of all numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FRESH = Context(staleness=0, epoch=1, parameters=2)
 
 
 def blended(update: Update, payload: list[float], context: Context = FRESH) -> tuple[object, float]:
-    """What becomes of the vector [10, 20, 30], whose last element is a statistic."""
+    """Blend a payload into the vector [10, 20, 30], whose last element is a statistic."""
     weights = torch.tensor([10.0, 20.0, 30.0])
     given_weight = make_rule(update).blend(weights, torch.tensor(payload), context)
     return weights.tolist(), given_weight
@@ -61,7 +61,7 @@ def test_vc_asgd_with_variable_alpha(epoch: int, mixing: float) -> None:
     assert given_weight == pytest.approx(mixing)  # 1 − e/(e+1)
 
 
-def test_vc_asgd_trusts_a_stale_update_less() -> None:
+def test_vc_asgd_gives_a_stale_update_less_weight() -> None:
     update = VcAsgdSpec(alpha=0.5, staleness=POLYNOMIAL)
 
     weights, given_weight = blended(update, [14.0, 24.0, 34.0], replace(FRESH, staleness=3))
@@ -79,7 +79,7 @@ def test_async_local_sgd_adds_differences_and_averages_statistics() -> None:
     assert given_weight == 0.5
 
 
-def test_async_local_sgd_trusts_a_stale_update_less() -> None:
+def test_async_local_sgd_gives_a_stale_update_less_weight() -> None:
     update = AsyncLocalSgdSpec(rule="async-local-sgd", statistics_mix=0.5, staleness=POLYNOMIAL)
 
     weights, given_weight = blended(update, [4.0, 8.0, 70.0], replace(FRESH, staleness=3))
@@ -88,7 +88,7 @@ def test_async_local_sgd_trusts_a_stale_update_less() -> None:
     assert given_weight == 0.5
 
 
-def test_fedasync_weighs_by_age() -> None:
+def test_fedasync_weights_by_age() -> None:
     update = FedAsyncSpec(rule="fedasync", beta=0.5)
 
     weights, given_weight = blended(update, [14.0, 24.0, 34.0], replace(FRESH, staleness=3))
@@ -97,7 +97,7 @@ def test_fedasync_weighs_by_age() -> None:
     assert given_weight == 0.25
 
 
-def test_easgd_moves_both_ends_of_the_spring() -> None:
+def test_easgd_moves_the_weights_and_the_worker() -> None:
     rule = make_rule(EasgdSpec(rule="easgd", moving_rate=0.25))
     weights, local = torch.tensor([10.0, 20.0]), torch.tensor([14.0, 12.0])
 
@@ -108,14 +108,14 @@ def test_easgd_moves_both_ends_of_the_spring() -> None:
     assert start.tolist() == [13.0, 14.0]  # w − 0.25·(w − W)
 
 
-def test_a_worker_without_a_copy_of_its_own_starts_from_the_snapshot() -> None:
+def test_a_worker_without_its_own_copy_starts_from_the_snapshot() -> None:
     base, local = torch.tensor([1.0]), torch.tensor([5.0])
 
     assert pulled(make_rule(EasgdSpec(rule="easgd")), None, base) is base
     assert pulled(make_rule(VcAsgdSpec()), local, base) is base
 
 
-def test_sma_has_momentum_for_parameters_alone() -> None:
+def test_sma_has_momentum_for_parameters_only() -> None:
     rule = make_rule(SmaSpec(rule="sma", moving_rate=0.5, momentum=0.5))
     weights, state = torch.tensor([0.0, 8.0]), torch.zeros(2)
     context = Context(0, 1, 1, state=state)
@@ -137,7 +137,7 @@ def test_downpour_divides_by_the_staleness(staleness: int, parameters: float) ->
     assert weights == [parameters, 20.0, 35.0 if staleness == 4 else 50.0]
 
 
-def test_delayed_nesterov_steps_with_each_and_has_momentum_with_each_second() -> None:
+def test_delayed_nesterov_applies_momentum_with_each_nth_update() -> None:
     rule = make_rule(DelayedNesterovSpec(rule="delayed-nesterov", eta=1.0, buffer=2, momentum=0.5))
     weights, state = torch.zeros(1), torch.zeros(1)
 
@@ -147,7 +147,7 @@ def test_delayed_nesterov_steps_with_each_and_has_momentum_with_each_second() ->
         rule.blend(weights, torch.tensor([delta]), context)
         seen.append(weights.item())
 
-    # m is (2 + 6)/2 = 4 with the second, and 0.5·4 + (4 + 0)/2 = 4 with the fourth
+    # m is (2 + 6)/2 = 4 at the second update, and 0.5·4 + (4 + 0)/2 = 4 at the fourth
     assert seen == [1.0, 1 + 3 + 0.5 * 4, 6 + 2, 8 + 0 + 0.5 * 4]
 
 
@@ -165,7 +165,7 @@ def test_fedbuff_waits_until_its_buffer_is_full() -> None:
     assert state.tolist() == [6.0]
 
 
-def test_dc_asgd_on_a_parabola_makes_the_step_of_the_newer_point() -> None:
+def test_dc_asgd_is_exact_for_a_quadratic_loss() -> None:
     # Given the loss h·W²/2 with the gradient hW, and a worker's step of rate 0.1 from w₀ = 1
     rate, curvature, base, now = 0.1, 0.8, torch.tensor([1.0]), torch.tensor([0.5])
     delta = -rate * curvature * base
@@ -174,11 +174,11 @@ def test_dc_asgd_on_a_parabola_makes_the_step_of_the_newer_point() -> None:
     weights = now.clone()
     rule.blend(weights, delta, Context(0, 1, 1, base=base))
 
-    # Then the step is what the gradient at 0.5 would have made
+    # Then the step equals a step with the gradient at 0.5
     torch.testing.assert_close(weights, now - rate * curvature * now)
 
 
-def test_dc_asgd_never_goes_further_than_back_or_twice() -> None:
+def test_dc_asgd_limits_its_correction_to_the_update() -> None:
     rule = make_rule(DcAsgdSpec(rule="dc-asgd", compensation=1e6))
     weights = torch.tensor([1e30, -1e30, 5.0])
     context = Context(0, 1, 3, base=torch.zeros(3))
@@ -203,7 +203,7 @@ EVERY_RULE: list[Update] = [
 
 @pytest.mark.parametrize("update", EVERY_RULE, ids=lambda update: update.rule)
 @pytest.mark.parametrize("length", [1, 2, 4])
-def test_an_update_of_another_length_changes_nothing(update: Update, length: int) -> None:
+def test_an_update_of_the_wrong_length_changes_nothing(update: Update, length: int) -> None:
     weights, state = torch.tensor([10.0, 20.0, 30.0]), torch.ones(3)
 
     with pytest.raises(InvalidUpdate) as caught:
@@ -230,7 +230,7 @@ def test_a_factor_shortens_the_step_of_every_rule(update: Update) -> None:
 
 
 @pytest.mark.parametrize("update", EVERY_RULE, ids=lambda update: update.rule)
-def test_statistics_of_many_workers_come_close_and_never_further(update: Update) -> None:
+def test_statistics_of_many_workers_converge_without_overshoot(update: Update) -> None:
     rule, weights, state = make_rule(update), torch.zeros(1), torch.zeros(1)
 
     for number in range(1, 13):
@@ -244,7 +244,7 @@ def test_statistics_of_many_workers_come_close_and_never_further(update: Update)
 
 
 def test_batch_norm_statistics_of_many_workers_do_not_add_up() -> None:
-    # Given four workers that all measured a running mean of 8 from the global 0
+    # Given four workers that all measured a running mean of 8; the global one is 0
     norm = nn.BatchNorm1d(1)
     layout = Layout.of(norm)
     weights = torch.zeros(layout.floats)
@@ -260,7 +260,7 @@ def test_batch_norm_statistics_of_many_workers_do_not_add_up() -> None:
         rule.blend(weights, payload, Context(0, 1, layout.parameters))
         seen.append(weights[layout.parameters].item())
 
-    # Then the mean closes in on 8 instead of passing 8 with the second
+    # Then the mean approaches 8 instead of passing 8 with the second
     assert seen == [4.0, 6.0, 7.0, 7.5]
 
 
@@ -274,12 +274,12 @@ def test_payloads() -> None:
     assert out.tolist() == [2.0, 4.0, 9.0]
 
 
-def test_rules_say_what_they_want() -> None:
+def test_rules_declare_their_payload() -> None:
     assert make_rule(VcAsgdSpec()).payload is Payload.WEIGHTS
     assert make_rule(AsyncLocalSgdSpec(rule="async-local-sgd")).payload is Payload.DELTA
 
 
-def test_counters_never_run_backwards() -> None:
+def test_counters_never_decrease() -> None:
     current = torch.tensor([5, 1], dtype=torch.int64)
 
     merge_integers(current, torch.tensor([3, 4]))
@@ -320,7 +320,7 @@ def columns(values: list[tuple[float, float]]) -> tuple[Tensor, Tensor]:
 
 @settings(deadline=None)
 @given(rules, pairs, st.data())
-def test_shard_by_shard_is_the_same_as_the_whole(
+def test_blending_by_shard_equals_blending_the_whole(
     rule: Rule, values: list[tuple[float, float]], data: st.DataObject
 ) -> None:
     weights, update = columns(values)
@@ -351,7 +351,7 @@ def test_shard_by_shard_is_the_same_as_the_whole(
 
 @settings(deadline=None)
 @given(averaging, pairs, st.integers(0, 50))
-def test_averaging_stays_between_old_and_new(
+def test_averaging_stays_between_the_old_and_the_new_weights(
     rule: Rule, values: list[tuple[float, float]], staleness: int
 ) -> None:
     weights, update = columns(values)

@@ -1,4 +1,4 @@
-"""The cut of a vector, and which samples are trained for which shard: pure."""
+"""The cut of a vector into shards, and the intervals trained for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vcasgd.spec.update import AsyncLocalSgdSpec, VcAsgdSpec
         (0, 0, 1, [(0, 0, 0)]),
     ],
 )
-def test_the_cut(
+def test_parts_of_a_cut(
     floats: int, parameters: int, shards: int, expected: list[tuple[int, int, int]]
 ) -> None:
     parts = Cut(floats, parameters, shards).parts
@@ -32,7 +32,7 @@ def test_the_cut(
 
 
 @given(floats=st.integers(1, 200), statistics=st.integers(0, 50), nodes=st.integers(1, 12))
-def test_the_parts_are_the_vector_and_differ_by_one_at_most(
+def test_parts_cover_the_vector_and_differ_by_at_most_one(
     floats: int, statistics: int, nodes: int
 ) -> None:
     parameters = max(0, floats - statistics)
@@ -61,7 +61,7 @@ def test_no_shard_is_empty(nodes: int, floats: int, expected: int) -> None:
     seed=st.integers(0, 1000),
     update=st.sampled_from([VcAsgdSpec(rule="vc-asgd"), AsyncLocalSgdSpec(rule="async-local-sgd")]),
 )
-def test_a_rule_on_each_shard_is_the_rule_on_the_whole(
+def test_a_rule_on_each_shard_equals_the_rule_on_the_whole(
     floats: int, statistics: int, nodes: int, staleness: int, seed: int, update: VcAsgdSpec
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -97,13 +97,15 @@ def test_the_next_step(positions: list[int], expected: Step | None) -> None:
 def test_each_shard_gets_each_sample_it_lacks_once(
     data: st.DataObject, size: int, interval: int
 ) -> None:
-    """Whatever the shards have at first, and wherever an interval is cut short."""
+    """Holds for all initial positions, and if an interval is cut short anywhere."""
     positions = data.draw(st.lists(st.integers(0, size), min_size=1, max_size=5))
     before = list(positions)
     got: list[list[int]] = [[] for _ in positions]
     steps = 0
     while (step := next_step(positions, size, lambda start: start + interval)) is not None:
-        stop = data.draw(st.integers(step.start + 1, step.stop))  # a notice came in between
+        stop = data.draw(
+            st.integers(step.start + 1, step.stop)
+        )  # a notice can end the interval early
         for shard in step.shards:
             assert positions[shard] == step.start
             got[shard] += range(step.start, stop)
@@ -115,8 +117,8 @@ def test_each_shard_gets_each_sample_it_lacks_once(
 
 
 @given(positions=st.lists(st.integers(0, 50), min_size=1, max_size=5), interval=st.integers(1, 20))
-def test_shards_that_met_stay_together(positions: list[int], interval: int) -> None:
-    """So that training again for one shard never costs more intervals than that shard lacks."""
+def test_shards_at_the_same_position_stay_together(positions: list[int], interval: int) -> None:
+    """So catching up for one shard costs no more intervals than that shard lacks."""
     lacking = -(-(50 - min(positions)) // interval) + len(set(positions))
     steps = 0
     while (step := next_step(positions, 50, lambda start: start + interval)) is not None:
@@ -128,7 +130,7 @@ def test_shards_that_met_stay_together(positions: list[int], interval: int) -> N
     assert steps <= lacking
 
 
-def test_frozen_parameters_are_in_no_update() -> None:
+def test_updates_do_not_carry_frozen_parameters() -> None:
     parts = Cut(floats=10, parameters=3, shards=3, sent=5).parts
 
     assert [part.floats for part in parts] == [3, 3, 4]

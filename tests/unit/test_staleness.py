@@ -1,4 +1,4 @@
-"""s(τ), with numbers computed by hand."""
+"""s(τ): numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ specs = st.builds(
 
 
 @given(specs, st.integers(0, 10_000))
-def test_older_never_counts_more(spec: Staleness, tau: int) -> None:
+def test_older_updates_never_weigh_more(spec: Staleness, tau: int) -> None:
     assert 0 < weight(spec, tau + 1) <= weight(spec, tau) <= 1
 
 
 @given(specs, st.integers(max_value=-1))
-def test_negative_staleness_counts_as_none(spec: Staleness, tau: int) -> None:
+def test_negative_staleness_counts_as_zero(spec: Staleness, tau: int) -> None:
     assert weight(spec, tau) == weight(spec, 0) == 1

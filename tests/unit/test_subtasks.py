@@ -1,4 +1,4 @@
-"""An epoch's seeded order cut into subtasks, and the record of what is applied."""
+"""Subtasks of an epoch's seeded order, and the applied record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestEpochPlan:
 
     @settings(deadline=None)
     @given(plans)
-    def test_every_sample_comes_exactly_once_in_every_epoch(self, plan: EpochPlan) -> None:
+    def test_every_epoch_contains_every_sample_exactly_once(self, plan: EpochPlan) -> None:
         for epoch in range(plan.epochs):
             first = epoch * plan.subtasks_per_epoch
             parts = [
@@ -52,29 +52,31 @@ class TestEpochPlan:
 
     @settings(deadline=None)
     @given(plans, st.data())
-    def test_any_machine_draws_the_same_order(self, plan: EpochPlan, data: st.DataObject) -> None:
+    def test_every_machine_computes_the_same_order(
+        self, plan: EpochPlan, data: st.DataObject
+    ) -> None:
         subtask = data.draw(st.integers(0, plan.total_subtasks - 1))
         stop = data.draw(st.integers(0, plan.size(subtask)))
         start = data.draw(st.integers(0, stop))
         whole = plan.indices(subtask, 0, plan.size(subtask))
 
-        subtasks._order.cache_clear()  # another machine
+        subtasks._order.cache_clear()  # like another machine
         twin = EpochPlan(plan.samples, plan.subtasks_per_epoch, plan.epochs, plan.seed)
 
         assert np.array_equal(twin.indices(subtask, start, stop), whole[start:stop])
         assert twin.order_digest() == plan.order_digest()
 
-    def test_progress_is_that_of_the_job(self) -> None:
+    def test_progress_covers_the_whole_job(self) -> None:
         plan = EpochPlan(samples=10, subtasks_per_epoch=3, epochs=2, seed=0)
 
-        # the subtasks of an epoch begin at 0, 3 and 6
+        # the subtasks of an epoch start at 0, 3, and 6
         assert [plan.progress(subtask, 0) for subtask in range(6)] == [
             0.0, 0.15, 0.3, 0.5, 0.65, 0.8,
         ]  # fmt: skip
         assert plan.progress(4, 2) == 0.75
         assert plan.progress(5, 4) == 1.0
 
-    def test_the_order_never_changes_between_releases(self) -> None:
+    def test_the_order_is_the_same_in_all_releases(self) -> None:
         assert PLAN.indices(0, 0, 3).tolist() == [6, 1, 0]
         assert PLAN.order_digest().startswith("4e1379dab346")
 
@@ -85,14 +87,14 @@ class TestEpochPlan:
         assert not np.array_equal(plan.indices(0, 0, 1000), plan.indices(1, 0, 1000))
         assert plan.order_digest() != other.order_digest()
 
-    def test_indices_are_int64_and_cannot_spoil_the_cache(self) -> None:
+    def test_indices_are_int64_and_read_only(self) -> None:
         indices = PLAN.indices(0, 0, 3)
 
         assert indices.dtype == np.int64
         with pytest.raises(ValueError, match="read-only"):
             indices[0] = 5
 
-    def test_few_orders_are_kept(self) -> None:
+    def test_the_cache_of_orders_is_bounded(self) -> None:
         plan = EpochPlan(10, 1, 100, seed=0)
         for subtask in range(100):
             plan.indices(subtask, 0, 10)
@@ -109,7 +111,7 @@ class TestEpochPlan:
             ((2, 1, 1, -1), "seed", "at least 0"),
         ],
     )
-    def test_nonsense_is_refused_by_field(
+    def test_an_invalid_plan_names_the_field(
         self, numbers: tuple[int, int, int, int], field: str, message: str
     ) -> None:
         with pytest.raises(SpecError, match=message) as caught:
@@ -117,14 +119,14 @@ class TestEpochPlan:
         assert caught.value.field == field
 
     @pytest.mark.parametrize("subtask", [-1, 6])
-    def test_there_is_no_such_subtask(self, subtask: int) -> None:
+    def test_an_unknown_subtask_is_out_of_range(self, subtask: int) -> None:
         for call in (PLAN.bounds, PLAN.size, AppliedRecord(PLAN).position):
             with pytest.raises(InvalidUpdate) as caught:
                 call(subtask)
             assert caught.value.reason == "range"
 
     @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 4), (3, 2)])
-    def test_there_are_no_such_samples(self, start: int, stop: int) -> None:
+    def test_unknown_samples_are_out_of_range(self, start: int, stop: int) -> None:
         with pytest.raises(InvalidUpdate) as caught:
             PLAN.indices(0, start, stop)
         assert caught.value.reason == "range"
@@ -140,7 +142,7 @@ class TestAppliedRecord:
         assert (record.position(2), record.is_done(2), record.done_subtasks()) == (4, True, [2])
         assert (record.samples_applied, record.complete) == (4, False)
 
-    def test_a_finished_epoch_folds(self) -> None:
+    def test_a_finished_epoch_is_folded(self) -> None:
         record = AppliedRecord(PLAN)
         record.advance(0, 0, 3)
         record.advance(1, 0, 3)
@@ -151,7 +153,7 @@ class TestAppliedRecord:
         assert (record.position(2), record.is_done(2), record.done_subtasks()) == (4, True, [])
         assert record.samples_applied == 11
 
-    def test_epochs_fold_in_order_only(self) -> None:
+    def test_epochs_are_folded_in_order(self) -> None:
         record = AppliedRecord(PLAN)
         for subtask in (3, 4, 5, 0, 1):
             assert record.advance(subtask, 0, PLAN.size(subtask)) == []
@@ -175,7 +177,7 @@ class TestAppliedRecord:
             (6, 0, 1, "range"),
         ],
     )
-    def test_what_does_not_belong_is_refused(
+    def test_samples_out_of_place_are_rejected(
         self, subtask: int, start: int, stop: int, reason: str
     ) -> None:
         record = AppliedRecord(PLAN, positions={0: 2})
@@ -233,20 +235,20 @@ class TestAppliedRecord:
             "[" * 100_000,
         ],
     )
-    def test_a_damaged_record_is_refused(self, text: str) -> None:
+    def test_a_damaged_record_is_an_error(self, text: str) -> None:
         with pytest.raises(CheckpointDamaged):
             AppliedRecord.from_json(PLAN, text)
 
     @settings(deadline=None)
     @given(plans, st.data())
     def test_against_a_set_of_samples(self, plan: EpochPlan, data: st.DataObject) -> None:
-        """Whatever arrives, and however often, each sample is applied exactly once."""
+        """Any sequence of pushes, with repetitions, applies each sample exactly once."""
         record = AppliedRecord(plan)
         applied: set[tuple[int, int]] = set()
         for _ in range(data.draw(st.integers(0, 40))):
             subtask = data.draw(st.integers(0, plan.total_subtasks - 1))
             size = plan.size(subtask)
-            # mostly the rest of the subtask, so that epochs do finish
+            # mostly the rest of the subtask, so that epochs finish
             start = data.draw(st.one_of(st.just(record.position(subtask)), st.integers(0, size)))
             stop = data.draw(st.one_of(st.just(size), st.integers(0, size)))
             samples = {(subtask, sample) for sample in range(start, stop)}
@@ -286,7 +288,7 @@ def check_against(record: AppliedRecord, applied: set[tuple[int, int]]) -> None:
 BLOCKS = SampleBlocks((30, 10, 0, 25, 35), window=2)
 
 
-def test_an_order_in_blocks_has_every_sample_once_and_differs_by_epoch() -> None:
+def test_an_order_in_blocks_contains_every_sample_once_and_differs_by_epoch() -> None:
     plan = EpochPlan(100, 4, 2, seed=3, blocks=BLOCKS)
     epochs = [
         np.concatenate([plan.indices(number, 0, 25) for number in range(first, first + 4)])
@@ -299,26 +301,26 @@ def test_an_order_in_blocks_has_every_sample_once_and_differs_by_epoch() -> None
 
 
 def test_an_order_in_blocks_is_the_same_on_every_machine() -> None:
-    # a change of these numbers would mix two orders in a job that spans two versions
+    # other numbers would mix two orders in a job that spans two releases
     plan = EpochPlan(8, 1, 1, seed=7, blocks=SampleBlocks((2, 2, 2, 2), window=2))
 
     assert plan.indices(0, 0, 8).tolist() == [3, 2, 0, 1, 7, 4, 6, 5]
 
 
-def test_a_stretch_of_an_order_touches_few_blocks() -> None:
+def test_a_subtask_reads_few_blocks() -> None:
     blocks = SampleBlocks((10,) * 100, window=4)
     plan = EpochPlan(1000, 20, 1, seed=1, blocks=blocks)
 
     touched = [len({int(i) // 10 for i in plan.indices(n, 0, 50)}) for n in range(20)]
 
-    # 50 samples lie in two or three windows of four blocks
+    # 50 samples are in two or three windows of four blocks
     assert max(touched) <= 12
     plain = EpochPlan(1000, 20, 1, seed=1)
     assert min(len({int(i) // 10 for i in plain.indices(n, 0, 50)}) for n in range(20)) > 30
 
 
-def test_blocks_that_are_not_the_data_set_are_refused() -> None:
-    with pytest.raises(SpecError, match="has 99 samples, and its blocks 100"):
+def test_blocks_that_do_not_match_the_data_set_are_an_error() -> None:
+    with pytest.raises(SpecError, match="has 99 samples, but its blocks have 100"):
         EpochPlan(99, 4, 2, seed=3, blocks=BLOCKS)
     with pytest.raises(SpecError, match="a window of at least 1"):
         SampleBlocks((1,), window=0)

@@ -1,4 +1,4 @@
-"""The local loop, on a model with a single weight whose every step can be computed by hand."""
+"""The local training loop, on a model with one weight whose steps can be computed by hand."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ class TestBuild:
         assert torch.equal(first.weight, second.weight)  # type: ignore[arg-type]
         assert not torch.equal(first.weight, other.weight)  # type: ignore[arg-type]
 
-    def test_the_random_state_is_as_before(self) -> None:
+    def test_the_random_state_is_unchanged(self) -> None:
         before = torch.random.get_rng_state()
 
         build(Slope(), 7, CPU)
 
         assert torch.equal(torch.random.get_rng_state(), before)
 
-    def test_errors_are_the_users(self) -> None:
+    def test_exceptions_become_user_code_errors(self) -> None:
         class Broken(Slope):
             def model(self) -> nn.Module:
                 raise KeyError("layers")
@@ -129,7 +129,7 @@ class TestBuild:
         assert "in model" in caught.value.traceback
         assert "_user_code" not in caught.value.traceback
 
-    def test_what_is_no_module_is_refused(self) -> None:
+    def test_a_model_that_is_not_a_module_is_an_error(self) -> None:
         class Forgetful(Slope):
             def model(self) -> nn.Module:
                 return None  # type: ignore[return-value]
@@ -138,7 +138,7 @@ class TestBuild:
             build(Forgetful(), 0, CPU)
 
 
-def test_seeds_of_intervals_differ_and_repeat() -> None:
+def test_seeds_of_intervals_are_distinct_and_reproducible() -> None:
     seeds = [seed_for(s, k, p) for s in range(3) for k in range(3) for p in range(3)]
 
     assert len(set(seeds)) == len(seeds)
@@ -154,7 +154,7 @@ class TestBatches:
             (2, 0, []),
             (2, 1, [1]),
             (2, 4, [2, 2]),
-            (2, 5, [2, 3]),  # BatchNorm can't train on a lone sample
+            (2, 5, [2, 3]),  # BatchNorm can't train on a single sample
             (3, 5, [3, 2]),
             (1, 3, [1, 1, 1]),
             (9, 5, [5]),
@@ -164,29 +164,29 @@ class TestBatches:
         task = Slope()
         task.batch_size = size
 
-        made = list(batches(task, Numbers(length), np.arange(length)))
+        result = list(batches(task, Numbers(length), np.arange(length)))
 
-        assert [count for _, count in made] == counts
-        assert [len(batch) for batch, _ in made] == counts
+        assert [count for _, count in result] == counts
+        assert [len(batch) for batch, _ in result] == counts
 
     def test_the_order_is_kept(self) -> None:
-        made = [
+        result = [
             batch.flatten().tolist()
             for batch, _ in batches(Slope(), Numbers(5), np.array([4, 0, 2, 1]))
         ]
 
-        assert made == [[5, 1], [3, 2]]
+        assert result == [[5, 1], [3, 2]]
 
-    def test_a_data_set_is_asked_for_a_whole_batch_if_it_can(self) -> None:
-        asked = []
+    def test_a_data_set_with_getitems_gets_one_call_per_batch(self) -> None:
+        calls = []
 
         class Fast(Numbers):
             def __getitems__(self, indices: list[int]) -> list[Tensor]:
-                asked.append(indices)
+                calls.append(indices)
                 return [self[index] for index in indices]
 
         assert len(list(batches(Slope(), Fast(4), np.arange(4)))) == 2
-        assert asked == [[0, 1], [2, 3]]
+        assert calls == [[0, 1], [2, 3]]
 
     def test_the_tasks_collate_is_used(self) -> None:
         class Listing(Slope):
@@ -197,17 +197,19 @@ class TestBatches:
 
         assert batch == {"numbers": [torch.tensor([1.0]), torch.tensor([2.0])]}
 
-    def test_errors_are_the_users(self) -> None:
-        class Torn(Numbers):
+    def test_exceptions_become_user_code_errors(self) -> None:
+        class Damaged(Numbers):
             def __getitem__(self, index: int) -> Tensor:
-                raise OSError("file is torn")
+                raise OSError("file is damaged")
 
-        with pytest.raises(UserCodeError, match="dataset raised OSError: file is torn") as caught:
-            list(batches(Slope(), Torn(2), np.arange(2)))
+        with pytest.raises(
+            UserCodeError, match="dataset raised OSError: file is damaged"
+        ) as caught:
+            list(batches(Slope(), Damaged(2), np.arange(2)))
         assert "in __getitem__" in caught.value.traceback
 
     @pytest.mark.parametrize("size", [0, -1, 1.5, None])
-    def test_a_senseless_batch_size_is_refused(self, size: Any) -> None:
+    def test_an_invalid_batch_size_is_an_error(self, size: Any) -> None:
         task = Slope()
         task.batch_size = size
 
@@ -220,7 +222,7 @@ class Pair(NamedTuple):
     right: str
 
 
-def test_tensors_move_wherever_they_are() -> None:
+def test_nested_tensors_are_moved() -> None:
     batch = {
         "a": [torch.ones(1), ("text", torch.ones(2))],
         "b": Pair(torch.ones(3), "text"),
@@ -237,7 +239,7 @@ def test_tensors_move_wherever_they_are() -> None:
     assert moved["c"] == 4
 
 
-def test_what_knows_how_to_move_moves_itself() -> None:
+def test_objects_with_a_to_method_are_moved() -> None:
     packed = pack_sequence([torch.ones(2)])
 
     moved = to_device(packed, "meta")
@@ -263,7 +265,7 @@ class TestTrain:
 
         assert interval == Interval(samples=5, steps=2, loss_sum=3 * 0.0 + 2 * (-2 * 4.5))
 
-    def test_it_stops_after_the_step_at_work(self) -> None:
+    def test_it_stops_after_the_current_step(self) -> None:
         steps: list[int] = []
 
         _, interval = trained(Slope(), [0, 1, 2, 3], lambda: True, lambda: steps.append(1))
@@ -277,11 +279,11 @@ class TestTrain:
 
         assert len(steps) == interval.steps == 2
 
-    def test_nothing_to_train_on(self) -> None:
+    def test_no_batches(self) -> None:
         assert trained(Slope(), [])[1] == Interval(samples=0, steps=0, loss_sum=0.0)
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    def test_a_loss_that_is_not_finite_harms_nothing(self, value: float) -> None:
+    def test_a_loss_that_is_not_finite_leaves_the_parameters_unchanged(self, value: float) -> None:
         class Diverging(Slope):
             def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
                 loss: Tensor = model(batch).mean()
@@ -297,7 +299,7 @@ class TestTrain:
 
         assert model.weight.item() == -1.5  # type: ignore[operator]
 
-    def test_errors_are_the_users(self) -> None:
+    def test_exceptions_become_user_code_errors(self) -> None:
         class Broken(Slope):
             def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
                 raise RuntimeError("shapes do not match")
@@ -315,7 +317,7 @@ class TestTrain:
             (torch.tensor(1.0), "does not require grad"),
         ],
     )
-    def test_a_loss_that_is_none_is_refused(self, loss: Any, message: str) -> None:
+    def test_an_invalid_loss_is_an_error(self, loss: Any, message: str) -> None:
         class Wrong(Slope):
             def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
                 return loss  # type: ignore[no-any-return]
@@ -323,7 +325,7 @@ class TestTrain:
         with pytest.raises(UserCodeError, match=message):
             trained(Wrong(), [0])
 
-    def test_a_layer_frozen_in_evaluation_mode_stays_so(self) -> None:
+    def test_a_layer_in_evaluation_mode_stays_in_it(self) -> None:
         class Frozen(Slope):
             def model(self) -> nn.Module:
                 norm = nn.BatchNorm1d(1)
@@ -338,7 +340,7 @@ class TestEvaluate:
     def test_means_over_the_whole_set(self) -> None:
         assert evaluated(Slope(), Numbers(5)) == {"total": 3.0, "count": 5.0}
 
-    def test_evaluation_mode_without_gradients_and_everything_as_before_afterwards(self) -> None:
+    def test_evaluation_mode_without_gradients_is_restored_afterwards(self) -> None:
         class Watching(Slope):
             def evaluate(self, model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
                 assert not model.training
@@ -353,18 +355,18 @@ class TestEvaluate:
         assert torch.is_grad_enabled()
 
     def test_a_metric_that_is_not_finite_is_reported(self) -> None:
-        class Lost(Slope):
+        class Diverged(Slope):
             def evaluate(self, model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
                 return {"loss": torch.tensor(math.nan), "count": torch.tensor(len(batch))}
 
-        assert math.isnan(evaluated(Lost(), Numbers(2))["loss"])
+        assert math.isnan(evaluated(Diverged(), Numbers(2))["loss"])
 
-    def test_an_evaluation_cut_short_says_nothing(self) -> None:
+    def test_an_interrupted_evaluation_returns_nothing(self) -> None:
         answers = iter([False, True])
 
         assert evaluated(Slope(), Numbers(5), lambda: next(answers)) == {}
 
-    def test_an_empty_data_set_is_refused(self) -> None:
+    def test_an_empty_data_set_is_an_error(self) -> None:
         with pytest.raises(SpecError, match="the validation data set is empty"):
             evaluated(Slope(), Numbers(0))
 
@@ -378,7 +380,7 @@ class TestEvaluate:
             ({"loss": "much", "count": 1}, "evaluate raised ValueError"),
         ],
     )
-    def test_what_can_not_be_averaged_is_refused(self, metrics: Any, message: str) -> None:
+    def test_metrics_that_cannot_be_averaged_are_an_error(self, metrics: Any, message: str) -> None:
         class Wrong(Slope):
             def evaluate(self, model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
                 return metrics  # type: ignore[no-any-return]
@@ -386,7 +388,7 @@ class TestEvaluate:
         with pytest.raises(UserCodeError, match=message):
             evaluated(Wrong(), Numbers(2))
 
-    def test_a_data_set_without_a_length_is_refused(self) -> None:
+    def test_a_data_set_without_a_length_is_an_error(self) -> None:
         class Endless(Dataset[Tensor]):
             pass
 

@@ -1,4 +1,4 @@
-"""What a job may set itself by measuring: each decision, on measurements made up by hand."""
+"""Decisions of self-tuning, on invented measurements."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vcasgd.learning.tuning import (
     Load,
     Momenta,
     Trial,
-    explicit,
+    explicit_momentum,
     factor_after,
     fewer,
-    implicit,
+    implicit_momentum,
     local_steps,
     next_trial,
     room_for,
-    settled,
     shares_by_speed,
+    smoothed_momentum,
 )
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import Task
@@ -34,7 +34,7 @@ LEAST = {"name": "n", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 1}
 # --- job.yaml -------------------------------------------------------------------------------
 
 
-def test_nothing_is_tuned_unless_it_is_asked_for() -> None:
+def test_nothing_is_tuned_by_default() -> None:
     tuning = JobSpec.parse(LEAST).tuning
 
     assert (tuning.local_steps, tuning.momentum, tuning.mixing) == (False, False, False)
@@ -51,7 +51,7 @@ def test_nothing_is_tuned_unless_it_is_asked_for() -> None:
         ({"speed": True}, "tuning.speed: there is no such field"),
     ],
 )
-def test_mistakes_are_named(fields: dict[str, Any], message: str) -> None:
+def test_mistakes_name_the_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as caught:
         JobSpec.parse({**LEAST, "tuning": fields})
 
@@ -68,16 +68,16 @@ def test_mistakes_are_named(fields: dict[str, Any], message: str) -> None:
         ({"a": 0.1}, {}, {"a": 1.0}),
         # H·t_min/t
         ({"a": 0.1, "b": 0.2, "c": 0.4}, {}, {"a": 1.0, "b": 0.5, "c": 0.25}),
-        # nearly the same speed is the same speed
+        # a small difference in speed is ignored
         ({"a": 0.1, "b": 0.11}, {}, {"a": 1.0, "b": 1.0}),
-        # what holds stays until it is far off
+        # a share changes only for a large difference
         ({"a": 0.1, "b": 0.22}, {"a": 1.0, "b": 0.5}, {"a": 1.0, "b": 0.5}),
         ({"a": 0.1, "b": 0.25}, {"a": 1.0, "b": 0.5}, {"a": 1.0, "b": 0.4}),
-        # who was slow and is alone is as fast as anybody
+        # a slow worker that is the only one left gets the whole interval
         ({"b": 0.4}, {"b": 0.25}, {"b": 1.0}),
-        # a worker that takes for ever makes something all the same
+        # the slowest worker still gets the smallest share
         ({"a": 0.001, "b": 100.0}, {}, {"a": 1.0, "b": 1 / 16}),
-        # what is no time says nothing
+        # an invalid duration leaves the worker out
         (
             {"a": 0.1, "b": math.nan, "c": 0.0, "d": -1.0, "e": math.inf, "f": 0.2},
             {},
@@ -85,20 +85,20 @@ def test_mistakes_are_named(fields: dict[str, Any], message: str) -> None:
         ),
     ],
 )
-def test_slower_workers_make_fewer_steps(
+def test_slower_workers_get_smaller_shares(
     seconds: dict[str, float], before: dict[str, float], shares: dict[str, float]
 ) -> None:
     assert shares_by_speed(seconds, before) == pytest.approx(shares)
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(1e-6, 1e3), min_size=1))
-def test_the_fastest_makes_the_whole_interval_and_nobody_more(seconds: dict[str, float]) -> None:
+def test_the_fastest_worker_gets_the_whole_interval(seconds: dict[str, float]) -> None:
     shares = shares_by_speed(seconds, {})
 
     assert shares.keys() == seconds.keys()
     assert all(1 / 16 <= share <= 1 for share in shares.values())
     assert shares[min(seconds, key=lambda name: seconds[name])] == 1
-    # measured again, nothing changes
+    # the same measurement again changes nothing
     assert shares_by_speed(seconds, shares) == shares
 
 
@@ -117,15 +117,15 @@ def test_shares_of_intervals(interval: int, share: float, steps: int) -> None:
     ("staleness", "momentum"), [(0.0, 0.0), (1.0, 0.5), (3.0, 0.75), (9.0, 0.9), (-1.0, 0.0)]
 )
 def test_asynchrony_acts_like_momentum(staleness: float, momentum: float) -> None:
-    assert implicit(staleness) == pytest.approx(momentum)
+    assert implicit_momentum(staleness) == pytest.approx(momentum)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=8))
-def test_staleness_tells_how_many_work_whatever_their_speed(rates: list[float]) -> None:
-    # Between two updates of one each other makes r_other / r_own; who pushes more counts more
+def test_staleness_reveals_the_number_of_workers_at_any_speed(rates: list[float]) -> None:
+    # between two updates of a worker, each other one makes r_other / r_own; weighted by own rate
     mean = sum(own * (sum(rates) - own) / own for own in rates) / sum(rates)
 
-    assert implicit(mean) == pytest.approx(1 - 1 / len(rates))
+    assert implicit_momentum(mean) == pytest.approx(1 - 1 / len(rates))
 
 
 @pytest.mark.parametrize(
@@ -138,17 +138,17 @@ def test_staleness_tells_how_many_work_whatever_their_speed(rates: list[float]) 
         (0.0005, 0.9, 0.0005),
     ],
 )
-def test_both_together_are_what_the_user_gave(
+def test_both_momenta_add_up_to_the_users(
     given_momentum: float, asynchrony: float, left: float
 ) -> None:
-    assert explicit(given_momentum, asynchrony) == pytest.approx(left)
+    assert explicit_momentum(given_momentum, asynchrony) == pytest.approx(left)
 
 
 @pytest.mark.parametrize(
     ("estimate", "before", "after"), [(0.52, 0.5, 0.5), (0.6, 0.5, 0.6), (0.0, 0.5, 0.0)]
 )
-def test_estimates_change_when_they_differ(estimate: float, before: float, after: float) -> None:
-    assert settled(estimate, before) == after
+def test_estimates_ignore_small_changes(estimate: float, before: float, after: float) -> None:
+    assert smoothed_momentum(estimate, before) == after
 
 
 def groups() -> list[dict[str, Any]]:
@@ -158,11 +158,11 @@ def groups() -> list[dict[str, Any]]:
     ]
 
 
-def test_every_group_follows_from_its_own_momentum() -> None:
+def test_each_group_starts_from_its_own_momentum() -> None:
     optimizer = torch.optim.SGD(groups(), lr=0.1, momentum=0.9, nesterov=True)
     momenta = Momenta(optimizer)
 
-    # not from what was set the last time
+    # always relative to the user's value, not to the previous one
     for asynchrony in (0.75, 0.25):
         first = momenta.follow(asynchrony)
 
@@ -172,7 +172,7 @@ def test_every_group_follows_from_its_own_momentum() -> None:
     assert [group["momentum"] for group in optimizer.param_groups] == [0.9, 0.5]
 
 
-def test_the_step_stays_as_long_as_it_was_given() -> None:
+def test_the_length_of_a_step_stays_constant() -> None:
     optimizer = torch.optim.SGD(groups(), lr=0.1, momentum=0.9)
     momenta = Momenta(optimizer)
     rates = Rates(Task(), optimizer, momenta.correction)
@@ -189,7 +189,7 @@ def test_the_step_stays_as_long_as_it_was_given() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]
 
 
-def test_the_step_of_adam_is_normalised_already() -> None:
+def test_adam_needs_no_correction() -> None:
     optimizer = torch.optim.AdamW(groups()[:1], lr=0.1)
     momenta = Momenta(optimizer)
 
@@ -207,7 +207,7 @@ def test_adams_first_beta_is_a_momentum() -> None:
 
 @pytest.mark.parametrize("given_momentum", [0.0, 0.9])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop])
-def test_momentum_may_go_away_and_come_back(kind: Any, given_momentum: float) -> None:
+def test_momentum_can_drop_and_return(kind: Any, given_momentum: float) -> None:
     (group, *_) = groups()
     optimizer = kind([group["params"][0]], lr=0.1, momentum=given_momentum)
     momenta = Momenta(optimizer)
@@ -220,7 +220,7 @@ def test_momentum_may_go_away_and_come_back(kind: Any, given_momentum: float) ->
     assert bool(torch.isfinite(group["params"][0]).all())
 
 
-def test_where_there_is_no_momentum_there_is_none() -> None:
+def test_an_optimizer_without_momentum_stays_without() -> None:
     assert Momenta(torch.optim.Adagrad(groups()[:1])).follow(0.5) is None
 
 
@@ -232,12 +232,12 @@ def test_where_there_is_no_momentum_there_is_none() -> None:
     [
         ([], 1.0),
         ([0.5, 0.6, 0.7], 1.0),
-        # one that is worse is noise
+        # a single worse evaluation is noise
         ([0.5, 0.4, 0.6], 1.0),
         ([0.5, 0.4, 0.45], 0.5),
-        ([0.5, 0.4, 0.5, 0.45], 0.5),  # as good as the best is neither worse nor better
+        ([0.5, 0.4, 0.5, 0.45], 0.5),  # equal to the best is neither worse nor better
         ([0.5, 0.4, 0.4, 0.4, 0.4], 0.25),
-        # back by half of the way with each that is the best so far
+        # each new best evaluation undoes half a reduction
         ([0.5, 0.4, 0.4, 0.6], 2**-0.5),
         ([0.5, 0.4, 0.4, 0.6, 0.7, 0.8], 1.0),
         ([0.5, math.nan, math.inf], 0.5),
@@ -245,14 +245,14 @@ def test_where_there_is_no_momentum_there_is_none() -> None:
         ([0.9, *[0.1] * 40], 1 / 16),
     ],
 )
-def test_updates_have_less_weight_while_validation_worsens(
+def test_updates_get_less_weight_while_validation_worsens(
     qualities: list[float], factor: float
 ) -> None:
     assert factor_after(qualities) == pytest.approx(factor)
 
 
 @given(st.lists(st.floats(), max_size=60))
-def test_the_factor_is_bounded_whatever_is_measured(qualities: list[float]) -> None:
+def test_the_factor_is_bounded_for_all_evaluations(qualities: list[float]) -> None:
     assert 1 / 16 <= factor_after(qualities) <= 1
 
 
@@ -268,14 +268,14 @@ def load(rate: float, room: int = 9, cores: int = 8) -> Load:
 @pytest.mark.parametrize(
     ("trial", "measured", "most", "learners"),
     [
-        # the first try is free, and further ones while they help
+        # a second learner is always tried, further ones while they help
         (Trial(), load(10), 4, 2),
         (Trial(2, {1: 10}), load(15), 4, 3),
         (Trial(2, {1: 10}), load(11.1), 4, 3),
-        # a tenth is not enough
+        # a gain of a tenth is not enough
         (Trial(2, {1: 10}), load(11), 4, 1),
         (Trial(3, {2: 15}), load(15.5), 4, 2),
-        # no further than the job, the processors and the memory allow
+        # never more than the job, the processors, and the memory allow
         (Trial(2, {1: 10}), load(20), 2, 2),
         (Trial(2, {1: 10}), load(20, cores=2), 4, 2),
         (Trial(), load(10, room=0), 4, 1),
@@ -283,19 +283,19 @@ def load(rate: float, room: int = 9, cores: int = 8) -> Load:
         # memory became short
         (Trial(3, {2: 10}), load(20, room=-1), 4, 2),
         (Trial(1), load(20, room=-5), 4, 1),
-        # what did not help is not tried again for a while
+        # a number that did not help is not tried again for a while
         (Trial(1, {1: 10}, closed_until=NOW + 1), load(10), 4, 1),
         (Trial(1, {1: 10}, closed_until=NOW), load(10), 4, 2),
     ],
 )
-def test_learners_come_while_they_help(
+def test_learners_are_added_while_they_help(
     trial: Trial, measured: Load, most: int, learners: int
 ) -> None:
     assert next_trial(trial, measured, most, NOW, REST).learners == learners
 
 
 def machine(rates: list[float], rounds: int, rest: float) -> list[int]:
-    """The learners of a machine that trains ``rates[n-1]`` with n, one second after the other."""
+    """Return the learners, second by second, of a machine that trains ``rates[n-1]`` with n."""
     trial, counts = Trial(), []
     for now in range(rounds):
         trial = next_trial(trial, load(rates[trial.learners - 1]), len(rates), float(now), rest)
@@ -303,15 +303,15 @@ def machine(rates: list[float], rounds: int, rest: float) -> list[int]:
     return counts
 
 
-def test_the_search_ends_at_the_last_that_helped_and_looks_again_later() -> None:
-    # Given a machine that three learners fill
+def test_the_search_keeps_the_best_number_and_retries_later() -> None:
+    # Given a machine that three learners saturate
     counts = machine([10, 19, 27, 28, 28], rounds=40, rest=20)
 
-    # Then a fourth is tried, given up, and tried again after the rest
+    # Then a fourth is tried, removed, and tried again after the rest
     assert counts == [2, 3, 4, *[3] * 20, 4, *[3] * 16]
 
 
-def test_a_process_that_dies_costs_a_learner_and_never_the_last() -> None:
+def test_a_crash_removes_a_learner_but_never_the_last() -> None:
     trial = fewer(Trial(3, {1: 10.0, 2: 15.0}), NOW, REST)
 
     assert trial == Trial(2, {1: 10.0, 2: 15.0}, NOW + REST)
@@ -323,7 +323,7 @@ def test_a_process_that_dies_costs_a_learner_and_never_the_last() -> None:
     st.integers(-3, 6),
     st.integers(1, 6),
 )
-def test_there_is_always_one_learner_and_never_more_than_allowed(
+def test_the_number_of_learners_stays_within_bounds(
     rates: list[float], room: int, cores: int
 ) -> None:
     trial = Trial()

@@ -1,4 +1,4 @@
-"""A module's state as one flat vector, and back."""
+"""Conversion of a module's state to flat vectors, and back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def state_of(module: nn.Module) -> tuple[Tensor, Tensor]:
     return floats, integers
 
 
-def test_parameters_come_first_then_statistics_and_integers_lie_apart() -> None:
+def test_parameters_come_first_then_statistics_and_integers_are_separate() -> None:
     assert Layout.of(Net()).entries == (
         TensorEntry("scale", (), TensorKind.PARAMETER, 0),
         TensorEntry("norm.weight", (3,), TensorKind.PARAMETER, 1),
@@ -58,7 +58,7 @@ def test_counts() -> None:
     assert (layout.parameters, layout.sent, layout.floats, layout.integers) == (13, 19, 21, 3)
 
 
-def test_statistics_inside_the_module_tree_still_follow_all_parameters() -> None:
+def test_statistics_follow_all_parameters_in_any_module_tree() -> None:
     layout = Layout.of(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)))
 
     kinds = [entry.kind for entry in layout.entries]
@@ -97,7 +97,7 @@ def test_a_gathered_vector_does_not_share_memory_with_the_module() -> None:
     assert torch.equal(floats, before)
 
 
-def test_autograd_and_the_optimizer_do_not_notice_a_scatter() -> None:
+def test_scatter_does_not_affect_autograd_or_the_optimizer() -> None:
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     floats, integers = state_of(net)
@@ -111,19 +111,19 @@ def test_autograd_and_the_optimizer_do_not_notice_a_scatter() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_floating_point_types_travel_as_float32(dtype: torch.dtype) -> None:
+def test_other_floating_point_types_are_gathered_as_float32(dtype: torch.dtype) -> None:
     net = nn.Linear(2, 2).to(dtype)
     floats, integers = state_of(net)
-    wanted = net.weight.detach().to(torch.float32)
+    expected = net.weight.detach().to(torch.float32)
 
     scatter(floats, integers, net, Layout.of(net))
 
     assert floats.dtype is torch.float32
-    assert torch.equal(floats[:4].view(2, 2), wanted)
+    assert torch.equal(floats[:4].view(2, 2), expected)
     assert net.weight.dtype is dtype
 
 
-def test_an_integer_parameter_lies_with_the_integers() -> None:
+def test_an_integer_parameter_is_with_the_integers() -> None:
     net = nn.Module()
     net.table = nn.Parameter(torch.tensor([7, 8]), requires_grad=False)
 
@@ -139,7 +139,7 @@ def test_a_module_without_state() -> None:
     assert (layout.entries, layout.parameters, layout.floats, layout.integers) == ((), 0, 0, 0)
 
 
-def test_complex_state_is_refused_by_name() -> None:
+def test_complex_state_is_an_error_that_names_it() -> None:
     net = nn.Module()
     net.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
 
@@ -147,15 +147,15 @@ def test_complex_state_is_refused_by_name() -> None:
         Layout.of(net)
 
 
-def test_lazy_state_is_refused_by_name() -> None:
+def test_lazy_state_is_an_error_that_names_it() -> None:
     with pytest.raises(SpecError, match="weight of the model has no shape yet"):
         Layout.of(nn.LazyLinear(2))
 
 
-def test_another_model_is_refused() -> None:
+def test_another_model_is_an_error() -> None:
     layout = Layout.of(nn.Linear(1, 1))
 
-    # a broadcast would make this pass, and fill five weights with one number
+    # a broadcast would accept this and fill five weights with one number
     with pytest.raises(SpecError, match=r"no weight of shape \[1, 1\]"):
         scatter(*vectors(layout), nn.Linear(5, 1), layout)
     with pytest.raises(SpecError, match="no weight"):
@@ -163,7 +163,7 @@ def test_another_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize("error", [-1, 1])
-def test_vectors_of_another_length_are_refused(error: int) -> None:
+def test_vectors_of_the_wrong_length_are_rejected(error: int) -> None:
     net = nn.Linear(2, 2)
     layout = Layout.of(net)
     floats = torch.zeros(layout.floats + error)
@@ -185,12 +185,12 @@ def test_json_round_trip_and_digest() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}x", "3", "[3]", '[{"name": "a"}]', "null"])
-def test_a_damaged_layout_is_refused(text: str) -> None:
+def test_a_damaged_layout_is_an_error(text: str) -> None:
     with pytest.raises(CheckpointDamaged):
         Layout.from_json(text)
 
 
-def test_named_tensors_can_be_saved_and_loaded_without_us(tmp_path: Path) -> None:
+def test_named_tensors_can_be_saved_and_loaded_without_vcasgd(tmp_path: Path) -> None:
     source, target = Net(), Net()
     source.norm(torch.randn(8, 3))
     file = tmp_path / "model.safetensors"

@@ -1,14 +1,15 @@
 """The mathematics of training, pure: tensors in, tensors out.
 
-Nothing here reads a clock, the environment, a file or a socket, so that every line can be
-tested with hand-computed numbers and replayed in a simulation.
+Nothing here reads a clock, the environment, a file, or a socket, so every line can be tested with
+numbers computed by hand and replayed in a simulation.
 
 ``vector``     a module's state as one flat vector, and back
+``shards``     the vector cut into shards, and the next interval to train
 ``rules``      update rules: how an update changes the global vector
-``staleness``  s(τ): how an update loses weight with its age
-``codecs``     how numbers are encoded for the wire
-``encoding``   an update on the wire: parameters, statistics, and what an encoding loses
-``subtasks``   an epoch's seeded order cut into subtasks, and the record of what is applied
-``rates``      learning rates over the job's progress, and clipped gradients
+``staleness``  s(τ): the weight of an update by its age
+``encodings``  payloads of updates: codecs, formats, error feedback
+``subtasks``   an epoch's seeded order cut into subtasks, and the applied record
+``rates``      learning rates over the job's progress, and gradient clipping
 ``training``   the local loop of a worker
+``tuning``     decisions of self-tuning
 """

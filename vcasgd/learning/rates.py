@@ -1,4 +1,4 @@
-"""Learning rates that follow the job's progress, and gradients that are clipped."""
+"""Learning rates over the job's progress, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from vcasgd.task.task import Task, calling_user_code
 
 
 class Rates:
-    """The learning rates that the user gave to an optimizer, times the factor of the task's
-    ``schedule``, times the ``correction`` of a group. Optimizers without any, and groups that have
-    none, stay as they are."""
+    """Learning rates of an optimizer's groups.
+
+    A group's rate is the user's rate times the factor of the task's ``schedule`` times the
+    ``correction`` of the group. Groups without a rate stay as they are.
+    """
 
     def __init__(
         self,
@@ -29,8 +31,10 @@ class Rates:
         self._given = [(group, group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
     def follow(self, progress: float) -> None:
-        """Sets the rates for a step at this share in [0, 1) of the job. Raises
-        :class:`UserCodeError`."""
+        """Set the rates for a step at ``progress``, a share of the job in [0, 1).
+
+        Raises :class:`UserCodeError`.
+        """
         factor = self._factor(progress)
         for group, rate in self._given:
             group["lr"] = rate * factor * self._correction(group)
@@ -43,37 +47,39 @@ class Rates:
         if not 0 <= factor < math.inf:
             raise UserCodeError(
                 f"schedule returned {factor} at {progress:.1%} of the job",
-                remedy="return a factor of the learning rate, a number of at least 0",
+                remedy="return a factor of the learning rate, a finite number of at least 0",
             )
         return factor
 
 
 def clip(task: Task, optimizer: Optimizer, step: int) -> None:
-    """Scales the gradients of all parameters of an optimizer so that their common norm is at most
-    ``task.clip_norm``, if there is one. Raises :class:`NonFiniteLoss` and :class:`SpecError`."""
+    """Scale an optimizer's gradients so that their total norm is at most ``task.clip_norm``.
+
+    No-op if ``clip_norm`` is None. Raises :class:`NonFiniteLoss` and :class:`SpecError`.
+    """
     most = clip_norm_of(task)
     if most is None:
         return
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, most))
-    # the loss may be finite where its gradient is not, and clipping would make all of it NaN
+    # a finite loss can have a gradient that is not finite, and clipping would make all of it NaN
     if not math.isfinite(norm):
         raise NonFiniteLoss(
             f"the norm of the gradient is {norm} in local step {step}",
-            remedy="lower the learning rate, or look for a division by 0 in the loss",
+            remedy="lower the learning rate, or check the loss for a division by 0",
             step=step,
         )
 
 
 def clip_norm_of(task: Task) -> float | None:
-    """Raises :class:`SpecError`."""
+    """Return the task's ``clip_norm``. Raises :class:`SpecError` if it is invalid."""
     norm: Any = task.clip_norm
     if norm is None:
         return None
     if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0 < norm < math.inf:
         raise SpecError(
             f"task: clip_norm is {norm!r}, not a number above 0",
-            remedy="leave it out where gradients are not to be clipped",
+            remedy="leave it out if gradients are not to be clipped",
             field="task",
         )
     return float(norm)

@@ -1,8 +1,8 @@
-"""A job's vector cut into shards, one for each store node, and what to train where shards differ.
+"""Shards of a job's vector, one for each store node, and the next interval to train.
 
-Rules act element by element, so a vector may be cut anywhere. Each shard is a complete thing
-with an applied record of its own; after a worker died between two pushes, or after one shard
-went back to a checkpoint, shards stand at different places in the same subtask.
+Rules act element by element, so a vector can be cut anywhere. Each shard has its own applied
+record. If a worker dies between two pushes, or one shard goes back to a checkpoint, shards are at
+different positions in the same subtask.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ class ShardRange:
 
     @property
     def floats(self) -> int:
-        """Elements in the shard."""
+        """Number of elements in the shard."""
         return self.stop - self.start
 
     def of(self, vector: Tensor) -> Tensor:
-        """The shard of a vector of the whole job, nothing copied."""
+        """Return the shard's part of the job's vector, as a view."""
         return vector[self.start : self.stop]
 
     def sent_of(self, vector: Tensor) -> Tensor:
-        """What updates carry of it, nothing copied."""
+        """Return the part of the shard that updates carry, as a view."""
         return vector[self.start : self.start + self.sent]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """``floats`` elements, cut evenly into ``shards``. The first ``parameters`` are trained, those
-    behind the first ``sent`` are frozen; all are sent unless it is said."""
+    """An even cut of a vector of ``floats`` elements into ``shards``.
+
+    The first ``parameters`` elements are trained. Those after the first ``sent`` are frozen; by
+    default none is.
+    """
 
     floats: int
     parameters: int
@@ -54,7 +57,7 @@ class Cut:
 
     @cached_property
     def parts(self) -> tuple[ShardRange, ...]:
-        """In order; together they are the vector. The lengths of two differ by at most 1."""
+        """The shards, in order. Their lengths differ by at most 1."""
         return tuple(self._part(shard) for shard in range(self.shards))
 
     def _part(self, shard: int) -> ShardRange:
@@ -65,13 +68,13 @@ class Cut:
 
 
 def shards_for(nodes: int, floats: int) -> int:
-    """How many store nodes a new job uses: all, but none for an empty shard."""
+    """Return the number of shards of a new job: one for each node, but no empty shard."""
     return max(1, min(nodes, floats))
 
 
 @dataclass(frozen=True)
 class Step:
-    """A push interval: samples ``[start, stop)`` of a subtask, for the shards that lack them."""
+    """A push interval: samples ``[start, stop)`` of a subtask, for ``shards`` that lack them."""
 
     start: int
     stop: int
@@ -79,11 +82,12 @@ class Step:
 
 
 def next_step(positions: Sequence[int], size: int, reach: Callable[[int], int]) -> Step | None:
-    """What is to be trained next; None where every shard has the subtask of ``size`` samples.
+    """Return the next interval to train, or None if every shard has the whole subtask.
 
-    ``positions`` are those of all shards, ``reach`` tells up to where a push interval goes that
-    starts at a sample. The shards that are behind come first, and no further than to where the
-    next one stands: so each shard gets each sample once, and all go on together from there.
+    ``positions`` has the position of each shard in the subtask of ``size`` samples. ``reach``
+    returns the end of a push interval that starts at a sample. An interval is for the shards that
+    are furthest behind, and ends at the position of the next one at the latest. So each shard gets
+    each sample once, and from there all shards advance together.
     """
     start = min(positions)
     if start >= size:

@@ -1,4 +1,4 @@
-"""s(τ): how an update loses weight with its staleness τ (FedAsync, Xie 2019, section 5.2)."""
+"""s(τ): the weight of an update with staleness τ (FedAsync, Xie 2019, section 5.2)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from vcasgd.spec.update import Staleness
 
 
 def weight(spec: Staleness, tau: int) -> float:
-    """s(τ) in (0, 1], with s(0) = 1.
+    """Return s(τ) in (0, 1], with s(0) = 1.
 
     ``constant``: 1. ``polynomial``: (1+τ)^−a. ``hinge``: 1 if τ ≤ b, else 1/(a(τ−b)+1).
-    A negative τ, which a restored snapshot can cause, counts as 0.
+    A negative τ, which can follow from a restored snapshot, counts as 0.
     """
     late = max(tau, 0)
     match spec.function:

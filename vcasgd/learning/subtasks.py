@@ -1,8 +1,8 @@
-"""An epoch's seeded order cut into subtasks, and the record of what has been applied.
+"""Subtasks of an epoch's seeded order, and the record of applied samples.
 
-Subtasks are numbered from 0 over the job's life: epoch k holds the numbers
-``[k·S, (k+1)·S)`` with S subtasks an epoch. Each is a contiguous range of its epoch's order,
-which every machine computes for itself from the seed.
+Subtasks are numbered from 0 over the whole job: epoch k has the numbers ``[k·S, (k+1)·S)`` with S
+subtasks per epoch. Each is a contiguous range of its epoch's order, which every machine computes
+from the seed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
 
-#: orders kept in memory, 8 bytes a sample each: the epoch at work, the one that it leads,
-#: and one more for whoever simulates several jobs at once
+#: Orders kept in memory, 8 bytes per sample each: the current epoch, the next one, and one more
+#: for simulations of several jobs.
 CACHED_ORDERS = 3
 
 
 @dataclass(frozen=True)
 class SampleBlocks:
-    """Samples that are cheap to read together: a data set is so many blocks of these sizes, one
-    after the other, such as the files that it is stored in.
+    """Blocks of samples that are cheap to read together, such as the files of a data set.
 
-    An epoch's order then takes the blocks in a random order, ``window`` at a time, and shuffles
-    the samples of these. So a subtask touches few blocks, and a batch at most as many as two
-    windows have. Raises :class:`SpecError`.
+    ``sizes`` are the samples of each block, in the order of the data set. An epoch's order takes
+    the blocks in random order, ``window`` at a time, and shuffles the samples of each window. So a
+    subtask reads few blocks, and a batch at most those of two windows. Raises :class:`SpecError`
+    for an invalid size or window.
     """
 
     sizes: tuple[int, ...]
@@ -41,23 +41,23 @@ class SampleBlocks:
     def __post_init__(self) -> None:
         if self.window < 1 or any(size < 0 for size in self.sizes):
             raise SpecError(
-                "task: a data set's blocks have sizes of at least 0 and a window of at least 1",
+                "task: blocks of a data set need sizes of at least 0 and a window of at least 1",
                 field="task",
             )
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """How ``samples`` are cut into subtasks, epoch by epoch.
+    """Division of ``samples`` into subtasks, for each epoch.
 
-    Raises :class:`SpecError` if the numbers make no sense together.
+    Raises :class:`SpecError` if the numbers are inconsistent.
     """
 
     samples: int
     subtasks_per_epoch: int
     epochs: int
     seed: int
-    #: of the data set, if it has any; only who trains needs to know
+    #: Blocks of the data set, if any. Only workers need them.
     blocks: SampleBlocks | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -75,24 +75,24 @@ class EpochPlan:
             )
         if self.blocks is not None and sum(self.blocks.sizes) != self.samples:
             raise SpecError(
-                f"task: the training set has {self.samples} samples, and its blocks "
+                f"task: the training set has {self.samples} samples, but its blocks have "
                 f"{sum(self.blocks.sizes)}",
                 field="task",
             )
 
     @property
     def total_subtasks(self) -> int:
-        """Subtasks of the whole job."""
+        """Number of subtasks in the whole job."""
         return self.epochs * self.subtasks_per_epoch
 
     def epoch_of(self, subtask: int) -> int:
-        """The epoch of a subtask, counted from 0."""
+        """Return the epoch of a subtask, counted from 0."""
         return subtask // self.subtasks_per_epoch
 
     def bounds(self, subtask: int) -> tuple[int, int]:
-        """The positions ``[start, stop)`` of a subtask in its epoch's order.
+        """Return the positions ``[start, stop)`` of a subtask in its epoch's order.
 
-        The sizes of two subtasks differ by at most 1. Raises :class:`InvalidUpdate` with the
+        The sizes of subtasks differ by at most 1. Raises :class:`InvalidUpdate` with the
         reason ``range`` if the job has no such subtask.
         """
         if not 0 <= subtask < self.total_subtasks:
@@ -102,19 +102,23 @@ class EpochPlan:
         return cut[0] // self.subtasks_per_epoch, cut[1] // self.subtasks_per_epoch
 
     def size(self, subtask: int) -> int:
-        """Samples in a subtask, at least 1; the error of :meth:`bounds`."""
+        """Return the samples in a subtask, at least 1. Raises as :meth:`bounds`."""
         start, stop = self.bounds(subtask)
         return stop - start
 
     def progress(self, subtask: int, position: int) -> float:
-        """The share in [0, 1] of the job's samples that come before a subtask's ``position``, in
-        their order over all epochs; the error of :meth:`bounds`."""
+        """Return the share, in [0, 1], of the job's samples before a subtask's ``position``.
+
+        Samples count in their order over all epochs. Raises as :meth:`bounds`.
+        """
         before = self.epoch_of(subtask) * self.samples + self.bounds(subtask)[0] + position
         return before / (self.epochs * self.samples)
 
     def indices(self, subtask: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Data set indices, int64 ``[stop − start]``, of a subtask's samples ``[start, stop)``
-        counted from its own beginning. Read-only; the error of :meth:`bounds`.
+        """Return the data set indices of a subtask's samples ``[start, stop)``.
+
+        Samples count from the start of the subtask. The result is int64 ``[stop − start]`` and
+        read-only. Raises :class:`InvalidUpdate` with the reason ``range``.
         """
         first, last = self.bounds(subtask)
         if not 0 <= start <= stop <= last - first:
@@ -125,40 +129,40 @@ class EpochPlan:
         return order[first + start : first + stop]
 
     def order_digest(self) -> str:
-        """SHA-256 of the first epoch's order: equal where two machines draw alike."""
+        """Return the SHA-256 of the first epoch's order, to compare machines."""
         order = _order(self.seed, 0, self.samples, self.blocks)
         return hashlib.sha256(order.astype("<i8", copy=False).tobytes()).hexdigest()
 
 
 @lru_cache(maxsize=CACHED_ORDERS)
 def _order(seed: int, epoch: int, samples: int, blocks: SampleBlocks | None) -> NDArray[np.int64]:
-    # RandomState, not Generator: only its stream is promised to stay the same between
-    # releases of NumPy, and the machines of a fleet need not have the same one
+    # RandomState, not Generator: only its stream is guaranteed to stay the same between releases
+    # of NumPy, and machines of a fleet can have different ones
     bits = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
-    chance = np.random.RandomState(bits)
-    order = chance.permutation(samples) if blocks is None else _order_in(blocks, chance)
+    generator = np.random.RandomState(bits)
+    order = generator.permutation(samples) if blocks is None else _block_order(blocks, generator)
     order = order.astype(np.int64, copy=False)
     order.setflags(write=False)
     return order
 
 
-def _order_in(blocks: SampleBlocks, chance: np.random.RandomState) -> NDArray[np.int64]:
+def _block_order(blocks: SampleBlocks, generator: np.random.RandomState) -> NDArray[np.int64]:
     ends = np.cumsum(blocks.sizes)
-    shuffled = chance.permutation(len(blocks.sizes))
+    shuffled = generator.permutation(len(blocks.sizes))
     windows = []
     for first in range(0, len(shuffled), blocks.window):
         chosen = shuffled[first : first + blocks.window]
         samples = [np.arange(ends[each] - blocks.sizes[each], ends[each]) for each in chosen]
-        windows.append(chance.permutation(np.concatenate(samples)))
+        windows.append(generator.permutation(np.concatenate(samples)))
     return np.concatenate(windows)
 
 
 class AppliedRecord:
-    """Which samples are in a snapshot; what makes every sample count exactly once.
+    """Record of the samples in a snapshot; it makes every sample count exactly once.
 
-    Each subtask is applied from its first sample on, in order, so one number says how far it
-    is. Once all subtasks of an epoch are done, and all epochs before it are finished, they
-    fold into ``finished_epochs``: the record stays as small as the epochs at work.
+    The samples of a subtask are applied in order, so one position per subtask is enough. When all
+    subtasks of an epoch are done and all earlier epochs are finished, they are folded into
+    ``finished_epochs``, so the record covers only the current epochs.
     """
 
     def __init__(
@@ -168,25 +172,25 @@ class AppliedRecord:
         positions: Mapping[int, int] | None = None,
     ) -> None:
         self.plan = plan
-        #: epochs ``[0, finished_epochs)`` are applied whole
+        #: Epochs ``[0, finished_epochs)`` are completely applied.
         self.finished_epochs = finished_epochs
-        #: subtask of an unfinished epoch → samples of it that are applied, never 0
+        #: Subtask of an unfinished epoch → number of its samples that are applied, never 0.
         self.positions = {key: value for key, value in (positions or {}).items() if value}
         self._done = Counter(plan.epoch_of(subtask) for subtask in self.done_subtasks())
         self._fold()
 
     def position(self, subtask: int) -> int:
-        """Up to which sample a subtask is applied; the error of :meth:`EpochPlan.bounds`."""
+        """Return the applied samples of a subtask. Raises as :meth:`EpochPlan.bounds`."""
         size = self.plan.size(subtask)
         finished = self.plan.epoch_of(subtask) < self.finished_epochs
         return size if finished else self.positions.get(subtask, 0)
 
     def advance(self, subtask: int, start: int, stop: int) -> list[int]:
-        """Records the samples ``[start, stop)`` as applied.
+        """Record the samples ``[start, stop)`` of a subtask as applied.
 
-        Returns the subtasks that left ``positions`` because their epoch is finished, mostly
-        none. Raises :class:`InvalidUpdate`, with nothing recorded and the reason ``range`` (no
-        such samples), ``duplicate`` (applied already) or ``out-of-place`` (samples before them
+        Returns the subtasks that were removed from ``positions`` because their epoch is finished;
+        usually none. Raises :class:`InvalidUpdate`, and records nothing, with the reason ``range``
+        (no such samples), ``duplicate`` (already applied), or ``out-of-place`` (earlier samples
         are missing).
         """
         self._check(subtask, start, stop)
@@ -198,37 +202,37 @@ class AppliedRecord:
 
     @property
     def samples_applied(self) -> int:
-        """Over all epochs."""
+        """Number of applied samples over all epochs."""
         return self.finished_epochs * self.plan.samples + sum(self.positions.values())
 
     @property
     def complete(self) -> bool:
-        """Whether every sample of every epoch is applied."""
+        """True if every sample of every epoch is applied."""
         return self.finished_epochs == self.plan.epochs
 
     def is_done(self, subtask: int) -> bool:
-        """Whether a subtask is applied whole; the error of :meth:`EpochPlan.bounds`."""
+        """Return True if a subtask is completely applied. Raises as :meth:`EpochPlan.bounds`."""
         return self.position(subtask) == self.plan.size(subtask)
 
     def done_subtasks(self) -> list[int]:
-        """Subtasks of unfinished epochs that are applied whole, in ascending order."""
+        """Return the completely applied subtasks of unfinished epochs, in ascending order."""
         return sorted(s for s, stop in self.positions.items() if stop == self.plan.size(s))
 
     def copy(self) -> AppliedRecord:
-        """An independent record of the same state."""
+        """Return an independent copy."""
         return AppliedRecord(self.plan, self.finished_epochs, self.positions)
 
     def to_json(self) -> str:
-        """Canonical: equal records give equal text. The plan is not in it."""
+        """Return canonical JSON: equal records give equal text. It does not contain the plan."""
         positions = {str(subtask): stop for subtask, stop in sorted(self.positions.items())}
         value = {"finished_epochs": self.finished_epochs, "positions": positions}
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, plan: EpochPlan, text: str) -> AppliedRecord:
-        """The inverse of :meth:`to_json`.
+        """Return the record with this JSON.
 
-        Raises :class:`CheckpointDamaged` if the text is no record, or can't belong to the plan.
+        Raises :class:`CheckpointDamaged` if the text is not a record of this plan.
         """
         try:
             value = json.loads(text)
@@ -237,7 +241,7 @@ class AppliedRecord:
                 _position(plan, finished, *item) for item in value["positions"].items()
             )
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CheckpointDamaged(f"this is not an applied record: {error!r}") from error
+            raise CheckpointDamaged(f"not an applied record: {error!r}") from error
         return cls(plan, finished, positions)
 
     def __eq__(self, other: object) -> bool:
@@ -252,13 +256,13 @@ class AppliedRecord:
 
     def _check(self, subtask: int, start: int, stop: int) -> None:
         position, size = self.position(subtask), self.plan.size(subtask)
-        what = f"samples [{start}, {stop}) of subtask {subtask}"
+        samples = f"samples [{start}, {stop}) of subtask {subtask}"
         if not 0 <= start < stop <= size:
-            raise InvalidUpdate(f"{what} do not exist: it has {size}", reason="range")
+            raise InvalidUpdate(f"{samples} do not exist: it has {size}", reason="range")
         if start < position:
-            raise InvalidUpdate(f"{what} are applied up to {position}", reason="duplicate")
+            raise InvalidUpdate(f"{samples} are applied up to {position}", reason="duplicate")
         if start > position:
-            raise InvalidUpdate(f"{what} do not follow on {position}", reason="out-of-place")
+            raise InvalidUpdate(f"{samples} do not start at {position}", reason="out-of-place")
 
     def _fold(self) -> list[int]:
         folded: list[int] = []

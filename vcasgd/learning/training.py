@@ -1,4 +1,4 @@
-"""The local loop of a worker: plain PyTorch, one device, no idea that others exist."""
+"""Local training loop of a worker: plain PyTorch on one device, independent of other workers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from vcasgd.task.task import Task, calling_user_code
 
 @dataclass(frozen=True)
 class Interval:
-    """What a stretch of local training did."""
+    """Result of one interval of local training."""
 
     samples: int
     steps: int
-    loss_sum: float  #: over samples; divide by ``samples`` for the mean loss
+    loss_sum: float  #: Sum over samples; divide it by ``samples`` for the mean loss.
 
 
 def build(task: Task, seed: int, device: torch.device | str) -> nn.Module:
-    """The task's model on ``device``, the same for every caller with the same seed.
+    """Return the task's model on ``device``, initialized from the seed.
 
-    The random state of torch is as before afterwards. Raises :class:`UserCodeError`.
+    The random state of torch is left unchanged. Raises :class:`UserCodeError`.
     """
     gpus = [device] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), _user_code("model"):
@@ -46,9 +46,9 @@ def build(task: Task, seed: int, device: torch.device | str) -> nn.Module:
 
 
 def seed_for(seed: int, subtask: int, position: int) -> int:
-    """A seed in [0, 2⁶³) for the push interval that starts at a subtask's ``position``.
+    """Return a seed in [0, 2⁶³) for the push interval that starts at a subtask's ``position``.
 
-    Whoever trains the interval again after an eviction draws the same dropout masks and
+    A worker that repeats the interval after an eviction draws the same dropout masks and
     augmentations.
     """
     words = np.random.SeedSequence([seed, subtask, position]).generate_state(1, np.uint64)
@@ -58,12 +58,11 @@ def seed_for(seed: int, subtask: int, position: int) -> int:
 def batches(
     task: Task, dataset: Dataset[Any], indices: NDArray[np.int64]
 ) -> Iterator[tuple[Any, int]]:
-    """Batches of ``task.batch_size`` samples in the order of ``indices``, each with its number
-    of samples.
+    """Yield batches of ``task.batch_size`` samples in the order of ``indices``.
 
-    A data set with ``__getitems__`` is asked for a whole batch at once. A lone last sample
-    joins the batch before it, for BatchNorm can't train on one sample and none may be left
-    out. Raises :class:`UserCodeError`.
+    Each comes with its number of samples. A data set with ``__getitems__`` gets one call for each
+    batch. A single last sample joins the previous batch, because BatchNorm can't train on one
+    sample and no sample may be skipped. Raises :class:`UserCodeError`.
     """
     size = _batch_size(task, "batch_size")
     cuts = [*range(0, len(indices), size), len(indices)]
@@ -74,8 +73,10 @@ def batches(
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """A batch with every tensor in it on ``device``, whatever lists, tuples and mappings they
-    are in; anything that knows no device stays as it is."""
+    """Return a batch with every tensor on ``device``.
+
+    Tensors can be in nested lists, tuples, and mappings. Values without a device stay as they are.
+    """
     if hasattr(batch, "to"):  # a tensor, a PackedSequence, a tokenizer's BatchEncoding, …
         return batch.to(device)
     if isinstance(batch, Mapping):
@@ -98,13 +99,12 @@ def train(
     on_step: Callable[[], None],
     before_step: Callable[[int], None] = lambda _: None,
 ) -> Interval:
-    """One local step per batch, until the batches end or ``should_stop`` turns true.
+    """Make one local step per batch until the batches end or ``should_stop`` returns True.
 
-    ``before_step`` is told how many samples came before the step.
-
-    The step at work is always finished, so at least one is made. The training mode of the
-    model is left as it is: a layer that the user froze in evaluation mode stays so. Raises
-    :class:`NonFiniteLoss` before the parameters are harmed, else :class:`UserCodeError`.
+    ``before_step`` gets the number of samples before the step. The current step is always
+    finished, so there is at least one. The training mode of the model does not change: a layer
+    that the user put in evaluation mode stays there. Raises :class:`NonFiniteLoss` before the
+    parameters are affected, and :class:`UserCodeError`.
     """
     samples, steps, loss_sum = 0, 0, 0.0
     for batch, count in batches:
@@ -127,15 +127,15 @@ def evaluate(
     should_stop: Callable[[], bool],
     on_step: Callable[[], None],
 ) -> dict[str, float]:
-    """The means of the task's metrics over a whole data set, and ``"count"``, its samples.
+    """Return the means of the task's metrics over a data set, and its samples as ``"count"``.
 
-    Returns nothing, ``{}``, if ``should_stop`` turned true before the end: the mean over a
-    part would look like a result. A metric that is not finite is returned as it is. Raises
-    :class:`SpecError` if the data set is empty, else :class:`UserCodeError`.
+    Returns ``{}`` if ``should_stop`` returns True before the end: the mean over a part would look
+    like a result. A metric that is not finite is returned as it is. Raises :class:`SpecError` if
+    the data set is empty, and :class:`UserCodeError`.
     """
     sums: defaultdict[str, float] = defaultdict(float)
     with torch.no_grad(), _evaluation_mode(model):
-        for batch in _everything(task, dataset):
+        for batch in _evaluation_batches(task, dataset):
             if should_stop():
                 return {}
             for name, value in _metrics(task, model, to_device(batch, device)).items():
@@ -148,7 +148,7 @@ def evaluate(
 
 
 def _step(task: Task, model: nn.Module, optimizer: Optimizer, batch: Any, step: int) -> float:
-    """One local step; returns the loss that it started from."""
+    """Make one local step and return the loss before it."""
     optimizer.zero_grad(set_to_none=True)
     with _user_code("loss"):
         loss = task.loss(model, batch)
@@ -156,18 +156,18 @@ def _step(task: Task, model: nn.Module, optimizer: Optimizer, batch: Any, step: 
 
 
 def descend(task: Task, optimizer: Optimizer, loss: Tensor, step: int) -> float:
-    """One step of the optimizer down a mean loss, a scalar with gradient; returns its value.
+    """Make one optimizer step for a mean loss, a scalar with gradient, and return its value.
 
-    ``step`` is the number that an error names. Raises :class:`NonFiniteLoss` before the
-    parameters are harmed, else :class:`UserCodeError`.
+    ``step`` is the step's number in error messages. Raises :class:`NonFiniteLoss` before the
+    parameters are affected, and :class:`UserCodeError`.
     """
     with _user_code("loss"):
         value = _scalar(loss)
-    # before backward, so that no NaN reaches the parameters or the optimizer's state
+    # before backward(), so that no NaN reaches the parameters or the optimizer's state
     if not math.isfinite(value):
         raise NonFiniteLoss(
             f"the loss is {value} in local step {step}",
-            remedy="lower the learning rate, clip gradients, or look for NaN in the data",
+            remedy="lower the learning rate, clip gradients, or check the data for NaN",
             step=step,
         )
     with _user_code("backward of the loss"):
@@ -181,8 +181,8 @@ def descend(task: Task, optimizer: Optimizer, loss: Tensor, step: int) -> float:
 def _scalar(loss: object) -> float:
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return float(loss.item())
-    what = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-    raise UserCodeError(f"loss returned {what}, not a scalar tensor", remedy="return its mean")
+    value = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise UserCodeError(f"loss returned {value}, not a scalar tensor", remedy="return its mean")
 
 
 def _batch_size(task: Task, name: str) -> int:
@@ -192,7 +192,7 @@ def _batch_size(task: Task, name: str) -> int:
     return size
 
 
-def _everything(task: Task, dataset: Dataset[Any]) -> Iterator[Any]:
+def _evaluation_batches(task: Task, dataset: Dataset[Any]) -> Iterator[Any]:
     with _user_code("dataset"):
         length = len(dataset)  # type: ignore[arg-type]
     if length == 0:
@@ -203,7 +203,7 @@ def _everything(task: Task, dataset: Dataset[Any]) -> Iterator[Any]:
 
 
 def _load(task: Task, dataset: Dataset[Any], groups: list[list[int]]) -> Iterator[tuple[Any, int]]:
-    """A batch for each group of indices, with its number of samples."""
+    """Yield a batch for each group of indices, with its number of samples."""
     with _user_code("dataset"):
         loader = iter(DataLoader(dataset, batch_sampler=groups, collate_fn=task.collate))
     for group in groups:
@@ -221,7 +221,7 @@ def _metrics(task: Task, model: nn.Module, batch: Any) -> dict[str, float]:
     if "count" not in metrics:
         raise UserCodeError(
             f'evaluate returned no "count", only {", ".join(sorted(metrics)) or "an empty dict"}',
-            remedy='return sums over the batch, and under "count" the number of samples in it',
+            remedy='return sums over the batch, and its number of samples as "count"',
             metrics=sorted(metrics),
         )
     return metrics
@@ -239,11 +239,11 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _user_code(what: str) -> Iterator[None]:
-    """Errors inside are the user's: :class:`UserCodeError` with their traceback."""
+def _user_code(name: str) -> Iterator[None]:
+    """Convert exceptions of the user's code to :class:`UserCodeError` with their traceback."""
     try:
         yield
     except VcasgdError:
         raise
     except Exception as error:
-        raise calling_user_code(what, error) from error
+        raise calling_user_code(name, error) from error

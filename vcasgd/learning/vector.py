@@ -1,9 +1,9 @@
-"""A module's state as one flat vector, and back.
+"""Conversion of a module's state to flat vectors, and back.
 
 All floating-point state is in one float32 vector: first the parameters, then the buffers
-(BatchNorm's running statistics), so that a rule can treat the two differently by a single
-index, and last the frozen parameters, which no update carries. Integer and boolean state
-(``num_batches_tracked``) lies beside it in an int64 vector.
+(BatchNorm's running statistics), so that a rule can distinguish the two by a single index, and
+last the frozen parameters, which no update carries. Integer and boolean state
+(``num_batches_tracked``) is in a separate int64 vector.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
 
 
 class TensorKind(StrEnum):
-    """What a tensor is to an update rule."""
+    """Role of a tensor for update rules."""
 
-    PARAMETER = "parameter"  #: trained by the optimizer
-    STATISTIC = "statistic"  #: floating-point buffer, measured and not trained
-    FROZEN = "frozen"  #: parameter without gradient: as it was in the first snapshot, for ever
-    INTEGER = "integer"  #: counters and masks, in a vector of their own
+    PARAMETER = "parameter"  #: Trained by the optimizer.
+    STATISTIC = "statistic"  #: Floating-point buffer, measured and not trained.
+    FROZEN = "frozen"  #: Parameter without gradient; keeps its value from the first snapshot.
+    INTEGER = "integer"  #: Counters and masks, in the int64 vector.
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies: ``offset`` counts elements of the float32 vector, or of the int64
-    vector if the kind is INTEGER."""
+    """Position of one tensor in the vectors.
+
+    ``offset`` counts elements of the float32 vector, or of the int64 vector for kind INTEGER.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -49,23 +51,23 @@ class TensorEntry:
         return prod(self.shape)
 
     def view(self, floats: Tensor, integers: Tensor) -> Tensor:
-        """This tensor inside the vectors, in its own shape and without a copy."""
+        """Return a view of this tensor in the vectors, in its own shape."""
         vector = integers if self.kind is TensorKind.INTEGER else floats
         return vector[self.offset : self.offset + self.size].view(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a module's tensors in the vectors. Equal layouts, interchangeable vectors."""
+    """Order of a module's tensors in the vectors; equal layouts have interchangeable vectors."""
 
     entries: tuple[TensorEntry, ...]
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        """The layout of a module's parameters and persistent buffers, tied ones once.
+        """Return the layout of a module's parameters and persistent buffers, tied ones once.
 
-        Non-persistent buffers stay out, as they do in a ``state_dict``: they can be computed
-        again. Raises :class:`SpecError` for complex tensors and uninitialised lazy ones.
+        Non-persistent buffers are left out, as in a ``state_dict``: they can be recomputed. Raises
+        :class:`SpecError` for complex tensors and uninitialized lazy ones.
         """
         state = list(_state(module))
         floats = [part for part in state if part[2] is TensorKind.PARAMETER]
@@ -76,12 +78,12 @@ class Layout:
 
     @cached_property
     def parameters(self) -> int:
-        """Floats that are parameters, which is the index where the statistics start."""
+        """Number of trained parameters; the index where the statistics start."""
         return self._count(TensorKind.PARAMETER)
 
     @cached_property
     def sent(self) -> int:
-        """Floats that updates carry: parameters and statistics."""
+        """Number of floats that updates carry: parameters and statistics."""
         return self._count(TensorKind.PARAMETER, TensorKind.STATISTIC)
 
     @cached_property
@@ -98,46 +100,46 @@ class Layout:
         return sum(entry.size for entry in self.entries if entry.kind in kinds)
 
     def to_json(self) -> str:
-        """Canonical: equal layouts give equal text."""
+        """Return canonical JSON: equal layouts give equal text."""
         entries = [asdict(entry) for entry in self.entries]
         return json.dumps(entries, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """The inverse of :meth:`to_json`. Raises :class:`CheckpointDamaged`."""
+        """Return the layout with this JSON. Raises :class:`CheckpointDamaged`."""
         try:
             return cls(tuple(_entry(value) for value in json.loads(text)))
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointDamaged(f"this is not a layout: {error!r}") from error
+            raise CheckpointDamaged(f"not a layout: {error!r}") from error
 
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON, in hexadecimal."""
+        """Return the SHA-256 of the canonical JSON, in hexadecimal."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
 def gather(module: nn.Module, layout: Layout, floats: Tensor, integers: Tensor) -> None:
-    """Copies a module's state into preallocated CPU vectors: float32 ``[layout.floats]`` and
-    int64 ``[layout.integers]``.
+    """Copy a module's state into preallocated CPU vectors.
 
-    The module may be on any device and of any floating-point type. Raises :class:`SpecError`
-    if the module is not of this layout, :class:`InvalidUpdate` if a vector has another length.
+    They are float32 ``[layout.floats]`` and int64 ``[layout.integers]``. The module can be on any
+    device and of any floating-point type. Raises :class:`SpecError` if the module has another
+    layout, and :class:`InvalidUpdate` if a vector has the wrong length.
     """
     for tensor, part in _pairs(module, layout, floats, integers):
         part.copy_(tensor.detach())
 
 
 def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout) -> None:
-    """Copies the vectors into a module's state, in place and unseen by autograd.
+    """Copy the vectors into a module's state, in place and without autograd.
 
-    The inverse of :func:`gather`, with the same errors. Tied tensors stay tied.
+    This is the inverse of :func:`gather` and raises the same errors. Tied tensors stay tied.
     """
     with torch.no_grad():
         for tensor, part in _pairs(module, layout, floats, integers):
             tensor.copy_(part)
 
 
-def thawed(module: nn.Module, layout: Layout) -> list[str]:
-    """Names of parameters that are frozen in the layout and have a gradient now."""
+def unfrozen_parameters(module: nn.Module, layout: Layout) -> list[str]:
+    """Return the names of parameters that are frozen in the layout but require a gradient."""
     frozen = {entry.name for entry in layout.entries if entry.kind is TensorKind.FROZEN}
     return [
         name
@@ -147,10 +149,10 @@ def thawed(module: nn.Module, layout: Layout) -> list[str]:
 
 
 def named_tensors(layout: Layout, floats: Tensor, integers: Tensor) -> dict[str, Tensor]:
-    """The vectors as the tensors of a ``state_dict``, tied ones once, without a copy.
+    """Return views of the vectors as the tensors of a ``state_dict``, tied ones once.
 
-    Integer state is int64 whatever it was in the module; ``load_state_dict`` converts it back.
-    Raises :class:`InvalidUpdate` if a vector has another length than the layout's.
+    Integer state is always int64; ``load_state_dict`` converts it back. Raises
+    :class:`InvalidUpdate` if a vector has the wrong length.
     """
     _check_lengths(layout, floats, integers)
     return {entry.name: entry.view(floats, integers) for entry in layout.entries}
@@ -170,13 +172,13 @@ def _kind(name: str, tensor: Tensor, if_floating: TensorKind) -> TensorKind:
     if is_lazy(tensor):
         raise SpecError(
             f"task: {name} of the model has no shape yet",
-            remedy="let Task.model() pass one batch through its lazy modules",
+            remedy="pass one batch through the lazy modules in Task.model()",
             field="task",
         )
     if tensor.is_complex():
         raise SpecError(
             f"task: {name} of the model is complex ({tensor.dtype})",
-            remedy="store its real and imaginary parts, as torch.view_as_real gives them",
+            remedy="store its real and imaginary parts, as torch.view_as_real returns them",
             field="task",
         )
     return if_floating if tensor.is_floating_point() else TensorKind.INTEGER
@@ -197,16 +199,16 @@ def _entry(value: dict[str, Any]) -> TensorEntry:
 def _pairs(
     module: nn.Module, layout: Layout, floats: Tensor, integers: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each tensor of the module with its part of the vectors, of the same shape."""
+    """Yield each tensor of the module with the view of the same shape in the vectors."""
     _check_lengths(layout, floats, integers)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for entry in layout.entries:
         tensor = tensors.get(entry.name)
-        # a differing shape might broadcast, and silently fill a layer with one number
+        # another shape could be broadcast and silently fill a layer with one number
         if tensor is None or tuple(tensor.shape) != entry.shape:
             raise SpecError(
                 f"task: the model has no {entry.name} of shape {list(entry.shape)}",
-                remedy="let Task.model() build the same model every time",
+                remedy="make Task.model() build the same model every time",
                 field="task",
             )
         yield tensor, entry.view(floats, integers)

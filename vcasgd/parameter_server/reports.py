@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.tuning import implicit
+from vcasgd.learning.tuning import implicit_momentum
 from vcasgd.parameter_server.model_state import ModelState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
@@ -177,7 +177,7 @@ class Reports:
             "loss": (totals.loss_sum - before.loss_sum) / samples,
             "staleness_mean": staleness,
             "staleness_max": totals.staleness_max,
-            "implicit_momentum": implicit(staleness),
+            "implicit_momentum": implicit_momentum(staleness),
             "mixing_factor": model.factor,
             "rejected": sum(totals.rejected.values()),
             "waiting": waiting(),

@@ -23,7 +23,7 @@ from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.tuning import Momenta, local_steps
-from vcasgd.learning.vector import Layout, gather, scatter, thawed
+from vcasgd.learning.vector import Layout, gather, scatter, unfrozen_parameters
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task, calling_user_code
@@ -155,9 +155,9 @@ class Learner:
         """A new local optimizer, unless the job keeps what the last one remembers: its momentum
         is of an older model, but without it the first steps of each subtask are short.
 
-        Raises :class:`SpecError` where parameters were thawed that no update carries.
+        Raises :class:`SpecError` where parameters were unfrozen_parameters that no update carries.
         """
-        names = thawed(self._model, self.layout)
+        names = unfrozen_parameters(self._model, self.layout)
         if names:
             raise SpecError(
                 f"task: {names[0]} of the model was frozen when the job began and no longer is",

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from vcasgd.learning.tuning import (
     factor_after,
-    implicit,
-    settled,
+    implicit_momentum,
     shares_by_speed,
+    smoothed_momentum,
 )
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobRecord, JobState
@@ -100,7 +100,7 @@ class Tuner:
         mean = (staleness - self._since[1]) / seen
         self._since = (updates, staleness)
         before = job.tuned.implicit_momentum
-        now = settled(implicit(mean), before)
+        now = smoothed_momentum(implicit_momentum(mean), before)
         if now != before:
             self._tunings.tell(implicit_momentum=now)
             self._jobs.event(

@@ -2,15 +2,15 @@
 
 ``W`` is the global vector, ``w`` the worker's copy, ``w₀`` the base it was trained from,
 ``Δ = w − w₀``, τ the staleness and s(τ) its weight. Every rule acts element by element, so a
-vector can be cut into shards anywhere and the result is the same.
+vector can be cut into shards anywhere with the same result.
 
-Running statistics (BatchNorm) are averaged and never summed: each worker has measured the
-same quantity, and a sum of differences would move it once per worker.
+Running statistics (BatchNorm) are averaged, not summed: all workers measure the same quantity,
+and a sum of differences would move it once per worker.
 
-``base``         what a rule is, and what it is told
+``base``         the interface of a rule, and its context
 ``averaging``    rules that blend the worker's weights: ``vc-asgd``, ``fedasync``, ``easgd``,
                  ``sma``
-``differences``  rules that add what the worker has learned: ``async-local-sgd``, ``downpour``,
+``differences``  rules that add the worker's difference: ``async-local-sgd``, ``downpour``,
                  ``delayed-nesterov``, ``fedbuff``, ``dc-asgd``
 """
 
@@ -43,5 +43,5 @@ _RULES: dict[str, type[Rule]] = {
 
 
 def make_rule(update: Update) -> Rule:
-    """The rule that a job asks for."""
+    """Return the rule of a job."""
     return _RULES[update.rule](update)

@@ -1,6 +1,6 @@
-"""Rules that blend the worker's weights ``w`` into the global ones, statistics like parameters.
+"""Rules that blend the worker's weights ``w``, parameters and statistics alike.
 
-But for the momentum of ``sma`` the result lies between the old weights and the worker's.
+The result lies between the old weights and the worker's, except for the momentum of ``sma``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Averaging(Rule):
 
 
 class VcAsgd(Averaging):
-    """``W ← αW + (1−α)w`` (VC-ASGD, Atre 2021), the mixing weight 1−α multiplied by s(τ).
+    """``W ← αW + (1−α)w`` (VC-ASGD, Atre 2021), with the mixing weight 1−α multiplied by s(τ).
 
-    ``alpha="var"`` is α = e/(e+1): the newcomer has weight 1/2 in epoch 1, 1/3 in epoch 2, …
+    ``alpha="var"`` is α = e/(e+1): an update has weight 1/2 in epoch 1, 1/3 in epoch 2, …
     """
 
     _spec: VcAsgdSpec
@@ -48,16 +48,16 @@ class FedAsync(Averaging):
 
     _spec: FedAsyncSpec
 
-    def _mixing(self, epoch: int) -> float:  # noqa: ARG002 - the same in all
+    def _mixing(self, epoch: int) -> float:  # noqa: ARG002 - the same in all epochs
         return self._spec.beta
 
 
 class Easgd(Averaging):
     """``W ← W + α·s(τ)·(w − W)`` (asynchronous EASGD, Zhang 2015).
 
-    The worker's half of the elastic force is in ``pull``: where the paper's worker moves by
-    α towards the W that it reads, ``w ← w − α(w − W)``, and trains on from there, so does ours,
-    with the newest snapshot. A worker that is new, or that came back, starts from W.
+    ``pull`` is the worker's half of the elastic force: as in the paper, a worker moves its copy by
+    α towards the newest snapshot, ``w ← w − α(w − W)``, and continues from there. A new or
+    restarted worker starts from W.
     """
 
     _spec: EasgdSpec
@@ -66,7 +66,7 @@ class Easgd(Averaging):
         super().__init__(update)
         self.pull = update.moving_rate
 
-    def _mixing(self, epoch: int) -> float:  # noqa: ARG002 - the same in all
+    def _mixing(self, epoch: int) -> float:  # noqa: ARG002 - the same in all epochs
         return self._spec.moving_rate
 
 
@@ -74,9 +74,9 @@ class Sma(Rule):
     """``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v`` (synchronous model averaging, CROSSBOW,
     Koliousis 2019: ``z ← z + Σ c_j + μ(z − z_prev)``, ``c_j = α(w_j − z)``).
 
-    Here each learner's correction is a step of its own, so that nobody waits for the others;
-    v is ``z − z_prev``. The worker's half is as in :class:`Easgd`. Statistics have no momentum,
-    which could make a variance negative.
+    Here each learner's correction is a separate step, so that there is no barrier; v is
+    ``z − z_prev``. The worker's half is the same as in :class:`Easgd`. Statistics have no
+    momentum, because it could make a variance negative.
     """
 
     payload = Payload.WEIGHTS

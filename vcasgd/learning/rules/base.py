@@ -1,4 +1,4 @@
-"""What a rule is, what it is told, and what a worker sends to it."""
+"""Interface of a rule, its context, and the payload that a worker sends."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from vcasgd.errors import InvalidUpdate
 
 
 class Payload(StrEnum):
-    """What a rule wants to be sent."""
+    """Payload that a rule requires."""
 
-    WEIGHTS = "weights"  #: w
-    DELTA = "delta"  #: Δ of the parameters, and the values of the statistics
+    WEIGHTS = "weights"  #: The worker's copy w.
+    DELTA = "delta"  #: Δ of the parameters, and the values of the statistics.
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule knows of an update beside its numbers.
+    """Properties of an update, in addition to its numbers.
 
-    ``state`` and ``base`` are float32 ``[n]`` as the weights are. All counts are of one shard.
+    ``state`` and ``base`` are float32 ``[n]`` like the weights. All counts are of one shard.
     """
 
-    staleness: int  #: τ: version when applied − version trained from
-    epoch: int  #: e = 1, 2, … of the update's subtask
-    parameters: int  #: index in *this* vector or shard where the statistics start
-    number: int = 1  #: of the update: the version that it makes
-    ends_epoch: bool = False  #: whether with it an epoch is complete
-    state: Tensor | None = None  #: the rule's memory, zeros at first; changed in place
-    base: Tensor | None = None  #: w₀, where it is remembered
-    factor: float = 1.0  #: by which the rule's step is multiplied, while validation worsens
+    staleness: int  #: τ: version when applied minus version trained from.
+    epoch: int  #: e = 1, 2, …, of the update's subtask.
+    parameters: int  #: Index in *this* vector or shard where the statistics start.
+    number: int = 1  #: The version that the update creates.
+    ends_epoch: bool = False  #: True if the update completes an epoch.
+    state: Tensor | None = None  #: The rule's memory, initially zeros; changed in place.
+    base: Tensor | None = None  #: w₀, if the server still has it.
+    factor: float = 1.0  #: Factor of the step; below 1 while validation worsens.
 
     def piece(self, start: int, stop: int) -> Context:
-        """The same for the elements ``[start, stop)``."""
+        """Return the context of the elements ``[start, stop)``."""
         return replace(
             self,
             parameters=self.parameters - start,
@@ -46,28 +46,30 @@ class Context:
 
 
 class Rule:
-    """Blends updates into the global vector. What it has to remember is in ``Context.state``,
-    which is published with the weights; the rule itself holds its settings."""
+    """Blends updates into the global vector.
 
-    #: what the worker has to send, see :func:`payload_of`
+    The rule object holds only its settings. Its memory is ``Context.state``, which is published
+    with the weights.
+    """
+
+    #: Payload that the worker sends; see :func:`payload_of`.
     payload: ClassVar[Payload]
-    #: whether it needs ``Context.state``
+    #: True if the rule needs ``Context.state``.
     stateful: ClassVar[bool] = False
-    #: how many published versions it wants to be remembered for ``Context.base``
+    #: Number of published versions that the server keeps for ``Context.base``.
     history: int = 0
-    #: α, by which a worker's own copy moves towards W before it trains on; 1: it starts from W
+    #: α, by which a worker's copy moves towards W before an interval; 1: it starts from W.
     pull: float = 1.0
 
     def __init__(self, update: Any) -> None:
-        """``update``: the part of the job that has the rule's name."""
+        """Create the rule from the ``update`` section of a job."""
         self._spec = update
 
     def blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
-        """Changes ``weights`` (float32 ``[n]``) in place by ``update`` (float32 ``[n]``).
+        """Change ``weights`` (float32 ``[n]``) in place by ``update`` (float32 ``[n]``).
 
-        Whatever the rule is, ``W ← W + f·(rule(W) − W)`` with ``f = context.factor``. Returns the
-        weight that the update was given. Raises :class:`InvalidUpdate`, with nothing changed, if
-        the lengths differ.
+        For every rule, ``W ← W + f·(rule(W) − W)`` with ``f = context.factor``. Returns the weight
+        of the update. Raises :class:`InvalidUpdate`, and changes nothing, if the lengths differ.
         """
         check_lengths(weights, update)
         if context.factor == 1:
@@ -84,10 +86,10 @@ class Rule:
 def payload_of(
     rule_payload: Payload, layout_parameters: int, local: Tensor, base: Tensor, out: Tensor
 ) -> Tensor:
-    """What the worker sends, all vectors float32 ``[n]``.
+    """Return the vector that the worker sends; all vectors are float32 ``[n]``.
 
-    WEIGHTS: ``local`` itself, and ``out`` stays as it is. DELTA: ``out``, filled with
-    ``local − base`` for the parameters and with ``local`` for the statistics behind them.
+    WEIGHTS: ``local`` itself; ``out`` does not change. DELTA: ``out``, filled with
+    ``local − base`` for the parameters and with ``local`` for the statistics after them.
     """
     if rule_payload is Payload.WEIGHTS:
         return local
@@ -98,25 +100,28 @@ def payload_of(
 
 
 def pulled(rule: Rule, local: Tensor | None, base: Tensor) -> Tensor:
-    """Where a worker starts an interval, float32 ``[n]``: at ``base``, or, under the elastic
-    rules, where its own copy is after it has moved by α towards it: ``w ← w − α(w − W)``."""
+    """Return the start of a worker's next interval, float32 ``[n]``.
+
+    It is ``base`` or, under the elastic rules, the worker's own copy moved by α towards the base:
+    ``w ← w − α(w − W)``.
+    """
     if local is None or rule.pull == 1:
         return base
     return torch.lerp(local, base, rule.pull)
 
 
 def merge_integers(current: Tensor, update: Tensor) -> None:
-    """Element-wise maximum of int64 ``[n]`` vectors, in place.
+    """Take the element-wise maximum of int64 ``[n]`` vectors, in place.
 
-    Integers are counters such as ``num_batches_tracked``, which must not run backwards when
-    a stale update arrives. Raises :class:`InvalidUpdate` if the lengths differ.
+    Integers are counters such as ``num_batches_tracked``, which must not decrease when a stale
+    update arrives. Raises :class:`InvalidUpdate` if the lengths differ.
     """
     check_lengths(current, update)
     torch.maximum(current, update, out=current)
 
 
 def check_lengths(current: Tensor, update: Tensor) -> None:
-    """Raises :class:`InvalidUpdate`."""
+    """Raise :class:`InvalidUpdate` if the shapes differ."""
     # torch would broadcast an update of one element to the whole vector
     if current.shape != update.shape:
         raise InvalidUpdate(

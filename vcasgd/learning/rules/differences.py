@@ -1,7 +1,7 @@
-"""Rules that add what the worker has learned, ``Δ = w − w₀``.
+"""Rules that add the worker's difference, ``Δ = w − w₀``.
 
-The statistics, of which the worker sends the values, blend as in VC-ASGD, with the mixing weight
-``statistics_mix``, multiplied by what the age of the update leaves of it.
+Workers send the values of statistics. These are blended as in VC-ASGD, with the mixing weight
+``statistics_mix`` multiplied by the weight of the update's age.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vcasgd.spec.update import FedBuffSpec as FedBuffSpec
 
 
 class Differences(Rule):
-    """Blends the statistics; a rule says what becomes of the parameters."""
+    """Base class: blends the statistics; a subclass adds the parameters."""
 
     payload = Payload.DELTA
     _spec: AsyncLocalSgdSpec | DownpourSpec | DelayedNesterovSpec | FedBuffSpec | DcAsgdSpec
@@ -39,10 +39,10 @@ class Differences(Rule):
         self,
         weights: Tensor,
         delta: Tensor,
-        context: Context,  # noqa: ARG002 - for those that remember
+        context: Context,  # noqa: ARG002 - for stateful rules
         age: float,
     ) -> float:
-        """Adds Δ with the weight ``age``, s(τ), to the parameters; returns all of its weight."""
+        """Add Δ with the weight ``age``, s(τ), to the parameters; return its total weight."""
         weights.add_(delta, alpha=self._spec.eta * age)
         return self._spec.eta * age
 
@@ -66,9 +66,9 @@ class DelayedNesterov(Differences):
     """``W ← W + η·s(τ)·Δ/N`` with each update, and with each N-th also ``W ← W + ηβm``, where
     ``m ← βm + (1/N)·Σ s(τᵢ)Δᵢ`` over the last N (Liu 2024, its Delayed Nesterov with c = 0).
 
-    The paper's pseudo-gradient is −Δ. One vector remembers both m and the sum that is being
-    made: ``v ← v + s(τ)·Δ/N`` with each update, so that v is m with each N-th, and ``v ← βv``
-    after its use.
+    The paper's pseudo-gradient is −Δ. One vector holds both m and the current sum:
+    ``v ← v + s(τ)·Δ/N`` with each update, so that v is m at each N-th update, and then
+    ``v ← βv``.
     """
 
     stateful = True
@@ -88,9 +88,8 @@ class DelayedNesterov(Differences):
 class FedBuff(Differences):
     """``W ← W + (η/K)·Σ s(τᵢ)Δᵢ`` with each K-th update (Nguyen 2022).
 
-    The sum so far is the rule's state. It is added at the end of an epoch too, so that the
-    evaluated model, and in the end the job's, has every update in it; each then has the same
-    weight η/K as the others.
+    The current sum is the rule's state. It is also added at the end of an epoch, so that the
+    evaluated model and the final model contain every update; each has the same weight η/K.
     """
 
     stateful = True
@@ -110,15 +109,15 @@ class DcAsgd(Differences):
     """``W ← W + η·s(τ)·(Δ − λ·Δ⊙Δ⊙(W − w₀))`` (delay compensation, Zheng 2017).
 
     Sign and scale. The gradient at W is, to first order, ``g(W) ≈ g + H(W − w₀)``, and the paper
-    takes λ′·g⊙g for the Hessian H. A worker that made K steps of rate ``lr`` has
+    approximates the Hessian H by λ′·g⊙g. A worker that made K steps of rate ``lr`` has
     ``Δ = −lr·K·ḡ`` with the mean gradient ḡ, so ``ḡ = −Δ/(lr·K)`` and ``ḡ⊙ḡ = Δ⊙Δ/(lr·K)²``.
-    With the gradient at W instead, each of the steps would have been corrected by
-    ``−lr·λ′·ḡ⊙ḡ⊙(W − w₀)``, all K together by ``−(λ′/(lr·K))·Δ⊙Δ⊙(W − w₀)``. So the sign is
+    With the gradient at W instead, each step would have been corrected by
+    ``−lr·λ′·ḡ⊙ḡ⊙(W − w₀)``, and all K steps by ``−(λ′/(lr·K))·Δ⊙Δ⊙(W − w₀)``. So the sign is
     minus, and λ = λ′/(lr·K). Explicit momentum μ makes steps of about lr/(1−μ).
 
-    The approximation is of first order, so a correction is held between nothing and Δ itself
-    doubled: ``λ·Δ⊙(W − w₀)`` is clipped to [−1, 1]. Where w₀ is no longer remembered the update
-    is added as it is.
+    The approximation is of first order, so the corrected update is limited to between 0 and 2Δ:
+    ``λ·Δ⊙(W − w₀)`` is clipped to [−1, 1]. If the server no longer has w₀, the update is added
+    without a correction.
     """
 
     _spec: DcAsgdSpec

@@ -1,30 +1,35 @@
-"""What a job may set itself by what is measured while it trains: decisions, and nothing else.
+"""Decisions of self-tuning: pure functions of measurements and of the current settings.
 
-``intervals``  how many local steps each worker makes between two pushes, by its speed
-``momentum``   how much of the optimizers' momentum asynchrony takes the place of
-``mixing``     how much weight updates have while validation worsens
-``learners``   how many learners a machine carries
+``intervals``  local steps between two pushes of each worker, by its speed
+``momentum``   momentum of the optimizers, reduced by the momentum that asynchrony adds
+``mixing``     weight of updates while validation worsens
+``learners``   number of learners on a machine
 
-Each looks at measurements and at what holds now, and says what shall hold. None changes its mind
-for a little: what is decided stays until measurements differ by more than they usually do.
+No decision changes for a small difference: each stays until measurements differ by more than
+their usual noise.
 """
 
 from vcasgd.learning.tuning.intervals import local_steps, shares_by_speed
 from vcasgd.learning.tuning.learners import Load, Trial, fewer, next_trial, room_for
 from vcasgd.learning.tuning.mixing import factor_after
-from vcasgd.learning.tuning.momentum import Momenta, explicit, implicit, settled
+from vcasgd.learning.tuning.momentum import (
+    Momenta,
+    explicit_momentum,
+    implicit_momentum,
+    smoothed_momentum,
+)
 
 __all__ = [
     "Load",
     "Momenta",
     "Trial",
-    "explicit",
+    "explicit_momentum",
     "factor_after",
     "fewer",
-    "implicit",
+    "implicit_momentum",
     "local_steps",
     "next_trial",
     "room_for",
-    "settled",
     "shares_by_speed",
+    "smoothed_momentum",
 ]

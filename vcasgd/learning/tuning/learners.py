@@ -1,5 +1,7 @@
-"""How many learners a machine carries: one more while that raises what the machine trains by more
-than a tenth (CROSSBOW, Koliousis 2019, arXiv 1901.02244, section 4.3), one less where it did not.
+"""Number of learners on a machine.
+
+A machine gets another learner as long as that raises its throughput by more than a tenth, and
+loses one that does not (CROSSBOW, Koliousis 2019, arXiv 1901.02244, section 4.3).
 """
 
 from __future__ import annotations
@@ -7,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-#: a further learner has to multiply the throughput of its machine by more than this
+#: An additional learner must multiply the throughput of its machine by more than this.
 GAIN = 1.1
-#: of a machine's memory, and of its GPU's, that stays free: for what the data needs now and then,
-#: and for the next learner's own start
+#: Share of the memory of a machine and of its GPU that stays free, for peaks of the data's needs
+#: and for the start of another learner.
 RESERVE = 0.1
 
 
 @dataclass(frozen=True)
 class Load:
-    """A machine as it was measured: local steps a second of all its learners together, how many
-    more would fit into its memory (below 0: too many are there), and its processors."""
+    """Measurements of one machine.
+
+    ``rate``: local steps per second of all its learners. ``room``: further learners that fit into
+    its memory; negative if there are too many. ``cores``: its processor cores.
+    """
 
     rate: float
     room: int
@@ -26,8 +31,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Trial:
-    """``learners`` at work on one machine, and steps a second with so many, as measured since
-    something changed. No further one is tried before ``closed_until`` (Unix seconds)."""
+    """State of the search on one machine.
+
+    ``learners`` is the current number. ``rates`` are the measured steps per second by number of
+    learners. No higher number is tried before ``closed_until`` (Unix seconds).
+    """
 
     learners: int = 1
     rates: Mapping[int, float] = field(default_factory=dict)
@@ -35,8 +43,11 @@ class Trial:
 
 
 def next_trial(trial: Trial, load: Load, most: int, now: float, rest: float) -> Trial:
-    """What follows from a measurement with ``trial.learners``. ``most``: that the job allows;
-    ``rest``: seconds after which it is tried again what did not help."""
+    """Return the trial that follows a measurement with ``trial.learners``.
+
+    ``most``: learners that the job allows on a machine. ``rest``: seconds before a number that did
+    not help is tried again.
+    """
     count, rates = trial.learners, {**trial.rates, trial.learners: load.rate}
     before = rates.get(count - 1)
     most = max(1, min(most, load.cores, count + load.room))
@@ -48,12 +59,15 @@ def next_trial(trial: Trial, load: Load, most: int, now: float, rest: float) -> 
 
 
 def fewer(trial: Trial, now: float, rest: float) -> Trial:
-    """One less, and no further attempt for so many seconds."""
+    """Return a trial with one learner less, at least 1, that tries no more for ``rest`` seconds."""
     count = max(1, trial.learners - 1)
-    rates = {known: rate for known, rate in trial.rates.items() if known <= count}
+    rates = {learners: rate for learners, rate in trial.rates.items() if learners <= count}
     return Trial(count, rates, now + rest)
 
 
 def room_for(available: float, total: float, own: float) -> int:
-    """How many more learners that need as many bytes as this one fit into a memory."""
+    """Return how many more learners of ``own`` bytes fit into a memory of ``total`` bytes.
+
+    ``available``: free bytes of the memory.
+    """
     return int((available - RESERVE * total) // max(own, 1.0))

@@ -1,32 +1,34 @@
-"""Back-off of the weight of updates while validation worsens, and its way back.
+"""Weight of updates: reduced while validation worsens, and raised again when it improves.
 
-A function of the evaluations alone, which the ledger keeps: who starts anew comes to the same
-factor.
+The factor depends only on the evaluations in the ledger, so a restarted controller computes the
+same one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite
+from math import isfinite, sqrt
 
-#: evaluations in a row below the best one: one alone is noise
+#: Consecutive evaluations worse than the best that reduce the weight; a single one is noise.
 PATIENCE = 2
-#: by how much less weight at a time, and by how much more after each evaluation that is the best
-#: so far, in halves of a factor 2: down by 1/2, up by √2, so that the way back is the slower one
-DOWN, UP = 2, 1
-#: the least weight is 2⁻⁴
-MOST_DOWN = 8
+#: Changes of the weight: one reduction takes two improvements to undo, so recovery is slower.
+REDUCTION, INCREASE = 1 / 2, sqrt(2)
+#: The smallest factor; updates keep some weight, so that the model can recover.
+LEAST = 1 / 16
 
 
 def factor_after(qualities: Iterable[float]) -> float:
-    """By what the weight of updates is multiplied after evaluations of such qualities, oldest
-    first: in [1/16, 1]. What is not finite counts as worse than anything."""
-    best, worse, down = float("-inf"), 0, 0
+    """Return the factor of the weight of updates, in [1/16, 1].
+
+    ``qualities`` are those of all evaluations, oldest first. A quality that is not finite counts
+    as worse than any other.
+    """
+    best, worse, factor = float("-inf"), 0, 1.0
     for quality in qualities:
         if not isfinite(quality) or quality < best:
             worse += 1
         elif quality > best:
-            best, worse, down = quality, 0, max(0, down - UP)
+            best, worse, factor = quality, 0, min(1.0, factor * INCREASE)
         if worse == PATIENCE:
-            worse, down = 0, min(MOST_DOWN, down + DOWN)
-    return float(2 ** (-down / 2))
+            worse, factor = 0, max(LEAST, factor * REDUCTION)
+    return factor
