@@ -88,7 +88,7 @@ def test_shares_are_told_once_and_change_with_the_speed(desk: Callable[..., Desk
 
     assert one.step().shares == {"fast": 1.0, "slow": 0.25}
     assert one.events("tuned-local-steps") == [
-        "slow takes 400.0 ms for a local step and makes 25% of the push interval"
+        "slow takes 400.0 ms for a local step and now makes 25% of the push interval's steps"
     ]
     # nearly the same is the same
     one.beat("slow", step_seconds=0.42)
@@ -126,9 +126,7 @@ def test_momentum_is_estimated_over_enough_updates(desk: Callable[..., Desk]) ->
     one.apply(LEAST_UPDATES, 3 * LEAST_UPDATES)
     assert one.step().implicit_momentum == 0.75
     (text,) = one.events("tuned-momentum")
-    assert text.startswith(
-        "updates are 3.0 versions late on average, which acts like momentum 0.75"
-    )
+    assert text.startswith("the mean staleness of updates is 3.0, which acts like momentum 0.75")
 
     # the next controller begins to average anew, and what holds goes on to hold
     one.next_controller()
@@ -157,7 +155,7 @@ def test_the_weight_of_updates_follows_the_evaluations_whoever_looks(
     assert one.step().mixing == pytest.approx(2**-0.5)
     worse, better = one.events("tuned-mixing")
     assert worse.startswith("validation worsened in epoch 3: accuracy 0.6000; updates now have 50%")
-    assert better.startswith("validation is better again in epoch 4: accuracy 0.9000; updates now ")
+    assert better.startswith("validation improved again in epoch 4: accuracy 0.9000; updates now ")
 
 
 def test_a_task_that_measures_nothing_known_changes_nothing(desk: Callable[..., Desk]) -> None:

@@ -141,7 +141,7 @@ def test_a_job_stops_when_its_time_is_over(
     # Then it ends with the epoch that was evaluated last
     done = await_end(plain, job, eventually)
     assert done.final_epoch is not None
-    assert done.reason == f"max_duration is over; the last evaluated epoch is {done.final_epoch}"
+    assert done.reason == f"max_duration has passed; the last evaluated epoch is {done.final_epoch}"
     assert done.model is not None
     model = plain.checkpoints(job).read(done.model)
     assert model.floats.tolist() == [float(done.final_epoch)] * 100

@@ -1,4 +1,4 @@
-"""The controller's half that keeps jobs; it knows nothing of machines."""
+"""The controller's job loop: steps every active job; knows nothing of machines."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from vcasgd.store.ledger.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
-#: for the present step to end
+#: Seconds that :meth:`JobLoop.stop` waits for the present step.
 STEP_SECONDS = 10.0
-#: for the checkpoints that are written when the controller is stopped
+#: Seconds for each checkpoint that is written when the controller stops.
 LAST_CHECKPOINT_SECONDS = 15.0
-#: after the end of a job its workers may still ask the ledger what became of it
+#: Lease times during which workers can still read the state of a job that has ended.
 LINGER_LEASES = 3.0
 
 
 class JobLoop(threading.Thread):
-    """Keeps the jobs; apart from the fleet, so that a slow cloud never delays a checkpoint."""
+    """Thread that steps all jobs; apart from the fleet, so a slow cloud delays no checkpoint."""
 
     def __init__(
         self,
@@ -55,29 +55,30 @@ class JobLoop(threading.Thread):
             if settings.job_secret
             else None
         )
-        self._keepers: dict[str, JobLifecycle] = {}
+        self._lifecycles: dict[str, JobLifecycle] = {}
         self._tuners: dict[str, Tuner] = {}
         self._stopped = threading.Event()
 
     def run(self) -> None:
+        """Step all jobs while this controller is the leader, until :meth:`stop`."""
         while not self._stopped.is_set():
             if self._leadership.sure:
-                self._turn()
+                self._step_all()
             self._stopped.wait(self._settings.heartbeat / 4)
 
     def stop(self, *, checkpoint: bool) -> None:
-        """Ends the thread; writes a last checkpoint of each job if asked to."""
+        """Stop the thread; with ``checkpoint``, write a last checkpoint of each job."""
         self._stopped.set()
         self.join(timeout=STEP_SECONDS)
         if checkpoint:
-            for job, keeper in self._keepers.items():
+            for job, lifecycle in self._lifecycles.items():
                 try:
-                    keeper.checkpoint_now(LAST_CHECKPOINT_SECONDS)
+                    lifecycle.checkpoint_now(LAST_CHECKPOINT_SECONDS)
                 except VcasgdError as error:
-                    log.warning("%s: no last checkpoint: %s", job, error)
+                    log.warning("%s: the last checkpoint failed: %s", job, error)
         self._writer.shutdown(wait=False, cancel_futures=True)
 
-    def _turn(self) -> None:
+    def _step_all(self) -> None:
         try:
             active = self._jobs.active()
             if self._admission:
@@ -86,31 +87,31 @@ class JobLoop(threading.Thread):
             log.warning("ledger: %s", error)
             return
         for job in active:
-            keeper = self._keepers.setdefault(job, self._keeper(job))
+            lifecycle = self._lifecycles.setdefault(job, self._lifecycle(job))
             self._tuners.setdefault(job, Tuner(job, self._ledger, self._settings.heartbeat))
-            with bound(job=job, request=keeper.request):
+            with bound(job=job, request=lifecycle.request):
                 self._step(job)
-        for job in self._keepers.keys() - set(active):
+        for job in self._lifecycles.keys() - set(active):
             self._clean_up(job)
 
     def _step(self, job: str) -> None:
         try:
-            self._keepers[job].step()
+            self._lifecycles[job].step()
             self._tuners[job].step()
         except StoreUnavailable as error:
             log.warning("%s: %s", job, error)
         except Exception:
-            # whatever is wrong with one job must not stop the others
+            # A defect that shows in one job must not stop the others.
             log.exception("%s", job)
 
     def _clean_up(self, job: str) -> None:
         try:
-            if self._keepers[job].clean_up():
-                del self._keepers[job], self._tuners[job]
+            if self._lifecycles[job].clean_up():
+                del self._lifecycles[job], self._tuners[job]
         except StoreUnavailable as error:
             log.warning("%s: %s", job, error)
 
-    def _keeper(self, job: str) -> JobLifecycle:
+    def _lifecycle(self, job: str) -> JobLifecycle:
         return JobLifecycle(
             job,
             ledger=self._ledger,

@@ -1,7 +1,7 @@
-"""The controller's part in what a job sets itself by measuring: look, decide, tell.
+"""Automatic tuning of one job: measure, decide, and write the decision to the ledger.
 
-What holds is in the ledger, so the next controller goes on from it.
-:mod:`vcasgd.learning.tuning` has the decisions.
+The next controller continues from the values in the ledger. The decisions themselves are in
+:mod:`vcasgd.learning.tuning`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tunings
 
-#: updates over which staleness is averaged: a mean of fewer says more of their order than of the
-#: job
+#: Updates over which staleness is averaged; a mean over fewer depends mostly on their order.
 LEAST_UPDATES = 50
 
 
 class Tuner:
-    """Of one job; :meth:`step` is for every now and then, and does something every ``period``
-    seconds. It raises :class:`~vcasgd.errors.StoreUnavailable` and may be repeated."""
+    """Tunes one job every ``period`` seconds.
+
+    Call :meth:`step` at least as often. It raises :class:`~vcasgd.errors.StoreUnavailable` and can
+    be repeated.
+    """
 
     def __init__(
         self,
@@ -42,14 +44,15 @@ class Tuner:
         self._period = period
         self._clock = clock
         self._next = float("-inf")
-        #: updates and the sum of their staleness when averaging began
+        #: Updates and the sum of their staleness when averaging began.
         self._since: tuple[int, int] | None = None
 
     def step(self) -> None:
+        """Tune the job if a period has passed and it is running."""
         if self._clock() < self._next:
             return
         job = self._jobs.get(self._job)
-        # what a job wants never changes
+        # The specification of a job never changes.
         self._next = self._clock() + self._period if job.spec.tuning.of_job else float("inf")
         if job.state is not JobState.RUNNING:
             return
@@ -69,7 +72,7 @@ class Tuner:
             name: beat.step_seconds for name, beat in beats.items() if beat.step_seconds is not None
         }
         before = {name: share for name, share in job.tuned.shares.items() if name in beats}
-        # who has not been measured yet keeps what its name had
+        # A restarted worker that is not measured yet keeps the share of its name.
         shares = {**before, **shares_by_speed(seconds, before)}
         if shares == job.tuned.shares:
             return
@@ -79,8 +82,8 @@ class Tuner:
             self._jobs.event(
                 job.id,
                 "tuned-local-steps",
-                f"{name} takes {1000 * seconds[name]:.1f} ms for a local step and makes "
-                f"{share:.0%} of the push interval",
+                f"{name} takes {1000 * seconds[name]:.1f} ms for a local step and now makes "
+                f"{share:.0%} of the push interval's steps",
                 worker=name,
                 share=share,
                 step_seconds=seconds[name],
@@ -91,13 +94,13 @@ class Tuner:
     def _tune_momentum(self, job: JobRecord) -> None:
         updates = int(job.totals.get("updates", 0))
         staleness = int(job.totals.get("staleness_sum", 0))
-        # a model that was lost comes back with fewer
+        # A model that was lost restarts from a checkpoint with fewer updates.
         if self._since is None or updates < self._since[0]:
             self._since = (updates, staleness)
-        seen = updates - self._since[0]
-        if seen < LEAST_UPDATES:
+        count = updates - self._since[0]
+        if count < LEAST_UPDATES:
             return
-        mean = (staleness - self._since[1]) / seen
+        mean = (staleness - self._since[1]) / count
         self._since = (updates, staleness)
         before = job.tuned.implicit_momentum
         now = smoothed_momentum(implicit_momentum(mean), before)
@@ -106,8 +109,8 @@ class Tuner:
             self._jobs.event(
                 job.id,
                 "tuned-momentum",
-                f"updates are {mean:.1f} versions late on average, which acts like momentum "
-                f"{now:.2f}; that of the optimizers is lowered by as much",
+                f"the mean staleness of updates is {mean:.1f}, which acts like momentum "
+                f"{now:.2f}; the optimizers' momentum is lowered by the same amount",
                 implicit_momentum=now,
                 staleness_mean=mean,
             )
@@ -128,7 +131,7 @@ class Tuner:
             return
         self._tunings.tell(mixing=now)
         newest = measured[-1][0]
-        how = "worsened" if now < before else "is better again"
+        how = "worsened" if now < before else "improved again"
         self._jobs.event(
             job.id,
             "tuned-mixing",

@@ -1,0 +1,279 @@
+"""Checkpoints of one job: when to write which snapshot, and which files to keep."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any
+
+from vcasgd.backoff import backoff
+from vcasgd.errors import NotFound, SnapshotMissing, StorageUnavailable, StoreUnavailable
+from vcasgd.learning.shards import Cut
+from vcasgd.learning.vector import Layout
+from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
+from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.job import Evaluation, JobRecord
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.tensors.sharded import Kept, ShardedSnapshots, Whole, versions_of
+from vcasgd.store.tensors.snapshot import epoch_pin
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two checkpoints at the ends of epochs; skips some ends of shorter epochs.
+LEAST_SECONDS_BETWEEN_CHECKPOINTS = 2.0
+#: Seconds to wait after the first failed write, and at most after later ones.
+RETRY_SECONDS = (1.0, 30.0)
+#: Seconds between two polls of a pin that was requested.
+POLL_SECONDS = 0.02
+#: Name of the pin for checkpoints between the ends of epochs.
+PERIODIC = "periodic"
+
+
+class CheckpointWriter:
+    """Writes and prunes the checkpoints of one job, one write at a time in a background thread.
+
+    Methods raise :class:`StoreUnavailable` while a server is unavailable and can be repeated.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        jobs: Jobs,
+        nodes: Sequence[RedisClient],
+        storage: Storage,
+        executor: ThreadPoolExecutor,
+        clock: Callable[[], float],
+    ) -> None:
+        self._job = job
+        self._jobs = jobs
+        self._nodes = nodes
+        self._checkpoints = Checkpoints(storage, job)
+        self._executor = executor
+        self._clock = clock
+        self._model: ShardedSnapshots | None = None
+        self._reported_missing_nodes = False
+        self._writing: tuple[str, Future[StoredCheckpoint]] | None = None
+        self._written_at = clock()
+        self._retry_at = 0.0
+        self._failed_writes = 0
+
+    def collect(self) -> None:
+        """Take the result of a write that has ended, and report it as an event."""
+        if self._writing is None or not self._writing[1].done():
+            return
+        assert self._model is not None
+        pin, future = self._writing
+        self._writing = None
+        try:
+            stored = future.result()
+        except SnapshotMissing:
+            return  # The pin was lost with the tensors server.
+        except (StorageUnavailable, StoreUnavailable, NotFound) as error:
+            self._report_failed(str(error))
+            return
+        self._report_written(stored)
+        self._model.unpin(pin)
+
+    @property
+    def idle(self) -> bool:
+        """True if no write is in progress."""
+        return self._writing is None
+
+    def has_model(self, job: JobRecord, evaluation: Evaluation) -> bool:
+        """Return True if the evaluated model is still in the tensors servers or in the storage."""
+        if self._in_memory(job, evaluation):
+            return True
+        return self._checkpoints.find(evaluation.versions) is not None
+
+    def write_due(self, job: JobRecord) -> None:
+        """Start to write the checkpoint that is due, if any, and unpin models that are not."""
+        if self._writing is not None:
+            return
+        pins = self._snapshots(job).pins()
+        name = self._due_pin(job, pins)
+        self._drop_spare_pins(job, pins, keep=name)
+        if name is not None and self._may_write():
+            self._start_write(job, name)
+        elif PERIODIC not in pins.whole and self._periodic_is_due(job):
+            # Repeated, because a shard loses the request when its tensors server restarts empty.
+            self._snapshots(job).want_pin(PERIODIC)
+
+    def store(self, job: JobRecord, evaluation: Evaluation) -> StoredCheckpoint | None:
+        """Return the checkpoint of an evaluated model, or start to write it and return None.
+
+        The best model is written first if it is not stored yet. Raises
+        :class:`~vcasgd.errors.SnapshotMissing` if the evaluated model is lost.
+        """
+        if not self._may_write():
+            return None
+        stored = self._checkpoints.find(evaluation.versions)
+        if stored is not None:
+            return stored
+        snapshots = self._snapshots(job)
+        last, best = epoch_pin(evaluation.epoch), _best_pin(job, snapshots.pins())
+        pinned = snapshots.pinned(last)
+        if best is not None and best != last:
+            self._start_write(job, best)
+        elif pinned is not None and versions_of(pinned) == evaluation.versions:
+            self._start_write(job, last)
+        elif not self._in_memory(job, evaluation):
+            raise SnapshotMissing(f"the model of epoch {evaluation.epoch} is lost")
+        return None
+
+    def write_now(self, job: JobRecord, seconds: float) -> None:
+        """Write the present snapshot before everything is stopped.
+
+        Raises :class:`StoreUnavailable` if the parameter server pins none within ``seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        snapshots = self._snapshots(job)
+        snapshots.unpin(PERIODIC)
+        snapshots.want_pin(PERIODIC)
+        while snapshots.pinned(PERIODIC) is None or self._writing is not None:
+            if time.monotonic() > deadline:
+                raise StoreUnavailable("the parameter server did not pin a snapshot in time")
+            self.collect()
+            time.sleep(POLL_SECONDS)
+        self._write_pinned(job, PERIODIC)
+        snapshots.unpin(PERIODIC)
+
+    # -- models -------------------------------------------------------------------------------
+
+    def _snapshots(self, job: JobRecord) -> ShardedSnapshots:
+        """Return the job's snapshots.
+
+        Raises :class:`StoreUnavailable` if not all of its store nodes are configured.
+        """
+        if self._model is None:
+            assert job.facts is not None
+            layout = Layout.from_json(job.facts.layout)
+            cut = Cut(layout.floats, layout.parameters, job.facts.shards, layout.sent)
+            try:
+                self._model = ShardedSnapshots(self._nodes, job.id, cut)
+            except StoreUnavailable as error:
+                if not self._reported_missing_nodes:
+                    text = f"{error.message}; {error.remedy}"
+                    self._jobs.event(job.id, "store-nodes-missing", text)
+                    self._reported_missing_nodes = True
+                raise
+        return self._model
+
+    def _in_memory(self, job: JobRecord, evaluation: Evaluation) -> bool:
+        """Return True if the evaluated snapshots are pinned or current; pin them again if so."""
+        pin = epoch_pin(evaluation.epoch)
+        return self._snapshots(job).still_there(pin, evaluation.versions)
+
+    def _due_pin(self, job: JobRecord, pins: Kept) -> str | None:
+        """Return the pin to write next: the best model, the newest epoch, or the periodic one."""
+        best = _best_pin(job, pins)
+        if best is not None:
+            return best
+        evaluated = [each for each in job.evaluations if epoch_pin(each.epoch) in pins.whole]
+        if evaluated and self._epoch_is_due(job, evaluated[-1]):
+            return epoch_pin(evaluated[-1].epoch)
+        return PERIODIC if PERIODIC in pins.whole else None
+
+    def _epoch_is_due(self, job: JobRecord, evaluation: Evaluation) -> bool:
+        rested = self._clock() - self._written_at >= LEAST_SECONDS_BETWEEN_CHECKPOINTS
+        return rested or evaluation.epoch == job.spec.epochs
+
+    def _periodic_is_due(self, job: JobRecord) -> bool:
+        return self._clock() - self._written_at > job.spec.checkpoint.every.total_seconds()
+
+    def _drop_spare_pins(self, job: JobRecord, pins: Kept, keep: str | None) -> None:
+        """Unpin evaluated epochs, each of which occupies the memory of one model."""
+        for evaluation in job.evaluations[:-1]:
+            name = epoch_pin(evaluation.epoch)
+            # Until it is written, the pin is the only copy of the best model.
+            if name in pins.names and name != keep and evaluation != job.best:
+                self._snapshots(job).unpin(name)
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def _may_write(self) -> bool:
+        return self._writing is None and self._clock() >= self._retry_at
+
+    def _start_write(self, job: JobRecord, pin: str) -> None:
+        future = self._executor.submit(copy_context().run, self._write_pinned, job, pin)
+        self._writing = (pin, future)
+
+    def _write_pinned(self, job: JobRecord, pin: str) -> StoredCheckpoint:
+        assert job.facts is not None
+        whole, floats = self._snapshots(job).fetch_pinned(pin)
+        present = self._checkpoints.find(versions_of(whole))
+        if present is not None:
+            return present
+        state = self._snapshots(job).fetch_states(whole)
+        stored = self._checkpoints.write(whole, Layout.from_json(job.facts.layout), floats, state)
+        self._list(job, stored, pin, whole)
+        return stored
+
+    def _list(self, job: JobRecord, stored: StoredCheckpoint, pin: str, whole: Whole) -> None:
+        """Prune old checkpoints and write the list of the others to the ledger."""
+        listed = self._jobs.checkpoints(job.id)
+        listed[stored.name] = {
+            "version": stored.version,
+            "versions": versions_of(whole),
+            "digest": stored.digest,
+            "size": stored.size,
+            "at": self._clock(),
+            "of": pin,
+            "finished_epochs": min(each.record.finished for each in whole),
+            "samples": min(each.meta.totals.samples for each in whole),
+        }
+        protected = self._protected(job, listed) | {stored.name}
+        self._checkpoints.prune(job.spec.checkpoint.keep, protected)
+        left = {each.name for each in self._checkpoints.all()}
+        self._jobs.set_checkpoints(
+            job.id, {name: each for name, each in listed.items() if name in left}
+        )
+
+    def _protected(self, job: JobRecord, listed: dict[str, dict[str, Any]]) -> frozenset[str]:
+        """Return the checkpoints to keep at any age: the best model and the final one."""
+        present = self._jobs.get(job.id)
+        versions = {
+            each.versions
+            for each in present.evaluations
+            if each == present.best or each.epoch == present.final_epoch
+        }
+        return frozenset(
+            name for name, each in listed.items() if tuple(each["versions"]) in versions
+        )
+
+    def _report_failed(self, why: str) -> None:
+        if not self._failed_writes:
+            self._jobs.event(
+                self._job,
+                "checkpoint-failed",
+                f"a checkpoint can't be written: {why}; training continues, and the write is "
+                "retried",
+            )
+        self._failed_writes += 1
+        self._retry_at = self._clock() + backoff(self._failed_writes, *RETRY_SECONDS)
+        log.warning("%s: checkpoint: %s", self._job, why)
+
+    def _report_written(self, stored: StoredCheckpoint) -> None:
+        self._failed_writes, self._retry_at, self._written_at = 0, 0.0, self._clock()
+        self._jobs.event(
+            self._job,
+            "checkpoint",
+            f"version {stored.version} is stored ({stored.size / 1e6:.1f} MB)",
+            name=stored.name,
+            version=stored.version,
+        )
+
+
+def _best_pin(job: JobRecord, pins: Kept) -> str | None:
+    """Return the pin of the best model; None if it is stored, because it is unpinned then.
+
+    Without a metric the best epoch is the newest one, which is written like any other epoch.
+    """
+    if job.metric is None or job.best is None:
+        return None
+    pin = epoch_pin(job.best.epoch)
+    return pin if pin in pins.whole else None
