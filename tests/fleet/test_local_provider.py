@@ -1,4 +1,4 @@
-"""Local instances are real processes, and every test here starts and kills some."""
+"""Local provider: each test starts and kills real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from support.waiting import PATIENCE
 
 from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
-from vcasgd.fleet.machine.notices import AwsNotices, GcpNotices, Notice
+from vcasgd.fleet.machine.notices import FileNotices, Notice
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Provider
 from vcasgd.fleet.providers.local.directory import InstanceDirectory
 from vcasgd.fleet.providers.local.instance import Owner, is_locked
@@ -27,7 +27,7 @@ from vcasgd.fleet.providers.local.provider import KEPT_DEAD, LocalPool, LocalPro
 
 Eventually = Callable[..., Any]
 
-#: a child, a grandchild in a session of its own, and an orphan that hides its environment
+#: A child, a grandchild in its own session, and an orphan that hides its environment.
 FAMILY = """
 echo $$ > pids
 setsid sleep 300 &
@@ -40,7 +40,7 @@ wait
 BOOT = Boot(("sh", "-c", FAMILY), {"GREETING": "hello {instance_id}", "PATH": os.environ["PATH"]})
 POOL = LocalPool("local", capacity=2, price_per_hour=0.5, notice_seconds=30.0)
 
-#: takes a lock as the owner of the machines does, says so, and waits to be killed
+#: Acquires the lock as the owner of the machines does, reports it, and waits to be killed.
 HOLDER = """
 import fcntl, sys
 file = open(sys.argv[1], "wb")
@@ -51,7 +51,7 @@ sys.stdin.read()
 
 
 class Cluster:
-    """A provider, and what a test wants to know of its machines."""
+    """Provider with helpers to inspect its machines."""
 
     def __init__(self, home: Path, eventually: Eventually) -> None:
         self.home = home
@@ -59,14 +59,14 @@ class Cluster:
         self.provider = self.another()
 
     def another(self, owner_grace_seconds: float | None = None) -> LocalProvider:
-        """As in another process: nothing is shared but the home."""
+        """Return a provider as in another process, which shares only the home."""
         return LocalProvider(self.home, "test", POOL, owner_grace_seconds=owner_grace_seconds)
 
     def launch(self, count: int = 1, token: str = "t1", boot: Boot = BOOT) -> list[str]:
         return self.provider.launch("local", count, boot, token)
 
     def launch_ready(self) -> tuple[str, list[Process]]:
-        """One machine, up, and all of its processes."""
+        """Return one running machine and all of its processes."""
         (id_,) = self.launch()
         self.eventually((self.directory(id_).path / "ready").exists)
         return id_, self.processes(id_)
@@ -83,11 +83,6 @@ class Cluster:
         pids = (self.directory(id_).path / "pids").read_text().split()
         assert len(pids) == 3
         return [self.machine(id_), *(Process.of(int(pid)) for pid in pids)]
-
-    def url(self, id_: str) -> str:
-        machine = self.directory(id_).machine()
-        assert machine is not None
-        return f"http://127.0.0.1:{machine.metadata_port}"
 
     def instance(self, id_: str) -> Instance | None:
         return next((one for one in self.another().instances() if one.id == id_), None)
@@ -112,7 +107,7 @@ def cluster(tmp_path: Path, eventually: Eventually) -> Iterator[Cluster]:
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A living owner of ``stack.lock``."""
+    """Start a process that owns ``stack.lock``."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "stack.lock")]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -130,7 +125,7 @@ def test_it_is_a_provider(cluster: Cluster) -> None:
     provider.close()
 
 
-def test_a_machine_boots_and_runs_what_it_was_given(cluster: Cluster) -> None:
+def test_machine_boots_and_runs_its_command(cluster: Cluster) -> None:
     began = time.time()
     id_, processes = cluster.launch_ready()
     instance = cluster.instance(id_)
@@ -146,7 +141,9 @@ def test_a_machine_boots_and_runs_what_it_was_given(cluster: Cluster) -> None:
     assert set(processes) <= processes_of(id_, cluster.machine(id_))
 
 
-def test_a_machine_knows_nothing_of_ours(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_does_not_inherit_variables_of_the_stack(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VCASGD_TOKEN", "secret")
     boot = Boot(("sh", "-c", "env > seen; echo > ready; exec sleep 300"), {"VCASGD_CLUSTER": "c"})
     (id_,) = cluster.launch(boot=boot)
@@ -156,35 +153,33 @@ def test_a_machine_knows_nothing_of_ours(cluster: Cluster, monkeypatch: pytest.M
     assert sorted(seen) == [
         "VCASGD_CLUSTER=c",
         f"VCASGD_INSTANCE_ID={id_}",
-        f"VCASGD_METADATA_URL={cluster.url(id_)}",
+        f"VCASGD_NOTICE_FILE={path / 'notice'}",
     ]
     assert not (path / "boot.json").exists()
 
 
-def test_boot_hides_its_values() -> None:
+def test_boot_hides_values_in_repr() -> None:
     assert "secret" not in repr(Boot(("run",), {"PASSWORD": "secret"}))
 
 
-def test_eviction_with_notice(cluster: Cluster) -> None:
+def test_eviction_gives_notice(cluster: Cluster) -> None:
     id_, processes = cluster.launch_ready()
-    aws, gcp = AwsNotices(cluster.url(id_)), GcpNotices(cluster.url(id_))
-    assert aws.poll() is None
-    assert gcp.poll() is None
+    notices = FileNotices(cluster.directory(id_).notice_file)
+    assert notices.poll() is None
 
     began = time.time()
     cluster.another().evict(id_, 600)
-    told = time.time()
-    notice = cluster.eventually(aws.poll)
+    ended = time.time()
+    notice = cluster.eventually(notices.poll)
     assert isinstance(notice, Notice)
     assert notice.kind == "terminate"
     assert notice.at is not None
-    assert began + 599 <= notice.at <= told + 600, "in whole seconds"
-    assert gcp.poll() is not None
+    assert began + 600 <= notice.at <= ended + 600
     assert cluster.state(id_) is InstanceState.LEAVING
     assert all(process.alive() for process in processes)
 
 
-def test_a_machine_is_gone_when_the_time_of_its_notice_is_over(cluster: Cluster) -> None:
+def test_machine_is_gone_at_the_end_of_its_notice(cluster: Cluster) -> None:
     id_, processes = cluster.launch_ready()
 
     began = time.time()
@@ -195,7 +190,7 @@ def test_a_machine_is_gone_when_the_time_of_its_notice_is_over(cluster: Cluster)
     assert cluster.state(id_) is None
 
 
-def test_the_first_notice_stands(cluster: Cluster) -> None:
+def test_first_notice_is_kept(cluster: Cluster) -> None:
     id_, _ = cluster.launch_ready()
     cluster.provider.evict(id_, 60)
     first = cluster.instance(id_)
@@ -203,18 +198,18 @@ def test_the_first_notice_stands(cluster: Cluster) -> None:
     assert cluster.instance(id_) == first
 
 
-def test_the_usual_notice_is_the_pool_s(cluster: Cluster) -> None:
+def test_default_notice_is_that_of_the_pool(cluster: Cluster) -> None:
     id_, _ = cluster.launch_ready()
     began = time.time()
     cluster.provider.evict(id_)
-    told = time.time()
+    ended = time.time()
     instance = cluster.instance(id_)
     assert instance is not None
     assert instance.notice_at is not None
-    assert began <= instance.notice_at - POOL.notice_seconds <= told
+    assert began <= instance.notice_at - POOL.notice_seconds <= ended
 
 
-def test_a_hung_machine_does_not_outlive_its_notice_for_good(
+def test_hung_machine_is_ended_after_its_notice(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vcasgd.fleet.providers.local.directory.NOTICE_SLACK_SECONDS", 0.2)
@@ -226,7 +221,7 @@ def test_a_hung_machine_does_not_outlive_its_notice_for_good(
 
 
 @pytest.mark.parametrize("way", ["kill", "terminate"])
-def test_nothing_of_a_taken_machine_is_alive(cluster: Cluster, way: str) -> None:
+def test_no_process_of_an_ended_machine_survives(cluster: Cluster, way: str) -> None:
     id_, processes = cluster.launch_ready()
     getattr(cluster.another(), way)(id_)
     assert not [process for process in processes if process.alive()]
@@ -234,7 +229,7 @@ def test_nothing_of_a_taken_machine_is_alive(cluster: Cluster, way: str) -> None
     assert cluster.provider.instances() == []
 
 
-def test_repeated_and_unknown_orders_are_silent(cluster: Cluster) -> None:
+def test_repeated_and_unknown_orders_have_no_effect(cluster: Cluster) -> None:
     id_, _ = cluster.launch_ready()
     for name in (id_, id_, "local-unknown"):
         cluster.provider.terminate(name)
@@ -242,22 +237,22 @@ def test_repeated_and_unknown_orders_are_silent(cluster: Cluster) -> None:
         cluster.provider.evict(name)
 
 
-def test_a_machine_whose_own_process_was_killed_is_swept(cluster: Cluster) -> None:
+def test_machine_whose_own_process_was_killed_is_cleaned_up(cluster: Cluster) -> None:
     id_, processes = cluster.launch_ready()
     processes[0].kill()
     cluster.await_state(id_, None)
-    # the one without the marker has also left the session, and the tree ended with the machine
+    # The process without a marker also left the session, and the tree ended with the machine.
     cluster.await_death(processes[:3])
     processes[3].kill()
 
 
-def test_a_machine_asked_to_shut_down_takes_everything_along(cluster: Cluster) -> None:
+def test_machine_ends_all_its_processes_on_sigterm(cluster: Cluster) -> None:
     _, processes = cluster.launch_ready()
     os.kill(processes[0].pid, signal.SIGTERM)
     cluster.await_death(processes)
 
 
-def test_the_machine_ends_with_its_boot_command(cluster: Cluster) -> None:
+def test_machine_ends_with_its_boot_command(cluster: Cluster) -> None:
     (id_,) = cluster.launch(boot=Boot(("sh", "-c", "setsid sleep 300 & exit 3")))
     cluster.await_state(id_, None)
     assert processes_of(id_, None) == set()
@@ -265,13 +260,13 @@ def test_the_machine_ends_with_its_boot_command(cluster: Cluster) -> None:
     assert "boot command ended with status 3" in condemned
 
 
-def test_a_command_that_can_t_be_run_ends_the_machine(cluster: Cluster) -> None:
+def test_invalid_command_ends_the_machine(cluster: Cluster) -> None:
     (id_,) = cluster.launch(boot=Boot(("/does/not/exist",)))
     cluster.await_state(id_, None)
     assert "/does/not/exist" in cluster.directory(id_).log.read_text()
 
 
-def test_a_slow_boot(cluster: Cluster) -> None:
+def test_slow_boot(cluster: Cluster) -> None:
     cluster.provider.override(boot_seconds=2.0)
     (id_,) = cluster.launch()
     cluster.await_state(id_, InstanceState.RUNNING)
@@ -289,30 +284,30 @@ def test_eviction_before_the_boot(cluster: Cluster) -> None:
     assert not (cluster.directory(id_).path / "ready").exists()
 
 
-def test_the_same_token_launches_once(cluster: Cluster) -> None:
+def test_same_token_launches_once(cluster: Cluster) -> None:
     ids = cluster.launch(2)
     assert cluster.another().launch("local", 2, BOOT, "t1") == ids
     assert cluster.another().launch("local", 1, BOOT, "t1") == ids
     assert {one.id for one in cluster.provider.instances()} == set(ids)
 
 
-def test_a_token_stays_used_after_its_machines_are_gone(cluster: Cluster) -> None:
+def test_token_stays_used_after_its_machines_are_gone(cluster: Cluster) -> None:
     ids = cluster.launch()
     cluster.provider.kill(ids[0])
     assert cluster.launch() == ids
     assert cluster.provider.instances() == []
 
 
-def test_one_token_from_many_at_once(cluster: Cluster) -> None:
-    answers: list[list[str]] = []
-    threads = [threading.Thread(target=lambda: answers.append(cluster.launch(2))) for _ in range(3)]
+def test_concurrent_launches_with_one_token(cluster: Cluster) -> None:
+    results: list[list[str]] = []
+    threads = [threading.Thread(target=lambda: results.append(cluster.launch(2))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=PATIENCE)
-    assert len(answers) == 3
-    assert answers[0] == answers[1] == answers[2]
-    for id_ in answers[0]:
+    assert len(results) == 3
+    assert results[0] == results[1] == results[2]
+    for id_ in results[0]:
         cluster.await_state(id_, InstanceState.RUNNING)
     assert len(cluster.provider.instances()) == 2
 
@@ -324,7 +319,7 @@ def test_capacity(cluster: Cluster) -> None:
     assert len(cluster.provider.instances()) == 2
 
 
-def test_a_machine_with_a_notice_leaves_room_for_its_replacement(cluster: Cluster) -> None:
+def test_machine_with_a_notice_does_not_count_toward_capacity(cluster: Cluster) -> None:
     first, _ = cluster.launch(2, "t1")
     cluster.provider.evict(first, 60)
     assert len(cluster.launch(1, "t2")) == 1
@@ -332,7 +327,7 @@ def test_a_machine_with_a_notice_leaves_room_for_its_replacement(cluster: Cluste
         cluster.launch(1, "t3")
 
 
-def test_the_pool_changes_at_run_time(cluster: Cluster) -> None:
+def test_pool_can_be_overridden_at_run_time(cluster: Cluster) -> None:
     cluster.provider.override(capacity=0)
     with pytest.raises(NoCapacity):
         cluster.launch()
@@ -344,7 +339,7 @@ def test_the_pool_changes_at_run_time(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"size": 1}', '{"capacity": "many"}'])
-def test_a_wrong_override_is_an_error(cluster: Cluster, text: str) -> None:
+def test_invalid_override_is_an_error(cluster: Cluster, text: str) -> None:
     (cluster.home / "pools").mkdir()
     (cluster.home / "pools" / "local.json").write_text(text)
     with pytest.raises(FleetError, match=r"local\.json"):
@@ -352,10 +347,10 @@ def test_a_wrong_override_is_an_error(cluster: Cluster, text: str) -> None:
     (cluster.home / "pools" / "local.json").unlink()
 
 
-def test_names(cluster: Cluster) -> None:
+def test_unknown_and_invalid_pool_names(cluster: Cluster) -> None:
     with pytest.raises(FleetError, match="moon"):
         cluster.provider.launch("moon", 1, BOOT, "t1")
-    with pytest.raises(SpecError, match="not a name"):
+    with pytest.raises(SpecError, match="not a valid pool name"):
         LocalPool("../elsewhere", 1)
 
 
@@ -368,7 +363,7 @@ def test_other_clusters_are_not_touched(cluster: Cluster) -> None:
     assert cluster.state(id_) is not None
 
 
-def test_the_machines_end_with_the_stack_that_owns_them(
+def test_machines_end_with_the_stack_that_owns_them(
     cluster: Cluster, holder: subprocess.Popen[str]
 ) -> None:
     cluster.provider = cluster.another(owner_grace_seconds=0.8)
@@ -382,7 +377,7 @@ def test_the_machines_end_with_the_stack_that_owns_them(
     assert cluster.state(id_) is None
 
 
-def test_the_machines_outlive_a_restart_of_the_stack(tmp_path: Path) -> None:
+def test_machines_survive_a_restart_of_the_stack(tmp_path: Path) -> None:
     lock, times = tmp_path / "stack.lock", iter([0.0, 15.0, 30.0, 49.0, 51.0, 70.0, 72.0])
     owner = Owner(lock, 20.0, lambda: next(times))
     with held(lock):
@@ -395,7 +390,7 @@ def test_the_machines_outlive_a_restart_of_the_stack(tmp_path: Path) -> None:
     assert owner.gone()
 
 
-def test_a_machine_without_an_owner_never_misses_it(tmp_path: Path) -> None:
+def test_machine_without_an_owner_keeps_running(tmp_path: Path) -> None:
     times = iter([0.0, 1e9])
     assert not Owner(tmp_path / "stack.lock", None, lambda: next(times)).gone()
 
@@ -407,12 +402,12 @@ def held(path: Path) -> Iterator[None]:
         yield
 
 
-def test_a_launch_that_died_half_way_is_completed(cluster: Cluster) -> None:
+def test_interrupted_launch_is_completed(cluster: Cluster) -> None:
     (id_,) = cluster.launch()
     cluster.provider.kill(id_)
     directory = cluster.directory(id_)
     for name in ("machine", "condemned", "buried"):
-        # one that was killed very early has not written all of them
+        # A machine that was killed early has not written all of them.
         (directory.path / f"{name}.json").unlink(missing_ok=True)
     (directory.path / "boot.json").write_text('{"argv": ["sleep", "300"], "env": {}}')
     assert cluster.state(id_) is InstanceState.BOOTING
@@ -421,7 +416,7 @@ def test_a_launch_that_died_half_way_is_completed(cluster: Cluster) -> None:
     cluster.await_state(id_, InstanceState.RUNNING)
 
 
-def test_a_launch_that_died_half_way_is_given_up_in_the_end(
+def test_interrupted_launch_is_abandoned_in_the_end(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.provider.override(boot_seconds=300)
@@ -429,14 +424,14 @@ def test_a_launch_that_died_half_way_is_given_up_in_the_end(
     cluster.provider.kill(id_)
     directory = cluster.directory(id_)
     for name in ("machine", "condemned", "buried"):
-        # one that was killed very early has not written all of them
+        # A machine that was killed early has not written all of them.
         (directory.path / f"{name}.json").unlink(missing_ok=True)
     monkeypatch.setattr("vcasgd.fleet.providers.local.directory.START_LIMIT_SECONDS", 0.0)
     assert cluster.state(id_) is None
-    assert directory.buried()
+    assert directory.reaped()
 
 
-def test_an_unfinished_directory_is_removed_by_the_next_launch(cluster: Cluster) -> None:
+def test_next_launch_removes_unfinished_directories(cluster: Cluster) -> None:
     leftover = cluster.home / "instances" / ".new-abc"
     leftover.mkdir(parents=True)
     (leftover / "instance.json").write_text("{")
@@ -445,7 +440,7 @@ def test_an_unfinished_directory_is_removed_by_the_next_launch(cluster: Cluster)
     assert not leftover.exists()
 
 
-def test_a_recycled_process_number_is_not_the_machine(cluster: Cluster) -> None:
+def test_reused_process_number_is_not_the_machine(cluster: Cluster) -> None:
     me = Process.of(os.getpid())
     assert me.alive()
     assert not Process(me.pid, me.started - 1).alive()
@@ -453,7 +448,7 @@ def test_a_recycled_process_number_is_not_the_machine(cluster: Cluster) -> None:
     assert processes_of("local-unknown", Process(me.pid, me.started - 1)) == set()
 
 
-def test_the_logs_of_the_last_dead_are_kept(cluster: Cluster) -> None:
+def test_logs_of_the_last_dead_machines_are_kept(cluster: Cluster) -> None:
     (id_,) = cluster.launch()
     cluster.provider.kill(id_)
     original = cluster.directory(id_).path
@@ -474,16 +469,14 @@ def test_destroy_all(cluster: Cluster) -> None:
     assert cluster.provider.instances() == []
 
 
-def test_an_interpreter_that_can_t_start_is_an_error(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_interpreter_is_an_error(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(FleetError, match=r"instance\.log"):
         cluster.launch()
     assert cluster.provider.instances() == []
 
 
-def test_a_launch_is_spread_over_the_zones_and_may_be_on_demand(
+def test_launch_is_spread_over_zones_and_may_be_on_demand(
     tmp_path: Path, eventually: Eventually
 ) -> None:
     pool = LocalPool(
@@ -508,7 +501,7 @@ def test_a_launch_is_spread_over_the_zones_and_may_be_on_demand(
         provider.destroy_all()
 
 
-def test_offers_are_the_settings_of_the_pool(cluster: Cluster) -> None:
+def test_offers_come_from_the_settings_of_the_pool(cluster: Cluster) -> None:
     (offer,) = cluster.provider.offers("local")
     assert (offer.zone, offer.instance_type, offer.spot) == ("local", "process", True)
     assert (offer.price_per_hour, offer.on_demand_price_per_hour) == (0.5, 0.0)

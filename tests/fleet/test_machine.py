@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.machine_scripts import script_of
+from support.metadata import Metadata, MetadataServer
 from support.provider_worlds import AwsWorld, GcpWorld, aws_world, boot_script, gcp_world
 from support.waiting import PATIENCE
 
@@ -24,7 +25,6 @@ from vcasgd.fleet.machine import main as machine
 from vcasgd.fleet.machine.metadata import Response
 from vcasgd.fleet.machine.secrets import gcp_secret
 from vcasgd.fleet.providers.base import Boot
-from vcasgd.fleet.providers.local.metadata import Metadata, MetadataServer
 from vcasgd.fleet.providers.user_data import (
     boot_environment,
     combined,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.metadata import Metadata, MetadataServer
 from support.waiting import PATIENCE
 
 from vcasgd.errors import CloudUnavailable, SpecError
@@ -22,7 +23,6 @@ from vcasgd.fleet.machine.notices import (
     notices_from_environment,
     write_notice,
 )
-from vcasgd.fleet.providers.local.metadata import Metadata, MetadataServer
 
 ACTION = "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"

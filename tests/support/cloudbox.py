@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Protocol
 
 from support.machine_scripts import script_of
+from support.metadata import Metadata, MetadataServer
 from support.waiting import PATIENCE
-from vcasgd.fleet.providers.local.metadata import Metadata, MetadataServer
 from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all, processes_of
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from support.harness import Plain
+from support.metadata import Metadata, MetadataServer
 from support.training import BATCH, Training
 
-from vcasgd.fleet.providers.local.metadata import Metadata, MetadataServer
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.tensors.bf16_split import bytes_of
 from vcasgd.store.tensors.updates import Header, checksum

@@ -1,18 +1,19 @@
-"""The directory of a local instance: what is known about it, and nowhere else.
+"""Directory of a local instance: the only place where its state is kept.
 
-Each file has one kind of writer and is written whole or not at all, so neither a crash nor
-two processes at once leave a half-truth::
+Each file has one kind of writer and is written completely or not at all, so neither a crash nor
+two concurrent processes leave a half-written state::
 
-    instance.json    the provider, at the launch     pool, token, price, …
-    boot.json        the provider, at the launch     what to run; the machine deletes it
-    machine.json     the machine                     its process, its metadata port
-    notice.json      whoever evicts, once            when the machine goes
-    condemned.json   whoever ends it, once           why; from now on the instance is GONE
-    buried.json      whoever saw that nothing of it lives any more
+    instance.json    written by the provider at the launch: pool, token, price, …
+    boot.json        written by the provider at the launch: what to run; the machine deletes it
+    machine.json     written by the machine: its process
+    notice.json      written once by whichever process evicts: when the machine goes
+    notice           written by the machine for its worker: the same time, as a notice file
+    condemned.json   written once by whichever process ends it: why; the instance is now GONE
+    buried.json      written by the process that found nothing of it alive
     lock             held by the machine's process
-    instance.log     what its processes print
+    instance.log     output of its processes
 
-The state is derived from these and from the process, so it can't be out of date.
+The state is derived from these files and from the process, so it is always current.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from vcasgd.errors import FleetError
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState
 from vcasgd.fleet.providers.local.processes import Process, kill_all
 
-#: a launch whose machine has not reported its process by then came to nothing
+#: Seconds after which a launch whose machine has not reported its process has failed.
 START_LIMIT_SECONDS = 120.0
-#: a machine that outlives its notice by this much is taken by whoever sees it
+#: Seconds by which a machine may outlive its notice before any process that sees it ends it.
 NOTICE_SLACK_SECONDS = 5.0
-#: what can't be killed by then (it hangs in the kernel) is tried again at the next look
-BURIAL_LIMIT_SECONDS = 5.0
-#: begins the name of a directory that is not complete yet
+#: Seconds for killing a machine's processes. If some hang in the kernel, the next poll retries.
+REAP_LIMIT_SECONDS = 5.0
+#: Prefix of directories that are not complete yet.
 UNFINISHED = ".new-"
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What was asked for; never changes."""
+    """Immutable request for one machine, with the prices at its launch in USD per hour."""
 
     id: str
     cluster: str
     pool: str
     token: str
     count: int
-    """How many machines the launch was granted."""
+    """Number of machines granted to the launch."""
     launched_at: float
     price_per_hour: float
     boot_seconds: float
@@ -62,15 +63,14 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class MachineRecord:
-    """The running machine, as it reports itself."""
+    """Record that a running machine writes about itself."""
 
     process: Process
-    metadata_port: int
     up: bool
 
 
 class InstanceDirectory:
-    """One instance of the local provider, for reading and for the few writes there are."""
+    """Reader and writer for the files of one local instance."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class InstanceDirectory:
 
     @classmethod
     def create(cls, instances: Path, launch: LaunchRequest, boot: Boot) -> InstanceDirectory:
-        """Complete or not at all. Raises :class:`FileExistsError` if there is one already."""
+        """Create the directory atomically. Raises :class:`FileExistsError` if it exists."""
         final = instances / launch.id
         if final.exists():
             raise FileExistsError(final)
@@ -90,58 +90,70 @@ class InstanceDirectory:
         return cls(final)
 
     def launch(self) -> LaunchRequest:
-        """Raises :class:`FleetError` if the directory was removed meanwhile, or is damaged."""
+        """Return the launch. Raises :class:`FleetError` if the directory is missing or damaged."""
         value = read_json(self.path / "instance.json")
         if value is None:
-            raise FleetError(f"{self.path}: is no instance")
+            raise FleetError(f"{self.path}: is not an instance")
         return LaunchRequest(**value)
 
     def take_boot(self) -> Boot:
-        """What to run; only once, since it may hold passwords. Raises :class:`FleetError`."""
+        """Return what to run, and delete it, because it may contain passwords.
+
+        Raises :class:`FleetError` if it was taken before.
+        """
         value = read_json(self.path / "boot.json")
         if value is None:
-            raise FleetError(f"{self.path}: has been started before")
+            raise FleetError(f"{self.path}: was started before")
         (self.path / "boot.json").unlink(missing_ok=True)
         return Boot(tuple(value["argv"]), dict(value["env"]))
 
     def machine(self) -> MachineRecord | None:
-        """``None``: not started yet."""
+        """Return the record of the machine, or None if it has not started."""
         value = read_json(self.path / "machine.json")
         if value is None:
             return None
-        return MachineRecord(Process(**value["process"]), value["metadata_port"], value["up"])
+        return MachineRecord(Process(**value["process"]), value["up"])
 
     def report(self, machine: MachineRecord) -> None:
+        """Record the state of the machine."""
         write_json(self.path / "machine.json", asdict(machine))
 
     def notice_at(self) -> float | None:
+        """Return when the machine goes (Unix seconds), or None without a notice."""
         value = read_json(self.path / "notice.json")
         return None if value is None else float(value["at"])
 
     def notify(self, at: float) -> None:
-        """The first notice stands."""
+        """Give notice that the machine goes at ``at`` (Unix seconds), unless it has one."""
         write_once(self.path / "notice.json", {"at": at})
 
-    def condemned(self) -> bool:
+    @property
+    def notice_file(self) -> Path:
+        """File through which the machine notifies its worker."""
+        return self.path / "notice"
+
+    def marked_terminated(self) -> bool:
+        """Return True if the instance was ended."""
         return (self.path / "condemned.json").exists()
 
-    def condemn(self, reason: str) -> None:
-        """From now on the instance is ``GONE``; the first reason stands."""
+    def mark_terminated(self, reason: str) -> None:
+        """Make the instance ``GONE``. The first reason is kept."""
         write_once(self.path / "condemned.json", {"reason": reason, "at": time.time()})
 
-    def buried(self) -> bool:
+    def reaped(self) -> bool:
+        """Return True if no process of the ended instance is left."""
         return (self.path / "buried.json").exists()
 
-    def bury(self) -> bool:
-        """Kills what is left of a condemned instance; ``False`` if some of it survives.
+    def reap(self) -> bool:
+        """Kill the remaining processes of an ended instance. Returns False if some survive.
 
-        The machine's own process goes last: as long as it exists it adopts orphans, so
-        that none of them gets out of sight.
+        The machine's own process is killed last: while it lives it adopts orphans, so they can
+        be found.
         """
         machine = self.machine()
         process = machine.process if machine else None
         dead = all(
-            kill_all(self.id, process, spare=spare, limit=BURIAL_LIMIT_SECONDS)
+            kill_all(self.id, process, spare=spare, limit=REAP_LIMIT_SECONDS)
             for spare in (process, None)
         )
         if dead:
@@ -149,13 +161,14 @@ class InstanceDirectory:
         return dead
 
     def remove(self) -> None:
+        """Delete the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def verdict(self, now: float) -> str | None:
-        """Why the instance is ``GONE``; ``None`` while it is not."""
+    def gone_reason(self, now: float) -> str | None:
+        """Return why the instance is ``GONE``, or None if it isn't."""
         machine, notice_at = self.machine(), self.notice_at()
-        if self.condemned():
-            return "condemned"
+        if self.marked_terminated():
+            return "terminated"
         if machine is None and now > self.launch().launched_at + START_LIMIT_SECONDS:
             return "did not start"
         if machine is not None and not machine.process.alive():
@@ -165,6 +178,7 @@ class InstanceDirectory:
         return None
 
     def instance(self, now: float) -> Instance:
+        """Return the provider's record. Raises :class:`FleetError` if the files are gone."""
         launch, notice_at = self.launch(), self.notice_at()
         return Instance(
             id=self.id,
@@ -181,7 +195,7 @@ class InstanceDirectory:
         )
 
     def _state(self, notice_at: float | None, now: float) -> InstanceState:
-        if self.verdict(now) is not None:
+        if self.gone_reason(now) is not None:
             return InstanceState.GONE
         if notice_at is not None:
             return InstanceState.LEAVING
@@ -190,7 +204,10 @@ class InstanceDirectory:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """``None`` if there is no such file. Raises :class:`FleetError` if it is damaged."""
+    """Return a file's JSON object, or None without a file.
+
+    Raises :class:`FleetError` if the file is damaged.
+    """
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -203,12 +220,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Replaces the file at once; readable by its owner only."""
+    """Replace a file atomically; only its owner can read it."""
     _temporary(path, value).replace(path)
 
 
 def write_once(path: Path, value: dict[str, Any]) -> None:
-    """The first writer wins; silent if the file is there, or its directory no longer is."""
+    """Write a file unless it exists or its directory was removed; the first writer wins."""
     try:
         temporary = _temporary(path, value)
     except FileNotFoundError:

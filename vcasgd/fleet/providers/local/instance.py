@@ -1,8 +1,8 @@
-"""A local instance: a process that stands in for a machine.
+"""Local instance: a process that simulates a machine.
 
-It runs the boot command, answers as the cloud's metadata server would, and takes everything
-that it started with it when it goes: at the end of a notice, when it is condemned, when the
-boot command ends, or when nobody owns it any more.
+It runs the boot command and delivers notices to it through a notice file. It takes everything it
+started with it when it goes: at the end of a notice, when it is terminated, when the boot command
+ends, or when its owner is gone.
 
     python -m vcasgd.fleet.providers.local.instance --directory DIRECTORY
 """
@@ -24,13 +24,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from vcasgd.errors import FleetError
+from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
 from vcasgd.fleet.providers.local.directory import InstanceDirectory, LaunchRequest, MachineRecord
-from vcasgd.fleet.providers.local.metadata import Metadata, MetadataServer
 from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all
 
-#: how soon the machine sees an order; a file is looked up, which costs microseconds
+#: Seconds between two polls for orders; each looks up a file, which takes microseconds.
 POLL_SECONDS = 0.1
-#: how often the machine looks whether somebody still owns it
+#: Seconds between two polls for the owner of the machine.
 OWNER_POLL_SECONDS = 1.0
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class Owner:
-    """Whoever holds the lock on ``path`` owns the machine.
+    """Owner of the machine: the process that holds the lock on ``path``.
 
-    A lock ends with its holder, however that died. A stack that is restarted takes it again
-    within the grace time, and its machines go on.
+    A lock ends with its holder, however that died. A restarted stack acquires it again within the
+    grace time, and its machines keep running.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Owner:
         self._held_at = self._polled_at = clock()
 
     def gone(self) -> bool:
-        """Whether the lock has been free for the whole grace time. Returns at once."""
+        """Return True if the lock has been free for the whole grace time. Never blocks."""
         if self._grace is None:
             return False
         now = self._clock()
@@ -64,10 +64,10 @@ class Owner:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether anybody holds an exclusive ``flock`` on the file.
+    """Return True if a process holds an exclusive ``flock`` on the file.
 
-    There is no way to ask but to try, so the file is locked (shared) for some microseconds:
-    who wants it exclusively must try more than once.
+    The only way to find out is to try, so the file is locked (shared) for some microseconds.
+    A process that needs the exclusive lock must therefore retry.
     """
     try:
         with path.open("rb") as file:
@@ -80,20 +80,18 @@ def is_locked(path: Path) -> bool:
 
 
 class LocalMachine:
-    """From power on to power off; lives in its own process."""
+    """Machine from power-on to power-off; runs in its own process."""
 
     def __init__(self, directory: InstanceDirectory, launch: LaunchRequest, owner: Owner) -> None:
         self._directory = directory
         self._launch = launch
         self._owner = owner
         self._self = Process.of(os.getpid())
-        self._metadata = Metadata(directory.id)
-        self._server = MetadataServer(self._metadata)
-        # kept, because a forgotten Popen would take its process's exit status away from _reap
+        # Kept: a Popen that is garbage-collected would take the exit status from _exit_reason.
         self._booted: subprocess.Popen[bytes] | None = None
 
     def run(self) -> str:
-        """Returns why the machine went, when nothing of it is left but this process."""
+        """Run until only this process is left, and return why the machine went."""
         reason = "its process failed"
         try:
             reason = self._live()
@@ -102,49 +100,49 @@ class LocalMachine:
         return reason
 
     def _live(self) -> str:
-        self._server.start()
-        machine = MachineRecord(self._self, self._server.port, up=False)
+        machine = MachineRecord(self._self, up=False)
         self._directory.report(machine)
         boot_at = self._launch.launched_at + self._launch.boot_seconds
-        while (reason := self._verdict()) is None:
+        while (reason := self._end_reason()) is None:
             if self._booted is None and time.time() >= boot_at:
                 self._booted = self._boot()
                 self._directory.report(replace(machine, up=True))
             time.sleep(POLL_SECONDS)
         return reason
 
-    def _verdict(self) -> str | None:
+    def _end_reason(self) -> str | None:
         notice_at = self._directory.notice_at()
         if notice_at is not None:
-            self._metadata.notify(notice_at)
+            if not self._directory.notice_file.exists():
+                write_notice(self._directory.notice_file, notice_at)
             if time.time() >= notice_at:
                 return "evicted"
-        if self._directory.condemned() or not self._directory.path.exists():
-            return "condemned"
+        if self._directory.marked_terminated() or not self._directory.path.exists():
+            return "terminated"
         if self._owner.gone():
             return "its owner is gone"
-        return self._reap()
+        return self._exit_reason()
 
     def _boot(self) -> subprocess.Popen[bytes]:
         boot = self._directory.take_boot().on(self._directory.id)
-        own = {MARKER: self._directory.id, "VCASGD_METADATA_URL": self._server.url}
+        own = {MARKER: self._directory.id, NOTICE_FILE_VARIABLE: str(self._directory.notice_file)}
         return subprocess.Popen(
             boot.argv,
-            # what a machine has anyway (PATH, HOME, …); nothing of ours is read from it
+            # Start from what every machine has (PATH, HOME, …), without any of our variables.
             env={**os.environ, **boot.env, **own},
             cwd=self._directory.path,
             stdin=subprocess.DEVNULL,
         )
 
-    def _reap(self) -> str | None:
-        """Takes away the dead, adopted ones too; the end of the boot command is the machine's."""
+    def _exit_reason(self) -> str | None:
+        """Reap dead children, adopted ones too, and return a reason if the boot command ended."""
         for pid, status in _dead_children():
             if self._booted is not None and pid == self._booted.pid:
                 return f"boot command ended with status {os.waitstatus_to_exitcode(status)}"
         return None
 
     def _power_off(self, reason: str) -> None:
-        self._directory.condemn(reason)
+        self._directory.mark_terminated(reason)
         if not kill_all(self._directory.id, self._self, spare=self._self):
             log.error("some processes of %s can't be killed", self._directory.id)
 
@@ -156,7 +154,7 @@ def _dead_children() -> Iterator[tuple[int, int]]:
 
 
 def _become_subreaper() -> None:
-    """Orphans below this process become its children, so the tree has no gaps (prctl(2))."""
+    """Adopt orphans below this process, so the process tree has no gaps (prctl(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         log.warning("not a subreaper: %s", os.strerror(ctypes.get_errno()))
@@ -167,8 +165,8 @@ def _power_on(directory: InstanceDirectory) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # a repeated launch; the machine runs already
-        if directory.condemned() or directory.machine() is not None:
+            return  # Repeated launch: the machine is already running.
+        if directory.marked_terminated() or directory.machine() is not None:
             return
         launch = directory.launch()
         owner = Owner(directory.path.parent.parent / "stack.lock", launch.owner_grace_seconds)
@@ -177,20 +175,20 @@ def _power_on(directory: InstanceDirectory) -> None:
 
 
 def main() -> None:
-    """Returns at once: the machine is a session of its own and nobody's child."""
+    """Start the machine as a daemon in its own session, and return at once."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--directory", type=Path, required=True, help="of the instance")
+    parser.add_argument("--directory", type=Path, required=True, help="directory of the instance")
     directory = InstanceDirectory(parser.parse_args().directory)
     if os.fork():
-        os._exit(0)  # at once: the interpreter's own farewell may take longer than the machine
+        os._exit(0)  # Skips the interpreter's cleanup, which may outlast the machine.
     os.setsid()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    signal.signal(signal.SIGTERM, lambda *_: directory.condemn("asked to end by SIGTERM"))
+    signal.signal(signal.SIGTERM, lambda *_: directory.mark_terminated("received SIGTERM"))
     _become_subreaper()
     try:
         _power_on(directory)
     except (FleetError, OSError):
-        log.exception("the machine could not run")
+        log.exception("the machine failed to run")
         sys.exit(1)
 
 

@@ -1,78 +1,89 @@
-"""Every process of a local instance, found and killed.
+"""Finds and kills every process of a local instance.
 
-A machine takes all its processes with it, so a stand-in for a machine must too: also those
-that left the process group, started a session of their own, or lost their parent. Three
-marks lead to them, because each can get lost alone: the tree below the instance's process
-(which adopts orphans as a subreaper, but may be dead itself), its session (a daemon leaves
-it), and :data:`MARKER` in the environment (programs that rewrite their title overwrite it).
+A real machine takes all its processes with it, so a simulated one must too, including processes
+that left the process group, started their own session, or lost their parent. Three marks lead to
+them, because each can be lost alone: the tree below the instance's process (which adopts orphans
+as a subreaper, but may itself be dead), its session (a daemon leaves it), and :data:`MARKER` in
+the environment (programs that rewrite their title overwrite it).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-#: names the instance in the environment of each of its processes
+import psutil
+
+#: Names the instance in the environment of each of its processes.
 MARKER = "VCASGD_INSTANCE_ID"
-#: between two rounds of killing: long enough for the kernel to take the dead away
+#: Seconds between two rounds of killing; long enough for the kernel to remove dead processes.
 _ROUND_SECONDS = 0.02
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process, told from a later one with the same number by its start in clock ticks."""
+    """Process, identified by its number and its start in clock ticks after boot.
+
+    The start distinguishes it from a later process with the same number. Unlike psutil's
+    ``create_time``, it doesn't change when the system clock is set, so it can be stored.
+    """
 
     pid: int
     started: int
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Raises :class:`ProcessLookupError` if there is none."""
-        entry = _entry(pid)
-        if entry is None:
-            raise ProcessLookupError(pid)
-        return entry.process
+        """Return the process with a number. Raises :class:`ProcessLookupError` if none exists."""
+        try:
+            return cls(pid, _started(psutil.Process(pid)))
+        except psutil.NoSuchProcess as error:
+            raise ProcessLookupError(pid) from error
 
     def alive(self) -> bool:
-        entry = _entry(self.pid)
-        return entry is not None and entry.process == self and not entry.zombie
+        """Return True if the process exists and isn't a zombie."""
+        try:
+            process = psutil.Process(self.pid)
+            return _started(process) == self.started and not _is_zombie(process)
+        except psutil.Error:
+            return False
 
     def kill(self) -> None:
-        """SIGKILL; silent if it is dead, or not ours to kill."""
+        """Send SIGKILL, unless the process is dead or belongs to another user."""
         if self.alive():
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                return
-
-
-@dataclass(frozen=True)
-class _Entry:
-    process: Process
-    parent: int
-    session: int
-    zombie: bool
 
 
 def processes_of(instance_id: str, root: Process | None) -> set[Process]:
-    """All living processes of an instance; ``root`` is the instance's own, if known."""
-    table = {entry.process.pid: entry for entry in _entries()}
-    found = {pid for pid in table if _is_marked(pid, instance_id)}
+    """Return all living processes of an instance.
+
+    ``root`` is the instance's own process, if known.
+    """
+    table = {each.pid: each for each in psutil.process_iter(["ppid", "environ"])}
+    marked = {pid for pid, each in table.items() if _is_marked(each.info, instance_id)}
     if root is not None:
-        found |= _session_of(root, table)
-    return {table[pid].process for pid in _with_descendants(found, table)}
+        marked |= _session_of(root, table)
+    processes = set()
+    for pid in _with_descendants(marked, table):
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if not _is_zombie(table[pid]):
+                processes.add(Process.of(pid))
+    return processes
 
 
 def kill_all(
     instance_id: str, root: Process | None, *, spare: Process | None = None, limit: float = 10.0
 ) -> bool:
-    """Kills until none is left but ``spare``; ``False`` if some survive for ``limit`` seconds.
+    """Kill an instance's processes until only ``spare`` is left.
 
-    Processes that fork meanwhile are why it goes on until a look finds nothing.
+    Repeats, because processes may fork in the meantime. Returns False if some survive for
+    ``limit`` seconds.
     """
     deadline = time.monotonic() + limit
     while left := processes_of(instance_id, root) - {spare}:
@@ -84,47 +95,40 @@ def kill_all(
     return True
 
 
-def _session_of(root: Process, table: dict[int, _Entry]) -> set[int]:
-    leader = table.get(root.pid)
-    if leader is not None and leader.process != root:
-        return set()  # the number was given to somebody else, and so was the session
-    return {pid for pid, entry in table.items() if entry.session == root.pid}
+def _started(process: psutil.Process) -> int:
+    # Read first: psutil 6 keeps the boot time of the last call for create_time().
+    boot_time = psutil.boot_time()
+    return round((process.create_time() - boot_time) * _TICKS_PER_SECOND)
 
 
-def _with_descendants(pids: set[int], table: dict[int, _Entry]) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for pid, entry in table.items():
-        children.setdefault(entry.parent, []).append(pid)
-    found, queue = set(pids), list(pids)
+def _is_zombie(process: psutil.Process) -> bool:
+    # A main thread may end before the others: the process then looks like a zombie, but lives.
+    return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+
+
+def _is_marked(info: dict[str, Any], instance_id: str) -> bool:
+    return (info["environ"] or {}).get(MARKER) == instance_id
+
+
+def _session_of(root: Process, table: dict[int, psutil.Process]) -> set[int]:
+    with contextlib.suppress(ProcessLookupError):
+        if Process.of(root.pid) != root:
+            return set()  # The number was reused, and with it the session.
+    members = set()
+    for pid in table:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == root.pid:
+                members.add(pid)
+    return members
+
+
+def _with_descendants(pids: set[int], table: dict[int, psutil.Process]) -> set[int]:
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for pid, process in table.items():
+        children[process.info["ppid"]].append(pid)
+    family, queue = set(pids), list(pids)
     while queue:
-        fresh = [child for child in children.get(queue.pop(), ()) if child not in found]
-        found.update(fresh)
+        fresh = [child for child in children[queue.pop()] if child not in family]
+        family.update(fresh)
         queue.extend(fresh)
-    return found
-
-
-def _entries() -> Iterator[_Entry]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal() and (entry := _entry(int(path.name))) and not entry.zombie:
-            yield entry
-
-
-def _entry(pid: int) -> _Entry | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # proc(5): the name in parentheses may itself hold spaces and parentheses
-    state, parent, _, session, *others = stat.rpartition(")")[2].split()
-    threads, started = int(others[13]), int(others[15])
-    # a main thread may end before the others; then the process looks like a zombie but lives
-    zombie = state in "ZX" and threads <= 1
-    return _Entry(Process(pid, started), int(parent), int(session), zombie)
-
-
-def _is_marked(pid: int, instance_id: str) -> bool:
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
-    return f"{MARKER}={instance_id}".encode() in environment.split(b"\0")
+    return family

@@ -1,11 +1,11 @@
-"""Machines that are processes of this computer: for development, for tests, and for demos
-that need no cloud. They boot, get notices and vanish as spot instances do.
+"""Provider whose machines are processes on this computer.
 
-Under ``home``::
+It serves development, tests, and demos without a cloud. Machines boot, receive notices, and vanish
+as spot instances do. Files under ``home``::
 
-    instances/<id>/        one directory for each machine, see ``local_directory``
-    pools/<pool>.json      optional; overrides fields of the pool while it is there
-    stack.lock             held by whoever owns the machines, see ``local_instance.Owner``
+    instances/<id>/        one directory for each machine; see ``local/directory.py``
+    pools/<pool>.json      optional: overrides fields of the pool while it exists
+    stack.lock             held by the owner of the machines; see ``local/instance.py``
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from vcasgd.fleet.providers.local.directory import (
 )
 from vcasgd.fleet.providers.local.spawn import spawn
 
-#: how long machines outlive the stack that owns them: enough to restart it after a crash
+#: Seconds that machines outlive the stack that owns them; enough to restart it after a crash.
 OWNER_GRACE_SECONDS = 20.0
-#: so many dead machines keep their logs
+#: Number of dead machines whose logs are kept.
 KEPT_DEAD = 20
-#: writing the directories of a launch takes milliseconds, sweeping dead machines a second; on a
-#: machine that is busy with other things, many times that
+#: Seconds to wait for another launch. Writing its directories takes milliseconds and removing
+#: dead machines a second, but many times that on a busy machine.
 LOCK_LIMIT_SECONDS = 60.0
 LOCK_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class LocalPool:
-    """How many machines this computer plays, and at what prices (USD per hour)."""
+    """Number, properties, and prices (USD per hour) of the machines that a pool simulates."""
 
     name: str
     capacity: int
@@ -58,16 +58,17 @@ class LocalPool:
     gpus: int = 0
 
     def price(self, *, spot: bool) -> float:
+        """Return the price of a machine in USD per hour."""
         return self.price_per_hour if spot else self.on_demand_price_per_hour
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", self.name):
-            raise SpecError(f"{self.name!r} is not a name of a pool", field="pools")
+            raise SpecError(f"{self.name!r} is not a valid pool name", field="pools")
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What a launch asks for, within the pool."""
+class _Selection:
+    """Part of the pool that a launch requests."""
 
     zones: tuple[str, ...]
     instance_type: str
@@ -75,10 +76,10 @@ class _Wanted:
 
 
 class LocalProvider:
-    """The contract of :class:`~vcasgd.fleet.providers.base.Provider` for one local pool.
+    """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for one local pool.
 
-    ``owner_grace_seconds``: how long machines outlive the holder of ``home/stack.lock``;
-    ``None``: they need none.
+    ``owner_grace_seconds`` is how long machines outlive the holder of ``home/stack.lock``; None
+    means that they need no owner.
     """
 
     name = "local"
@@ -99,7 +100,7 @@ class LocalProvider:
 
     @property
     def pool(self) -> LocalPool:
-        """As it is now. Raises :class:`FleetError` if the override can't be used."""
+        """Current pool, with overrides. Raises :class:`FleetError` if the override is invalid."""
         override = read_json(self._override) or {}
         if not all(isinstance(value, int | float) for value in override.values()):
             raise FleetError(f"{self._override}: values must be numbers")
@@ -109,17 +110,17 @@ class LocalProvider:
             raise FleetError(f"{self._override}: {error}") from error
 
     def override(self, **fields: float) -> None:
-        """Changes fields of the pool for everybody until it is called again, e.g. ``capacity=0``.
+        """Override fields of the pool for all processes, for example ``capacity=0``.
 
-        Machines that run already stay as they are.
+        The override lasts until the next call. Running machines don't change.
         """
         self._override.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._override, fields)
 
     def offers(self, pool: str) -> list[Offer]:
-        """See the contract. A machine has as many processors as the pool says."""
+        """See the contract. The pool's settings determine the number of processors."""
         self._check(pool)
-        now, there = self.pool, time.time()
+        now, as_of = self.pool, time.time()
         return [
             Offer(
                 pool=now.name,
@@ -130,7 +131,7 @@ class LocalProvider:
                 on_demand_price_per_hour=now.on_demand_price_per_hour,
                 cpus=now.cpus,
                 gpus=now.gpus,
-                as_of=there,
+                as_of=as_of,
                 source="settings of the pool",
             )
             for zone in now.zones
@@ -148,68 +149,68 @@ class LocalProvider:
         instance_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
-        """See the contract. A token is known as long as a directory of its machines is kept.
+        """See the contract. A token is valid while a directory of its machines is kept.
 
         The machines of a launch are spread over the zones in turn.
         """
         self._check(pool)
         now = self.pool
-        wanted = _Wanted(
+        selection = _Selection(
             zones=narrowed(now.zones, zones, pool, "zone"),
             instance_type=narrowed(now.instance_types, instance_types, pool, "instance type")[0],
             spot=now.spot if spot is None else spot,
         )
         with self._exclusive():
-            directories = self._create(count, boot, token, wanted)
+            directories = self._create(count, boot, token, selection)
         spawn([directory for directory in directories if not _started(directory)])
         return [directory.id for directory in directories]
 
     def capacity(self, pool: str) -> int | None:
-        """See the contract; here it is known."""
+        """See the contract. A local pool always has a known capacity."""
         return self.pool.capacity if pool == self._configured.name else 0
 
     def instances(self) -> list[Instance]:
-        """See the contract. What a dead machine left behind is swept away in passing."""
+        """See the contract. Also cleans up after dead machines."""
         now = time.time()
         alive = []
-        for directory in self._unburied():
-            with contextlib.suppress(FleetError):  # removed by another process meanwhile
+        for directory in self._unreaped():
+            with contextlib.suppress(FleetError):  # Removed by another process in the meantime.
                 instance = directory.instance(now)
                 if instance.state is InstanceState.GONE:
-                    self._end(directory, directory.verdict(now) or "gone")
+                    self._end(directory, directory.gone_reason(now) or "gone")
                 else:
                     alive.append(instance)
         return alive
 
     def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:
-        """See the contract. The machine hears of it within about 0.1 s."""
+        """See the contract. The machine receives the notice within about 0.1 s."""
         notice = self.pool.notice_seconds if notice_seconds is None else notice_seconds
         if (directory := self._find(instance_id)) is not None:
             directory.notify(time.time() + notice)
 
     def boot_error(self, instance_id: str) -> str | None:  # noqa: ARG002
-        """See the contract: what a process says is in its log."""
+        """See the contract. Returns None: a process writes its errors to its log."""
         return None
 
     def terminate(self, instance_id: str) -> None:
-        """See the contract. Mostly nothing is alive any more when it returns."""
-        self._take(instance_id, "terminated")
+        """See the contract. Usually nothing is alive when it returns."""
+        self._end_by_id(instance_id, "terminated")
 
     def kill(self, instance_id: str) -> None:
-        """See the contract. Mostly nothing is alive any more when it returns."""
-        self._take(instance_id, "killed")
+        """See the contract. Usually nothing is alive when it returns."""
+        self._end_by_id(instance_id, "killed")
 
     def destroy_all(self) -> None:
-        """Ends all machines of the pool. Raises :class:`FleetError` if some can't be killed."""
-        condemned = list(self._unburied())
-        for directory in condemned:
-            directory.condemn("destroyed")
-        surviving = [directory.id for directory in condemned if not directory.bury()]
+        """End all machines of the pool. Raises :class:`FleetError` if some can't be killed."""
+        directories = list(self._unreaped())
+        for directory in directories:
+            directory.mark_terminated("destroyed")
+        surviving = [directory.id for directory in directories if not directory.reap()]
         if surviving:
-            raise FleetError(f"can't be killed: {', '.join(surviving)}")
+            raise FleetError(f"these machines can't be killed: {', '.join(surviving)}")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """See the contract. No resources are held."""
 
     @property
     def _override(self) -> Path:
@@ -218,13 +219,15 @@ class LocalProvider:
     def _check(self, pool: str) -> None:
         if pool != self._configured.name:
             raise InvalidRequest(
-                f"there is no pool {pool!r}", remedy=f"known: {self._configured.name}", pool=pool
+                f"there is no pool {pool!r}",
+                remedy=f"known pools: {self._configured.name}",
+                pool=pool,
             )
 
     def _create(
-        self, count: int, boot: Boot, token: str, wanted: _Wanted
+        self, count: int, boot: Boot, token: str, selection: _Selection
     ) -> list[InstanceDirectory]:
-        """One directory for each machine that is granted, or those of the first time."""
+        """Return one directory for each granted machine, or those of the first launch."""
         self._remove_unfinished()
         pool, now = self.pool, time.time()
         launch = LaunchRequest(
@@ -234,11 +237,11 @@ class LocalProvider:
             token=token,
             count=self._granted(count, token),
             launched_at=now,
-            price_per_hour=pool.price(spot=wanted.spot),
+            price_per_hour=pool.price(spot=selection.spot),
             boot_seconds=pool.boot_seconds,
             owner_grace_seconds=self._owner_grace,
-            spot=wanted.spot,
-            instance_type=wanted.instance_type,
+            spot=selection.spot,
+            instance_type=selection.instance_type,
             on_demand_price_per_hour=pool.on_demand_price_per_hour,
         )
         return [
@@ -246,7 +249,7 @@ class LocalProvider:
                 replace(
                     launch,
                     id=self._id(token, index),
-                    zone=wanted.zones[index % len(wanted.zones)],
+                    zone=selection.zones[index % len(selection.zones)],
                 ),
                 boot,
             )
@@ -272,19 +275,19 @@ class LocalProvider:
         return min(count, capacity - len(occupied))
 
     def _id(self, token: str, index: int) -> str:
-        # the home is in it because the marker of a process must not mean a machine of another
+        # Includes the home, because a process's marker must not match a machine of another home.
         key = "\0".join([str(self._home), self._cluster, self._configured.name, token, str(index)])
         return f"{self._configured.name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """One launch at a time; the lock ends with its holder. Raises :class:`FleetError`."""
+        """Hold the launch lock, which ends with its holder. Raises :class:`FleetError`."""
         self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self._instances / ".lock").open("wb") as lock:
             deadline = time.monotonic() + LOCK_LIMIT_SECONDS
             while not _locked(lock):
                 if time.monotonic() > deadline:
-                    raise FleetError(f"{self._instances}: another launch does not end")
+                    raise FleetError(f"{self._instances}: another launch does not finish")
                 time.sleep(LOCK_POLL_SECONDS)
             yield
 
@@ -300,24 +303,24 @@ class LocalProvider:
                 if (launch.cluster, launch.pool) == (self._cluster, self._configured.name):
                     yield directory
 
-    def _unburied(self) -> Iterator[InstanceDirectory]:
-        return (directory for directory in self._directories() if not directory.buried())
+    def _unreaped(self) -> Iterator[InstanceDirectory]:
+        return (directory for directory in self._directories() if not directory.reaped())
 
     def _find(self, instance_id: str) -> InstanceDirectory | None:
-        return next((one for one in self._unburied() if one.id == instance_id), None)
+        return next((one for one in self._unreaped() if one.id == instance_id), None)
 
-    def _take(self, instance_id: str, reason: str) -> None:
+    def _end_by_id(self, instance_id: str, reason: str) -> None:
         if (directory := self._find(instance_id)) is not None:
             self._end(directory, reason)
 
     def _end(self, directory: InstanceDirectory, reason: str) -> None:
-        directory.condemn(reason)
-        if directory.bury():
-            self._forget_old()
+        directory.mark_terminated(reason)
+        if directory.reap():
+            self._remove_old()
 
-    def _forget_old(self) -> None:
-        with contextlib.suppress(FleetError):  # another process tidies up as well
-            dead = [one for one in self._directories() if one.buried()]
+    def _remove_old(self) -> None:
+        with contextlib.suppress(FleetError):  # Another process cleans up too.
+            dead = [one for one in self._directories() if one.reaped()]
             dead.sort(key=lambda one: one.launch().launched_at)
             for directory in dead[:-KEPT_DEAD]:
                 directory.remove()
@@ -332,4 +335,4 @@ def _locked(file: BinaryIO) -> bool:
 
 
 def _started(directory: InstanceDirectory) -> bool:
-    return directory.condemned() or directory.machine() is not None
+    return directory.marked_terminated() or directory.machine() is not None

@@ -1,4 +1,4 @@
-"""Starts the process of a local instance, as nobody's child and with a clean environment."""
+"""Starts the processes of local instances, detached and with a clean environment."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vcasgd.fleet.providers.local import instance as local_instance
 from vcasgd.fleet.providers.local.directory import InstanceDirectory
 from vcasgd.fleet.providers.local.processes import MARKER
 
-#: an interpreter that has not come up by then, on a busy machine too, never will
+#: Seconds after which an interpreter that has not started never will, even on a busy machine.
 SPAWN_LIMIT_SECONDS = 120.0
 
 
 def spawn(directories: list[InstanceDirectory]) -> None:
-    """Starts the machines' processes. Raises :class:`FleetError` if an interpreter fails."""
+    """Start the machines' processes. Raises :class:`FleetError` if an interpreter fails."""
     starting = [(directory, _process(directory)) for directory in directories]
     failed = [str(directory.log) for directory, process in starting if not _up(directory, process)]
     if failed:
@@ -27,15 +27,15 @@ def spawn(directories: list[InstanceDirectory]) -> None:
 
 
 def _up(directory: InstanceDirectory, process: subprocess.Popen[bytes]) -> bool:
-    """The process ends as soon as it has left the machine behind as a daemon."""
+    """Wait until the process has forked the machine as a daemon, and return True on success."""
     try:
         status = process.wait(SPAWN_LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         status = process.wait(SPAWN_LIMIT_SECONDS)
-    if status == 0 or directory.condemned():  # one taken in its first moment is no error
+    if status == 0 or directory.marked_terminated():  # Ended right after its launch: not an error.
         return True
-    directory.condemn(f"its interpreter ended with status {status}")
+    directory.mark_terminated(f"its interpreter ended with status {status}")
     return False
 
 
@@ -53,10 +53,10 @@ def _process(directory: InstanceDirectory) -> subprocess.Popen[bytes]:
 
 
 def _base_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a fresh machine has: this package, and nothing that only its :class:`Boot` tells."""
+    """Return the environment of a fresh machine: this package, but none of our variables."""
     base = {name: value for name, value in environment.items() if not name.startswith("VCASGD_")}
     package_root = Path(vcasgd.__file__).parents[1]
-    if package_root.name != "site-packages":  # a checkout that is not installed
+    if package_root.name != "site-packages":  # A checkout that is not installed.
         base["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(package_root), base.get("PYTHONPATH")])
         )

@@ -1,6 +1,4 @@
-"""The metadata server of a local instance: speaks as those of AWS and of GCP do.
-
-So a worker on a local instance hears of its eviction in the same way as in the cloud.
+"""Metadata server that answers as those of AWS and of Google Cloud do.
 
 AWS: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 GCP: https://cloud.google.com/compute/docs/metadata/querying-metadata
@@ -19,18 +17,18 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from urllib.parse import parse_qs, urlsplit
 
-#: the longest time to live of a session token, as in AWS
+#: Longest time to live of a session token, as in AWS.
 TOKEN_TTL_LIMIT_SECONDS = 21_600
-#: the longest that a request with ``wait_for_change`` hangs
+#: Longest time that a request with ``wait_for_change`` blocks.
 WAIT_LIMIT_SECONDS = 300
-#: a connection on which nothing is asked for this long is closed
+#: Seconds after which an idle connection is closed.
 IDLE_CONNECTION_SECONDS = 30.0
-#: how soon the server sees that it is to stop
+#: Seconds between two checks for a stop.
 STOP_POLL_SECONDS = 0.1
 
 
 class Metadata:
-    """What the server tells; may be used from any thread."""
+    """Content of the server. Thread-safe."""
 
     def __init__(self, instance_id: str, clock: Callable[[], float] = time.time) -> None:
         self.instance_id = instance_id
@@ -42,14 +40,14 @@ class Metadata:
         self._tokens: dict[str, float] = {}
 
     def notify(self, gone_at: float) -> None:
-        """The instance goes at ``gone_at`` (Unix seconds); the first notice stands."""
+        """Announce that the instance goes at ``gone_at`` (Unix seconds), unless it is announced."""
         with self._changed:
             if self._gone_at is None:
                 self._noticed_at, self._gone_at = self._clock(), gone_at
                 self._changed.notify_all()
 
     def advise(self) -> None:
-        """The cloud recommends to leave; the machine may stay for long."""
+        """Publish a rebalance recommendation; the machine may stay for long."""
         with self._changed:
             self._advised_at = self._advised_at or self._clock()
 
@@ -66,23 +64,23 @@ class Metadata:
             return token is not None and self._tokens.get(token, 0.0) > self._clock()
 
     def spot_action(self) -> dict[str, str] | None:
-        """``None`` without a notice."""
+        """Return the action, or None without a notice."""
         if self._gone_at is None:
             return None
         return {"action": "terminate", "time": _zulu(self._gone_at)}
 
     def rebalance(self) -> dict[str, str] | None:
-        """``None`` without a notice, and without advice."""
-        said_at = self._advised_at or self._noticed_at
-        return None if said_at is None else {"noticeTime": _zulu(said_at)}
+        """Return the recommendation, or None without a notice and without advice."""
+        published_at = self._advised_at or self._noticed_at
+        return None if published_at is None else {"noticeTime": _zulu(published_at)}
 
     def preempted(self) -> tuple[str, str]:
-        """Value and entity tag."""
+        """Return value and entity tag."""
         preempted = self._gone_at is not None
         return ("TRUE" if preempted else "FALSE"), f"{1 + preempted:016x}"
 
     def wait_preempted(self, last_etag: str | None, timeout_seconds: float) -> tuple[str, str]:
-        """Returns when the tag is another than ``last_etag``, or the time is over."""
+        """Return once the tag differs from ``last_etag``, or after the timeout."""
         known = last_etag or self.preempted()[1]
         with self._changed:
             self._changed.wait_for(lambda: self.preempted()[1] != known, timeout_seconds)
@@ -90,9 +88,9 @@ class Metadata:
 
 
 class MetadataServer(ThreadingTCPServer):
-    """Listens on a free port of the loopback interface from its construction on.
+    """Server on a free port of the loopback interface, listening from its construction on.
 
-    Not an ``HTTPServer``, which asks the name service for its own name first.
+    It isn't an ``HTTPServer``, which first looks up its own host name.
     """
 
     daemon_threads = True
@@ -150,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Polls come every second; a line for each would bury the log."""
+        """Log nothing: polls come every second."""
 
     def _answer(self, routes: dict[str, Callable[[], None]]) -> None:
         try:
@@ -204,5 +202,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _zulu(unix_seconds: float) -> str:
-    """As AWS writes it: whole seconds, rounded down, so that nobody counts on more time."""
+    """Format a time as AWS does, in whole seconds, rounded down."""
     return datetime.fromtimestamp(int(unix_seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
