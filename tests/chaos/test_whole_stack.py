@@ -1,4 +1,8 @@
-"""The rows of the design's table of deaths that need the whole stack: Ray, machines, the API."""
+"""Deaths that need a whole stack: Ray, machines, the controller, the API.
+
+All tests share one stack, and those that kill parts of it share one job, which trains until the
+last of them. Its model must then count every sample exactly once in each epoch.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +34,22 @@ from vcasgd.stack.parts import mark
 pytestmark = pytest.mark.slow
 
 WORKERS = 3
-#: of a local step while a job is held up: minutes for all of it
+#: Seconds of a local step while a job is held up.
 HELD_SECONDS = 0.5
+#: Epochs of the job that all faults hit: 15 minutes while it is held up, seconds afterwards.
+EPOCHS = 14
+#: Updates after which a fault has shown what it does.
+SEVERAL = 6
 Eventually = Callable[..., Any]
 
 
 class Stack:
-    """A running stack with what the tests do to it."""
+    """A running stack, with the methods that tests need to disturb it."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        #: while this file is there, jobs come to no end
-        self.hold = settings.home_path.with_name("hold")
+        #: A file for each job, which does not end while its file exists.
+        self.holds: dict[str, Path] = {}
         self.home = StackHome(settings.home_path)
         self.provider = LocalProvider(self.home.path, settings.cluster, LocalPool("local", WORKERS))
 
@@ -67,25 +75,40 @@ class Stack:
         assert not process.alive()
 
     def submit(self, *, epochs: int = 4, **fields: Any) -> str:
-        """A job that is held up until :meth:`finish`."""
-        self.hold.touch()
-        spec = audit_spec(AuditOptions(kills=7, epochs=epochs), self.hold).model_dump(mode="json")
+        """Submit a job that is held up until :meth:`finish`."""
+        hold = self.home.path.with_name(f"hold-{len(self.holds)}")
+        hold.touch()
+        spec = audit_spec(AuditOptions(kills=7, epochs=epochs), hold).model_dump(mode="json")
         spec["args"]["step_seconds"] = HELD_SECONDS
-        # more than there are: a pool that is full must not delay a replacement
+        # More than the pool has, so that a full pool does not delay a replacement.
         spec["workers"] = {"min": 1, "max": WORKERS + 1}
-        return self.client.submit_directory(JobSpec.parse({**spec, **fields})).id
+        job = self.client.submit_directory(JobSpec.parse({**spec, **fields})).id
+        self.holds[job] = hold
+        return job
+
+    def let_go(self, job: str) -> None:
+        """From now on the job trains as fast as it can, and ends soon."""
+        self.holds[job].unlink(missing_ok=True)
 
     def at_work(self, job: str, but: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-        """Waits until as many as there can be are at work; ``but``: others than these."""
+        """Return the heartbeats of all workers, by instance, once as many train as there can be.
 
-        def found() -> dict[str, dict[str, Any]] | None:
+        Instances in ``but`` do not count.
+        """
+
+        def all_beats() -> dict[str, dict[str, Any]] | None:
             beats = {name: beat for name, beat in self.beats(job).items() if name not in but}
             return beats if len(beats) == WORKERS else None
 
-        return await_truth(found) or {}
+        return await_truth(all_beats) or {}
+
+    def train_on(self, job: str) -> None:
+        """Wait until several more updates are applied."""
+        before = self.updates(job)
+        await_truth(lambda: self.updates(job) > before + SEVERAL)
 
     def beats(self, job: str) -> dict[str, dict[str, Any]]:
-        """Workers that are at work now, by instance."""
+        """Return the heartbeats of workers that train now, by instance."""
         rows = self.client.workers(job)
         fresh = time.time() - 4 * self.settings.heartbeat
         return {row["instance"]: row for row in rows if row["at"] > fresh and row["steps"]}
@@ -94,8 +117,8 @@ class Stack:
         return self.client.job(job).totals.updates
 
     def finish(self, job: str, folder: Path) -> JobView:
-        """The job's end; its model must count every sample exactly once in each epoch."""
-        self.hold.unlink(missing_ok=True)
+        """Let the job end. Its model must count every sample exactly once in each epoch."""
+        self.let_go(job)
         view = self.client.wait(job, 300)
         assert view.state == "succeeded", view.reason
         counts = load_file(self.client.download(job, folder / "model.safetensors"))["count"]
@@ -119,32 +142,20 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         stack.close()
 
 
-@pytest.fixture
-def job(stack: Stack, eventually: Eventually) -> Iterator[str]:
-    """A job on three machines, in the middle of its training until it is finished."""
-    name = stack.submit()
-    stack.at_work(name)
-    eventually(lambda: stack.updates(name) > 5)
+@pytest.fixture(scope="module")
+def shared_job(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A job that trains on three machines until a test, or this fixture, finishes it."""
+    name = stack.submit(epochs=EPOCHS, checkpoint={"every": "1h"})
     yield name
-    if not stack.client.job(name).over:
-        stack.client.cancel(name)
+    stack.finish(name, tmp_path_factory.mktemp("model"))
 
 
-def test_no_machine_holds_what_opens_the_servers_for_everybody(stack: Stack, job: str) -> None:
-    private = {stack.home.ensure_password(name) for name in ("ledger", "tensors", "jobs")}
-    for machine in stack.at_work(job):
-        files = [Path(f"/proc/{each.pid}/environ") for each in processes_of(machine, None)]
-        files += (stack.home.path / "instances" / machine).rglob("*")
-        read = {path: _text(path) for path in files if path.is_file()}
-        assert sum(map(bool, read.values())) > 2
-        assert not [path for path, text in read.items() for each in private if each in text]
-
-
-def _text(path: Path) -> str:
-    """Nothing, where its process is over, or the file is gone."""
-    with suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""
+@pytest.fixture
+def job(stack: Stack, shared_job: str) -> str:
+    """The shared job, with all of its workers in the middle of training."""
+    stack.at_work(shared_job)
+    stack.train_on(shared_job)
+    return shared_job
 
 
 def test_one_id_leads_from_a_request_to_every_part(stack: Stack, tmp_path: Path) -> None:
@@ -155,7 +166,7 @@ def test_one_id_leads_from_a_request_to_every_part(stack: Stack, tmp_path: Path)
     request = job.request
     assert request
     assert {event.request for event in job.events()} == {request}
-    # the last to say something are workers, as they leave
+    # Workers log last, when they leave.
     everybody = {"api", "controller", "server", "worker"}
     await_truth(lambda: {line["role"] for line in _log_lines_of(stack, request)} >= everybody)
     lines = _log_lines_of(stack, request)
@@ -163,7 +174,7 @@ def test_one_id_leads_from_a_request_to_every_part(stack: Stack, tmp_path: Path)
     assert {line["job"] for line in of_workers} == {job.id}
     machines = {each["instance"] for each in job.machines()}
     assert all(any(name in line["worker"] for name in machines) for line in of_workers)
-    # And programs of others can read what it did
+    # And other programs can read its metrics
     _assert_tables(job.refreshed(), tmp_path / "runs")
 
 
@@ -172,7 +183,7 @@ def _log_lines_of(stack: Stack, request: str) -> list[dict[str, Any]]:
 
 
 def _log_lines(stack: Stack) -> Iterator[dict[str, Any]]:
-    """All that our processes logged; Ray's and the servers' own lines are passed over."""
+    """Yield what our own processes logged, without the lines of Ray and the servers."""
     parts = (stack.home.path / "logs").glob("*.log")
     workers = Path(stack.state.scratch).glob("*/session_2*/logs/worker-*.err")
     for path in (*parts, *workers):
@@ -196,36 +207,50 @@ def _assert_tables(job: Job, folder: Path) -> None:
     assert losses == pytest.approx(list(table["loss"]))
 
 
-def test_three_of_three_workers_die_at_once(stack: Stack, job: str, tmp_path: Path) -> None:
-    victims = set(stack.at_work(job))
+def test_no_machine_holds_what_opens_the_servers_for_everybody(stack: Stack, job: str) -> None:
+    private = {stack.home.ensure_password(name) for name in ("ledger", "tensors", "jobs")}
+    for machine in stack.at_work(job):
+        files = [Path(f"/proc/{each.pid}/environ") for each in processes_of(machine, None)]
+        files += (stack.home.path / "instances" / machine).rglob("*")
+        read = {path: _text(path) for path in files if path.is_file()}
+        assert sum(map(bool, read.values())) > 2
+        assert not [path for path, text in read.items() for each in private if each in text]
+
+
+def _text(path: Path) -> str:
+    """Return the content, or nothing if the process or the file is gone."""
+    with suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
+
+
+def test_three_of_three_workers_die_at_once(stack: Stack, job: str, eventually: Eventually) -> None:
+    victims, kills = set(stack.at_work(job)), stack.client.job(job).kills
 
     for victim in victims:
         stack.provider.kill(victim)
 
     assert not any(processes_of(victim, None) for victim in victims), "the faults fired"
     stack.at_work(job, but=victims)
-    view = stack.finish(job, tmp_path)
-    assert view.kills >= WORKERS
+    eventually(lambda: stack.client.job(job).kills >= kills + WORKERS)
 
 
 def test_an_evicted_worker_hands_over_and_is_replaced_at_the_notice(
-    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+    stack: Stack, job: str, eventually: Eventually
 ) -> None:
-    victim = min(stack.at_work(job))
+    victim, evictions = min(stack.at_work(job)), stack.client.job(job).evictions
 
     # When a machine gets a notice of more time than anything takes
     stack.client.evict(instance=victim, notice_seconds=600)
 
-    # Then its worker leaves in good order, and the next one is at work before it is dead
+    # Then its worker leaves in order, and a replacement trains before the machine is dead
     eventually(lambda: "notice" in (_beat(stack, job, victim).get("leaving") or ""))
     assert _beat(stack, job, victim)["samples"] > 0
     stack.at_work(job, but={victim})
     assert victim in {one.id for one in stack.provider.instances()}, "replaced before its death"
     stack.provider.kill(victim)
-    eventually(lambda: stack.client.job(job).evictions == 1)
-    view = stack.finish(job, tmp_path)
-    assert view.evictions == 1
-    # and all of it is seen on the timeline, and in what the parameter server counted
+    eventually(lambda: stack.client.job(job).evictions == evictions + 1)
+    # and the timeline shows all of it, as do the parameter server's counters
     lanes = {lane["instance"]: lane for lane in stack.client.machines(job)}
     states = [span["state"] for span in lanes[victim]["spans"]]
     assert states == ["booting", "running", "notice", "dead"]
@@ -233,8 +258,6 @@ def test_an_evicted_worker_hands_over_and_is_replaced_at_the_notice(
     _, worked, *_ = lanes[lanes[victim]["replaced_by"]]["spans"]
     assert worked["state"] == "running"
     assert began["notice"] < worked["from"] < began["dead"]
-    found = stack.client.staleness(job)
-    assert sum(bucket["updates"] for bucket in found["buckets"]) == view.totals.updates
     assert stack.client.store()["nodes"][0]["memory_used_bytes"] > 0
     assert stack.client.metrics(job, points=50)[-1]["workers"] >= 1
 
@@ -244,58 +267,38 @@ def _beat(stack: Stack, job: str, instance: str) -> dict[str, Any]:
 
 
 def test_workers_train_on_while_the_head_of_ray_is_dead(
-    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+    stack: Stack, job: str, eventually: Eventually
 ) -> None:
     before = {name: beat["pid"] for name, beat in stack.at_work(job).items()}
-    updates, restarts = stack.updates(job), stack.state.parts["head"].restarts
+    restarts = stack.state.parts["head"].restarts
 
     stack.kill("head")
 
-    eventually(lambda: stack.updates(job) > updates + 5)
+    stack.train_on(job)
     eventually(lambda: stack.state.parts["head"].restarts > restarts)
     eventually(lambda: stack.state.parts["controller"].ready)
     after = {name: beat["pid"] for name, beat in stack.at_work(job).items()}
     assert after == before, "the same processes went on"
-    stack.finish(job, tmp_path)
 
 
 def test_a_restarted_controller_finds_its_machines(
-    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+    stack: Stack, job: str, eventually: Eventually
 ) -> None:
     before = {one.id for one in stack.provider.instances()}
-    restarts = stack.state.parts["controller"].restarts
+    restarts, view = stack.state.parts["controller"].restarts, stack.client.job(job)
 
     stack.kill("controller")
 
     eventually(lambda: stack.state.parts["controller"].restarts > restarts)
     eventually(lambda: stack.state.parts["controller"].ready)
-    view = stack.finish(job, tmp_path)
-    assert view.kills == view.evictions == 0, "no machine was lost"
+    stack.train_on(job)
+    after = stack.client.job(job)
+    assert (after.kills, after.evictions) == (view.kills, view.evictions), "no machine was lost"
     assert {one.id for one in stack.provider.instances()} == before, "no duplicate, no orphan"
 
 
-def test_a_client_follows_through_the_death_of_the_api(
-    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
-) -> None:
-    kinds, ids = [], []
-    events = stack.client.events(job, follow=True)
-    for event in events:
-        kinds.append(event.kind)
-        ids.append(event.id)
-        if event.kind == "job-running":
-            stack.kill("api")
-            stack.hold.unlink()
-        if event.kind == "job-succeeded":
-            break
-
-    assert ids == sorted(set(ids)), "nothing twice, nothing out of order"
-    everything = [event.id for event in stack.client.events(job)]
-    assert ids == everything[: len(ids)], "nothing missing"
-    stack.finish(job, tmp_path)
-
-
 def test_a_paused_job_gives_its_workers_up_and_goes_on_when_resumed(
-    stack: Stack, job: str, eventually: Eventually, tmp_path: Path
+    stack: Stack, job: str, eventually: Eventually
 ) -> None:
     stack.client.pause(job)
 
@@ -304,50 +307,62 @@ def test_a_paused_job_gives_its_workers_up_and_goes_on_when_resumed(
     stack.client.resume(job)
 
     eventually(lambda: stack.updates(job) > at_rest)
-    stack.finish(job, tmp_path)
+
+
+def test_a_job_goes_on_after_down_and_up(stack: Stack, job: str, eventually: Eventually) -> None:
+    # Given a job that was never restored
+    assert "restored" not in {event.kind for event in stack.client.events(job)}
+
+    # When everything is stopped
+    applied = stack.client.job(job).progress.samples_applied
+    assert down(stack.settings)
+    assert stack.provider.instances() == []
+
+    # Then it goes on where it was after the next start
+    up(stack.settings)
+    assert stack.client.job(job).state == "running"
+    stack.train_on(job)
+    assert stack.client.job(job).progress.samples_applied >= applied, "a last checkpoint"
+    assert "restored" in {event.kind for event in stack.client.events(job)}
+
+
+def test_a_client_follows_through_the_death_of_the_api(
+    stack: Stack, job: str, tmp_path: Path
+) -> None:
+    kinds, ids = [], []
+    events = stack.client.events(job, follow=True)
+    for event in events:
+        if event.kind == "job-running" and event.kind not in kinds:
+            stack.kill("api")
+            stack.let_go(job)
+        kinds.append(event.kind)
+        ids.append(event.id)
+        if event.kind == "job-succeeded":
+            break
+
+    assert ids == sorted(set(ids)), "nothing twice, nothing out of order"
+    everything = [event.id for event in stack.client.events(job)]
+    assert ids == everything[: len(ids)], "nothing missing"
+    # and whatever died before, the model counts every sample of every epoch once
+    view = stack.finish(job, tmp_path)
+    assert view.progress.samples_applied == view.progress.samples_expected
+    buckets = stack.client.staleness(job)["buckets"]
+    assert sum(bucket["updates"] for bucket in buckets) == view.totals.updates
 
 
 def test_no_capacity_is_shown_and_the_job_starts_when_there_is_some(
     stack: Stack, eventually: Eventually, tmp_path: Path
 ) -> None:
-    # Given no machine, and no capacity for one
+    # Given no machine and no capacity for one
     for one in stack.provider.instances():
         stack.provider.terminate(one.id)
     stack.provider.override(capacity=0)
     name = stack.submit(epochs=1)
 
-    # Then the reason is there to see
+    # Then the reason is shown
     eventually(lambda: any("0 of 0" in (pool["reason"] or "") for pool in stack.client.pools()))
     assert stack.client.job(name).state == "starting"
 
     # When there is capacity again, the job runs
     stack.provider.override(capacity=WORKERS)
     stack.finish(name, tmp_path)
-
-
-def test_a_job_goes_on_after_down_and_up(tmp_path: Path, eventually: Eventually) -> None:
-    stack = Stack(settings_for(tmp_path / "home"))
-    try:
-        # Given a job in the middle of its training
-        up(stack.settings)
-        job = stack.submit(checkpoint={"every": "1h"})
-        eventually(lambda: stack.updates(job) > 5)
-
-        # When everything is stopped
-        applied = stack.client.job(job).progress.samples_applied
-        assert down(stack.settings)
-        assert stack.provider.instances() == []
-
-        # Then it goes on where it was after the next start
-        up(stack.settings)
-        resumed_at = stack.client.job(job)
-        assert resumed_at.state == "running"
-        eventually(lambda: stack.updates(job) > 5)
-        assert stack.client.job(job).progress.samples_applied >= applied, "a last checkpoint"
-        view = stack.finish(job, tmp_path)
-        kinds = {event.kind for event in stack.client.events(job)}
-        assert "restored" in kinds
-        assert view.progress.samples_applied == view.progress.samples_expected
-    finally:
-        down(stack.settings)
-        stack.close()
