@@ -78,7 +78,7 @@ def test_a_ledger_that_is_away_hides_nothing_else(home: StackHome) -> None:
     assert found["ledger ends"]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_an_audit_that_fails_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a fault that has no time to find a victim
     monkeypatch.setattr(killers, "FIRE_SECONDS", 0.0)

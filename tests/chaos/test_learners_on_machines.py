@@ -14,7 +14,7 @@ from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 Eventually = Callable[..., Any]
 

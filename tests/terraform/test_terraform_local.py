@@ -45,7 +45,7 @@ def _processes_of(home: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
     # Given a clone that nothing was done in
     home = tmp_path / "home"
