@@ -1,4 +1,4 @@
-"""A stack that is stopped leaves no machine behind, in whatever cloud."""
+"""Termination of machines when a stack stops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vcasgd.stack.cleanup import destroy_instances
 BOOT = sleeper()
 
 
-def test_all_machines_of_the_cluster_are_ended_and_no_others(tmp_path: Path) -> None:
+def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
     with aws_world() as aws, gcp_world() as gcp:
         side = {"name": "side", "provider": "local", "max_instances": 2}
@@ -36,7 +36,7 @@ def test_all_machines_of_the_cluster_are_ended_and_no_others(tmp_path: Path) -> 
         assert local.instances() == []
 
 
-def test_a_cloud_that_does_not_answer_is_told_and_the_others_are_ended(
+def test_destroy_logs_an_unreachable_cloud_and_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pools = tmp_path / "pools.yaml"
@@ -54,7 +54,7 @@ def test_a_cloud_that_does_not_answer_is_told_and_the_others_are_ended(
         assert "machines of gcp may still run" in caplog.text
 
 
-def test_a_stack_without_a_controller_ends_nobody_else_s_machines(tmp_path: Path) -> None:
+def test_destroy_without_a_controller_keeps_cloud_machines(tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
     with aws_world() as aws:
         pools.write_text(yaml.safe_dump({"pools": [aws.document()]}))

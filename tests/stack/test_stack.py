@@ -1,4 +1,4 @@
-"""A stack is real processes, and every test here starts and kills some."""
+"""Stacks of real processes, which each test starts and kills."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from vcasgd.store.connection import RedisClient, connect
 
 Eventually = Callable[..., object]
 
-#: enough for what these tests look at, and up in a second
+#: Parts that start within a second and suffice for most tests.
 REDIS = ("ledger", "tensors")
 
-#: a program that says it is a Redis 6: see vcasgd/store/connection.py for what is asked
+#: Program that claims to be Redis 6; vcasgd/store/connection.py sends the queries.
 OLD_SERVER = """\
 #!{python}
 import re, socketserver, sys
@@ -59,8 +59,8 @@ socketserver.ThreadingTCPServer.allow_reuse_address = True
 socketserver.ThreadingTCPServer(("127.0.0.1", port), Redis6).serve_forever()
 """
 
-#: starts a stack that is tied to it, says so, and waits to be killed
-TIED = """
+#: Starts a foreground stack, reports it, and waits to be killed.
+FOREGROUND = """
 import sys
 from pathlib import Path
 from vcasgd.settings import Settings
@@ -73,7 +73,7 @@ sys.stdin.read()
 
 
 class Stage:
-    """A stack's home, and what a test wants to know of it."""
+    """Home of a stack, with helpers for tests."""
 
     def __init__(self, home: Path, eventually: Eventually) -> None:
         self.home = home
@@ -95,7 +95,7 @@ class Stage:
         return self.state().parts[name]
 
     def kill(self, name: str) -> PartState:
-        """Kills a part with −9; returns its next life."""
+        """Kill a part with SIGKILL, and return its state after the restart."""
         before = self.part(name)
         os.kill(before.pid, signal.SIGKILL)
         self.eventually(lambda: self.part(name).restarts > before.restarts)
@@ -103,18 +103,18 @@ class Stage:
         return self.part(name)
 
     def processes(self) -> list[psutil.Process]:
-        """All that belong to this home, by their arguments and environments."""
-        found = []
+        """Return all processes that have this home in their arguments or environment."""
+        processes = []
         for process in psutil.process_iter():
             try:
                 words = [*process.cmdline(), *process.environ().values()]
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             if process.pid != os.getpid() and any(str(self.home) in word for word in words):
-                found.append(process)
-        return found
+                processes.append(process)
+        return processes
 
-    def await_nothing(self) -> None:
+    def await_end(self) -> None:
         self.eventually(lambda: not self.processes() and not is_running(self.home))
 
     def ledger(self) -> RedisClient:
@@ -127,10 +127,10 @@ def stage(tmp_path: Path, eventually: Eventually) -> Iterator[Stage]:
     stage = Stage(tmp_path / "home", eventually)
     yield stage
     stage.down()
-    stage.await_nothing()
+    stage.await_end()
 
 
-def test_a_stack_comes_up_and_goes_without_a_trace(stage: Stage) -> None:
+def test_stack_starts_and_stops_without_remains(stage: Stage) -> None:
     seen: list[dict[str, bool]] = []
     state = up(
         stage.settings(),
@@ -150,7 +150,7 @@ def test_a_stack_comes_up_and_goes_without_a_trace(stage: Stage) -> None:
     assert not stage.down()
 
 
-def test_a_part_that_is_killed_is_started_again(stage: Stage) -> None:
+def test_killed_parts_restart(stage: Stage) -> None:
     before = stage.up()
     for name in REDIS:
         after = stage.kill(name)
@@ -160,7 +160,7 @@ def test_a_part_that_is_killed_is_started_again(stage: Stage) -> None:
     assert stage.state().ports == before.ports
 
 
-def test_each_store_node_has_its_two_servers_and_they_come_back_alone(stage: Stage) -> None:
+def test_store_nodes_restart_independently(stage: Stage) -> None:
     kinds = (*REDIS, "server")
     before = stage.up(kinds, store_nodes=2)
     assert set(before.parts) == {"ledger", "tensors-0", "tensors-1", "server-0", "server-1"}
@@ -170,7 +170,7 @@ def test_each_store_node_has_its_two_servers_and_they_come_back_alone(stage: Sta
     assert stage.part("tensors-0") == before.parts["tensors-0"]
     assert stage.part("server-0") == before.parts["server-0"]
 
-    # as many as the last time, where they were
+    # The next start uses the same number of nodes and the same ports.
     stage.down()
     assert stage.processes() == []
     again = stage.up(kinds)
@@ -178,7 +178,7 @@ def test_each_store_node_has_its_two_servers_and_they_come_back_alone(stage: Sta
     assert set(again.parts) == set(before.parts)
 
 
-def test_what_the_ledger_holds_survives(stage: Stage) -> None:
+def test_ledger_data_survives_restarts(stage: Stage) -> None:
     first = stage.up()
     token = StackHome(stage.home).token()
     stage.ledger().set("kept", "yes")
@@ -193,59 +193,59 @@ def test_what_the_ledger_holds_survives(stage: Stage) -> None:
     assert StackHome(stage.home).token() == token
 
 
-def test_a_second_stack_in_the_same_home_is_refused(stage: Stage) -> None:
+def test_second_stack_in_the_same_home_is_refused(stage: Stage) -> None:
     url = stage.up().api_url
     with pytest.raises(StackError, match=f"already running at {url}"):
         stage.up()
     assert stage.state().phase is StackPhase.READY
 
 
-def test_a_port_that_is_in_use_is_named(stage: Stage) -> None:
+def test_port_in_use_is_an_error(stage: Stage) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortInUse, match=str(port)) as caught:
             stage.up(api_port=port)
     assert "--port" in str(caught.value)
-    stage.await_nothing()
+    stage.await_end()
 
 
-def test_when_the_supervisor_is_killed_everything_goes(stage: Stage) -> None:
+def test_killed_supervisor_stops_everything(stage: Stage) -> None:
     before = stage.up()
     os.kill(before.supervisor.pid, signal.SIGKILL)
 
-    stage.await_nothing()
+    stage.await_end()
     with pytest.raises(StackError, match="supervisor was killed"):
         stage.state().raise_error()
 
     assert stage.up().ports == before.ports
 
 
-def test_when_the_guardian_is_killed_everything_goes(stage: Stage) -> None:
+def test_killed_guardian_stops_everything(stage: Stage) -> None:
     guardian = psutil.Process(stage.up().supervisor.pid).parent()
     assert guardian is not None
     guardian.kill()
-    stage.await_nothing()
+    stage.await_end()
     assert stage.state().phase is StackPhase.STOPPED
 
 
-def test_a_tied_stack_ends_with_its_parent(stage: Stage) -> None:
-    command = [sys.executable, "-c", TIED, str(stage.home)]
+def test_foreground_stack_ends_with_its_parent(stage: Stage) -> None:
+    command = [sys.executable, "-c", FOREGROUND, str(stage.home)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
         parent.kill()
-    stage.await_nothing()
+    stage.await_end()
 
 
-def test_a_tied_stack_can_be_stopped_before_it_is_ready(stage: Stage) -> None:
+def test_foreground_stack_can_be_stopped_before_it_is_ready(stage: Stage) -> None:
     ForegroundStack(stage.settings(), REDIS).stop()
     assert stage.processes() == []
 
 
 @pytest.mark.slow
-def test_the_heads_helpers_go_with_it_and_it_comes_back(stage: Stage) -> None:
+def test_killed_head_takes_its_helpers_along_and_restarts(stage: Stage) -> None:
     stage.up(("ledger", "head"))
     head = psutil.Process(stage.part("head").pid)
     stage.eventually(lambda: {"gcs_server", "raylet"} <= {p.name() for p in _below(head)})
@@ -262,7 +262,7 @@ def test_the_heads_helpers_go_with_it_and_it_comes_back(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_all_killed_at_once_leave_only_what_the_next_down_ends(stage: Stage) -> None:
+def test_down_cleans_up_after_all_were_killed_at_once(stage: Stage) -> None:
     state = stage.up(("ledger", "head"))
     supervisor = psutil.Process(state.supervisor.pid)
     guardian = supervisor.parent()
@@ -276,27 +276,27 @@ def test_all_killed_at_once_leave_only_what_the_next_down_ends(stage: Stage) -> 
     assert stage.processes() == []
 
 
-def test_a_part_that_dies_at_its_start_is_shown_with_its_log(stage: Stage, tmp_path: Path) -> None:
+def test_part_that_dies_at_start_is_an_error_with_its_log(stage: Stage, tmp_path: Path) -> None:
     server = _program(tmp_path, "#!/bin/sh\necho out of luck >&2\nexit 1\n")
     with pytest.raises(StackError, match=r"(?s)ledger died.*out of luck"):
         stage.up(redis_server=server)
-    stage.await_nothing()
+    stage.await_end()
 
 
-def test_a_server_that_is_too_old_is_refused(stage: Stage, tmp_path: Path) -> None:
+def test_unsupported_server_is_refused(stage: Stage, tmp_path: Path) -> None:
     server = _program(tmp_path, OLD_SERVER.format(python=sys.executable))
     with pytest.raises(StoreUnsupported, match=r"server is version 6\.2\.14") as caught:
         stage.up(redis_server=server)
     assert "Redis 7" in str(caught.value)
-    stage.await_nothing()
+    stage.await_end()
 
 
-def test_a_missing_server_program_is_named(stage: Stage, tmp_path: Path) -> None:
+def test_missing_server_program_is_an_error(stage: Stage, tmp_path: Path) -> None:
     with pytest.raises(StackError, match="nothing-here is not a program"):
         stage.up(redis_server=str(tmp_path / "nothing-here"))
 
 
-def test_servers_of_the_user_are_used_and_left_alone(
+def test_external_servers_are_used_and_keep_running(
     stage: Stage, tmp_path: Path, eventually: Eventually
 ) -> None:
     other = Stage(tmp_path / "other", eventually)
@@ -314,14 +314,14 @@ def test_servers_of_the_user_are_used_and_left_alone(
         other.down()
 
 
-def test_a_server_of_the_user_that_is_away_is_named(stage: Stage) -> None:
+def test_unreachable_external_server_is_an_error(stage: Stage) -> None:
     with pytest.raises(StackError, match="ledger server does not answer") as caught:
         stage.up(ledger_url="redis://:secret@127.0.0.1:1/0")
     assert "VCASGD_LEDGER_URL" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
-def test_secrets_are_only_where_they_belong(stage: Stage) -> None:
+def test_secrets_stay_in_private_files(stage: Stage) -> None:
     stage.up((*REDIS, "server"))
     home = StackHome(stage.home)
     secrets = [home.ensure_token(), *map(home.ensure_password, ("ledger", "tensors", "jobs"))]
@@ -333,8 +333,8 @@ def test_secrets_are_only_where_they_belong(stage: Stage) -> None:
     assert not any(secret in text for secret in secrets for text in shown)
 
 
-def test_the_lock_is_not_inherited_by_the_parts(stage: Stage) -> None:
-    """A machine lives as long as the lock is held, so nobody but its owner may hold it."""
+def test_parts_do_not_inherit_the_lock(stage: Stage) -> None:
+    """Machines run while the lock is held, so only its owners may hold it."""
     state = stage.up()
     lock = stage.home / "stack.lock"
     assert is_locked(lock)
@@ -343,10 +343,10 @@ def test_the_lock_is_not_inherited_by_the_parts(stage: Stage) -> None:
     assert not holders & {part.pid for part in state.parts.values()}
 
 
-@pytest.mark.parametrize("given", [None, 64])
-def test_the_tensors_servers_have_a_limit_of_memory(stage: Stage, given: int | None) -> None:
-    """Without one, workers that are too fast would bring down the machine."""
-    state = stage.up(store_nodes=2, names=("tensors",), tensors_memory_mb=given)
+@pytest.mark.parametrize("limit_mb", [None, 64])
+def test_tensors_servers_have_a_memory_limit(stage: Stage, limit_mb: int | None) -> None:
+    """Without a limit, fast workers would exhaust the machine's memory."""
+    state = stage.up(store_nodes=2, names=("tensors",), tensors_memory_mb=limit_mb)
     limits = []
     for name in sorted(state.parts):
         url = (
@@ -358,13 +358,13 @@ def test_the_tensors_servers_have_a_limit_of_memory(stage: Stage, given: int | N
 
     machine = psutil.virtual_memory().total
     assert len(limits) == 2
-    if given:
+    if limit_mb:
         assert limits == [64 << 20, 64 << 20]
     else:
         assert 0.4 * machine < sum(limits) <= 0.55 * machine
 
 
-def test_a_large_log_is_put_aside_at_the_next_start(stage: Stage) -> None:
+def test_large_log_is_rotated_at_the_next_start(stage: Stage) -> None:
     home = StackHome(stage.home)
     home.create()
     home.log("ledger").write_bytes(b"x" * (LOG_BYTES + 1))
@@ -374,7 +374,7 @@ def test_a_large_log_is_put_aside_at_the_next_start(stage: Stage) -> None:
 
 
 class Restarts:
-    """A part that dies whenever it is told to, under a clock that a test turns."""
+    """Part that a test kills, under a clock that the test sets."""
 
     def __init__(self, home: StackHome) -> None:
         self.now = 0.0
@@ -383,21 +383,21 @@ class Restarts:
         self.child = Child(part, home, clock=lambda: self.now)
 
     def bring_up(self) -> None:
-        self.child.tend(may_start=True)
-        self.child.tend(may_start=True)
+        self.child.update(may_start=True)
+        self.child.update(may_start=True)
         assert self.child.state.ready
 
     def pause(self) -> float:
-        """Kills it; the seconds until it is started again."""
+        """Kill the part, and return the seconds until its restart."""
         pid = self.child.state.pid
         os.kill(pid, signal.SIGKILL)
         while self.child.state.pid == pid:
-            self.child.tend(may_start=True)
+            self.child.update(may_start=True)
         died = self.now
         while self.child.state.pid == 0:
             self.now += 0.05
-            self.child.tend(may_start=True)
-        self.child.tend(may_start=True)
+            self.child.update(may_start=True)
+        self.child.update(may_start=True)
         return self.now - died
 
 
@@ -410,7 +410,7 @@ def restarts(tmp_path: Path) -> Iterator[Restarts]:
     restarts.child.stop(0.0)
 
 
-def test_pauses_grow_to_a_limit_and_are_short_again_after_health(restarts: Restarts) -> None:
+def test_restart_pauses_grow_to_a_limit_and_reset_after_health(restarts: Restarts) -> None:
     restarts.bring_up()
     pauses = [restarts.pause() for _ in range(8)]
     assert pauses[0] == pytest.approx(FIRST_PAUSE_SECONDS, abs=0.06)
@@ -423,19 +423,19 @@ def test_pauses_grow_to_a_limit_and_are_short_again_after_health(restarts: Resta
     assert restarts.child.state.restarts == 9
 
 
-def test_a_part_waits_for_what_it_needs(restarts: Restarts) -> None:
-    assert not restarts.child.tend(may_start=False)
+def test_part_waits_for_its_dependencies(restarts: Restarts) -> None:
+    assert not restarts.child.update(may_start=False)
     assert restarts.child.state == PartState()
 
 
-def test_a_home_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_home_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StackError, match="VCASGD_HOME") as caught:
         up(Settings(home=tmp_path / "file" / "home"))
     assert str(tmp_path) in caught.value.message
 
 
-def test_there_is_nothing_to_read_before_the_first_start(tmp_path: Path) -> None:
+def test_state_before_the_first_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StackError, match="vcasgd up"):
         StackState.read(tmp_path)
 

@@ -15,7 +15,7 @@ from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.fleet.providers.local.processes import Process, kill_all, processes_of
 from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.stack import StackHome, StackState
-from vcasgd.stack.names import kind_of, replica_of, service_of
+from vcasgd.stack.layout import kind_of, replica_of, service_of
 from vcasgd.stack.parts import mark
 from vcasgd.store.connection import connect
 from vcasgd.store.ledger.jobs import Jobs

@@ -1,30 +1,31 @@
-"""Everything on one machine, supervised: what ``vcasgd up`` starts.
+"""Supervised processes of a stack on one machine, as ``vcasgd up`` starts them.
 
-A *guardian* process forks the *supervisor*, which starts the parts in order, restarts those
-that die, and stops them in reverse. Nothing outlives it by accident:
+A *guardian* process forks the *supervisor*, which starts the parts in order, restarts dead parts,
+and stops all parts in reverse order. No process outlives the stack:
 
-==================  ================================================================
-killed with −9      what follows
-==================  ================================================================
-a part              its helpers are killed, it is started again after a growing pause
-the supervisor      the kernel kills the parts, the guardian kills their helpers
+==================  ==========================================================================
+killed with −9      consequence
+==================  ==========================================================================
+a part              the supervisor kills its helpers and restarts it after a growing pause
+the supervisor      the kernel kills the parts, and the guardian kills their helpers
 the guardian        the supervisor stops everything in order
-all of them         the parts die with the supervisor; the next ``up`` or ``down``
-                    kills what helpers are left
-==================  ================================================================
+all of them         the parts die with the supervisor; the next ``up`` or ``down`` kills
+                    the remaining helpers
+==================  ==========================================================================
 
-Machines of the local provider are not parts: they die when ``stack.lock`` is free for a
-while, so that they survive a quick restart.
+Machines of the local provider are not parts. They exit when ``stack.lock`` has been free for a
+while, so they survive a quick restart of the stack.
 
-``home``     the files of a stack
-``state``    ``stack.json``, what others see of it
-``names``    of parts, several of a kind where there are several store nodes
-``layout``   ports, URLs and secrets
-``parts``    what the parts are
-``child``    the process of a part
-``leftovers``  what is cleared away beside them
-``supervisor``  the loop
-``control``  up and down, as seen from outside
+``home``             files of a stack
+``state``            ``stack.json``, the published state
+``layout``           names of parts, ports, URLs and secrets
+``parts``            commands, dependencies and readiness of the parts
+``probes``           readiness checks
+``replica_restart``  restarts of replicated servers
+``child``            the process of a part
+``cleanup``          removal of machines and remaining processes
+``supervisor``       the main loop
+``control``          up and down, for other processes
 """
 
 from vcasgd.stack.control import ForegroundStack, down, environment, is_running, running, up

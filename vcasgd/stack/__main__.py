@@ -1,8 +1,8 @@
-"""The process entry of a stack: the guardian, which forks the supervisor.
+"""Entry point of a stack: the guardian process, which forks the supervisor.
 
     python -m vcasgd.stack [--detach] [--parts ledger,tensors,…]
 
-Exit status: 0 after SIGTERM, 1 when the stack did not start (``stack.json`` says why), 3 when
+Exit status: 0 after SIGTERM, 1 if the stack did not start (``stack.json`` has the reason), 3 if
 another stack holds the lock.
 """
 
@@ -21,7 +21,7 @@ from vcasgd.errors import StackError, VcasgdError
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack.child import die_with_parent
-from vcasgd.stack.cleanup import sweep
+from vcasgd.stack.cleanup import kill_remaining
 from vcasgd.stack.control import ALREADY_RUNNING
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import StackLayout
@@ -36,24 +36,24 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m vcasgd.stack")
-    parser.add_argument("--detach", action="store_true", help="return; go on in the background")
+    parser.add_argument("--detach", action="store_true", help="continue in the background")
     parser.add_argument("--parts", type=lambda text: tuple(text.split(",")), default=PARTS)
     arguments = parser.parse_args()
     configure_logging("guardian")
     try:
-        return _own(load_settings(), arguments.parts, detach=arguments.detach)
+        return _lock_and_run(load_settings(), arguments.parts, detach=arguments.detach)
     except VcasgdError as error:
         return exit_status(error)
 
 
-def _own(settings: Settings, names: Sequence[str], *, detach: bool) -> int:
-    """Returns only where there is nothing to own."""
+def _lock_and_run(settings: Settings, names: Sequence[str], *, detach: bool) -> int:
+    """Run the stack and exit the process. Returns only if another stack holds the lock."""
     home = StackHome(settings.home)
     home.create()
     lock = home.acquire()
     if lock is None:
         return ALREADY_RUNNING
-    with lock:  # shared by all that are forked below, and free when the last of them is gone
+    with lock:  # All forked processes share the lock; it is free when the last one exits.
         before = StackState.read_or_new(home.path)
         replace(before, phase=StackPhase.STARTING, supervisor=PartState(), error=None).write(
             home.path
@@ -62,18 +62,18 @@ def _own(settings: Settings, names: Sequence[str], *, detach: bool) -> int:
             _detach()
         status = _guard(home, settings, names)
         logging.shutdown()
-        os._exit(status)  # while the lock is held: who gets it finds nobody else here
+        os._exit(status)  # Holds the lock to the end, so the next owner finds no process here.
 
 
 def _detach() -> None:
-    """Becomes a session of its own and nobody's child."""
+    """Continue in a forked process with its own session."""
     if os.fork():
         os._exit(0)
     os.setsid()
 
 
 def _guard(home: StackHome, settings: Settings, names: Sequence[str]) -> int:
-    # the helpers of a part that was killed come here, and not to the end of the system
+    # Orphaned helpers of killed parts become children of this process instead of init.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     prepare = die_with_parent(signal.SIGTERM)
     supervisor = os.fork()
@@ -84,16 +84,16 @@ def _guard(home: StackHome, settings: Settings, names: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.kill(supervisor, signal.SIGTERM))
     status = _wait_for(supervisor)
-    sweep(home, StackState.read(home.path))  # nothing, after an orderly end
+    kill_remaining(home, StackState.read(home.path))  # None after an orderly end.
     if status < 0:
-        _confess(home, signal.Signals(-status).name)
+        _record_crash(home, signal.Signals(-status).name)
     return abs(status)
 
 
 def _supervise(home: StackHome, settings: Settings, names: Sequence[str]) -> int:
     before = StackState.read_or_new(home.path)
     try:
-        sweep(home, before)
+        kill_remaining(home, before)
         supervisor = Supervisor(StackLayout.plan(home, settings, before), names)
     except VcasgdError as error:
         before.with_error(error).write(home.path)
@@ -102,14 +102,14 @@ def _supervise(home: StackHome, settings: Settings, names: Sequence[str]) -> int
 
 
 def _wait_for(supervisor: int) -> int:
-    """Its exit status, negative for a signal; takes away adopted dead meanwhile."""
+    """Return the supervisor's exit status, negative for a signal, and reap adopted processes."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == supervisor:
             return os.waitstatus_to_exitcode(status)
 
 
-def _confess(home: StackHome, signal_name: str) -> None:
+def _record_crash(home: StackHome, signal_name: str) -> None:
     error = StackError(f"the supervisor was killed ({signal_name})", remedy="vcasgd up")
     log.error("%s", error.message)
     state = StackState.read(home.path)

@@ -1,4 +1,4 @@
-"""The process of a part, and all that it starts."""
+"""Process of a part, with its restarts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from vcasgd.stack.home import StackHome
 from vcasgd.stack.parts import StackPart, mark
 from vcasgd.stack.state import PartState
 
-#: the pause before a part is started again: doubled at each death, until it was healthy
+#: Seconds before a dead part is restarted; doubles with each death until the part is healthy.
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
-#: ready for this long, a part is taken for healthy: its next death is a new story
+#: Seconds that a part must be ready to count as healthy, which resets its pause.
 HEALTHY_SECONDS = 30.0
-#: between two questions to a part that is not ready yet
+#: Seconds between two probes of a part that is not ready.
 PROBE_PAUSE_SECONDS = 0.1
-#: the same after an answer that says that it will never be ready
+#: Seconds until the next probe after one that raised an error.
 REFUSED_PAUSE_SECONDS = 5.0
-#: between two questions whether a part may be started
+#: Seconds between two checks whether a part may start.
 WAIT_SECONDS = 0.3
-#: not inherited: each part is told those that it needs
+#: Variables that parts don't inherit; each part gets only the secrets it needs.
 SECRETS = (
     "VCASGD_TOKEN",
     "VCASGD_RAY_TOKEN",
@@ -41,15 +41,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: int) -> Callable[[], None]:
-    """For ``preexec_fn``: the new process gets this signal when its parent dies (prctl(2)).
+    """Return a ``preexec_fn`` that sends the new process a signal when its parent dies.
 
-    Strictly when the thread dies that starts it, so it must be the main thread.
+    See prctl(2), PR_SET_PDEATHSIG. The signal is sent when the thread that started the process
+    exits, so start it in the main thread.
     """
     parent, libc = os.getpid(), ctypes.CDLL(None)
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # The parent died before the call.
             os._exit(1)
 
     return prepare
@@ -57,7 +58,7 @@ def die_with_parent(number: int) -> Callable[[], None]:
 
 @dataclass
 class _Pause:
-    """Until the next start."""
+    """Growing pause until the next start."""
 
     failures: int = 0
     until: float = 0.0
@@ -68,7 +69,7 @@ class _Pause:
 
 
 class Child:
-    """One part. Started by :meth:`tend` when it is due, and again each time that it died."""
+    """Process of one part. :meth:`update` starts it when it is due, and restarts it."""
 
     def __init__(
         self, part: StackPart, home: StackHome, clock: Callable[[], float] = time.monotonic
@@ -84,16 +85,17 @@ class Child:
 
     @property
     def deaths(self) -> int:
+        """Number of times that the process has died."""
         return self.state.restarts + (self._process is None and self.state.started_at > 0)
 
-    def tend(self, may_start: bool) -> bool:
-        """Does what is due now; returns whether the state changed.
+    def update(self, may_start: bool) -> bool:
+        """Reap, start or probe the process, and return True if its state changed.
 
-        Raises :class:`~vcasgd.errors.VcasgdError` when the part will never be ready.
+        Raises :class:`~vcasgd.errors.VcasgdError` if the part can never become ready.
         """
         before = self.state
         if self._process is not None and self._process.poll() is not None:
-            self._bury()
+            self._reap()
         elif self._process is None and may_start and self._clock() >= self._pause.until:
             self._start()
         elif self._process is not None and not self.state.ready:
@@ -101,14 +103,14 @@ class Child:
         return self.state != before
 
     def stop(self, seconds: float) -> None:
-        """Asks it to end, and kills what is left of it after ``seconds``."""
+        """Terminate the process, and kill it and its helpers after ``seconds``."""
         if self._process is not None:
             self._process.terminate()
             try:
                 self._process.wait(seconds)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-            self._bury()
+            self._reap()
 
     def _start(self) -> None:
         command = self.part.command()
@@ -138,13 +140,13 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # of its own, so that no Ctrl-C reaches it, and all that it starts can be found
+            # Its own session, so that Ctrl-C does not reach it.
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
 
-    def _bury(self) -> None:
-        """Ends the helpers that it left behind, so that they don't meet those of its heir."""
+    def _reap(self) -> None:
+        """Kill the helpers that the process left, so that they don't disturb its successor."""
         kill_all(mark(self._home, self.part.name), self.state.process)
         if self._process is not None:
             self._process.wait()

@@ -1,4 +1,4 @@
-"""What a stack has beside its parts' own processes, and how it is cleared away."""
+"""Removal of a stack's remaining processes, machines and temporary files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.registry import configured_pools, make_providers
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.names import kind_of
+from vcasgd.stack.layout import kind_of
 from vcasgd.stack.parts import PARTS, mark
 from vcasgd.stack.probes import PROBE_SECONDS
 from vcasgd.stack.state import PartState, StackState
@@ -25,19 +25,19 @@ from vcasgd.store.ledger.servers import Control
 log = logging.getLogger(__name__)
 
 
-def sweep(home: StackHome, state: StackState) -> None:
-    """Kills what is left of the parts. Raises :class:`StackError` if that is not possible."""
+def kill_remaining(home: StackHome, state: StackState) -> None:
+    """Kill all remaining processes of the parts. Raises :class:`StackError` on failure."""
     for name in dict.fromkeys((*PARTS, *state.parts)):
         part = state.parts.get(name, PartState())
         if not kill_all(mark(home, name), part.process):
-            raise StackError(f"processes of {name} of an earlier life can't be killed")
+            raise StackError(f"can't kill the processes of {name} that an earlier stack left")
 
 
 def destroy_instances(home: StackHome, settings: Settings, parts: Iterable[str]) -> None:
-    """Ends the machines: without a stack they only cost money.
+    """Terminate all machines, which would cost money without a stack.
 
-    Those in clouds too, if the controller is among the ``parts`` of this stack: else they belong
-    to another one. What can't be ended is logged.
+    Cloud machines are terminated only if the controller is one of the ``parts``; otherwise they
+    belong to another stack. Failures are logged.
     """
     for pool in local_pools(settings):
         provider = LocalProvider(home.path, settings.cluster, LocalPool(pool, capacity=1))
@@ -45,14 +45,16 @@ def destroy_instances(home: StackHome, settings: Settings, parts: Iterable[str])
             provider.destroy_all()
         except FleetError as error:
             log.error("%s", error)
-    if _keeps_fleet(parts):
-        for other in _elsewhere(settings):
+    if _owns_fleet(parts):
+        for other in _cloud_providers(settings):
             _terminate_all(other)
 
 
 def local_pools(settings: Settings) -> list[str]:
-    """Of machines that are processes of this computer. Those of a pool that is in no file any
-    more notice by themselves that they have no owner."""
+    """Return the names of the pools whose machines are processes of this computer.
+
+    Machines of a pool that has been removed from the file exit by themselves.
+    """
     try:
         pools = load_pools(settings.pools)
     except SpecError as error:
@@ -61,17 +63,17 @@ def local_pools(settings: Settings) -> list[str]:
     return [pool.name for pool in pools if isinstance(pool, LocalPoolSpec)]
 
 
-def _keeps_fleet(parts: Iterable[str]) -> bool:
+def _owns_fleet(parts: Iterable[str]) -> bool:
     return any(kind_of(name) == "controller" for name in parts)
 
 
-def _elsewhere(settings: Settings) -> list[Provider]:
-    """The clouds of the pools file, each once."""
+def _cloud_providers(settings: Settings) -> list[Provider]:
+    """Return the cloud providers of the pools file."""
     try:
         pools = [pool for pool in configured_pools(settings) if not isinstance(pool, LocalPoolSpec)]
         return list(dict.fromkeys(make_providers(settings, pools).values()))
     except VcasgdError as error:
-        log.error("machines in clouds may still run: %s", error)
+        log.error("cloud machines may still run: %s", error)
         return []
 
 
@@ -86,28 +88,31 @@ def _terminate_all(provider: Provider) -> None:
         provider.close()
 
 
-def forget_instances(ledger_url: str, settings: Settings, parts: Iterable[str]) -> None:
-    """Machines that we ended ourselves are no loss: the next controller shall not count them."""
-    ended = None if _keeps_fleet(parts) else local_pools(settings)
+def remove_instances(ledger_url: str, settings: Settings, parts: Iterable[str]) -> None:
+    """Remove the terminated machines from the ledger.
+
+    The next controller would otherwise count them as lost.
+    """
+    pools = None if _owns_fleet(parts) else local_pools(settings)
     ledger = connect(ledger_url, answer_seconds=PROBE_SECONDS)
     try:
-        busy = _forget(Control(ledger), ended)
+        busy = _remove(Control(ledger), pools)
         jobs = Jobs(ledger)
         for job in busy.intersection(jobs.active()):
-            jobs.event(job, "stack-stopped", "the stack is stopped, and with it its machines")
+            jobs.event(job, "stack-stopped", "the stack and its machines were stopped")
     except StoreError as error:
         log.warning("ledger: %s", error)
 
 
-def _forget(control: Control, pools: list[str] | None) -> set[str]:
-    """Those of the pools, or all; the jobs that they worked for."""
+def _remove(control: Control, pools: list[str] | None) -> set[str]:
+    """Remove the machines of the pools, or all, and return the jobs that they worked for."""
     rows = control.instances()
-    ours = {n: row for n, row in rows.items() if pools is None or row.get("pool") in pools}
-    control.show({name: row for name, row in rows.items() if name not in ours}, control.pools())
-    return {str(row.get("job")) for row in ours.values()}
+    removed = {n: row for n, row in rows.items() if pools is None or row.get("pool") in pools}
+    control.show({name: row for name, row in rows.items() if name not in removed}, control.pools())
+    return {str(row.get("job")) for row in removed.values()}
 
 
 def remove_scratch(state: StackState) -> None:
-    """What only living processes need."""
+    """Remove the folder with sockets and temporary files."""
     if state.scratch:
         shutil.rmtree(state.scratch, ignore_errors=True)

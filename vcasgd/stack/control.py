@@ -1,4 +1,4 @@
-"""Up and down: a stack as seen from outside of it."""
+"""Start and stop of a stack from another process."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.instance import is_locked
 from vcasgd.settings import Settings
 from vcasgd.stack.child import die_with_parent
-from vcasgd.stack.cleanup import destroy_instances, remove_scratch, sweep
+from vcasgd.stack.cleanup import destroy_instances, kill_remaining, remove_scratch
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.parts import PARTS
 from vcasgd.stack.state import StackState
 from vcasgd.stack.supervisor import START_SECONDS
 
-#: exit status of the guardian when another one holds the lock
+#: Exit status of the guardian if another one holds the lock.
 ALREADY_RUNNING = 3
-#: an interpreter that has not imported us by then never will
+#: Seconds for an interpreter to import the package on a busy machine.
 SPAWN_SECONDS = 120.0
-#: more than all the time limits of an orderly end together
+#: Seconds for an orderly shutdown; more than the sum of its time limits.
 DOWN_SECONDS = 180.0
-#: what the guardian takes to clean up after a supervisor that was killed
+#: Seconds for the guardian to clean up after a killed supervisor.
 CLEAN_UP_SECONDS = 30.0
 POLL_SECONDS = 0.05
 
@@ -37,23 +37,23 @@ Progress = Callable[[StackState], None]
 
 
 def _silent(_state: StackState) -> None:
-    """No progress is shown."""
+    """Ignore progress."""
 
 
 def is_running(home: Path) -> bool:
-    """Whether a stack lives there, in whatever phase."""
+    """Return True if a stack runs in this home, in any phase."""
     return is_locked(StackHome(home).lock)
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The settings that were given, by whatever way, as another process of ours reads them."""
-    given = {name: getattr(settings, name) for name in settings.model_fields_set}
-    given["home"] = settings.home_path
+    """Return the explicitly set settings as environment variables for another process."""
+    options = {name: getattr(settings, name) for name in settings.model_fields_set}
+    options["home"] = settings.home_path
     return {
         f"VCASGD_{name.upper()}": (
             value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         )
-        for name, value in given.items()
+        for name, value in options.items()
         if value is not None
     }
 
@@ -61,10 +61,11 @@ def environment(settings: Settings) -> dict[str, str]:
 def up(
     settings: Settings, *, names: Sequence[str] = PARTS, progress: Progress = _silent
 ) -> StackState:
-    """Starts a stack in the background; returns when all of it is ready.
+    """Start a stack in the background, and return when all parts are ready.
 
-    Raises :class:`StackError` when there is one already, or when it does not become ready;
-    then everything is stopped again. :class:`~vcasgd.errors.PortInUse` is one of the reasons.
+    Raises :class:`StackError` if a stack is already running, or if it does not become ready; then
+    everything is stopped again. Raises :class:`~vcasgd.errors.PortInUse` if the API's port is
+    taken.
     """
     home = _free_home(settings)
     process = _spawn(settings, home, ["--detach", "--parts", ",".join(names)])
@@ -81,28 +82,28 @@ def up(
 
 
 class ForegroundStack:
-    """A stack that never outlives this process; make and end it in the main thread."""
+    """Stack that never outlives this process. Create and stop it in the main thread."""
 
     def __init__(self, settings: Settings, names: Sequence[str] = PARTS) -> None:
-        """Begins to start it. Raises :class:`StackError` when there is one already."""
+        """Begin to start the stack. Raises :class:`StackError` if one is already running."""
         self._settings = settings
         self._home = _free_home(settings)
         arguments = ["--parts", ",".join(names)]
         self._process = _spawn(settings, self._home, arguments, die_with_parent(signal.SIGTERM))
 
     def await_ready(self, progress: Progress = _silent) -> StackState:
-        """Raises as :func:`up` does."""
+        """Wait until all parts are ready. Raises the errors of :func:`up`."""
         return _await_ready(self._home, progress, lambda: self._process.poll() is None)
 
     def stop(self) -> None:
-        """Ends it and all that belongs to it. Raises :class:`StackError` if it does not end."""
+        """Stop the stack and its machines. Raises :class:`StackError` if it does not stop."""
         self._process.terminate()
         try:
             self._process.wait(DOWN_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        # after an orderly end there is nothing left to do
+        # Cleans up after a stack that had to be killed.
         down(self._settings)
 
 
@@ -110,7 +111,7 @@ class ForegroundStack:
 def running(
     settings: Settings, *, names: Sequence[str] = PARTS, progress: Progress = _silent
 ) -> Iterator[StackState]:
-    """A stack for as long as the context lasts. Raises as :func:`up` does."""
+    """Run a stack during the context. Raises the errors of :func:`up`."""
     stack = ForegroundStack(settings, names)
     try:
         yield stack.await_ready(progress)
@@ -119,9 +120,9 @@ def running(
 
 
 def down(settings: Settings) -> bool:
-    """Stops the stack and all that belongs to it; what it stored stays.
+    """Stop the stack and its machines, and keep its data.
 
-    Returns ``False`` where none was running. Raises :class:`StackError` if it does not end.
+    Returns False if no stack was running. Raises :class:`StackError` if it does not stop.
     """
     home = StackHome(settings.home)
     was_running = is_running(home.path)
@@ -131,7 +132,7 @@ def down(settings: Settings) -> bool:
     if lock is not None:
         with lock:
             state = StackState.read_or_new(home.path)
-            sweep(home, state)
+            kill_remaining(home, state)
             destroy_instances(home, settings, state.parts)
             remove_scratch(state)
     return was_running
@@ -149,7 +150,7 @@ def _already_running(home: StackHome) -> StackError:
     url = StackState.read_or_new(home.path).api_url
     return StackError(
         f"the stack in {home.path} is already running{f' at {url}' if url else ''}",
-        remedy="look at it with vcasgd status, stop it with vcasgd down",
+        remedy="check it with vcasgd status, or stop it with vcasgd down",
     )
 
 
@@ -176,27 +177,27 @@ def _spawn(
 def _await_ready(home: StackHome, progress: Progress, alive: Callable[[], bool]) -> StackState:
     deadline = time.monotonic() + SPAWN_SECONDS + START_SECONDS + DOWN_SECONDS
     while time.monotonic() < deadline:
-        living = alive()
+        running = alive()
         state = StackState.read_or_new(home.path)
         progress(state)
         if state.is_ready:
             return state
-        if not living:
+        if not running:
             state.raise_error()
-            raise StackError(f"the stack ended at once:\n{home.log_tail('stack')}")
+            raise StackError(f"the stack exited at once:\n{home.log_tail('stack')}")
         time.sleep(POLL_SECONDS)
-    raise StackError("the stack does not get ready, and does not say why")
+    raise StackError("the stack did not become ready, and reported no reason")
 
 
 def _terminate(home: StackHome) -> None:
     if _signal_until_free(home, signal.SIGTERM, DOWN_SECONDS):
         return
     if not _signal_until_free(home, signal.SIGKILL, CLEAN_UP_SECONDS):
-        raise StackError(f"the stack in {home.path} does not end", remedy=f"see {home.logs}")
+        raise StackError(f"the stack in {home.path} does not stop", remedy=f"see {home.logs}")
 
 
 def _signal_until_free(home: StackHome, number: signal.Signals, seconds: float) -> bool:
-    """Sends a signal to the supervisor, once, as soon as it is known."""
+    """Signal the supervisor once, and return True when the stack has released its lock."""
     deadline, sent = time.monotonic() + seconds, False
     while is_running(home.path):
         supervisor = StackState.read_or_new(home.path).supervisor.process

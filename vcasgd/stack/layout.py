@@ -1,4 +1,4 @@
-"""Where the parts of a stack are: ports, URLs, secrets; the same after a restart."""
+"""Names, ports, URLs and secrets of a stack; they are the same after a restart."""
 
 from __future__ import annotations
 
@@ -16,61 +16,99 @@ from vcasgd.cluster import TEMP_DIR_BYTES
 from vcasgd.errors import PortInUse, StackError
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.names import kind_of, part_names, replica_of, service_of
 from vcasgd.stack.replica_restart import last_primary
 from vcasgd.stack.state import StackState
 from vcasgd.store.embedded.replicas import SENTINELS, Service
 from vcasgd.store.embedded.server import ServerFiles
 
+#: Kinds of parts of which each store node has its own.
+PER_NODE = ("tensors", "server")
+#: Kinds of parts that can have a replica.
+REPLICATED = ("ledger", "tensors")
+_REPLICA = "-replica"
+
 HOST = "127.0.0.1"
-#: of the machine's memory, for all tensors servers together
+#: Fraction of the machine's memory for all tensors servers together.
 MEMORY_SHARE = 0.5
 API_PORT = 8700
-#: below the range from which the kernel takes ports for outgoing connections: else a client
-#: that tries again could sit on a server's port while the server is being restarted
+#: Below the kernel's range for outgoing connections; a reconnecting client could otherwise occupy
+#: the port of a server during its restart.
 FREE_PORTS = range(20_000, 32_000)
-#: the longest folder in which there is room for that of a node, named as its local instance
+#: Longest path that leaves room for a node's folder, which is named after its local instance.
 SCRATCH_BYTES = TEMP_DIR_BYTES - len("/local-0123456789ab")
+
+
+def part_names(kind: str, nodes: int) -> list[str]:
+    """Return the names of a kind's parts in the order of the store nodes.
+
+    Names have no number if there is only one.
+    """
+    if kind not in PER_NODE or nodes == 1:
+        return [kind]
+    return [f"{kind}-{node}" for node in range(nodes)]
+
+
+def replica_of(name: str) -> str:
+    """Return the name of the second server of ``ledger`` or ``tensors-2``.
+
+    Either of the two servers can be the primary.
+    """
+    return f"{name}{_REPLICA}"
+
+
+def service_of(name: str) -> str:
+    """Return ``tensors-2`` for ``tensors-2`` and for ``tensors-2-replica``."""
+    return name.removesuffix(_REPLICA)
+
+
+def kind_of(name: str) -> str:
+    """Return ``tensors`` for ``tensors-2``."""
+    return name.partition("-")[0]
+
+
+def node_of(name: str) -> int:
+    """Return 2 for ``tensors-2``."""
+    return int(service_of(name).partition("-")[2] or 0)
 
 
 @dataclass(frozen=True)
 class StackLayout:
-    """A stack's addresses and secrets; ``repr`` shows none of the latter."""
+    """Addresses and secrets of a stack; ``repr`` hides the secrets."""
 
     home: StackHome
     settings: Settings
-    #: how many store nodes there are
+    #: Number of store nodes.
     nodes: int
-    #: how many each of our own servers has
+    #: Number of replicas of each of the stack's servers.
     replicas: int
     ports: Mapping[str, int]
-    #: Ray's sockets and all temporary files; a short path, because that of a socket must be
+    #: Folder for Ray's sockets and all temporary files; paths of sockets must be short.
     scratch: Path
-    #: our own servers by the names of their parts; those that the user brings are not among them
+    #: Servers that the stack runs, by part name; excludes servers of the user.
     servers: Mapping[str, ServerFiles]
-    #: who watches over them, where they have replicas
+    #: Sentinels by part name; empty without replicas.
     sentinels: Mapping[str, ServerFiles]
-    #: by name, where they have replicas: what the Sentinels watch
+    #: Replicated services that the Sentinels monitor, by name; empty without replicas.
     services: Mapping[str, Service]
-    #: of the ledger and of each tensors server, whoever brings them
+    #: URLs of the ledger and of each tensors server.
     urls: Mapping[str, str] = field(repr=False)
     token: str = field(repr=False)
-    #: without it, whoever reaches Ray's ports could run code here
+    #: Token for Ray; without it, anyone who reaches Ray's ports could run code here.
     ray_token: str = field(repr=False)
-    #: from which the workers' passwords are derived; None where they have none of their own
+    #: Secret from which the workers' passwords are derived, or None if they share one.
     job_secret: str | None = field(repr=False)
 
     @classmethod
     def plan(cls, home: StackHome, settings: Settings, before: StackState) -> StackLayout:
-        """From the settings and from what was used before.
+        """Plan a layout from the settings and the last state.
 
-        Raises :class:`PortInUse` when the API's port is taken, and :class:`StackError` where the
-        settings disagree about the store nodes.
+        Raises :class:`PortInUse` if the API's port is taken, and :class:`StackError` if the
+        settings disagree on the number of store nodes.
         """
         nodes = _nodes(settings, before)
         tensors = part_names("tensors", nodes)
-        given = _given(settings, tensors)
-        own = [name for name in ("ledger", *tensors) if name not in given]
+        external = _external_urls(settings, tensors)
+        own = [name for name in ("ledger", *tensors) if name not in external]
         replicas = _replicas(settings, before) if own else 0
         members = [*own, *(replica_of(name) for name in own[: len(own) * replicas])]
         watchers = [f"sentinel-{index}" for index in range(SENTINELS * replicas)]
@@ -95,7 +133,7 @@ class StackLayout:
             servers=servers,
             sentinels=sentinels,
             services=services,
-            urls=given
+            urls=external
             | {name: servers[name].url for name in own}
             | {name: each.url(list(sentinels.values())) for name, each in services.items()},
             token=token,
@@ -109,14 +147,14 @@ class StackLayout:
 
     @property
     def tensors_memory_mb(self) -> int:
-        """Of each tensors server, so that back-pressure begins before the machine swaps."""
+        """Memory limit of each tensors server; back-pressure starts before the machine swaps."""
         whole = psutil.virtual_memory().total * MEMORY_SHARE / 1e6
         servers = self.nodes * (2 if self.services else 1)
         return self.settings.tensors_memory_mb or max(16, int(whole / servers))
 
     @property
     def tensors_url(self) -> str:
-        """As in ``VCASGD_TENSORS_URL``: of all store nodes, in order."""
+        """Value of ``VCASGD_TENSORS_URL``: the URLs of all store nodes in order."""
         return " ".join(self.urls[name] for name in part_names("tensors", self.nodes))
 
     @property
@@ -129,19 +167,19 @@ class StackLayout:
 
     @property
     def temporary(self) -> Path:
-        """For temporary files, so that they are gone when the stack is."""
+        """Folder for temporary files; removed with the stack."""
         return self.scratch / "tmp"
 
 
 def _job_secret(home: StackHome, settings: Settings) -> str | None:
     if not settings.job_users:
         return None
-    given = settings.job_secret
-    return given.get_secret_value() if given else home.ensure_password("jobs")
+    secret = settings.job_secret
+    return secret.get_secret_value() if secret else home.ensure_password("jobs")
 
 
 def service_urls(home: StackHome, state: StackState) -> dict[str, str]:
-    """Of a stack that runs: the URLs of its own servers that have a replica, by name."""
+    """Return the URLs of a running stack's replicated servers, by name."""
     watchers = [
         ServerFiles(home.path / name, state.ports[name], home.ensure_password("sentinel"))
         for name in sorted(state.parts)
@@ -155,21 +193,21 @@ def service_urls(home: StackHome, state: StackState) -> dict[str, str]:
 
 
 def _nodes(settings: Settings, before: StackState) -> int:
-    """As asked for, else as many as the last time."""
+    """Return the number of store nodes in the settings, else that of the last start."""
     if settings.tensors_url is None:
         return settings.store_nodes or before.store_nodes
     named = len(settings.tensors_urls())
     if settings.store_nodes not in (None, named):
         raise StackError(
-            f"{settings.store_nodes} store nodes were asked for, and VCASGD_TENSORS_URL names "
-            f"{named}",
-            remedy="leave out one of the two",
+            f"the settings ask for {settings.store_nodes} store nodes, and VCASGD_TENSORS_URL "
+            f"names {named}",
+            remedy="remove one of the two settings",
         )
     return named
 
 
 def _replicas(settings: Settings, before: StackState) -> int:
-    """As asked for, else as the last time."""
+    """Return the number of replicas in the settings, else that of the last start."""
     return before.replicas if settings.replicas is None else settings.replicas
 
 
@@ -179,12 +217,12 @@ def _services(
     servers: Mapping[str, ServerFiles],
     sentinels: Mapping[str, ServerFiles],
 ) -> dict[str, Service]:
-    """Each with the primary that it had last; none without replicas.
+    """Return each replicated service with its last primary; empty without replicas.
 
-    Raises :class:`StackError` where a replica has the newest data, and is to be left out.
+    Raises :class:`StackError` if the settings remove a replica that has the ledger's newest data.
     """
-    found = {}
-    # also those of an earlier life that are not wanted any more
+    services = {}
+    # Includes the Sentinels of an earlier start that had replicas.
     watchers = [ServerFiles(home.path / f"sentinel-{each}", 0, "") for each in range(SENTINELS)]
     for name in own:
         files = servers[name]
@@ -192,23 +230,23 @@ def _services(
         if sentinels:
             members = {servers[each].port for each in (name, replica_of(name))}
             port = port if port in members else files.port
-            found[name] = Service(name, port or files.port, files.password)
+            services[name] = Service(name, port or files.port, files.password)
         elif port not in (None, files.port) and name == "ledger":
             raise StackError(
-                "the ledger's newest data are with its replica",
+                "the ledger's replica has its newest data",
                 remedy="start the stack with --replicas 1",
             )
-    return found
+    return services
 
 
-def _given(settings: Settings, tensors: list[str]) -> dict[str, str]:
-    """The URLs of servers that the user brings."""
-    given = {}
+def _external_urls(settings: Settings, tensors: list[str]) -> dict[str, str]:
+    """Return the URLs of the user's own servers, by part name."""
+    urls = {}
     if settings.ledger_url is not None:
-        given["ledger"] = settings.secret("ledger_url")
+        urls["ledger"] = settings.secret("ledger_url")
     if settings.tensors_url is not None:
-        given |= dict(zip(tensors, settings.tensors_urls(), strict=True))
-    return given
+        urls |= dict(zip(tensors, settings.tensors_urls(), strict=True))
+    return urls
 
 
 def _ports(settings: Settings, before: Mapping[str, int], servers: list[str]) -> dict[str, int]:
@@ -216,20 +254,20 @@ def _ports(settings: Settings, before: Mapping[str, int], servers: list[str]) ->
     ports = {"api": _api_port(settings.api_port, before.get("api"))}
     for name in (*dict.fromkeys(servers), "head"):
         taken.update(ports.values())
-        known = before.get(name)
-        ports[name] = known if known and _is_free(known, "") else _free_port(taken)
+        last = before.get(name)
+        ports[name] = last if last and _is_free(last, "") else _free_port(taken)
     return ports
 
 
-def _api_port(wanted: int | None, before: int | None) -> int:
-    """``wanted`` 0 means any, ``None`` the one of the last time."""
-    if wanted == 0 and (before is None or not _is_free(before, HOST)):
+def _api_port(requested: int | None, before: int | None) -> int:
+    """Return the API's port; 0 requests any free port, None the last one."""
+    if requested == 0 and (before is None or not _is_free(before, HOST)):
         return _free_port(set())
-    port = wanted or before or API_PORT
+    port = requested or before or API_PORT
     if not _is_free(port, HOST):
         raise PortInUse(
-            f"port {port} is in use, and the API was to listen there",
-            remedy="stop whatever listens there, or choose another: vcasgd up --port PORT",
+            f"the API's port {port} is in use",
+            remedy="stop the process that uses it, or choose another port: vcasgd up --port PORT",
         )
     return port
 
@@ -243,7 +281,7 @@ def _free_port(taken: set[int]) -> int:
 
 def _is_free(port: int, host: str) -> bool:
     with socket.socket() as probe, contextlib.suppress(OSError):
-        # what servers do: connections of the last life that linger are no obstacle
+        # As servers do; lingering connections of the last process don't block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
         return True

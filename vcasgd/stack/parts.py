@@ -1,4 +1,4 @@
-"""What the parts of a stack are: how each is started, what it needs, and when it is ready."""
+"""Parts of a stack: command, dependencies and readiness of each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from vcasgd.cluster import Command, head
 from vcasgd.fleet.providers.local.processes import MARKER
 from vcasgd.stack import probes
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.layout import HOST, StackLayout
-from vcasgd.stack.names import (
+from vcasgd.stack.layout import (
+    HOST,
     PER_NODE,
     REPLICATED,
+    StackLayout,
     kind_of,
     node_of,
     part_names,
     service_of,
 )
 from vcasgd.stack.probes import Probe
-from vcasgd.stack.replica_restart import Member
+from vcasgd.stack.replica_restart import ReplicatedServer
 from vcasgd.store.embedded.replicas import (
     sentinel_command,
     watches,
@@ -29,8 +30,8 @@ from vcasgd.store.embedded.replicas import (
 from vcasgd.store.embedded.server import server_command, write_configuration
 from vcasgd.store.ledger.servers import node_name
 
-#: what each kind of part needs to be ready before it is started, at every start; in order of
-#: start. A parameter server needs the tensors server of its own store node only.
+#: Kinds that must be ready before each start of a part, in order of start. A parameter server
+#: needs only the tensors server of its own store node.
 NEEDS = {
     "ledger": (),
     "tensors": (),
@@ -41,16 +42,18 @@ NEEDS = {
     "controller": ("ledger", "tensors", "sentinel", "head"),
 }
 PARTS = tuple(NEEDS)
-#: how long a part may take to end in an orderly way
+#: Seconds for an orderly shutdown of a part.
 STOP_SECONDS = 8.0
-#: the controller writes a checkpoint of each running job before it ends
+#: Seconds for the controller, which writes a checkpoint of each running job first.
 CONTROLLER_STOP_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class StackPart:
-    """A process of the stack. ``command`` is asked for at every start, and None while the part
-    must not be started."""
+    """A process of the stack.
+
+    ``command`` is called before each start, and returns None while the part must not start.
+    """
 
     name: str
     command: Callable[[], Command | None]
@@ -60,17 +63,20 @@ class StackPart:
 
 
 def mark(home: StackHome, name: str) -> str:
-    """Leads to all processes of a part, as an instance's id leads to those of a machine."""
+    """Return the marker in the environment of all processes of a part.
+
+    An instance's ID marks those of a machine in the same way.
+    """
     return f"stack:{home.path}:{name}"
 
 
 def make_parts(layout: StackLayout, kinds: Iterable[str] = PARTS) -> list[StackPart]:
-    """The parts of these kinds, in order of start; a server that the user brings is none.
+    """Return the parts of these kinds in order of start, without servers of the user.
 
-    Raises :class:`~vcasgd.errors.StackError` if there is no server to start.
+    Raises :class:`~vcasgd.errors.StackError` if there is no server program.
     """
-    wanted = set(kinds)
-    names = [name for kind in PARTS if kind in wanted for name in _names(layout, kind)]
+    selected = set(kinds)
+    names = [name for kind in PARTS if kind in selected for name in _names(layout, kind)]
     return [_part(layout, name, names) for name in names]
 
 
@@ -111,10 +117,10 @@ def _needs(layout: StackLayout, name: str, other: str) -> bool:
     if kind_of(other) not in NEEDS[kind_of(name)]:
         return False
     if service_of(other) in layout.services:
-        # one of the two is enough; the Sentinels are ready when they know which
+        # One of the two is enough; the Sentinels are ready when they know the primary.
         return False
-    beside = {kind_of(name), kind_of(other)} == set(PER_NODE)
-    return not beside or node_of(name) == node_of(other)
+    same_node = {kind_of(name), kind_of(other)} == set(PER_NODE)
+    return not same_node or node_of(name) == node_of(other)
 
 
 def _ledger(layout: StackLayout, name: str) -> StackPart:
@@ -133,15 +139,15 @@ def _redis(
     if service is None:
         write_configuration(files, durable=durable, memory_mb=memory_mb)
         return StackPart(name, lambda: command, probes.redis_server(name, files.url))
-    member = Member(files, layout.urls[service.name], durable=durable, memory_mb=memory_mb)
-    member.configure(service.port)
-    first = [command]
-    # what it is started as is certain only until somebody else may have taken its place
-    return StackPart(
-        name,
-        lambda: first.pop() if first else command if member.may_come_back() else None,
-        probes.member(name, files.url),
+    server = ReplicatedServer(
+        files, layout.urls[service.name], durable=durable, memory_mb=memory_mb
     )
+    server.configure(service.port)
+
+    def start() -> Command | None:
+        return command if server.may_start() else None
+
+    return StackPart(name, start, probes.replicated_server(name, files.url))
 
 
 def _sentinel(layout: StackLayout, name: str) -> StackPart:
@@ -155,9 +161,9 @@ def _server(layout: StackLayout, name: str) -> StackPart:
     node = node_of(name)
     tensors = part_names("tensors", layout.nodes)[node]
     ready = probes.parameter_server(layout.urls["ledger"], node_name(node))
-    env = {**_common(layout), **_admits_workers(layout), "VCASGD_NODE": str(node)}
+    env = {**_common(layout), **_job_secret(layout), "VCASGD_NODE": str(node)}
     if tensors in layout.servers and tensors not in layout.services:
-        # it is beside its tensors server, so the bytes need not go through TCP
+        # Both run on this machine, so they use a Unix socket instead of TCP.
         env["VCASGD_NODE_URL"] = layout.servers[tensors].nearest_url
     return StackPart(name, _module("vcasgd.parameter_server.main", env), ready)
 
@@ -173,7 +179,7 @@ def _head(layout: StackLayout, name: str) -> StackPart:
         )
 
     ready = probes.listening(HOST, layout.ports["head"])
-    # all that it knows is in the ledger; its own farewell waits for nodes that are gone
+    # Kill it: its state is in the ledger, and its own shutdown waits for lost nodes.
     return StackPart(name, command, ready, stop_seconds=0.0)
 
 
@@ -190,7 +196,7 @@ def _controller(layout: StackLayout, name: str) -> StackPart:
             "vcasgd.controller",
             {
                 **_common(layout),
-                **_admits_workers(layout),
+                **_job_secret(layout),
                 "VCASGD_RAY_TOKEN": layout.ray_token,
             },
         ),
@@ -204,12 +210,12 @@ def _module(name: str, env: dict[str, str]) -> Callable[[], Command]:
     return lambda: command
 
 
-def _admits_workers(layout: StackLayout) -> dict[str, str]:
+def _job_secret(layout: StackLayout) -> dict[str, str]:
     return {"VCASGD_JOB_SECRET": layout.job_secret} if layout.job_secret else {}
 
 
 def _common(layout: StackLayout) -> dict[str, str]:
-    """What our own processes must know beside the settings that they inherit."""
+    """Return the variables of all vcasgd processes besides the inherited settings."""
     return {
         "VCASGD_HOME": str(layout.home.path),
         "VCASGD_LEDGER_URL": layout.urls["ledger"],

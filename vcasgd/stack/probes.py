@@ -1,4 +1,4 @@
-"""Whether a part is ready. Each probe answers within seconds."""
+"""Readiness probes for parts. Each probe returns within seconds."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from vcasgd.errors import StoreUnavailable
 from vcasgd.store.connection import RedisClient, check_server, connect
 from vcasgd.store.ledger.servers import Control, Servers
 
-#: the supervisor does nothing else while it waits for an answer; on a machine that is busy with
-#: other things a second is soon over
+#: Seconds for an answer. The supervisor does nothing else meanwhile, but a busy machine easily
+#: takes more than one second.
 PROBE_SECONDS = 3.0
 
-#: given the Unix time at which the part's process was started; raises
-#: :class:`~vcasgd.errors.VcasgdError` when the part will never be ready
+#: Called with the Unix time at which the part's process started. Raises
+#: :class:`~vcasgd.errors.VcasgdError` if the part can never become ready.
 Probe = Callable[[float], bool]
 
 
 def redis_server(name: str, url: str) -> Probe:
-    """Answers, and is one that we can use; else :class:`~vcasgd.errors.StoreUnsupported`."""
+    """Return a probe for a supported Redis server that answers.
+
+    The probe raises :class:`~vcasgd.errors.StoreUnsupported` for other servers.
+    """
     client = _connect(url)
 
     def probe(_started_at: float) -> bool:
@@ -34,24 +37,24 @@ def redis_server(name: str, url: str) -> Probe:
     return probe
 
 
-def member(name: str, url: str) -> Probe:
-    """As :func:`redis_server`; as a replica it must also have all that the primary has."""
+def replicated_server(name: str, url: str) -> Probe:
+    """Return a probe for a primary, or for a replica that has caught up with its primary."""
     client, answers = _connect(url), redis_server(name, url)
 
     def probe(started_at: float) -> bool:
         if not answers(started_at):
             return False
         try:
-            found = client.info("replication")
+            info = client.info("replication")
         except StoreUnavailable:
             return False
-        return "master" in found["role"] or "up" in found.get("master_link_status", "")
+        return "master" in info["role"] or "up" in info.get("master_link_status", "")
 
     return probe
 
 
 def parameter_server(ledger_url: str, node: str) -> Probe:
-    """Has reported itself to the ledger."""
+    """Return a probe for a parameter server that has sent a heartbeat to the ledger."""
     ledger = _connect(ledger_url)
     servers = Servers(ledger)
 
@@ -65,7 +68,7 @@ def parameter_server(ledger_url: str, node: str) -> Probe:
 
 
 def controller(ledger_url: str) -> Probe:
-    """Has the lease, and has told what there is to buy: nothing can be planned before."""
+    """Return a probe for a controller that has its lease and has published its pools."""
     control = Control(_connect(ledger_url))
 
     def probe(started_at: float) -> bool:
@@ -78,7 +81,7 @@ def controller(ledger_url: str) -> Probe:
 
 
 def listening(host: str, port: int) -> Probe:
-    """Accepts connections."""
+    """Return a probe for a port that accepts connections."""
 
     def probe(_started_at: float) -> bool:
         try:
@@ -91,11 +94,11 @@ def listening(host: str, port: int) -> Probe:
 
 
 def http(url: str) -> Probe:
-    """Answers with status 200."""
+    """Return a probe for a URL that answers with status 200."""
 
     def probe(_started_at: float) -> bool:
         try:
-            # a proxy that is set for the outside world knows nothing of our loopback
+            # trust_env=False: a proxy can't reach this machine's loopback interface.
             return httpx.get(url, timeout=PROBE_SECONDS, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False

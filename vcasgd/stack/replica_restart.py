@@ -1,9 +1,8 @@
-"""As what a replicated server of the stack is started again.
+"""Restart of a replicated server as a primary or a replica.
 
-A dead server is not started before the Sentinels have made the other one the primary: until
-then they would take it for the primary still, and the other one would throw away what it has,
-to be like it (redis.io warns of just this: "Safety of replication when master has persistence
-turned off").
+A dead primary must not start before the Sentinels have promoted its replica. They would still
+regard it as the primary, and the replica would discard its data to copy the empty primary (see
+"Safety of replication when master has persistence turned off" on redis.io).
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from vcasgd.store.embedded.replicas import replication_lines
 from vcasgd.store.embedded.server import ServerFiles, write_configuration
 from vcasgd.store.sentinel import named_primary
 
-#: if nobody took its place by then there is nobody who could: it has to begin alone. Sentinels
-#: whose machine stood still for two seconds promote nobody for the next thirty (TILT)
+#: Seconds to wait for a promotion. After that, no replica can be promoted, and the server starts
+#: as the primary. Sentinels promote nothing for 30 s after a pause of 2 s (TILT mode).
 PROMOTION_SECONDS = 45.0
 _MONITOR = re.compile(r'^sentinel monitor "?(\S+?)"? \S+ (\d+) \d+$', re.MULTILINE)
 _EPOCH = re.compile(r'^sentinel config-epoch "?(\S+?)"? (\d+)$', re.MULTILINE)
 
 
-class Member:
-    """One server of a service; ``url``: of the service."""
+class ReplicatedServer:
+    """One server of a replicated service; ``url`` is the URL of the service."""
 
     def __init__(
         self,
@@ -41,34 +40,40 @@ class Member:
         self._durable = durable
         self._memory_mb = memory_mb
         self._clock = clock
-        self._waits_since: float | None = None
+        self._started = False
+        self._waiting_since: float | None = None
 
     def configure(self, primary_port: int) -> None:
-        """For its next start."""
+        """Write the configuration of the next start."""
         follow = None if primary_port == self._files.port else primary_port
         lines = replication_lines(self._files.password, primary_port=follow)
         write_configuration(
             self._files, durable=self._durable, memory_mb=self._memory_mb, more=lines
         )
 
-    def may_come_back(self) -> bool:
-        """Whether it may be started again now; it is configured then."""
-        if self._waits_since is None:
-            self._waits_since = self._clock()
+    def may_start(self) -> bool:
+        """Return True if the server may start now, and configure it for a restart.
+
+        The first start uses the configuration of :meth:`configure`.
+        """
+        if not self._started:
+            self._started = True
+            return True
+        if self._waiting_since is None:
+            self._waiting_since = self._clock()
         primary = named_primary(self._url)
         port = primary[1] if primary else self._files.port
-        late = self._clock() - self._waits_since > PROMOTION_SECONDS
+        late = self._clock() - self._waiting_since > PROMOTION_SECONDS
         if port == self._files.port and not late:
             return False
         self.configure(port)
-        self._waits_since = None
+        self._waiting_since = None
         return True
 
 
 def last_primary(sentinels: Iterable[ServerFiles], service: str) -> int | None:
-    """The port of a service's primary as the Sentinels wrote it down last; None if they never
-    did."""
-    found: list[tuple[int, int]] = []
+    """Return the port of a service's primary in the Sentinels' files, or None if it is in none."""
+    primaries: list[tuple[int, int]] = []
     for files in sentinels:
         try:
             text = files.configuration.read_text()
@@ -77,9 +82,9 @@ def last_primary(sentinels: Iterable[ServerFiles], service: str) -> int | None:
         except OSError as error:
             raise StackError(f"can't read {files.configuration}: {error.strerror}") from error
         epochs = dict(_EPOCH.findall(text))
-        found += [
+        primaries += [
             (int(epochs.get(name, 0)), int(port))
             for name, port in _MONITOR.findall(text)
             if name == service
         ]
-    return max(found)[1] if found else None
+    return max(primaries)[1] if primaries else None

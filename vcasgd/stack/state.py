@@ -1,4 +1,4 @@
-"""``stack.json``: what the supervisor tells everybody else, and remembers for its next life."""
+"""``stack.json``: the state that the supervisor publishes and reads at its next start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "stack.json"
 
 
 class StackPhase(StrEnum):
-    """Of the whole stack. ``failed``: it did not start; everything is stopped again."""
+    """Phase of the whole stack. ``failed`` means it did not start and is stopped again."""
 
     STARTING = "starting"
     READY = "ready"
@@ -29,12 +29,12 @@ class StackPhase(StrEnum):
 
 @dataclass(frozen=True)
 class PartState:
-    """A part. ``pid`` is its own process, the one to kill; 0 while there is none."""
+    """State of a part. ``pid`` is its main process, or 0 if there is none."""
 
     pid: int = 0
-    #: of the process, in the kernel's clock ticks: tells it from a later one with its number
+    #: Start time of the process in clock ticks; distinguishes it from a later one with its PID.
     ticks: int = 0
-    #: Unix seconds
+    #: Start time in Unix seconds.
     started_at: float = 0.0
     restarts: int = 0
     ready: bool = False
@@ -46,25 +46,25 @@ class PartState:
 
 @dataclass(frozen=True)
 class StackState:
-    """The whole stack, as its supervisor wrote it last; it may be dead since."""
+    """Last state that the supervisor wrote; the stack may have died since."""
 
     phase: StackPhase = StackPhase.STOPPED
     supervisor: PartState = PartState()
     api_url: str = ""
     ports: Mapping[str, int] = field(default_factory=dict)
-    #: folder of what only living processes need; it goes with them
+    #: Folder for sockets and temporary files; removed with the stack.
     scratch: str = ""
-    #: in how many parts each job's model lies
+    #: Number of store nodes.
     store_nodes: int = 1
-    #: of each server
+    #: Number of replicas of each server.
     replicas: int = 0
     parts: Mapping[str, PartState] = field(default_factory=dict)
-    #: why it failed: name of the class, message, remedy
+    #: Reason of a failure: class name, message, remedy.
     error: tuple[str, str, str | None] | None = None
 
     @classmethod
     def read(cls, home: Path) -> StackState:
-        """Raises :class:`StackError` if there never was a stack, or the file is damaged."""
+        """Read the state. Raises :class:`StackError` if there is none, or if it is damaged."""
         path = home / NAME
         try:
             return cls._from_dict(json.loads(path.read_text()))
@@ -77,7 +77,7 @@ class StackState:
 
     @classmethod
     def read_or_new(cls, home: Path) -> StackState:
-        """Like :meth:`read`; an empty one where there is none yet."""
+        """Read the state, or return an empty one if there is no file."""
         return cls.read(home) if (home / NAME).exists() else cls()
 
     def write(self, home: Path) -> None:
@@ -85,7 +85,7 @@ class StackState:
 
     @property
     def is_ready(self) -> bool:
-        """Ready, and not just the last word of a supervisor that was killed."""
+        """True if the stack is ready and its supervisor is alive."""
         process = self.supervisor.process
         return self.phase is StackPhase.READY and process is not None and process.alive()
 
@@ -94,14 +94,14 @@ class StackState:
         return replace(self, phase=StackPhase.FAILED, error=reason)
 
     def raise_error(self) -> None:
-        """Raises what made the stack fail, as it was raised there."""
+        """Raise the error that made the stack fail."""
         if self.error is not None:
             name, message, remedy = self.error
             raise getattr(errors, name, StackError)(message, remedy=remedy)
 
     @classmethod
     def _from_dict(cls, value: dict[str, Any]) -> StackState:
-        """What another version wrote is read as far as it is known here."""
+        """Parse a state, and ignore unknown fields of other versions."""
         parts = {name: PartState(**part) for name, part in value.pop("parts").items()}
         phase, error = StackPhase(value.pop("phase")), value.pop("error")
         supervisor = PartState(**value.pop("supervisor"))
@@ -110,5 +110,5 @@ class StackState:
             supervisor=supervisor,
             parts=parts,
             error=tuple(error) if error else None,
-            **{each.name: value[each.name] for each in fields(cls) if each.name in value},
+            **{item.name: value[item.name] for item in fields(cls) if item.name in value},
         )

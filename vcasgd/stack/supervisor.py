@@ -1,4 +1,4 @@
-"""The supervisor: starts the parts, starts again those that die, stops all in order."""
+"""Supervisor that starts the parts, restarts dead ones, and stops all in order."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from types import FrameType
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.stack.child import Child
-from vcasgd.stack.cleanup import destroy_instances, forget_instances, remove_scratch
-from vcasgd.stack.layout import StackLayout
-from vcasgd.stack.names import kind_of
+from vcasgd.stack.cleanup import destroy_instances, remove_instances, remove_scratch
+from vcasgd.stack.layout import StackLayout, kind_of
 from vcasgd.stack.parts import PARTS, make_parts
 from vcasgd.stack.probes import redis_server
 from vcasgd.stack.state import PartState, StackPhase, StackState
 
 log = logging.getLogger(__name__)
 
-#: a dead part is noticed within this time
+#: Seconds between two checks of the parts.
 TICK_SECONDS = 0.05
-#: the stack has failed if it isn't ready by then: Ray and torch need most of a minute on a slow
-#: machine, and minutes on one that is busy with other things
+#: Seconds until the start fails. Ray and torch need most of a minute on a slow machine, and
+#: minutes on a busy one.
 START_SECONDS = 300.0
-#: the stack has failed if a part dies so often before all are ready
+#: Deaths of one part until the start fails.
 START_DEATHS = 3
-#: the order of the end; machines go after those that would replace them, and nobody is to be
-#: promoted at the end
+#: Order of shutdown. Machines stop after the controller, which would replace them, and Sentinels
+#: stop before the servers, so that they promote no replica.
 STOP_ORDER = (
     "controller", "api", "instances", "head", "server", "sentinel", "tensors", "ledger",
 )  # fmt: skip
 
 
 class Supervisor:
-    """Runs a stack from its start to its end, in the main thread of a process of its own."""
+    """Runner of a stack, from start to shutdown, in the main thread of its own process."""
 
     def __init__(self, layout: StackLayout, names: Sequence[str] = PARTS) -> None:
         self._layout = layout
@@ -45,10 +44,10 @@ class Supervisor:
         self._names = names
         self._children: dict[str, Child] = {}
         self._stopping = False
-        self._hurried = False
+        self._kill_now = False
         self._state = StackState(
             phase=StackPhase.STARTING,
-            supervisor=_myself(),
+            supervisor=_own_process(),
             api_url=layout.api_url,
             ports=dict(layout.ports),
             scratch=str(layout.scratch),
@@ -57,15 +56,15 @@ class Supervisor:
         )
 
     def run(self) -> int:
-        """Until SIGTERM. Returns 0, or 1 if the stack did not start; nothing is left then."""
+        """Run until SIGTERM. Returns 0, or 1 if the stack did not start and was cleaned up."""
         signal.signal(signal.SIGTERM, self._on_signal)
-        # from a terminal it reaches the guardian too, who passes it on as SIGTERM
+        # Ctrl-C also reaches the guardian, which forwards it as SIGTERM.
         signal.signal(signal.SIGINT, lambda *_: None)
         phase = StackPhase.STOPPED
         try:
             self._write()
             self._check_external()
-            self._bring_up()
+            self._start_parts()
             self._watch(lambda: False)
         except VcasgdError as error:
             log.error("%s", error)
@@ -75,62 +74,61 @@ class Supervisor:
         return int(phase is StackPhase.FAILED)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._hurried = self._stopping
+        self._kill_now = self._stopping
         self._stopping = True
 
     def _check_external(self) -> None:
-        """Servers that the user brings must be there, and such that we can use them."""
+        """Raise an error if a server of the user does not answer or is not supported."""
         for name in self._layout.urls.keys() - self._layout.servers.keys():
             if not redis_server(name, self._layout.urls[name])(time.time()):
                 setting = f"VCASGD_{kind_of(name).upper()}_URL"
                 raise StackError(
                     f"the {name} server does not answer",
-                    remedy=f"check that it is up, and {setting}: a port that speaks TLS wants "
-                    "rediss://",
+                    remedy=f"check the server and {setting}; a TLS port requires rediss://",
                 )
 
-    def _bring_up(self) -> None:
+    def _start_parts(self) -> None:
         self._layout.temporary.mkdir(parents=True, exist_ok=True)
         parts = make_parts(self._layout, self._names)
         self._children = {part.name: Child(part, self._home) for part in parts}
         self._write()
         deadline = time.monotonic() + START_SECONDS
-        self._watch(lambda: self._all_ready() or self._given_up(deadline))
+        self._watch(lambda: self._all_ready() or self._check_start(deadline))
         if not self._stopping:
             self._change(phase=StackPhase.READY)
             log.info("ready: %s", self._layout.api_url)
 
     def _watch(self, until: Callable[[], bool]) -> None:
         while not self._stopping and not until():
-            if self._tend():
+            if self._update():
                 self._write()
             else:
                 time.sleep(TICK_SECONDS)
 
-    def _tend(self) -> bool:
+    def _update(self) -> bool:
         changed = False
         for name, child in self._children.items():
             before = child.state
             may_start = all(self._children[need].state.ready for need in child.part.needs)
-            if self._tend_one(child, may_start):
+            if self._update_one(child, may_start):
                 changed = True
-                _tell(name, before, child.state)
+                _log_change(name, before, child.state)
         return changed
 
-    def _tend_one(self, child: Child, may_start: bool) -> bool:
+    def _update_one(self, child: Child, may_start: bool) -> bool:
         try:
-            return child.tend(may_start)
+            return child.update(may_start)
         except VcasgdError as error:
             if self._state.phase is StackPhase.STARTING:
                 raise
-            # what worked once may work again, and the other parts go on meanwhile
+            # The part worked before, so retry; the other parts keep running.
             log.error("%s: %s", child.part.name, error)
             return False
 
     def _all_ready(self) -> bool:
         return all(child.state.ready for child in self._children.values())
 
-    def _given_up(self, deadline: float) -> bool:
+    def _check_start(self, deadline: float) -> bool:
         for name, child in self._children.items():
             if child.deaths >= START_DEATHS:
                 raise self._failure(name, f"died {child.deaths} times while starting")
@@ -151,7 +149,7 @@ class Supervisor:
             self._change(phase=StackPhase.STOPPING)
         for kind in STOP_ORDER:
             if kind == "instances":
-                self._end_instances(known=started)
+                self._stop_instances(in_ledger=started)
             for name in self._children:
                 if kind_of(name) == kind:
                     self._stop(name)
@@ -159,14 +157,14 @@ class Supervisor:
         self._change(phase=last, supervisor=PartState())
         log.info("stopped")
 
-    def _end_instances(self, *, known: bool) -> None:
+    def _stop_instances(self, *, in_ledger: bool) -> None:
         destroy_instances(self._home, self._layout.settings, self._children)
-        if known:
-            forget_instances(self._layout.urls["ledger"], self._layout.settings, self._children)
+        if in_ledger:
+            remove_instances(self._layout.urls["ledger"], self._layout.settings, self._children)
 
     def _stop(self, name: str) -> None:
         child = self._children[name]
-        child.stop(0.0 if self._hurried else child.part.stop_seconds)
+        child.stop(0.0 if self._kill_now else child.part.stop_seconds)
         self._write()
 
     def _change(self, **fields: object) -> None:
@@ -178,16 +176,16 @@ class Supervisor:
         self._state = replace(self._state, parts=states)
         try:
             self._state.write(self._home.path)
-        except OSError as error:  # a full disk is no reason to stop training
+        except OSError as error:  # A full disk must not stop training.
             log.error("can't write stack.json: %s", error)
 
 
-def _myself() -> PartState:
+def _own_process() -> PartState:
     process = Process.of(os.getpid())
     return PartState(process.pid, process.started, time.time(), ready=True)
 
 
-def _tell(name: str, before: PartState, now: PartState) -> None:
+def _log_change(name: str, before: PartState, now: PartState) -> None:
     if now.ready:
         log.info("%s is ready after %.1f s", name, time.time() - now.started_at)
     elif now.pid:

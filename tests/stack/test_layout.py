@@ -1,4 +1,4 @@
-"""Parts of a stack with several store nodes: what they are called, and who needs whom."""
+"""Names and dependencies of parts with several store nodes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pydantic import SecretStr
 from vcasgd.errors import StackError
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.layout import StackLayout
-from vcasgd.stack.names import kind_of, node_of, part_names
+from vcasgd.stack.layout import StackLayout, kind_of, node_of, part_names
 from vcasgd.stack.parts import StackPart, make_parts
 from vcasgd.stack.state import StackState
 
@@ -27,7 +26,7 @@ from vcasgd.stack.state import StackState
         ("ledger", 3, ["ledger"]),
     ],
 )
-def test_names(kind: str, nodes: int, expected: list[str]) -> None:
+def test_part_names_number_the_store_nodes(kind: str, nodes: int, expected: list[str]) -> None:
     names = part_names(kind, nodes)
 
     assert names == expected
@@ -48,7 +47,7 @@ def environment_of(part: StackPart) -> Mapping[str, str]:
     return command.env
 
 
-def test_a_parameter_server_needs_the_tensors_server_beside_it_only(tmp_path: Path) -> None:
+def test_parameter_server_needs_only_the_tensors_server_of_its_node(tmp_path: Path) -> None:
     parts = {part.name: part for part in make_parts(plan(tmp_path, store_nodes=2))}
 
     assert list(parts) == [
@@ -61,13 +60,13 @@ def test_a_parameter_server_needs_the_tensors_server_beside_it_only(tmp_path: Pa
     assert len(set(urls)) == 2
 
 
-def test_as_many_as_the_last_time_unless_told_otherwise(tmp_path: Path) -> None:
+def test_number_of_nodes_defaults_to_the_last_start(tmp_path: Path) -> None:
     assert plan(tmp_path).nodes == 1
     assert plan(tmp_path, StackState(store_nodes=3)).nodes == 3
     assert plan(tmp_path, StackState(store_nodes=3), store_nodes=2).nodes == 2
 
 
-def test_nodes_that_the_user_brings(tmp_path: Path) -> None:
+def test_external_tensors_servers_define_the_nodes(tmp_path: Path) -> None:
     urls = SecretStr("redis://a:1/0 redis://b:2/0")
 
     layout = plan(tmp_path, tensors_url=urls)
@@ -75,5 +74,5 @@ def test_nodes_that_the_user_brings(tmp_path: Path) -> None:
     assert (layout.nodes, layout.tensors_url) == (2, urls.get_secret_value())
     names = [part.name for part in make_parts(layout)]
     assert names == ["ledger", "server-0", "server-1", "head", "api", "controller"]
-    with pytest.raises(StackError, match="3 store nodes were asked for"):
+    with pytest.raises(StackError, match="ask for 3 store nodes"):
         plan(tmp_path, tensors_url=urls, store_nodes=3)
