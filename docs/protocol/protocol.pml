@@ -26,7 +26,7 @@
 #define WORKERS  2
 #define SERVERS  2
 #define BATCH    2          /* updates in one publication */
-#define UNAPPLIED 2         /* updates that a worker keeps, outbox.MOST_UNAPPLIED */
+#define UNAPPLIED 2         /* updates that a worker keeps, pending_updates.MAX_UNAPPLIED */
 
 #define SAMPLES  (SUBTASKS * SIZE)
 #define UPDATES  (WORKERS * INTERVALS)
@@ -318,7 +318,7 @@ inline commit_lua(token, answer) {
     }
 }
 
-/* --- a worker: worker/trainer.py and worker/outbox.py ------------------------------------- */
+/* --- a worker: worker/trainer.py and worker/pending_updates.py ------------------------------------- */
 
 #define NONE     0          /* never trained, or forgotten */
 #define TO_SEND  1

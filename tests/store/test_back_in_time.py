@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.shard_clients import client_of, flush, settle, submit
 from support.world import Volunteer, World, run_to_end
 
 from vcasgd.errors import Fenced, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
-from vcasgd.worker.outbox import Outbox
+from vcasgd.worker.shard_client import ShardClient
 
 MakeWorld = Callable[..., World]
 Past = dict[bytes, bytes]
@@ -36,16 +37,15 @@ def go_back(server: RedisClient, past: Past) -> None:
 
 
 @pytest.fixture
-def outbox(world: World) -> Iterator[Outbox]:
-    outbox = Outbox(world.sender)
-    yield outbox
-    outbox.close()
+def client(world: World) -> Iterator[ShardClient]:
+    client = client_of(world)
+    yield client
+    client.close()
 
 
-def submit(world: World, outbox: Outbox, subtask: int, start: int, stop: int) -> None:
-    header, payload = world.update(subtask, start, stop, 1)
-    outbox.submit(header, world.plan.epoch_of(subtask), payload)
-    assert outbox.flush(10)
+def push(world: World, client: ShardClient, subtask: int, start: int, stop: int) -> None:
+    submit(world, client, subtask, start, stop)
+    flush(client)
 
 
 class TestTheParameterServerIsAhead:
@@ -211,22 +211,21 @@ class TestInTheMiddleOfATurn:
 
 class TestTheWorkerPushesBeforeItKnows:
     def test_what_continues_a_forgotten_update_waits_for_it(
-        self, world: World, outbox: Outbox
+        self, world: World, client: ShardClient
     ) -> None:
         """It is refused, because what it continues is gone; neither is trained again."""
         shard = world.shard()
         shard.turn()
         past = remember(world.tensors)
-        submit(world, outbox, 0, 0, 2)
-        submit(world, outbox, 0, 2, 3)
+        push(world, client, 0, 0, 2)
+        push(world, client, 0, 2, 3)
 
         go_back(world.tensors, past)
-        submit(world, outbox, 0, 3, 4)
+        push(world, client, 0, 3, 4)
         shard.turn()
-        outbox.look()
-
-        assert outbox.collect().rework == frozenset()
-        assert (outbox.unapplied, outbox.discarded, outbox.sent_again) == (0, 0, 2)
+        assert settle(client).rework == frozenset()
+        counts = client.counts()
+        assert (counts["unapplied"], counts["discarded"], counts["pushed_again"]) == (0, 0, 2)
         assert world.snapshots.read().record.positions == {0: 4}
         world.assert_exact()
 
@@ -286,57 +285,57 @@ class TestFences:
 
 
 class TestAWorkerKeepsAnUpdateUntilItIsSafe:
-    def test_not_only_until_it_is_applied(self, world: World, outbox: Outbox) -> None:
+    def test_not_only_until_it_is_applied(self, world: World, client: ShardClient) -> None:
         shard = world.shard()
         shard.turn()
-        submit(world, outbox, 0, 0, 2)
+        push(world, client, 0, 0, 2)
         shard.turn()
         world.tensors.hset(world.keys.applied, "safe", 0)
 
-        outbox.look()
-        assert outbox.unapplied == 1
+        settle(client)
+        assert client.unapplied == 1
         shard.turn()  # asks the replicas
 
-        outbox.look()
-        assert outbox.unapplied == 0
+        settle(client)
+        assert client.unapplied == 0
 
     def test_both_servers_went_and_the_new_one_begins_from_the_older_state(
-        self, world: World, outbox: Outbox
+        self, world: World, client: ShardClient
     ) -> None:
         shard = world.shard()
         shard.turn()
         past = remember(world.tensors)
-        submit(world, outbox, 0, 0, 2)
-        submit(world, outbox, 1, 0, 2)
+        push(world, client, 0, 0, 2)
+        push(world, client, 1, 0, 2)
         shard.turn()
         world.tensors.hset(world.keys.applied, "safe", 0)
-        outbox.look()
-        assert outbox.unapplied == 2
+        settle(client)
+        assert client.unapplied == 2
 
         go_back(world.tensors, past)
         successor = world.shard()
         successor.turn()
-        outbox.look()
-        assert outbox.flush(10)
+        settle(client)
+        flush(client)
         successor.turn()
-        outbox.look()
+        settle(client)
 
-        assert outbox.unapplied == 0
-        assert outbox.sent_again == 2
+        assert client.unapplied == 0
+        assert client.counts()["pushed_again"] == 2
         assert world.snapshots.read().record.positions == {0: 2, 1: 2}
         world.assert_exact()
 
     def test_what_it_saw_in_a_lost_history_counts_for_nothing(
-        self, world: World, outbox: Outbox
+        self, world: World, client: ShardClient
     ) -> None:
         """Version 2 of another writer is another version 2."""
         shard = world.shard(token=1)
         shard.turn()
         past = remember(world.tensors)
-        submit(world, outbox, 0, 0, 2)
+        push(world, client, 0, 0, 2)
         shard.turn()
         world.tensors.hset(world.keys.applied, "safe", 0)
-        outbox.look()
+        settle(client)
 
         go_back(world.tensors, past)
         successor = world.shard(token=2)
@@ -346,12 +345,12 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         world.push(0, 0, 2)  # somebody else had the lease
         successor.turn()
         world.tensors.hset(world.keys.applied, "safe", 3)
-        outbox.look()
-        assert outbox.unapplied == 1, "it is applied in version 4, which is not safe"
+        settle(client)
+        assert client.unapplied == 1, "it is applied in version 4, which is not safe"
 
         successor.turn()
-        outbox.look()
-        assert outbox.unapplied == 0
+        settle(client)
+        assert client.unapplied == 0
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.servers import KINDS, running_server, url_of
+from support.shard_clients import client_of
 from support.world import World
 
 from vcasgd.errors import SnapshotMissing, StoreFull, StoreUnavailable
 from vcasgd.store.connection import connect
 from vcasgd.store.tensors import push_slots as module
 from vcasgd.store.tensors.push_slots import MOST_PLACES, MemoryLimits, PushSlots, window
-from vcasgd.store.tensors.updates import UpdateSender
-from vcasgd.worker.outbox import Outbox
 
 MIB = 1 << 20
 #: places that 128 MiB have while nobody reads
@@ -193,19 +192,19 @@ def test_32_workers_as_fast_as_they_can_under_a_memory_limit(small: World) -> No
     workers, each = 32, 3
     shard = small.shard()
     shard.turn()
-    outboxes = [Outbox(UpdateSender(small.tensors, small.keys)) for _ in range(workers)]
+    clients = [client_of(small) for _ in range(workers)]
     waited = 0
     try:
         for subtask in range(workers * each):
             header, payload = small.update(subtask, 0, small.plan.size(subtask), 1)
-            outboxes[subtask % workers].submit(header, 0, payload)
+            clients[subtask % workers].submit(header, 0, payload)
         deadline = time.monotonic() + 60
         while small.snapshots.version() < workers * each and time.monotonic() < deadline:
             waited = max(waited, small.reader.waiting())
             shard.turn()
     finally:
-        for outbox in outboxes:
-            outbox.close()
+        for client in clients:
+            client.close()
 
     assert small.snapshots.version() == workers * each
     small.assert_exact()

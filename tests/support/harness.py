@@ -312,7 +312,7 @@ class Plain:
         name = self._new_name()
         argv = ["--job", job, "--worker", name]
         env = self.credentials(job, name)
-        self.workers[name] = self._start("vcasgd.worker.loop:main", argv, name, env)
+        self.workers[name] = self._start("vcasgd.worker.main:main", argv, name, env)
         return name
 
     def bind_workers(self, secret: str) -> None:

@@ -18,7 +18,7 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord, JobState
-from vcasgd.worker.outbox import MOST_UNAPPLIED
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 
 TASKS = Path(__file__).parent / "tasks"
 #: of the task: samples in a local step
@@ -171,7 +171,7 @@ class Training:
         lives: that costs what it had pushed, too."""
         expired = self.plain.jobs.work(self.job).get("expired", 0)
         assert expired >= killed
-        return self.interval * (killed + (1 + MOST_UNAPPLIED) * (expired - killed))
+        return self.interval * (killed + (1 + MAX_UNAPPLIED) * (expired - killed))
 
     def beat(self, name: str) -> Heartbeat:
         """Return a worker's last heartbeat, or an empty one."""

@@ -17,7 +17,7 @@ from support.waiting import await_truth
 
 from vcasgd.errors import SnapshotMissing
 from vcasgd.store.keys import TensorKeys
-from vcasgd.worker.outbox import MOST_UNAPPLIED
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 
 Eventually = Callable[..., Any]
 SHARDS = range(3)
@@ -33,7 +33,7 @@ def advance_without(training: Training, node: int, before: int) -> None:
     for shard in SHARDS:
         if shard != node:
             # a worker may not have seen yet that the last one before was applied
-            training.reach(before + (MOST_UNAPPLIED - 1) * training.interval, shard=shard)
+            training.reach(before + (MAX_UNAPPLIED - 1) * training.interval, shard=shard)
 
 
 def kill_in_the_middle_of_a_push(training: Training, node: int, eventually: Eventually) -> None:

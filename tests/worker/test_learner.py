@@ -53,10 +53,12 @@ def learner_of(task: vcasgd.Task | None = None, **fields: Any) -> Learner:
     return learner
 
 
-def interval(learner: Learner, weight: float, subtask: int = 0) -> Trained:
-    """One of two local steps, from a snapshot with this weight."""
+def interval(learner: Learner, weight: float, subtask: int = 0, asynchrony: float = 0.0) -> Trained:
+    """Train an interval of two local steps from a snapshot with this weight."""
     base = Base(torch.tensor([weight]), torch.empty(0, dtype=torch.int64))
-    return learner.train(base, subtask, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+    return learner.train(
+        base, subtask, 0, 4, should_stop=lambda: False, on_step=lambda: None, asynchrony=asynchrony
+    )
 
 
 def test_weights_start_from_the_snapshot() -> None:
@@ -173,11 +175,12 @@ def test_momentum_makes_room_for_that_of_asynchrony(
     learner = learner_of(
         WithMomentum(), update={"rule": "async-local-sgd"}, tuning={"momentum": tuned}
     )
-    learner.asynchrony = 0.25
 
-    # the second of the two steps also takes the first one's part; tuned ones are half as long again
-    assert interval(learner, 10.0).update.item() == update
-    assert learner.momentum == told
+    trained = interval(learner, 10.0, asynchrony=0.25)
+
+    # The second step also takes the first one's part; tuned steps are half as long again.
+    assert trained.update.item() == update
+    assert trained.momentum == told
 
 
 @pytest.mark.parametrize("push_every", ["subtask", 2])
@@ -186,6 +189,5 @@ def test_a_share_of_an_interval_is_whole_steps(
     push_every: str | int, share: float, stop: int
 ) -> None:
     learner = learner_of(push_every=push_every)
-    learner.share = share
 
-    assert learner.interval_stop(0, 0) == stop
+    assert learner.interval_stop(0, 0, share) == stop

@@ -27,10 +27,9 @@ from vcasgd.settings import Settings, load_settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.task.task import Task
-from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.learner import Base, Learner, Trained
 from vcasgd.worker.loop import Worker
-from vcasgd.worker.setup import Chores
+from vcasgd.worker.main import keep_freed_memory
 
 #: Small enough that the weights stay finite after millions of updates.
 UPDATE_SCALE = 1e-6
@@ -90,41 +89,34 @@ class SyntheticLearner(Learner):
         *,
         should_stop: Callable[[], bool],  # noqa: ARG002 - returns at once
         on_step: Callable[[], None],
+        asynchrony: float = 0.0,  # noqa: ARG002
     ) -> Trained:
         self._on_push()
         on_step()
         return Trained(stop, 1, 0.0, self._synthetic, base.integers)
 
 
-class SyntheticChores(Chores):
-    """Setup without a package; the task is in this module."""
-
-    def __init__(self, desk: WorkerContext, tally: Tally) -> None:
-        super().__init__(desk)
-        self._tally = tally
-        #: Last base version of each shard.
-        self._bases: dict[int, tuple[int, int] | None] = {}
-
-    def _built(self, job: JobRecord) -> Learner:
-        return SyntheticLearner(job.spec, self._count)
-
-    def _count(self) -> None:
-        """Add fetches and applied updates since the last push to the tally, shard by shard."""
-        floats = self.learner().layout.floats
-        for link in self._desk.links:
-            if link.base != self._bases.get(link.part.shard):
-                self._bases[link.part.shard] = link.base
-                self._tally.note_fetched(link.part.floats / floats)
-            for seconds in link.outbox.take_delays():
-                self._tally.note_applied(seconds)
-
-
 class SyntheticWorker(Worker):
-    """Product worker with a synthetic learner."""
+    """The product's worker with a learner that needs no package."""
 
     def __init__(self, settings: Settings, job: str, name: str, tally: Tally) -> None:
-        super().__init__(settings, job, name)
-        self._chores = SyntheticChores(self._desk, tally)
+        super().__init__(settings, job, name, build=self._build)
+        self._tally = tally
+        #: Version of each shard in the last base.
+        self._versions: dict[int, tuple[int, int] | None] = {}
+
+    def _build(self, job: JobRecord) -> Learner:
+        learner = SyntheticLearner(job.spec, lambda: self._count(learner.layout.floats))
+        return learner
+
+    def _count(self, floats: int) -> None:
+        """Count what each shard fetched and applied since the last push."""
+        for client in self.shards:
+            if client.base != self._versions.get(client.part.shard):
+                self._versions[client.part.shard] = client.base
+                self._tally.note_fetched(client.part.floats / floats)
+            for seconds in client.take_delays():
+                self._tally.note_applied(seconds)
 
 
 def main() -> int:
@@ -137,6 +129,7 @@ def main() -> int:
     configure_logging("worker")
     # All processes of a measurement share the processors of one machine.
     torch.set_num_threads(1)
+    keep_freed_memory()
     try:
         tally = Tally(options.tally, create=True)
         worker = SyntheticWorker(load_settings(), options.job, options.worker, tally)

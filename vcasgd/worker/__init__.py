@@ -1,5 +1,5 @@
-"""The worker process: lease, fetch, train, push.
+"""The worker process: lease a subtask, fetch the model, train, push the update.
 
-Entry point: :func:`vcasgd.worker.main.run`, called by a Ray actor on each machine. A worker keeps
+Entry point: :func:`vcasgd.worker.main.run`, which a Ray actor on each machine calls. A worker keeps
 nothing that can't be lost: it can be killed at any line.
 """

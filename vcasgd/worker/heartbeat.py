@@ -1,56 +1,64 @@
-"""A worker's heartbeat: it renews leases, brings back what the job wants, and carries logs."""
+"""A worker's heartbeat: reports its status, renews its leases, and receives the job's state."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sys
+import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TextIO
+from collections.abc import Callable
 
-from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
-from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Lease, Leases, Renewal
+import psutil
+import torch
+
+from vcasgd.errors import StoreDenied, StoreUnavailable
+from vcasgd.store.ledger.heartbeats import Heartbeat
+from vcasgd.store.ledger.leases import Leases, Renewal
+from vcasgd.worker.held_leases import HeldLeases
 
 log = logging.getLogger(__name__)
 
-#: lines kept between two heartbeats; more are counted and left out
-LINES_KEPT = 500
-LONGEST_LINE = 2000
+#: Seconds that :meth:`HeartbeatSender.stop` waits for the thread.
+STOP_SECONDS = 5.0
 
 
-class HeldLeases:
-    """The leases that a worker holds; shared by the training thread and the heartbeat."""
+class WorkerStatus:
+    """Progress of a worker: written by the training thread, read by the heartbeat."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: dict[str, Lease] = {}
+        #: The current activity, for people.
+        self.doing = "starting"
+        #: Local steps and samples since the process started.
+        self.steps = 0
+        self.samples = 0
+        #: Median seconds of a local step over the last push intervals.
+        self.step_seconds: float | None = None
+        #: Local steps and the optimizer's momentum in the last push interval.
+        self.local_steps: int | None = None
+        self.momentum: float | None = None
+        #: Start of the training that isn't submitted for a push yet, in Unix seconds.
+        self.unpushed_since: float | None = None
+        self._progress_at = time.monotonic()
 
-    def add(self, lease: Lease) -> None:
-        with self._lock:
-            self._held[lease.piece] = lease
+    def on_step(self) -> None:
+        """Count a local step."""
+        self.steps += 1
+        self.note_progress()
 
-    def drop(self, piece: str) -> None:
-        with self._lock:
-            self._held.pop(piece, None)
+    def note_progress(self) -> None:
+        """Record that the user's code isn't hanging: it made a step, or isn't running."""
+        self._progress_at = time.monotonic()
 
-    def has(self, lease: Lease) -> bool:
-        with self._lock:
-            return self._held.get(lease.piece) == lease
-
-    def all(self) -> list[Lease]:
-        with self._lock:
-            return list(self._held.values())
+    def makes_progress(self, stall_seconds: float) -> bool:
+        """Return True if the last progress is less than ``stall_seconds`` ago."""
+        return time.monotonic() - self._progress_at < stall_seconds
 
 
 class HeartbeatSender(threading.Thread):
-    """Beats every ``period`` seconds until :meth:`stop`, at once when :meth:`hurry` is called.
+    """Thread that sends a heartbeat every ``period`` seconds until :meth:`stop`.
 
-    Leases are renewed only while ``alive()`` says that the training makes progress: a worker
-    that hangs in the user's code loses its leases although this thread still runs.
+    Leases are renewed only while ``alive()`` is True: a worker that hangs in the user's code loses
+    its leases although this thread still runs.
     """
 
     def __init__(
@@ -59,21 +67,22 @@ class HeartbeatSender(threading.Thread):
         held: HeldLeases,
         *,
         period: float,
-        describe: Callable[[], dict[str, Any]],
+        describe: Callable[[], Heartbeat],
         alive: Callable[[], bool],
-        heard: Callable[[Renewal], None],
+        on_renewal: Callable[[Renewal], None],
         flush_logs: Callable[[], None],
     ) -> None:
-        super().__init__(name="heart", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self._leases = leases
         self._held = held
         self._period = period
         self._describe = describe
         self._alive = alive
-        self._heard = heard
+        self._on_renewal = on_renewal
         self._flush_logs = flush_logs
         self._wake = threading.Event()
         self._stopped = False
+        #: Time of the ledger's last answer, by :func:`time.monotonic`.
         self.last_answer = time.monotonic()
 
     def run(self) -> None:
@@ -82,140 +91,46 @@ class HeartbeatSender(threading.Thread):
             self._wake.wait(self._period)
             self._wake.clear()
 
-    def hurry(self) -> None:
+    def send_now(self) -> None:
+        """Send the next heartbeat at once."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Ends the thread after a last beat, which tells what there is to tell."""
+        """End the thread and send a last heartbeat."""
         self._stopped = True
         self._wake.set()
-        self.join(timeout=5)
+        self.join(timeout=STOP_SECONDS)
         self._beat()
 
     def _beat(self) -> None:
         held = self._held.all() if self._alive() else []
         try:
-            renewal = self._leases.renew(self._describe(), held)
+            renewal = self._leases.renew(self._describe().to_json(), held)
             self.last_answer = time.monotonic()
             for piece in renewal.lost:
                 self._held.drop(piece)
-            self._heard(renewal)
+            self._on_renewal(renewal)
             self._flush_logs()
         except (StoreUnavailable, StoreDenied) as error:
             log.debug("heartbeat: %s", error)
-        except StoreError:
+        except Exception:
+            # Without this thread the worker would lose all leases and never notice.
             log.exception("heartbeat")
 
 
-class NoticeLike(Protocol):
-    """What a notice of eviction must tell."""
+def capacity() -> dict[str, int]:
+    """Return the fields of a :class:`Heartbeat` about memory, in bytes, and processors.
 
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def at(self) -> float | None: ...
-
-
-class NoticePoll(Protocol):
-    """Where notices come from; see :mod:`vcasgd.fleet.machine.notices`."""
-
-    def poll(self) -> NoticeLike | None: ...
-
-
-class NoticeWatch(threading.Thread):
-    """Polls a source of notices until the first notice to terminate."""
-
-    def __init__(
-        self, source: NoticePoll, period: float, noticed: Callable[[NoticeLike], None]
-    ) -> None:
-        super().__init__(name="notices", daemon=True)
-        self._source = source
-        self._period = period
-        self._noticed = noticed
-        self._stopped = threading.Event()
-
-    def run(self) -> None:
-        told = None
-        while not self._stopped.is_set():
-            notice = self._poll()
-            if notice is not None and notice.kind != told:
-                told = notice.kind
-                self._noticed(notice)
-                if notice.kind == "terminate":
-                    return
-            self._stopped.wait(self._period)
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _poll(self) -> NoticeLike | None:
-        try:
-            return self._source.poll()
-        except Exception:
-            log.exception("looking for a notice of eviction")
-            return None
-
-
-class LineCapture:
-    """What the process prints, line by line, for the job's log; the original gets it too."""
-
-    def __init__(self, jobs: Jobs, job: str, worker: str) -> None:
-        self._jobs = jobs
-        self._job = job
-        self._worker = worker
-        self._lock = threading.Lock()
-        self._lines: deque[str] = deque()
-        self._left_out = 0
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Standard output and error go here as well."""
-        before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = _Tee(before[0], self.add), _Tee(before[1], self.add)
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = before
-
-    def add(self, line: str) -> None:
-        with self._lock:
-            if len(self._lines) < LINES_KEPT:
-                self._lines.append(line[:LONGEST_LINE])
-            else:
-                self._left_out += 1
-
-    def flush(self) -> None:
-        """Sends the lines. Raises :class:`StoreUnavailable` and keeps them then."""
-        with self._lock:
-            lines, left_out = list(self._lines), self._left_out
-        if not lines:
-            return
-        if left_out:
-            lines.append(f"… {left_out} more lines were printed")
-        self._jobs.add_logs(self._job, self._worker, lines)
-        with self._lock:
-            for _ in range(len(lines) - bool(left_out)):
-                self._lines.popleft()
-            self._left_out -= left_out
-
-
-class _Tee:
-    """A text stream that hands on whole lines."""
-
-    def __init__(self, stream: TextIO, add: Callable[[str], None]) -> None:
-        self._stream = stream
-        self._add = add
-        self._rest = threading.local()
-
-    def write(self, text: str) -> int:
-        # a line belongs to the thread that prints it; threads must not tear each other's
-        *lines, rest = (getattr(self._rest, "text", "") + text).split("\n")
-        self._rest.text = rest
-        for line in lines:
-            if line.strip():
-                self._add(line)
-        return self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    GPU memory is included only once this process uses a GPU.
+    """
+    memory = psutil.virtual_memory()
+    fields = {
+        "resident_bytes": psutil.Process().memory_info().rss,
+        "memory_bytes": memory.total,
+        "memory_free_bytes": memory.available,
+        "cores": os.cpu_count() or 1,
+    }
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        free, total = torch.cuda.mem_get_info()
+        fields |= {"gpu_memory_bytes": total, "gpu_memory_free_bytes": free}
+    return fields

@@ -1,4 +1,4 @@
-"""The part of a worker that learns: one model, trained on pieces of the data. No network."""
+"""The part of a worker that trains one model on pieces of the data; no network."""
 
 from __future__ import annotations
 
@@ -25,36 +25,43 @@ from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Layout, gather, scatter, unfrozen_parameters
 from vcasgd.spec.job import JobSpec
+from vcasgd.spec.tuning import Tuning
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task, calling_user_code
 
-#: of a job, for each of its workers, that end with all that an encoding has kept back: a worker may
-#: be so many times slower than the others and still gets one of them
+#: Subtasks at the end of a job, for each of its workers, whose last update carries everything that
+#: the encoding has kept back. A worker gets one of them even if it is that many times slower than
+#: the others.
 LAST_SUBTASKS = 4
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What one push interval produced: ``update`` float32 [floats], as the rule wants it, and
-    ``integers`` int64 [k]."""
+    """Result of one push interval.
+
+    ``stop`` is the sample where it ended, ``steps`` the number of local steps, ``update`` float32
+    [floats] in the form that the rule needs, and ``integers`` int64 [k]. ``momentum`` is the
+    optimizer's; None if it isn't tuned.
+    """
 
     stop: int
     steps: int
     loss_sum: float
     update: Tensor
     integers: Tensor
+    momentum: float | None = None
 
 
 @dataclass(frozen=True)
 class Base:
-    """What an interval starts from: float32 [floats] and int64 [k]."""
+    """Model from which an interval starts: float32 [floats] and int64 [k]."""
 
     floats: Tensor
     integers: Tensor
 
 
 class Learner:
-    """A task's model; it is loaded from vectors and read into vectors."""
+    """A task's model, which is loaded from vectors and read into vectors."""
 
     def __init__(self, spec: JobSpec, task: Task, device: torch.device | str) -> None:
         self._spec = spec
@@ -64,26 +71,26 @@ class Learner:
         self.layout = Layout.of(self._model)
         self.layout_digest = self.layout.digest()
         self._rule = make_rule(spec.update)
-        #: of each part of the vector that was pushed
+        #: Encoders of the shards that were pushed to.
         self._encoders: dict[ShardRange, Encoder] = {}
-        #: this worker's own copy, float32 [floats], where the rule has it keep one
+        #: This worker's own copy, float32 [floats], if the rule keeps one.
         self._local: Tensor | None = None
         self._optimizer: Optimizer | None = None
         self._rates: Rates | None = None
         self._momenta: Momenta | None = None
-        #: the part of a push interval that it makes
-        self.share = 1.0
-        #: of momentum, by as much as asynchrony adds
-        self.asynchrony = 0.0
-        #: of the optimizer, as it was in the last interval; None where it is not tuned
-        self.momentum: float | None = None
-        #: the last two subtasks that were begun
+        #: The last two subtasks that were begun.
         self._begun: deque[int] = deque(maxlen=2)
 
+    @property
+    def tuning(self) -> Tuning:
+        """Settings that the job tunes while it runs."""
+        return self._spec.tuning
+
     def cut(self, shards: int) -> Cut:
+        """Return how the vector is cut into ``shards``."""
         return Cut(self.layout.floats, self.layout.parameters, shards, self.layout.sent)
 
-    # -- what only the user's code knows -------------------------------------------------------
+    # -- facts from the user's code ------------------------------------------------------------
 
     @cached_property
     def _train_set(self) -> Dataset[Any]:
@@ -95,7 +102,10 @@ class Learner:
 
     @cached_property
     def plan(self) -> EpochPlan:
-        """Raises :class:`SpecError` where the data set is empty or has too few samples."""
+        """How epochs are cut into subtasks.
+
+        Raises :class:`SpecError` if the data set is empty or has too few samples.
+        """
         spec, blocks = self._spec, getattr(self._train_set, "blocks", None)
         return EpochPlan(
             _length(self._train_set, "train"),
@@ -106,14 +116,14 @@ class Learner:
         )
 
     def initial(self) -> tuple[Tensor, Tensor]:
-        """The model before any training: float32 [floats] and int64 [k]."""
+        """Return the model before any training: float32 [floats] and int64 [k]."""
         floats = torch.empty(self.layout.floats)
         integers = torch.empty(self.layout.integers, dtype=torch.int64)
         gather(build(self._task, self._spec.seed, self._device), self.layout, floats, integers)
         return floats, integers
 
     def facts(self, nodes: int) -> ModelFacts:
-        """For a job that begins on so many store nodes."""
+        """Return the facts of a job that starts on ``nodes`` store nodes."""
         return ModelFacts(
             samples=self.plan.samples,
             validation_samples=_length(self._validation_set, "validation"),
@@ -123,10 +133,7 @@ class Learner:
         )
 
     def check_against(self, facts: ModelFacts) -> None:
-        """Refuses to take part with another model or other data than the other workers have.
-
-        Raises :class:`SpecError`.
-        """
+        """Raise :class:`SpecError` if the model or the data differs from the first worker's."""
         if Layout.from_json(facts.layout).digest() != self.layout_digest:
             raise SpecError(
                 "task: the model has other parameters on this machine than on the first one",
@@ -152,10 +159,11 @@ class Learner:
     # -- training and evaluation ---------------------------------------------------------------
 
     def start_subtask(self) -> None:
-        """A new local optimizer, unless the job keeps what the last one remembers: its momentum
-        is of an older model, but without it the first steps of each subtask are short.
+        """Create a new local optimizer, unless the job keeps the optimizer's state.
 
-        Raises :class:`SpecError` where parameters were unfrozen_parameters that no update carries.
+        A kept momentum belongs to an older model, but without momentum the first steps of each
+        subtask are short. Raises :class:`SpecError` if parameters were unfrozen that updates don't
+        carry.
         """
         names = unfrozen_parameters(self._model, self.layout)
         if names:
@@ -172,17 +180,20 @@ class Learner:
             )
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
-        # a momentum that the user's code changes by itself is left alone unless it was asked for
+        # The user's code may change the momentum itself, so it is tuned only on request.
         momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
         correction = {"correction": momenta.correction} if momenta else {}
         self._rates = Rates(self._task, self._optimizer, **correction)
         self._momenta = momenta
 
-    def interval_stop(self, subtask: int, position: int) -> int:
-        """Up to which sample one push interval reaches that starts at ``position``."""
+    def interval_stop(self, subtask: int, position: int, share: float = 1.0) -> int:
+        """Return the sample where a push interval ends that starts at ``position``.
+
+        ``share`` in (0, 1] is the fraction of a full interval that this worker makes.
+        """
         size, batch = self.plan.size(subtask), int(self._task.batch_size)
         whole = self._spec.push_every
-        steps = local_steps(-(-size // batch) if whole == "subtask" else whole, self.share)
+        steps = local_steps(-(-size // batch) if whole == "subtask" else whole, share)
         return min(size, position + steps * batch)
 
     def train(
@@ -194,16 +205,18 @@ class Learner:
         *,
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
+        asynchrony: float = 0.0,
     ) -> Trained:
-        """Trains samples ``[start, stop)`` of a subtask; fewer where ``should_stop`` turned true.
+        """Train samples ``[start, stop)`` of a subtask, or fewer once ``should_stop`` is True.
 
-        Raises :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
+        ``asynchrony`` in [0, 1) is the momentum that asynchrony adds, by which the optimizer's is
+        lowered if the job tunes it. Raises :class:`NonFiniteLoss` and other
+        :class:`~vcasgd.errors.UserCodeError`.
         """
         assert self._optimizer is not None
         assert self._rates is not None
         rates, plan = self._rates, self.plan
-        if self._momenta is not None:
-            self.momentum = self._momenta.follow(self.asynchrony)
+        momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
         self._announce(subtask, start)
         start_from = pulled(self._rule, self._local, base.floats)
         scatter(start_from, base.integers, self._model, self.layout)
@@ -219,14 +232,15 @@ class Learner:
             before_step=lambda done: rates.follow(plan.progress(subtask, start + done)),
         )
         update, integers = self._update(base)
-        return Trained(
-            start + interval.samples, interval.steps, interval.loss_sum, update, integers
-        )
+        stop = start + interval.samples
+        return Trained(stop, interval.steps, interval.loss_sum, update, integers, momentum)
 
     def _announce(self, subtask: int, start: int) -> None:
-        """Tells a data set that wants to know which samples of a subtask it will be asked for, and
-        then which ones probably: workers take turns, so the next subtask is as far ahead as this
-        one was."""
+        """Announce to the data set which samples it will be asked for, if it has ``will_read``.
+
+        The samples of this subtask come first, then those of the probable next one: workers take
+        turns, so it is as far ahead as this one was.
+        """
         if subtask in self._begun:
             return
         self._begun.append(subtask)
@@ -239,12 +253,12 @@ class Learner:
             will_read(plan.indices(ahead, 0, plan.size(ahead)))
 
     def reading(self) -> dict[str, float]:
-        """What a data set that counts says of its reads; empty for any other."""
+        """Return the data set's counters of its reads; empty if it has none."""
         counts = getattr(self.__dict__.get("_train_set"), "counts", None)
         return dict(counts()) if callable(counts) else {}
 
     def _update(self, base: Base) -> tuple[Tensor, Tensor]:
-        # fresh vectors: outboxes keep what is sent of them until it is applied
+        # New vectors, because pending updates refer to them until they are applied.
         local = torch.empty(self.layout.floats)
         integers = torch.empty(self.layout.integers, dtype=torch.int64)
         gather(self._model, self.layout, local, integers)
@@ -263,23 +277,25 @@ class Learner:
 
     @property
     def halves(self) -> bool:
-        """Whether workers make do with bfloat16 when they fetch."""
+        """True if workers fetch bfloat16 instead of float32."""
         return codec_of(self._spec.update).bfloat16_fetch
 
-    def owes(self, part: ShardRange) -> bool:
-        """Whether an encoding kept back something of what was pushed to a shard."""
+    def has_residual(self, part: ShardRange) -> bool:
+        """Return True if the encoding kept back a part of the updates of a shard."""
         return part in self._encoders and self._encoders[part].has_residual
 
     def is_last(self, subtask: int, stop: int) -> bool:
-        """Whether an interval may be the last of this worker, because the job ends."""
+        """Return True if an interval may be this worker's last one, because the job ends."""
         plan = self.plan
         ending = LAST_SUBTASKS * self._spec.workers.max
         return subtask >= plan.total_subtasks - ending and stop == plan.size(subtask)
 
     def encoded(self, part: ShardRange, update: Tensor, *, last: bool = False) -> EncodedVector:
-        """One shard's part of an update, float32 [floats], as it is pushed; each is to be asked
-        for once, since what its encoding keeps back is part of the next one. With the ``last``
-        one nothing is kept back."""
+        """Encode one shard's part of an update, float32 [floats], for the push.
+
+        Call this once for each update, because the residual that the encoding keeps back is added
+        to the next one. The ``last`` update keeps nothing back.
+        """
         if part not in self._encoders:
             self._encoders[part] = Encoder(self._spec.update, self.layout, part)
         return self._encoders[part].encode(update, last=last)
@@ -292,7 +308,7 @@ class Learner:
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
     ) -> dict[str, float]:
-        """Means of the task's metrics for a snapshot; empty where it was stopped."""
+        """Return the means of the task's metrics for a snapshot; empty if it was stopped."""
         scatter(floats, integers, self._model, self.layout)
         return evaluate(
             self._task,

@@ -1,7 +1,7 @@
-"""Training leased subtasks: where does it stand → fetch → train → push, interval by interval.
+"""Trains leased subtasks, one push interval after the other: fetch, train, push.
 
-Each shard has a position of its own in a subtask. Mostly they are the same; where they are not,
-an interval is pushed to those shards only that lack it (:mod:`vcasgd.learning.shards`).
+Each shard has its own position in a subtask. Usually all positions are the same; if they aren't,
+an interval is pushed only to the shards that lack it (:mod:`vcasgd.learning.shards`).
 """
 
 from __future__ import annotations
@@ -10,181 +10,233 @@ import logging
 import os
 import time
 from collections import deque
-from functools import partial
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 
+from vcasgd.errors import Fenced
 from vcasgd.learning.shards import Step, next_step
-from vcasgd.store.ledger.leases import Lease, WorkKind
+from vcasgd.spec.tuning import Tuning
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.store.tensors.updates import Header
-from vcasgd.worker.context import WorkerContext, WorkInterrupted
+from vcasgd.worker.departure import Departure
+from vcasgd.worker.heartbeat import WorkerStatus
+from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
 from vcasgd.worker.learner import Base, Learner, Trained
+from vcasgd.worker.pending_updates import Settled
+from vcasgd.worker.shard_group import ShardGroup
 
 log = logging.getLogger(__name__)
 
-#: intervals over which the speed of a worker is measured: their median, so that one that waited
-#: for its data or was frozen does not count
+#: Number of push intervals over which a worker's speed is measured. Their median ignores an
+#: interval that waited for its data or was suspended.
 SPEED_INTERVALS = 5
+
+
+class TunedSettings:
+    """What the controller tunes for this worker; the heartbeat thread refreshes it."""
+
+    def __init__(self, ledger: RedisClient, job: str, worker: str) -> None:
+        self._tunings = Tunings(ledger, job)
+        self._worker = worker
+        self._tuning = Tuning()
+        #: Fraction of a push interval that this worker makes.
+        self.share = 1.0
+        #: Momentum that asynchrony adds.
+        self.asynchrony = 0.0
+
+    def follow(self, tuning: Tuning) -> None:
+        """Read the settings that the job has tuned from now on."""
+        self._tuning = tuning
+
+    def refresh(self) -> None:
+        """Read the present values. Raises :class:`~vcasgd.errors.StoreUnavailable`, and changes
+        nothing then."""
+        if not self._tuning.of_workers:
+            return
+        tuned = self._tunings.read()
+        if self._tuning.local_steps:
+            self.share = tuned.shares.get(self._worker, 1.0)
+        if self._tuning.momentum:
+            self.asynchrony = tuned.implicit_momentum
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The subtask in progress: its lease, epoch, and number of samples."""
+
+    lease: Lease
+    learner: Learner
+    epoch: int
+    size: int
 
 
 class Trainer:
     """Raises :class:`~vcasgd.errors.SnapshotMissing` while there is no model,
-    :class:`~vcasgd.errors.StoreUnavailable` while a server is away,
-    :class:`~vcasgd.errors.Fenced` where a newer lease of the subtask exists, and
-    :class:`WorkInterrupted`; the errors of the user's code pass through."""
+    :class:`~vcasgd.errors.StoreUnavailable` while a server is unavailable,
+    :class:`~vcasgd.errors.Fenced` if the lease was lost, and
+    :class:`~vcasgd.worker.held_leases.WorkInterrupted`; errors of the user's code pass through."""
 
-    def __init__(self, desk: WorkerContext) -> None:
-        self._desk = desk
+    def __init__(
+        self,
+        name: str,
+        shards: ShardGroup,
+        held: HeldLeases,
+        departure: Departure,
+        status: WorkerStatus,
+        tuned: TunedSettings,
+    ) -> None:
+        self._name = name
+        self._shards = shards
+        self._held = held
+        self._departure = departure
+        self._status = status
+        self._tuned = tuned
         self._pushes = 0
-        #: of the last interval; None before the first one
+        #: Measured in the last interval; None before the first one.
         self._seconds_per_sample: float | None = None
         self._seconds_per_step: deque[float] = deque(maxlen=SPEED_INTERVALS)
 
     def train(self, lease: Lease, learner: Learner) -> None:
-        """From where each shard stands to the end; the last pushes may still be on their way."""
-        desk, subtask, plan = self._desk, lease.number, learner.plan
-        epoch, size = plan.epoch_of(subtask), plan.size(subtask)
-        positions = desk.links.begin(subtask, epoch, size, lease.token)
-        self._watch(lease, epoch, size, positions)
-        desk.doing = f"training subtask {subtask}"
-        reach = partial(self._reach, learner, subtask)
-        if min(positions) < size:
+        """Train a subtask from each shard's position to its end.
+
+        The last updates may still be unapplied when this returns.
+        """
+        subtask, plan = lease.number, learner.plan
+        work = _Work(lease, learner, plan.epoch_of(subtask), plan.size(subtask))
+        positions = self._shards.begin(subtask, work.epoch, work.size, lease.token)
+        self._watch_complete(work, positions)
+        self._status.doing = f"training subtask {subtask}"
+        if min(positions) < work.size:
             learner.start_subtask()
-        while (step := next_step(positions, size, reach)) is not None:
-            self._get_ready(lease, learner, step)
-            stop = self._interval(lease, learner, epoch, step)
+
+        def reach(position: int) -> int:
+            return learner.interval_stop(subtask, position, self._tuned.share)
+
+        while (step := next_step(positions, work.size, reach)) is not None:
+            self._prepare_interval(work, step)
+            stop = self._train_interval(work, step)
             for shard in step.shards:
                 positions[shard] = stop
 
-    def _reach(self, learner: Learner, subtask: int, position: int) -> int:
-        """Up to which sample the next interval goes, as the worker is to be by now."""
-        learner.share, learner.asynchrony = self._desk.share, self._desk.asynchrony
-        return learner.interval_stop(subtask, position)
+    def settle(self) -> None:
+        """Find out what became of the pushed updates, and drop the leases that are done; see
+        :meth:`~vcasgd.worker.shard_group.ShardGroup.settle`."""
+        # Waiting for the parameter server is no standstill of the user's code.
+        self._status.note_progress()
+        self._apply(self._shards.settle())
 
-    def settle(self, *, patiently: bool = False) -> None:
-        """Looks what became of the pushed updates, and which leases are done with; see
-        :meth:`~vcasgd.worker.links.Links.settle`."""
-        # waiting for the parameter server is no standstill of the user's code
-        self._desk.note_progress()
-        self._desk.links.settle(patiently=patiently)
-        self._sort_leases()
+    def may_continue(self, lease: Lease) -> bool:
+        """Return True while the lease is held and the worker doesn't have to leave."""
+        return self._held.has(lease) and not self._departure.leaving
 
-    def _watch(self, lease: Lease, epoch: int, size: int, positions: list[int]) -> None:
-        """Where others pushed all of it, the lease is kept until it is applied."""
+    def _watch_complete(self, work: _Work, positions: list[int]) -> None:
+        """Keep the lease until the shards that have the whole subtask have applied it."""
         for shard, position in enumerate(positions):
-            if position >= size:
-                self._desk.links[shard].outbox.watch(lease.number, epoch, size)
+            if position >= work.size:
+                self._shards[shard].watch(work.lease.number, work.epoch, work.size)
 
-    def _get_ready(self, lease: Lease, learner: Learner, step: Step) -> None:
-        """Waits for room and makes the base new. Raises :class:`WorkInterrupted` where the lease is
-        no longer to be worked on."""
-        desk = self._desk
-        waited = desk.links.wait_for_room(
-            step.shards,
-            lambda: not desk.may_go_on(lease),
-            partial(self.settle, patiently=True),
-        )
-        desk.note_progress()
-        # what was fetched before a wait is old
-        desk.links.refresh(again=waited)
-        self._sort_leases()
-        self._check_still_mine(lease, learner, step)
+    def _apply(self, settled: Settled) -> None:
+        for subtask, reason in settled.rejected:
+            log.warning("an update of subtask %d was rejected: %s", subtask, reason)
+        self._held.settle(settled.rework, self._shards.subtasks())
 
-    def _interval(self, lease: Lease, learner: Learner, epoch: int, step: Step) -> int:
-        desk, started = self._desk, time.monotonic()
+    # -- before an interval ------------------------------------------------------------------------
+
+    def _prepare_interval(self, work: _Work, step: Step) -> None:
+        """Wait for room and refresh the base.
+
+        Raises :class:`WorkInterrupted` and :class:`Fenced` if the lease must not be worked on.
+        """
+        waited = self._wait_for_room(work.lease, step)
+        self._status.note_progress()
+        # What was fetched before a wait is too old.
+        self._apply(self._shards.refresh(again=waited))
+        self._check_lease(work, step)
+
+    def _wait_for_room(self, lease: Lease, step: Step) -> bool:
+        """Wait until no shard of the interval is full; return True if any was."""
+        waited = False
+        for settled in self._shards.wait_for_room(step.shards):
+            waited = True
+            self._status.note_progress()
+            self._apply(settled)
+            if not self.may_continue(lease):
+                break
+        return waited
+
+    def _check_lease(self, work: _Work, step: Step) -> None:
+        lease = work.lease
+        if self._held.is_postponed(lease):
+            # A part was rejected or lost, so the positions have to be read again.
+            raise WorkInterrupted
+        if not self._held.has(lease):
+            raise Fenced(f"the lease of subtask {lease.number} was lost")
+        if self._departure.leaving:
+            parts = (self._shards[shard].part for shard in step.shards)
+            if not any(work.learner.has_residual(part) for part in parts):
+                raise WorkInterrupted
+            # One more local step, to push what encodings have kept back.
+
+    # -- an interval -------------------------------------------------------------------------------
+
+    def _train_interval(self, work: _Work, step: Step) -> int:
+        """Train and push one interval; return where it ends."""
+        status, started = self._status, time.monotonic()
         if self._seconds_per_sample is not None:
-            desk.links.prefetch(self._seconds_per_sample * (step.stop - step.start))
-        desk.unpushed_since = time.time()
-        base = Base(desk.links.base, desk.links.base_integers)
-        trained = learner.train(
+            self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
+        status.unpushed_since = time.time()
+        base = Base(self._shards.base, self._shards.base_integers)
+        trained = work.learner.train(
             base,
-            lease.number,
+            work.lease.number,
             step.start,
             step.stop,
-            should_stop=lambda: not desk.may_go_on(lease),
-            on_step=desk.on_step,
+            should_stop=lambda: not self.may_continue(work.lease),
+            on_step=status.on_step,
+            asynchrony=self._tuned.asynchrony,
         )
-        samples, seconds = trained.stop - step.start, time.monotonic() - started
-        self._seconds_per_sample = seconds / max(samples, 1)
-        self._note_speed(seconds, trained.steps, learner)
-        desk.failures = 0
-        desk.samples += samples
+        self._measure(trained.stop - step.start, trained, time.monotonic() - started)
         unchanged = torch.equal(trained.integers, base.integers)
-        self._push(lease, learner, epoch, step, trained, integers_changed=not unchanged)
-        desk.unpushed_since = None
+        self._push(work, step, trained, "" if unchanged else encode_integers(trained.integers))
+        status.unpushed_since = None
         return trained.stop
 
-    def _note_speed(self, seconds: float, steps: int, learner: Learner) -> None:
-        desk = self._desk
-        self._seconds_per_step.append(seconds / max(steps, 1))
-        desk.step_seconds, desk.local_steps = median(self._seconds_per_step), steps
-        desk.momentum = learner.momentum
+    def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
+        status = self._status
+        self._seconds_per_sample = seconds / max(samples, 1)
+        self._seconds_per_step.append(seconds / max(trained.steps, 1))
+        status.samples += samples
+        status.step_seconds = median(self._seconds_per_step)
+        status.local_steps = trained.steps
+        status.momentum = trained.momentum
 
-    def _push(
-        self,
-        lease: Lease,
-        learner: Learner,
-        epoch: int,
-        step: Step,
-        trained: Trained,
-        *,
-        integers_changed: bool,
-    ) -> None:
-        """Each shard's part to its own store node."""
+    def _push(self, work: _Work, step: Step, trained: Trained, integers: str) -> None:
+        """Submit each shard's part to its own store node. Only shard 0 carries ``integers``."""
         self._pushes += 1
-        last = learner.is_last(lease.number, trained.stop) or self._desk.leaving.is_set()
+        lease, learner = work.lease, work.learner
+        last = learner.is_last(lease.number, trained.stop) or self._departure.leaving
         for shard in step.shards:
-            link = self._desk.links[shard]
-            assert link.base is not None
-            payload = learner.encoded(link.part, trained.update, last=last)
+            client = self._shards[shard]
+            assert client.base is not None
+            payload = learner.encoded(client.part, trained.update, last=last)
             header = Header(
-                update=f"{self._desk.name}.{os.getpid()}.{self._pushes}",
-                worker=self._desk.name,
+                update=f"{self._name}.{os.getpid()}.{self._pushes}",
+                worker=self._name,
                 shard=shard,
                 subtask=lease.number,
                 start=step.start,
                 stop=trained.stop,
-                base=link.base[0],
+                base=client.base[0],
                 token=lease.token,
                 codec=payload.codec,
                 size=len(payload),
                 layout=learner.layout_digest,
-                integers=encode_integers(trained.integers)
-                if integers_changed and shard == 0
-                else "",
+                integers=integers if shard == 0 else "",
                 loss_sum=trained.loss_sum,
             )
-            link.outbox.submit(header, epoch, payload)
-
-    def _check_still_mine(self, lease: Lease, learner: Learner, step: Step) -> None:
-        desk = self._desk
-        if lease.piece in desk.again:
-            # a part of it was rejected or lost: find out anew where it stands
-            raise WorkInterrupted
-        if not desk.may_go_on(lease):
-            if not desk.held.has(lease):
-                desk.drop_current()
-            elif any(learner.owes(desk.links[shard].part) for shard in step.shards):
-                # one more step, to carry what encodings have kept back
-                return
-            raise WorkInterrupted
-
-    def _sort_leases(self) -> None:
-        desk = self._desk
-        settled = desk.links.collect()
-        for subtask, reason in settled.rejected:
-            log.warning("an update of subtask %d was rejected: %s", subtask, reason)
-        unsettled = desk.links.subtasks()
-        for lease in desk.held.all():
-            if lease.kind is not WorkKind.TRAIN:
-                continue
-            if lease.number in settled.rework:
-                desk.again[lease.piece] = lease
-            elif (
-                lease != desk.current
-                and lease.number not in unsettled
-                and lease.piece not in desk.again
-            ):
-                desk.finish(lease)
+            client.submit(header, work.epoch, payload)

@@ -1,11 +1,10 @@
-"""A worker's lines to two shards on two servers, with real shards behind them."""
+"""A worker's clients for two shards on two servers, with real parameter servers' shards."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.snapshot import Meta, Record
 from vcasgd.store.tensors.snapshots import Snapshots
 from vcasgd.store.tensors.updates import Header, checksum
-from vcasgd.worker.links import LATE_SECONDS, Links
-from vcasgd.worker.outbox import MOST_UNAPPLIED
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED
+from vcasgd.worker.shard_group import LATE_SECONDS, ShardGroup
 
 Eventually = Callable[..., Any]
 
@@ -43,11 +42,13 @@ class Two:
         assert self.world.leases("first").report_facts(lease, facts)
         for shard in range(2):
             self.install(shard)
-        self.links = self.links_with(patience=10)
+        self.group = self.group_with(patience=10)
         self._named = itertools.count(1)
 
-    def links_with(self, patience: float) -> Links:
-        return Links(self.nodes, self.world.job, self.cut, patience)
+    def group_with(self, patience: float) -> ShardGroup:
+        group = ShardGroup(self.nodes, self.world.job, patience)
+        group.open(self.cut)
+        return group
 
     def snapshots(self, shard: int) -> Snapshots:
         return Snapshots(self.nodes[shard], TensorKeys(self.world.job, shard))
@@ -73,10 +74,10 @@ class Two:
                 base=0, token=1, codec="float32", size=len(payload), checksum=checksum(payload),
                 layout=self.world.layout.digest(), loss_sum=1.0,
             )  # fmt: skip
-            self.links[shard].outbox.submit(header, 0, payload)
+            self.group[shard].submit(header, 0, payload)
 
     def close(self) -> None:
-        self.links.close()
+        self.group.close()
         for node in self.nodes:
             node.close()
 
@@ -95,7 +96,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 def flush(two: Two) -> None:
-    assert two.links.flush(10), "not everything came into the streams"
+    assert two.group.flush(10), "not everything came into the streams"
 
 
 class TestBegin:
@@ -104,36 +105,36 @@ class TestBegin:
         two.submit((1,), 0, 1, 3)
         flush(two)
 
-        assert two.links.begin(0, 0, 4, 1) == [1, 3]
+        assert two.group.begin(0, 0, 4, 1) == [1, 3]
 
     def test_what_waits_here_need_not_be_trained_again(self, two: Two) -> None:
         two.servers[1].kill()
         two.submit((0, 1), 0, 0, 2)
-        two.links[0].outbox.flush(10)
+        two.group[0].flush(10)
 
-        assert two.links.begin(0, 0, 4, 1) == [2, 2]
+        assert two.group.begin(0, 0, 4, 1) == [2, 2]
 
     def test_a_shard_that_does_not_answer_is_taken_to_stand_where_the_last_one_does(
         self, two: Two
     ) -> None:
         two.submit((0,), 0, 0, 3)
-        two.links[0].outbox.flush(10)
+        two.group[0].flush(10)
         two.servers[1].kill()
 
-        assert two.links.begin(0, 0, 4, 1) == [3, 3]
+        assert two.group.begin(0, 0, 4, 1) == [3, 3]
 
     def test_where_none_answers_nothing_is_known(self, two: Two) -> None:
         for server in two.servers:
             server.kill()
 
         with pytest.raises(StoreUnavailable):
-            two.links.begin(0, 0, 4, 1)
+            two.group.begin(0, 0, 4, 1)
 
     def test_a_newer_lease_in_any_shard_ends_the_older_one(self, two: Two) -> None:
-        two.links[1].begin(0, 0, 4, 2).result()
+        two.group[1].begin(0, 0, 4, 2).result()
 
         with pytest.raises(Fenced):
-            two.links.begin(0, 0, 4, 1)
+            two.group.begin(0, 0, 4, 1)
 
 
 class TestBase:
@@ -143,76 +144,76 @@ class TestBase:
         for shard in range(2):
             two.shard(shard).turn()
 
-        two.links.refresh(again=False)
+        two.group.refresh(again=False)
 
-        assert torch.equal(two.links.base, two.world.delta(0, 0, 4))
-        assert two.links.base_integers.tolist() == [0]
-        assert [two.links[shard].base for shard in range(2)] == [(1, 1), (1, 1)]
+        assert torch.equal(two.group.base, two.world.delta(0, 0, 4))
+        assert two.group.base_integers.tolist() == [0]
+        assert [two.group[shard].base for shard in range(2)] == [(1, 1), (1, 1)]
 
     def test_only_what_is_new_is_read(self, two: Two) -> None:
-        two.links.refresh(again=False)
+        two.group.refresh(again=False)
         two.submit((1,), 0, 0, 4)
         flush(two)
         two.shard(1).turn()
-        two.links.base.fill_(7.0)
+        two.group.base.fill_(7.0)
 
-        two.links.refresh(again=False)
+        two.group.refresh(again=False)
 
-        first, second = (part.of(two.links.base).tolist() for part in two.cut.parts)
+        first, second = (part.of(two.group.base).tolist() for part in two.cut.parts)
         assert set(first) == {7.0}
         assert set(second) <= {0.0, 1.0}
 
     def test_a_shard_that_does_not_answer_keeps_what_it_has(self, two: Two) -> None:
-        two.links.refresh(again=False)
+        two.group.refresh(again=False)
         two.submit((0,), 0, 0, 4)
         flush(two)
         two.shard(0).turn()
         two.servers[1].kill()
 
-        two.links.refresh(again=False)
+        two.group.refresh(again=False)
 
-        assert [two.links[shard].base for shard in range(2)] == [(1, 1), (0, 0)]
+        assert [two.group[shard].base for shard in range(2)] == [(1, 1), (0, 0)]
 
     def test_a_shard_that_has_nothing_yet_is_waited_for(self, two: Two) -> None:
         two.servers[1].kill()
         with pytest.raises(StoreUnavailable):
-            two.links.refresh(again=False)
+            two.group.refresh(again=False)
 
         two.servers[1].start()
         with pytest.raises(SnapshotMissing):
-            two.links.refresh(again=False)
+            two.group.refresh(again=False)
 
         two.install(1)
-        two.links.refresh(again=False)
-        assert two.links[1].base == (0, 0)
+        two.group.refresh(again=False)
+        assert two.group[1].base == (0, 0)
 
     def test_prefetched_it_is_taken_at_the_next_interval(
         self, two: Two, eventually: Eventually
     ) -> None:
-        two.links.refresh(again=False)
+        two.group.refresh(again=False)
         two.submit((0, 1), 0, 0, 4)
         flush(two)
         for shard in range(2):
             two.shard(shard).turn()
 
-        two.links.prefetch(0.0)
-        eventually(lambda: all(two.links[shard].has_fetched for shard in range(2)))
-        assert not two.links.base.any(), "an interval is trained from it"
-        two.links.refresh(again=False)
+        two.group.prefetch(0.0)
+        eventually(lambda: all(two.group[shard].has_fetched for shard in range(2)))
+        assert not two.group.base.any(), "an interval is trained from it"
+        two.group.refresh(again=False)
 
-        assert torch.equal(two.links.base, two.world.delta(0, 0, 4))
+        assert torch.equal(two.group.base, two.world.delta(0, 0, 4))
 
     def test_an_interval_that_ends_early_does_not_wait_for_the_planned_time(self, two: Two) -> None:
-        two.links.refresh(again=False)
-        two.links.prefetch(300.0)
+        two.group.refresh(again=False)
+        two.group.prefetch(300.0)
         two.submit((0, 1), 0, 0, 4)
         flush(two)
         for shard in range(2):
             two.shard(shard).turn()
 
-        two.links.refresh(again=False)
+        two.group.refresh(again=False)
 
-        assert torch.equal(two.links.base, two.world.delta(0, 0, 4))
+        assert torch.equal(two.group.base, two.world.delta(0, 0, 4))
 
     def test_after_a_wait_what_was_prefetched_is_read_again(
         self, two: Two, eventually: Eventually
@@ -222,48 +223,48 @@ class TestBase:
         shards = [two.shard(shard) for shard in range(2)]
         for shard in shards:
             shard.turn()
-        two.links.prefetch(0.0)
-        eventually(lambda: all(two.links[shard].has_fetched for shard in range(2)))
+        two.group.prefetch(0.0)
+        eventually(lambda: all(two.group[shard].has_fetched for shard in range(2)))
         two.submit((0, 1), 0, 2, 4)
         flush(two)
         for shard in shards:
             shard.turn()
 
-        two.links.refresh(again=True)
+        two.group.refresh(again=True)
 
-        assert torch.equal(two.links.base, two.world.delta(0, 0, 4))
+        assert torch.equal(two.group.base, two.world.delta(0, 0, 4))
 
 
 class TestSlow:
     def test_a_node_that_is_late_is_waited_for_once(self, two: Two) -> None:
-        two.links.refresh(again=False)
+        two.group.refresh(again=False)
         two.servers[1].process.freeze()
         started = time.monotonic()
-        two.links.settle()
+        two.group.settle()
         assert time.monotonic() - started >= LATE_SECONDS
-        assert two.links[1].late
+        assert two.group[1].late
 
-        two.links.refresh(again=False)
-        assert two.links.begin(0, 0, 4, 1) == [0, 0]
-        assert two.links[1].late, "it was asked again"
+        two.group.refresh(again=False)
+        assert two.group.begin(0, 0, 4, 1) == [0, 0]
+        assert two.group[1].late, "it was asked again"
 
         two.servers[1].process.thaw()
-        two.links[1].settle(patiently=False).result(10)
-        assert not two.links[1].late
+        two.group[1].settle().result(10)
+        assert not two.group[1].late
 
 
 class TestRoom:
     def test_there_is_some_for_two(self, two: Two) -> None:
-        assert MOST_UNAPPLIED == 2
+        assert MAX_UNAPPLIED == 2
         two.submit((0, 1), 0, 0, 1)
 
-        assert not two.links.wait_for_room((0, 1), lambda: False, two.links.settle)
+        assert not list(two.group.wait_for_room((0, 1)))
 
     def test_only_the_shards_that_will_get_something_count(self, two: Two) -> None:
         for start in range(2):
             two.submit((0,), 0, start, start + 1)
 
-        assert not two.links.wait_for_room((1,), lambda: False, two.links.settle)
+        assert not list(two.group.wait_for_room((1,)))
 
     def test_waits_until_something_is_applied_in_each(self, two: Two) -> None:
         for start in range(2):
@@ -271,41 +272,34 @@ class TestRoom:
         flush(two)
         shards = iter([two.shard(0), two.shard(1)])
 
-        def settle() -> None:
-            two.links.settle(patiently=True)
+        for _ in two.group.wait_for_room((0, 1)):
             if shard := next(shards, None):
                 shard.turn()
 
-        assert two.links.wait_for_room((0, 1), lambda: False, settle)
-
-        assert [two.links[shard].outbox.unapplied for shard in range(2)] == [0, 0]
+        assert [two.group[shard].unapplied for shard in range(2)] == [0, 0]
 
     def test_gives_up_where_nothing_moves(self, two: Two) -> None:
-        links = two.links
-        two.links = two.links_with(patience=0.1)
-        links.close()
+        two.group.close()
+        two.group = two.group_with(patience=0.1)
         for start in range(2):
             two.submit((0, 1), 0, start, start + 1)
         flush(two)
-        settle = partial(two.links.settle, patiently=True)
 
-        with pytest.raises(StoreUnavailable, match="applies nothing"):
-            two.links.wait_for_room((0, 1), lambda: False, settle)
+        with pytest.raises(StoreUnavailable, match="applies no updates"):
+            list(two.group.wait_for_room((0, 1)))
 
-        assert two.links[1].outbox.unapplied == 2, "they are kept all the same"
+        assert two.group[1].unapplied == 2, "they are kept all the same"
 
     def test_the_caller_can_end_the_waiting(self, two: Two) -> None:
         for start in range(2):
             two.submit((0, 1), 0, start, start + 1)
-        asked: list[int] = []
+        flush(two)
 
-        def leaving() -> bool:
-            asked.append(1)
-            return len(asked) > 3
+        for rounds, _ in enumerate(two.group.wait_for_room((0, 1)), start=1):
+            if rounds == 3:
+                break
 
-        two.links.wait_for_room((0, 1), leaving, lambda: None)
-
-        assert two.links[0].outbox.unapplied == 2
+        assert two.group[0].unapplied == 2
 
     def test_a_shard_without_a_model_is_not_waited_for(self, two: Two) -> None:
         """Somebody has to make the first one again, and it may be this worker."""
@@ -315,9 +309,9 @@ class TestRoom:
         two.nodes[1].flushall()
 
         with pytest.raises(SnapshotMissing):
-            two.links.wait_for_room((0, 1), lambda: False, two.links.settle)
+            list(two.group.wait_for_room((0, 1)))
 
-        assert two.links.missing
+        assert two.group.missing
 
 
 class TestSettled:
@@ -325,15 +319,15 @@ class TestSettled:
         two.submit((1,), 0, 2, 4)
         flush(two)
 
-        assert two.links.subtasks() == {0}
-        assert two.links.collect().rework == {0}
-        assert two.links.collect().rework == frozenset()
+        assert two.group.subtasks() == {0}
+        assert two.group.settle().rework == {0}
+        assert two.group.settle().rework == frozenset()
 
     def test_counts_are_of_whole_updates(self, two: Two) -> None:
-        two.links.refresh(again=False)
+        two.group.refresh(again=False)
         two.submit((0, 1), 0, 0, 4)
         flush(two)
 
-        counts = two.links.counts()
+        counts = two.group.counts()
         assert (counts["version"], counts["pushes"], counts["unapplied"]) == (0, 1, 1)
         assert counts["pushed_bytes"] == 4 * two.cut.floats

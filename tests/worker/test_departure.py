@@ -1,0 +1,136 @@
+"""When a worker leaves, and which leases it keeps until then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from vcasgd.store.ledger.leases import Lease, Renewal, WorkKind
+from vcasgd.worker.departure import Departure
+from vcasgd.worker.held_leases import HeldLeases
+
+
+@dataclass(frozen=True)
+class Notice:
+    kind: str
+    at: float | None = None
+
+
+def renewal(state: str = "running", leave: str = "") -> Renewal:
+    return Renewal(state, leave, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "over"),
+    [
+        (renewal(), "", False),
+        (renewal("starting"), "", False),
+        (renewal("a state of a newer version"), "", False),
+        (renewal("paused"), "the job is paused", False),
+        (renewal("succeeded"), "the job is succeeded", True),
+        (renewal("gone"), "the job is gone", True),
+        (renewal(leave="drain"), "drain", False),
+        (renewal(leave="quarantine"), "quarantine", False),
+        (renewal(leave="not cleared: eu-only"), "not cleared: eu-only", False),
+    ],
+)
+def test_the_answer_to_a_heartbeat(answer: Renewal, reason: str, over: bool) -> None:
+    departure = Departure(8.0)
+
+    departure.on_renewal(answer)
+
+    assert (departure.leaving, departure.reason) == (bool(reason), reason)
+    assert departure.job_over is over
+
+
+def test_the_first_reason_counts() -> None:
+    departure = Departure(8.0)
+    departure.leave("SIGTERM")
+    departure.on_renewal(renewal("failed"))
+
+    assert departure.reason == "SIGTERM"
+
+
+def test_a_notice_to_terminate_ends_the_work_at_once() -> None:
+    departure = Departure(8.0)
+    departure.on_notice(Notice("terminate", at=1.0))
+
+    assert departure.leaving
+    assert departure.seconds_left() == 0.5
+
+
+def test_an_advised_worker_finishes_its_subtask_before_it_drains() -> None:
+    departure = Departure(8.0)
+    departure.on_notice(Notice("rebalance"))
+    assert not departure.leaving
+
+    departure.on_renewal(renewal(leave="drain"))
+
+    assert departure.finishing
+    assert not departure.leaving
+
+
+def test_an_advised_worker_does_not_finish_for_ever() -> None:
+    departure = Departure(0.0)
+    departure.on_notice(Notice("rebalance"))
+
+    for _ in range(2):
+        departure.on_renewal(renewal(leave="drain"))
+
+    assert departure.reason == "drain"
+
+
+def train(number: int) -> Lease:
+    return Lease(WorkKind.TRAIN, number, 1)
+
+
+def held(*leases: Lease) -> HeldLeases:
+    result = HeldLeases()
+    for lease in leases:
+        result.add(lease)
+    return result
+
+
+def test_applied_subtasks_are_dropped_and_rework_is_postponed() -> None:
+    evaluation = Lease(WorkKind.EVALUATE, 1, 1)
+    leases = held(train(0), train(1), train(2), train(3), evaluation)
+    leases.current = train(3)
+
+    leases.settle(rework={0}, unsettled={1})
+
+    assert leases.all() == [train(0), train(1), train(3), evaluation]
+    assert leases.is_postponed(train(0))
+    leases.settle(rework=set(), unsettled={1})
+    assert leases.has(train(0)), "it isn't trained again yet"
+
+
+def test_a_postponed_lease_is_resumed_once_and_only_while_it_is_held() -> None:
+    first = Lease(WorkKind.INITIALISE, 0, 1)
+    leases = held(train(0), train(1), first)
+    for lease in (train(0), train(1), first):
+        leases.postpone(lease)
+    leases.drop(train(0).piece)
+
+    assert leases.take_postponed(WorkKind.INITIALISE) == first
+    assert leases.take_postponed() == train(1)
+    assert leases.take_postponed() is None
+
+
+def test_a_newer_lease_of_the_same_piece_replaces_the_older_one() -> None:
+    leases = held(train(0))
+    leases.add(Lease(WorkKind.TRAIN, 0, 2))
+
+    assert not leases.has(train(0))
+
+
+def test_unfinished_are_the_current_and_the_postponed_leases() -> None:
+    leases = held(train(0), train(1), train(2))
+    leases.current = train(0)
+    leases.postpone(train(1))
+    assert leases.unfinished() == [train(0), train(1)]
+
+    assert leases.drop_current() == train(0)
+
+    assert leases.unfinished() == [train(1)]
+    assert leases.current is None

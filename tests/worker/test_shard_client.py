@@ -1,0 +1,278 @@
+"""A worker's client for a shard, on real servers and with a real parameter server's shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import RedisServer
+from support.servers import KINDS, Fault, running_server, url_of, wired
+from support.shard_clients import client_of, flush, settle, submit, version_of
+from support.world import World
+
+from vcasgd.errors import SnapshotMissing
+from vcasgd.store.connection import connect
+from vcasgd.store.tensors.updates import Header
+from vcasgd.worker.shard_client import ShardClient
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
+    with running_server(request.param, tmp_path_factory.mktemp(request.param)) as server:
+        yield server
+
+
+@pytest.fixture
+def world(server: RedisServer, tmp_path: Path) -> Iterator[World]:
+    ledger, tensors = connect(url_of(server, 0)), connect(url_of(server, 1))
+    yield World(ledger, tensors, tmp_path / "storage")
+    for client in (ledger, tensors):
+        client.close()
+
+
+@pytest.fixture
+def client(world: World) -> Iterator[ShardClient]:
+    client = client_of(world)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def counts(client: ShardClient, *names: str) -> tuple[int, ...]:
+    return tuple(client.counts()[name] for name in names)
+
+
+class TestSending:
+    def test_in_the_background_and_in_order(self, world: World, client: ShardClient) -> None:
+        headers = [submit(world, client, 0, start, start + 1) for start in range(4)]
+
+        flush(client)
+
+        sent = [Header.parse(entry.header) for entry in world.reader.read(10)]
+        assert sent == headers
+        assert counts(client, "pushes", "pushed_again", "discarded") == (4, 0, 0)
+        assert client.counts()["pushed_bytes"] == sum(header.size for header in headers)
+        assert client.unapplied == 4
+        assert client.subtasks() == {0}
+
+    def test_applied_ones_leave(self, world: World, client: ShardClient) -> None:
+        submit(world, client, 0, 0, 2)
+        submit(world, client, 1, 0, 4)
+        flush(client)
+        assert settle(client).rework == frozenset()
+        assert client.unapplied == 2
+
+        world.shard(token=5).turn()
+
+        assert version_of(client) == (2, 5)
+        assert (client.unapplied, client.subtasks()) == (0, frozenset())
+
+    def test_nothing_to_ask_for_brings_the_version(self, world: World, client: ShardClient) -> None:
+        assert version_of(client) == (0, 0)
+
+    def test_up_to_where_the_updates_of_a_lease_go(self, world: World, client: ShardClient) -> None:
+        submit(world, client, 0, 0, 1)
+        submit(world, client, 0, 1, 3)
+        flush(client)
+
+        assert client.reached(0, token=1) == 3
+        assert client.reached(0, token=2) == client.reached(1, token=1) == 0
+
+    def test_a_flush_that_takes_too_long(self, world: World, client: ShardClient) -> None:
+        world.lose_tensors()
+        submit(world, client, 0, 0, 2)
+
+        assert not client.flush(0.05)
+        assert client.unapplied == 1, "it is kept"
+
+    def test_closed_it_ends_its_thread(self, world: World) -> None:
+        client = client_of(world)
+        world.lose_tensors()
+        submit(world, client, 0, 0, 2)
+
+        client.close()
+
+        assert not client._push_thread.is_alive()
+
+
+class TestLost:
+    def test_pushed_again_when_the_server_came_back_empty(
+        self, world: World, client: ShardClient
+    ) -> None:
+        shard = world.shard()
+        shard.turn()
+        submit(world, client, 0, 0, 2)
+        submit(world, client, 0, 2, 4)
+        flush(client)
+        world.lose_tensors()
+        with pytest.raises(SnapshotMissing):
+            version_of(client)
+        assert client.unapplied == 2, "they are kept"
+        shard.turn()
+
+        assert settle(client).rework == frozenset()
+        flush(client)
+        shard.turn()
+
+        assert settle(client).rework == frozenset()
+        assert counts(client, "pushed_again", "unapplied") == (2, 0)
+        assert world.snapshots.read().record.positions == {0: 4}
+        world.assert_exact()
+
+    def test_waits_for_a_snapshot_to_come_back(
+        self, world: World, client: ShardClient, eventually: Eventually
+    ) -> None:
+        shard = world.shard()
+        shard.turn()
+        world.lose_tensors()
+        submit(world, client, 0, 0, 4)
+        assert not client.flush(0.05)
+
+        shard.turn()
+
+        flush(client)
+        shard.turn()
+        world.assert_exact()
+        assert world.snapshots.version() == 1
+
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_a_cut_connection_loses_and_repeats_nothing(
+        self, world: World, server: RedisServer, moment: Any
+    ) -> None:
+        """At each command of a push in turn: log in, payload, script."""
+        fired = []
+        for at in range(1, 20):
+            subtask, position = divmod(at - 1, world.plan.size(0))
+            fault = Fault(at, moment)
+            with wired(server, 1, fault) as connection:
+                client = client_of(world, connection)
+                try:
+                    fault.arm()
+                    submit(world, client, subtask, position, position + 1, token=at)
+                    flush(client)
+                finally:
+                    client.close()
+            fired.append(fault.fired)
+            assert world.reader.waiting() == 1
+            world.shard().turn()
+            world.assert_exact()
+        assert fired[0]
+        assert not fired[-1], "there are more commands in a push"
+        assert world.snapshots.version() == len(fired)
+        assert world.rejected() == {}
+
+
+class TestRefused:
+    def test_a_rejected_one_is_trained_again(self, world: World, client: ShardClient) -> None:
+        submit(world, client, 0, 0, 2, checksum=1)
+        flush(client)
+        world.shard().turn()
+
+        settled = settle(client)
+
+        assert settled.rejected == ((0, "checksum"),)
+        assert settled.rework == {0}
+        assert client.unapplied == 0
+        assert settle(client).rework == frozenset(), "said once"
+
+    def test_what_follows_a_rejected_one_too(self, world: World, client: ShardClient) -> None:
+        shard = world.shard()
+        submit(world, client, 0, 0, 2, checksum=1)
+        submit(world, client, 0, 2, 4)
+        flush(client)
+        shard.turn()
+
+        assert settle(client).rework == {0}
+        assert world.sender.begin(0, 0, 4, 1) == 0
+
+        submit(world, client, 0, 0, 4)
+        flush(client)
+        shard.turn()
+        assert settle(client).rework == frozenset()
+        assert world.snapshots.read().record.positions == {0: 4}
+        world.assert_exact()
+
+    def test_a_gap_before_it_has_to_be_trained(self, world: World, client: ShardClient) -> None:
+        submit(world, client, 0, 2, 4)
+        flush(client)
+
+        assert client.subtasks() == {0}
+        assert settle(client).rework == {0}
+        assert client.counts()["discarded"] == 1
+
+    def test_what_another_did_meanwhile_is_done(self, world: World, client: ShardClient) -> None:
+        world.push(0, 0, 4)
+
+        submit(world, client, 0, 0, 2)
+        flush(client)
+
+        assert settle(client).rework == frozenset()
+        assert counts(client, "discarded", "unapplied") == (1, 0)
+
+    def test_of_a_finished_epoch_it_is_done(self, world: World, client: ShardClient) -> None:
+        for subtask in range(3):
+            world.push(subtask, 0, 4)
+        world.shard().turn()
+
+        submit(world, client, 1, 0, 4)
+        flush(client)
+
+        assert settle(client).rework == frozenset()
+        assert client.counts()["discarded"] == 1
+
+    def test_under_a_lost_lease_it_is_not_wanted(self, world: World, client: ShardClient) -> None:
+        world.sender.begin(0, 0, 4, token=2)
+
+        submit(world, client, 0, 0, 2, token=1)
+        flush(client)
+
+        assert settle(client).rework == frozenset()
+        assert counts(client, "discarded", "unapplied") == (1, 0)
+        assert world.reader.waiting() == 0
+
+    def test_forgotten_it_is_neither_sent_nor_done_again(
+        self, world: World, client: ShardClient
+    ) -> None:
+        world.lose_tensors()
+        submit(world, client, 0, 0, 2)
+        submit(world, client, 1, 0, 2)
+
+        client.forget(0)
+
+        assert client.subtasks() == {1}
+        world.install()
+        flush(client)
+        assert [Header.parse(each.header).subtask for each in world.reader.read(9)] == [1]
+
+
+class TestWatching:
+    def test_what_others_pushed_is_watched(self, world: World, client: ShardClient) -> None:
+        world.push(0, 0, 4)
+        client.watch(0, 0, 4)
+        client.watch(0, 0, 4)
+        assert client.unapplied == 0, "it takes no room"
+        assert settle(client).rework == frozenset()
+        assert client.subtasks() == {0}
+
+        world.shard().turn()
+
+        assert settle(client).rework == frozenset()
+        assert client.subtasks() == frozenset()
+
+    def test_lost_it_has_to_be_trained(self, world: World, client: ShardClient) -> None:
+        shard = world.shard()
+        shard.turn()
+        world.push(0, 0, 4)
+        client.watch(0, 0, 4)
+        world.lose_tensors()
+        shard.turn()
+
+        assert settle(client).rework == {0}
+        assert client.subtasks() == frozenset()

@@ -1,0 +1,110 @@
+"""Decides when a worker leaves, and why."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.leases import Renewal
+from vcasgd.worker.notices import NoticeLike
+
+log = logging.getLogger(__name__)
+
+#: Seconds to pause while there is nothing to do, or something isn't ready yet.
+IDLE_SECONDS = 0.2
+#: Fraction of the time until an eviction that pushing may take; the rest is for the last heartbeat.
+FLUSH_SHARE = 0.8
+#: State of a job that is no longer in the ledger.
+GONE = "gone"
+
+
+class Departure:
+    """Collects the reasons to leave: the job's state, a notice of eviction, a signal, an error.
+
+    Called by all threads of a worker. ``lease_seconds`` bounds the time for a last subtask.
+    """
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease_seconds = lease_seconds
+        self._event = threading.Event()
+        self._job_state = JobState.STARTING.value
+        #: Deadline for finishing the current subtask, which is the last one; None if it isn't.
+        self._finish_by: float | None = None
+        #: Why the worker leaves; empty while it stays.
+        self.reason = ""
+        #: The last notice of eviction.
+        self.notice: NoticeLike | None = None
+
+    @property
+    def leaving(self) -> bool:
+        """True once the worker has to stop training."""
+        return self._event.is_set()
+
+    @property
+    def finishing(self) -> bool:
+        """True if the worker leaves after its current subtask."""
+        return self._finish_by is not None
+
+    @property
+    def job_started(self) -> bool:
+        """True once the job has its first snapshot."""
+        return self._job_state != JobState.STARTING
+
+    @property
+    def job_over(self) -> bool:
+        """True if nobody needs this worker's updates any more."""
+        return _is_over(self._job_state)
+
+    def leave(self, reason: str) -> None:
+        """Make the worker push its updates, return its leases, and end. The first reason counts."""
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    def wait(self, seconds: float = IDLE_SECONDS) -> None:
+        """Pause, at most until the worker has to leave."""
+        self._event.wait(seconds)
+
+    def seconds_left(self) -> float:
+        """Return how many seconds pushing the last updates may take."""
+        if self.notice and self.notice.at:
+            return max(0.5, (self.notice.at - time.time()) * FLUSH_SHARE)
+        return self._lease_seconds
+
+    def on_renewal(self, renewal: Renewal) -> None:
+        """React to the answer to a heartbeat."""
+        if renewal.uncleared:
+            self.leave(renewal.leave)
+        self._job_state = renewal.state
+        if _is_over(renewal.state):
+            self.leave(f"the job is {renewal.state}")
+        elif renewal.state == JobState.PAUSED:
+            self.leave("the job is paused")
+        elif renewal.leave == "drain" and self.notice and self.notice.kind == "rebalance":
+            self._finish_and_leave()
+        elif renewal.leave:
+            self.leave(renewal.leave)
+
+    def on_notice(self, notice: NoticeLike) -> None:
+        """React to a notice of eviction."""
+        log.info("notice: %s at %s", notice.kind, notice.at)
+        self.notice = notice
+        if notice.kind == "terminate":
+            self.leave("notice of eviction")
+
+    def _finish_and_leave(self) -> None:
+        """Leave after the current subtask.
+
+        The replacement is at work already and the machine stays for a while, so there is time to
+        finish; but the controller kills a worker that takes too long.
+        """
+        if self._finish_by is None:
+            self._finish_by = time.monotonic() + self._lease_seconds
+        elif time.monotonic() >= self._finish_by:
+            self.leave("drain")
+
+
+def _is_over(state: str) -> bool:
+    return state == GONE or any(state == each and each.over for each in JobState)

@@ -1,0 +1,133 @@
+"""What a worker does when a piece of work fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from vcasgd.errors import (
+    Fenced,
+    SpecError,
+    StoreDenied,
+    StoreUnavailable,
+    UserCodeError,
+    VcasgdError,
+)
+from vcasgd.store.connection import patiently
+from vcasgd.store.ledger.job import Failure
+from vcasgd.store.ledger.leases import WorkKind
+from vcasgd.worker.context import WorkerContext
+from vcasgd.worker.departure import Departure
+from vcasgd.worker.heartbeat import WorkerStatus
+from vcasgd.worker.held_leases import HeldLeases
+from vcasgd.worker.shard_group import ShardGroup
+
+log = logging.getLogger(__name__)
+
+#: Seconds to pause after an error of the user's code, and the most that doubling makes of them.
+FAILURE_SECONDS = (0.5, 30.0)
+
+
+class Recovery:
+    """Keeps, returns or drops the current lease after an error, and gives up after too many."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        shards: ShardGroup,
+        held: HeldLeases,
+        departure: Departure,
+        status: WorkerStatus,
+    ) -> None:
+        self._context = context
+        self._shards = shards
+        self._held = held
+        self._departure = departure
+        self._status = status
+        #: Start of the time in which a server refused this worker and nothing else went wrong.
+        self._denied_at: float | None = None
+        #: Pieces of work in a row that the user's code failed.
+        self._failures = 0
+        self._samples_at_failure = 0
+
+    def on_success(self) -> None:
+        """Record that no server refuses this worker."""
+        self._denied_at = None
+
+    def on_fenced(self, error: Fenced) -> None:
+        """Drop the current work, because another worker has a newer lease for it."""
+        log.info("%s", error)
+        self._drop_current()
+
+    # -- a server is unavailable -------------------------------------------------------------------
+
+    def on_outage(self, error: VcasgdError, last_answer: float) -> None:
+        """Resume the current work later; leave if the ledger is unavailable for too long.
+
+        ``last_answer`` is the time of the ledger's last answer, by :func:`time.monotonic`.
+        """
+        log.debug("%s", error)
+        patience = self._context.settings.patience_seconds
+        silent = time.monotonic() - last_answer
+        if silent > patience:
+            self._departure.leave(f"the ledger did not answer for {silent:.0f} s: {error}")
+        self._check_denial(error, patience)
+        self._held.postpone_current()
+        self._status.note_progress()
+        self._departure.wait()
+
+    def _check_denial(self, error: VcasgdError, patience: float) -> None:
+        """Leave if the servers refuse this worker for too long.
+
+        A restarted server gets its users back within moments, so a longer refusal is permanent.
+        """
+        if not isinstance(error, StoreDenied):
+            self._denied_at = None
+        elif self._denied_at is None:
+            self._denied_at = time.monotonic()
+        elif time.monotonic() - self._denied_at > patience:
+            log.error("%s", error)
+            self._departure.leave(str(error))
+
+    # -- the user's code fails ---------------------------------------------------------------------
+
+    def on_user_error(self, error: VcasgdError) -> None:
+        """Report the failure, return the lease, and pause so that other workers try first."""
+        traceback = error.traceback if isinstance(error, UserCodeError) else ""
+        log.error("%s\n%s", error, traceback)
+        self._report(error, traceback)
+        self._drop_current()
+        if self._status.samples > self._samples_at_failure:
+            self._failures = 0
+        first, most = FAILURE_SECONDS
+        self._status.note_progress()
+        self._departure.wait(min(first * 2**self._failures, most))
+        self._failures += 1
+        self._samples_at_failure = self._status.samples
+
+    def _report(self, error: VcasgdError, traceback: str) -> None:
+        """Report the failure to the controller, which decides whether the job fails."""
+        context, lease = self._context, self._held.current
+        failure = Failure(
+            worker=context.name,
+            piece=lease.piece if lease else "prepare",
+            message=str(error),
+            traceback=traceback,
+            # The data set and the model are the same at every attempt.
+            fatal=isinstance(error, SpecError),
+        )
+        try:
+            patiently(
+                lambda: context.jobs.report_failure(context.job, failure),
+                context.settings.patience_seconds,
+                give_up=lambda: self._departure.leaving,
+            )
+            if lease is not None:
+                context.leases.release(lease)
+        except (StoreUnavailable, StoreDenied) as outage:
+            log.warning("could not report a failure: %s", outage)
+
+    def _drop_current(self) -> None:
+        lease = self._held.drop_current()
+        if lease is not None and lease.kind is WorkKind.TRAIN:
+            self._shards.forget(lease.number)

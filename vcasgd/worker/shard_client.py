@@ -1,0 +1,354 @@
+"""A worker's client for one shard of its job: pushes updates and fetches the shard's snapshots.
+
+The training thread never waits for the network by itself. Each client has two threads, one for
+each direction, so a slow or dead store node delays only its own shard:
+
+- The *push* thread sends updates in the order of submission, until each is in the stream.
+- The *request* thread asks the server: where a subtask stands, what became of pushed updates, and
+  for a newer snapshot. It makes one request after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from torch import Tensor
+
+from vcasgd.errors import (
+    Fenced,
+    SnapshotMissing,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    VcasgdError,
+)
+from vcasgd.learning.shards import ShardRange
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.tensors.snapshot import Snapshot
+from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.updates import Header, Payload, UpdateSender
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED, PendingUpdate, PendingUpdates, Settled
+
+log = logging.getLogger(__name__)
+
+#: Errors that pass without this worker's help.
+TRANSIENT = (StoreUnavailable, StoreDenied, StoreFull, SnapshotMissing)
+#: Seconds before a failed push is tried again.
+RETRY_SECONDS = 0.1
+#: Most seconds to wait for a commit. The caller may have to react to something else meanwhile;
+#: well below the time after which a node counts as late.
+COMMIT_WAIT_SECONDS = 0.2
+#: A prefetch starts this many times earlier than the duration of the last fetch requires.
+FETCH_MARGIN = 1.5
+#: Seconds that :meth:`ShardClient.close` waits for the push thread.
+CLOSE_SECONDS = 5.0
+
+#: A request, and where its result goes.
+_Request = tuple[Callable[[], Any], Future[Any]]
+
+
+class ShardClient:
+    """Owned by the training thread, which must call :meth:`close`.
+
+    A request returns a future that is done as soon as the server answered or failed to answer;
+    :attr:`trouble` is the reason in the second case. The future raises only errors that don't
+    pass by themselves.
+    """
+
+    def __init__(
+        self, node: RedisClient, job: str, part: ShardRange, key: str | None = None
+    ) -> None:
+        """``key`` signs the headers of updates."""
+        keys = TensorKeys(job, part.shard)
+        self.part = part
+        self._snapshots = Snapshots(node, keys)
+        self._sender = UpdateSender(node, keys, key)
+        #: Version and writer of this shard in the training thread's base.
+        self.base: tuple[int, int] | None = None
+        #: Why the last request failed; None if it succeeded.
+        self.trouble: StoreError | None = None
+        self._fetched: Snapshot | None = None
+        self._fetch_seconds = 0.0
+        #: Makes a prefetch start at once.
+        self._hurry = threading.Event()
+        self._late = False
+        #: Holds a request that is being made and the few behind it: a request for the state
+        #: joins the one that is under way.
+        self._requests: SimpleQueue[_Request | None] = SimpleQueue()
+        self._last: Future[Any] = Future()
+        self._last.set_result(None)
+        #: Guards the pending updates, and is notified when they change.
+        self._changed = threading.Condition()
+        self._pending = PendingUpdates()
+        self._closed = False
+        #: What ended the push thread; raised in the training thread.
+        self._push_error: Exception | None = None
+        self._push_thread = self._start(self._push_all, "push")
+        self._start(self._make_requests, "requests")
+
+    def _start(self, target: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(
+            target=target, name=f"shard-{self.part.shard}-{name}", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        """End the threads. Updates that aren't pushed yet are lost; see :meth:`flush`."""
+        self._hurry.set()
+        self._requests.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._push_thread.join(timeout=CLOSE_SECONDS)
+
+    # -- updates -----------------------------------------------------------------------------------
+
+    def submit(self, header: Header, epoch: int, payload: Payload) -> None:
+        """Take over an update to push; its payload must not change afterwards. Returns at once."""
+        with self._changed:
+            self._pending.add(header, epoch, payload)
+            self._changed.notify_all()
+
+    def watch(self, subtask: int, epoch: int, size: int) -> None:
+        """Watch a subtask that other workers pushed completely, until it is applied."""
+        with self._changed:
+            self._pending.watch(subtask, epoch, size)
+
+    def forget(self, subtask: int) -> None:
+        """Drop a subtask, because its lease was lost or is no longer needed."""
+        with self._changed:
+            self._pending.forget(subtask)
+            self._changed.notify_all()
+
+    def take_settled(self) -> Settled:
+        """Return the outcomes of updates since the last call."""
+        with self._changed:
+            if self._push_error is not None:
+                raise self._push_error
+            return self._pending.take_settled()
+
+    def take_delays(self) -> list[float]:
+        """Return the delays of applied updates; see :meth:`PendingUpdates.take_delays`."""
+        with self._changed:
+            return self._pending.take_delays()
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all updates are in the stream; False if that takes longer than ``seconds``."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._pending.next_unsent() is None, timeout=seconds
+            )
+
+    def reached(self, subtask: int, token: int) -> int:
+        """Return the end of the updates made under a lease, in samples; 0 if there are none."""
+        with self._changed:
+            return self._pending.reached(subtask, token)
+
+    def subtasks(self) -> frozenset[int]:
+        """Return the subtasks that aren't completely applied, or whose outcome isn't taken yet."""
+        with self._changed:
+            return self._pending.subtasks()
+
+    @property
+    def unapplied(self) -> int:
+        """Number of own updates that aren't applied yet."""
+        with self._changed:
+            return self._pending.unapplied
+
+    @property
+    def full(self) -> bool:
+        """True if :data:`MAX_UNAPPLIED` updates are unapplied."""
+        return self.unapplied >= MAX_UNAPPLIED
+
+    def counts(self) -> dict[str, int]:
+        """Return the counters of the heartbeat."""
+        with self._changed:
+            pending = self._pending
+            return {
+                "pushes": pending.sent,
+                "pushed_bytes": pending.sent_bytes,
+                "pushed_again": pending.sent_again,
+                "discarded": pending.discarded,
+                "unapplied": pending.unapplied,
+            }
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    @property
+    def late(self) -> bool:
+        """True if the caller stopped waiting for the last request, and it has no answer yet."""
+        return self._late and not self._last.done()
+
+    def mark_late(self) -> None:
+        """Record that the caller stopped waiting for the last request."""
+        self._late = True
+
+    def begin(self, subtask: int, epoch: int, size: int, token: int) -> Future[int | None]:
+        """Request :meth:`~vcasgd.store.tensors.updates.UpdateSender.begin`.
+
+        The result is None if there is trouble.
+        """
+        self._hurry.set()
+        return self._request(lambda: self._sender.begin(subtask, epoch, size, token))
+
+    def settle(self, *, patiently: bool = False) -> Future[Any]:
+        """Request the outcome of the sent updates, which :meth:`take_settled` then returns.
+
+        ``patiently``: if the client is full, wait for the next commit first, at most
+        :data:`COMMIT_WAIT_SECONDS`. The result is the version and the writer of the present
+        snapshot.
+        """
+        return self._join_or_request(lambda: self._check(patiently=patiently))
+
+    def refresh(self, out: Tensor, *, again: bool) -> Future[Any]:
+        """Request what :meth:`settle` does, and fetch a snapshot that is newer than the base.
+
+        The snapshot goes to ``out``, float32 [part.floats]. A prefetched snapshot is new enough
+        unless ``again`` is True.
+        """
+        if self.has_fetched and not again:
+            return self._last
+        return self._join_or_request(lambda: self._check_and_fetch(out))
+
+    def prefetch(self, out: Tensor, needed_at: float) -> None:
+        """Request what :meth:`refresh` does, just in time for a moment of
+        :func:`time.monotonic`. Any later request makes it start at once."""
+        if self._last.done():
+            self._hurry.clear()
+            self._request(lambda: self._fetch_in_time(out, needed_at))
+
+    @property
+    def has_fetched(self) -> bool:
+        """True if :meth:`take` has a snapshot to return."""
+        return self._last.done() and self._fetched is not None
+
+    def take(self) -> Snapshot:
+        """Return the fetched snapshot, once; the caller moves its vector into the base."""
+        assert self._fetched is not None
+        snapshot, self._fetched = self._fetched, None
+        self.base = (snapshot.meta.version, snapshot.meta.token)
+        return snapshot
+
+    def _join_or_request(self, call: Callable[[], Any]) -> Future[Any]:
+        self._hurry.set()
+        return self._request(call) if self._last.done() else self._last
+
+    def _request(self, call: Callable[[], Any]) -> Future[Any]:
+        self._late = False
+        self._last = Future()
+        self._requests.put((call, self._last))
+        return self._last
+
+    # -- request thread ----------------------------------------------------------------------------
+
+    def _make_requests(self) -> None:
+        while (request := self._requests.get()) is not None:
+            self._answer(*request)
+
+    def _answer(self, call: Callable[[], Any], answer: Future[Any]) -> None:
+        try:
+            result = call()
+        except TRANSIENT as error:
+            self.trouble = error
+            answer.set_result(None)
+        except Exception as error:
+            if not isinstance(error, VcasgdError):
+                # A prefetch that fails may have no reader.
+                log.exception("request to shard %d", self.part.shard)
+            answer.set_exception(error)
+        else:
+            self.trouble = None
+            answer.set_result(result)
+
+    def _check(self, *, patiently: bool = False) -> tuple[int, int]:
+        """Settle the sent updates; return the present version and its writer."""
+        if patiently and self.full:
+            self._sender.await_news(COMMIT_WAIT_SECONDS)
+        with self._changed:
+            sent = self._pending.all_sent()
+        status = self._sender.status(
+            [(update.subtask, update.epoch, update.stop, update.name) for update in sent]
+        )
+        with self._changed:
+            self._pending.on_status(sent, status)
+            self._changed.notify_all()
+        return status.version
+
+    def _check_and_fetch(self, out: Tensor) -> None:
+        newest = self._check()
+        if newest == self._newest_here:
+            return
+        # Nothing can be taken while the vector is overwritten.
+        self._fetched = None
+        started = time.monotonic()
+        self._fetched = self._snapshots.fetch(out, rounded=True)
+        self._fetch_seconds = time.monotonic() - started
+
+    def _fetch_in_time(self, out: Tensor, needed_at: float) -> None:
+        wait = needed_at - FETCH_MARGIN * self._fetch_seconds - time.monotonic()
+        if wait > 0:
+            self._hurry.wait(wait)
+        self._check()
+        # The interval's own update may fill the client: then the caller waits for a commit, and
+        # a snapshot from before that wait is too old.
+        if self.unapplied + 1 < MAX_UNAPPLIED:
+            self._check_and_fetch(out)
+
+    @property
+    def _newest_here(self) -> tuple[int, int] | None:
+        if self._fetched is not None:
+            return self._fetched.meta.version, self._fetched.meta.token
+        return self.base
+
+    # -- push thread -------------------------------------------------------------------------------
+
+    def _push_all(self) -> None:
+        try:
+            while (update := self._next_unsent()) is not None:
+                if not self._push(update):
+                    time.sleep(RETRY_SECONDS)
+        except Exception as error:
+            log.exception("pushing to shard %d", self.part.shard)
+            self._push_error = error
+
+    def _next_unsent(self) -> PendingUpdate | None:
+        """Wait for an update to push; None once the client is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._pending.next_unsent() is not None)
+            return None if self._closed else self._pending.next_unsent()
+
+    def _push(self, update: PendingUpdate) -> bool:
+        """Push once; return False if it has to be tried again."""
+        assert update.header is not None
+        assert update.payload is not None
+        try:
+            pushed = self._sender.push(update.header, update.epoch, update.payload)
+        except TRANSIENT as error:
+            log.debug("push of subtask %d: %s", update.subtask, error)
+            return False
+        except Fenced as error:
+            log.info("subtask %d: %s", update.subtask, error)
+            self._record(lambda pending: pending.discard(update, rework=False))
+        except StoreError:
+            log.exception("subtask %d can't be pushed", update.subtask)
+            self._record(lambda pending: pending.discard(update, rework=True))
+        else:
+            if pushed.accepted:
+                self._record(lambda pending: pending.on_accepted(update))
+            else:
+                self._record(lambda pending: pending.on_refused(update, pushed.position))
+        return True
+
+    def _record(self, change: Callable[[PendingUpdates], None]) -> None:
+        with self._changed:
+            change(self._pending)
+            self._changed.notify_all()
