@@ -1,15 +1,15 @@
-# The cheapest cluster that is still of use. Only package has no default.
+# The cheapest useful cluster. Only package has no default.
 cluster = "vcasgd"
 region  = "us-east-1"
 zones   = ["us-east-1a", "us-east-1b", "us-east-1c"]
 
-# made by: .venv/bin/pip wheel --no-deps --wheel-dir dist .
+# Built by: .venv/bin/pip wheel --no-deps --wheel-dir dist .
 package = "../../dist/vcasgd-0.1.0-py3-none-any.whl"
 
-# what the jobs import; the digits of the example are scikit-learn's
+# Packages that the jobs import; the digits example needs scikit-learn.
 python_packages = ["scikit-learn"]
 
-# your own address, to reach the API without a tunnel
+# Your own address, to reach the API without a tunnel.
 # api_cidrs = ["203.0.113.7/32"]
 
 control_plane_type = "t3.medium"
@@ -22,9 +22,9 @@ pools = {
     max_instances      = 8
     max_price_per_hour = 0.06
   }
-  # with the id of an image that has NVIDIA's driver:
+  # With the ID of an image that has NVIDIA's driver:
   # gpu-spot = { instance_types = ["g4dn.xlarge"], gpus = 1, image = "ami-…", disk_gb = 60 }
-  # data with this label goes to no other pool
+  # Data with this label goes to no other pool.
   private = {
     instance_types = ["c6i.large"]
     spot           = false

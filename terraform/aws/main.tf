@@ -29,7 +29,7 @@ locals {
   node_names  = [for index in range(var.store.nodes) : "store-${index}"]
   bucket_name = "${var.cluster}-${data.aws_caller_identity.me.account_id}-${var.region}"
 
-  # fixed, so that who needs an address need not wait for who has it
+  # Fixed, so that configuration can name an address before its machine exists.
   control_address = cidrhost(module.network.home_cidr, 10)
   store_addresses = { for index, name in local.node_names : name => cidrhost(module.network.home_cidr, 20 + index) }
   head_port       = 10000
@@ -45,7 +45,7 @@ locals {
     : "redis://:PASSWORD@${local.control_address}:6379/0"
   )
 
-  # what the scripts on every machine read; passwords are put in by them
+  # Variables for the scripts on every machine; the scripts add the passwords.
   machine = {
     AWS_DEFAULT_REGION = var.region
     CLUSTER            = var.cluster
@@ -212,8 +212,8 @@ module "control_data" {
   )
 }
 
-# The machines that the controller launches are not in terraform's state. They are ended by their
-# tag after the control plane, which could launch new ones, and before what they stand on.
+# The machines that the controller launches are not in Terraform's state. They are terminated by
+# tag, after the control plane, which could launch new ones, and before their network.
 resource "terraform_data" "fleet" {
   input = {
     script   = "${path.module}/../../infra/fleet/terminate-aws"

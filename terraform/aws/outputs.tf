@@ -3,36 +3,36 @@ locals {
 }
 
 output "api_url" {
-  description = "As in VCASGD_API_URL; on this computer, through tunnel_command, unless api_cidrs are given."
+  description = "Value for VCASGD_API_URL. Without api_cidrs it needs tunnel_command."
   value       = local.api_url
 }
 
 output "dashboard_url" {
-  description = "Where a browser finds what the API shows."
+  description = "URL of the dashboard."
   value       = "${local.api_url}/"
 }
 
 output "token_command" {
-  description = "Prints the API's token, as in VCASGD_TOKEN."
+  description = "Command that prints the API's token, for VCASGD_TOKEN."
   value       = "aws secretsmanager get-secret-value --region ${var.region} --secret-id ${module.identity.secrets["api-token"]} --query SecretString --output text"
 }
 
 output "tunnel_command" {
-  description = "Makes the API of the control plane answer on this computer's port 8700."
+  description = "Command that forwards this computer's port 8700 to the API."
   value       = "aws ssm start-session --region ${var.region} --target ${module.control_plane.instance_id} --document-name AWS-StartPortForwardingSession --parameters portNumber=8700,localPortNumber=8700"
 }
 
 output "certificate_command" {
-  description = "Fetches the API's certificate; name the file in SSL_CERT_FILE."
+  description = "Command that fetches the API's certificate; name the file in SSL_CERT_FILE."
   value       = "aws s3 cp --region ${var.region} ${module.bucket.url}/control/api.pem vcasgd-api.pem"
 }
 
 output "boot_errors_command" {
-  description = "Lists what failed on the machines."
+  description = "Command that lists boot failures of the machines."
   value       = "aws ec2 describe-tags --region ${var.region} --filters Name=key,Values=vcasgd:boot-error --query 'Tags[].[ResourceId,Value]' --output text"
 }
 
 output "storage_url" {
-  description = "Packages, checkpoints and models."
+  description = "URL of packages, checkpoints, and models."
   value       = module.bucket.url
 }

@@ -1,11 +1,11 @@
 variable "cluster" {
-  description = "Name of the cluster; of all that is made."
+  description = "Name of the cluster and prefix of all resources."
   type        = string
   default     = "vcasgd"
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{1,22}[a-z0-9]$", var.cluster))
-    error_message = "cluster must be 3 to 24 lower-case letters, digits and dashes, and begin with a letter."
+    error_message = "cluster must be 3 to 24 lowercase letters, digits, and dashes, and start with a letter."
   }
 }
 
@@ -16,18 +16,18 @@ variable "region" {
 
   validation {
     condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
-    error_message = "region must be one such as us-east-1."
+    error_message = "region must be a region such as us-east-1."
   }
 }
 
 variable "zones" {
-  description = "Availability zones of the fleet; empty: the first three of the region."
+  description = "Availability zones of the fleet. Empty: the first three of the region."
   type        = list(string)
   default     = []
 }
 
 variable "network_cidr" {
-  description = "Addresses of the network."
+  description = "Address range of the network."
   type        = string
   default     = "10.80.0.0/16"
 }
@@ -39,39 +39,39 @@ variable "api_cidrs" {
 
   validation {
     condition     = !contains(var.api_cidrs, "0.0.0.0/0")
-    error_message = "api_cidrs: name the networks that you use; the API has one token and is not made for the open internet."
+    error_message = "api_cidrs: name only the networks that you use; the API has one token and is not built for the open internet."
   }
 }
 
 variable "package" {
-  description = "What machines install: a wheel on this computer, or a requirement as pip understands it."
+  description = "Package that machines install: a wheel on this computer, or a pip requirement."
   type        = string
 
   validation {
     condition     = !endswith(var.package, ".whl") || fileexists(var.package)
-    error_message = "package: no such file; make it with: pip wheel --no-deps --wheel-dir dist ."
+    error_message = "package: no such file; build it with: pip wheel --no-deps --wheel-dir dist ."
   }
 }
 
 variable "pip_options" {
-  description = "Further options of pip on the machines, for example another index."
+  description = "More pip options on the machines; for example, another index."
   type        = string
   default     = ""
 }
 
 variable "python_packages" {
-  description = "What jobs import beside torch and numpy, as pip understands it; installed on workers."
+  description = "Packages that jobs import in addition to torch and numpy, as pip requirements; installed on workers."
   type        = list(string)
   default     = []
 
   validation {
     condition     = alltrue([for name in var.python_packages : can(regex("^[A-Za-z0-9][A-Za-z0-9._,<>=!~\\[\\]-]*$", name))])
-    error_message = "python_packages must hold requirements without spaces, such as torchvision>=0.20."
+    error_message = "python_packages must contain requirements without spaces, such as torchvision>=0.20."
   }
 }
 
 variable "redis" {
-  description = "The ledger: self-hosted, on a disk of the control plane, or managed, in ElastiCache with a replica."
+  description = "Ledger: self-hosted (on a disk of the control plane) or managed (ElastiCache with a replica)."
   type        = string
   default     = "self-hosted"
 
@@ -88,7 +88,7 @@ variable "managed_redis_type" {
 }
 
 variable "ledger_disk" {
-  description = "Disk of a self-hosted ledger: GB, and whether a snapshot of it stays after destroy."
+  description = "Disk of a self-hosted ledger: size in GB, and whether destroy keeps a snapshot."
   type        = object({ size_gb = optional(number, 10), final_snapshot = optional(bool, false) })
   default     = {}
 }
@@ -100,7 +100,7 @@ variable "control_plane_type" {
 }
 
 variable "store" {
-  description = "Store nodes: how many, and their instance type."
+  description = "Number and instance type of the store nodes."
   type        = object({ nodes = optional(number, 1), instance_type = optional(string, "m6i.large") })
   default     = {}
 
@@ -111,13 +111,13 @@ variable "store" {
 }
 
 variable "image" {
-  description = "Image of the control plane and the store: Ubuntu 24.04 on amd64. Null: the newest one."
+  description = "Image of the control plane and the store: Ubuntu 24.04 on amd64. Null: the newest."
   type        = string
   default     = null
 }
 
 variable "pools" {
-  description = "Where workers are bought, by name, in the order of their names; image and pip_options as for all others if null."
+  description = "Pools where workers are bought, by name, used in the order of their names. A null image or pip_options uses the cluster's."
   type = map(object({
     instance_types     = list(string)
     spot               = optional(bool, true)
@@ -141,7 +141,7 @@ variable "pools" {
 
   validation {
     condition     = length(var.pools) > 0 && alltrue([for name in keys(var.pools) : can(regex("^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", name))])
-    error_message = "pools: there must be one at least; names are lower-case letters, digits and dashes."
+    error_message = "pools: define at least one; names have lowercase letters, digits, and dashes."
   }
 
   validation {
@@ -156,18 +156,18 @@ variable "pools" {
 }
 
 variable "prices" {
-  description = "A file on this computer with prices of machines that vcasgd's own tables lack. Null: those tables only."
+  description = "File on this computer with prices that vcasgd's own tables lack. Null: use only those tables."
   type        = string
   default     = null
 
   validation {
     condition     = var.prices == null || can(yamldecode(file(var.prices)).aws)
-    error_message = "prices must be a YAML file with prices under the word aws; docs/pools.md shows one."
+    error_message = "prices must be a YAML file with prices under the key aws; docs/pools.md shows one."
   }
 }
 
 variable "heartbeat" {
-  description = "Seconds; all time-outs of the platform follow from it."
+  description = "Heartbeat in seconds; all timeouts of the platform derive from it."
   type        = number
   default     = 2
 
@@ -178,13 +178,13 @@ variable "heartbeat" {
 }
 
 variable "keep_bucket" {
-  description = "Whether destroy refuses to delete a bucket with models in it."
+  description = "Make destroy refuse to delete a bucket with models in it."
   type        = bool
   default     = false
 }
 
 variable "endpoint_url" {
-  description = "Another end point for all of AWS: an emulator."
+  description = "Endpoint for all AWS services; an emulator."
   type        = string
   default     = null
 }

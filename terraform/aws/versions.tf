@@ -12,7 +12,7 @@ terraform {
 provider "aws" {
   region = var.region
 
-  # an emulator has neither accounts nor names of buckets in its address
+  # An emulator has neither accounts nor bucket host names.
   s3_use_path_style           = var.endpoint_url != null
   skip_credentials_validation = var.endpoint_url != null
   skip_metadata_api_check     = var.endpoint_url != null

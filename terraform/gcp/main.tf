@@ -4,7 +4,7 @@ locals {
   node_names  = [for index in range(var.store.nodes) : "store-${index}"]
   bucket_name = "${var.cluster}-${var.project}"
 
-  # fixed, so that who needs an address need not wait for who has it
+  # Fixed, so that configuration can name an address before its machine exists.
   control_address = cidrhost(module.network.cidr, 10)
   store_addresses = { for index, name in local.node_names : name => cidrhost(module.network.cidr, 20 + index) }
   head_port       = 10000
@@ -15,14 +15,14 @@ locals {
     "constraints.txt"       = "${path.module}/../../constraints.txt"
   } : {}
 
-  # the authority is the server's own, so that it says more than the name would
+  # The certificate authority belongs to the server, so trusting it is stricter than comparing names.
   ledger_url = (local.managed
     ? "rediss://:PASSWORD@${module.store.managed_redis.address}:${module.store.managed_redis.port}/0?replicas=1&ssl_ca_certs=/etc/vcasgd/redis-ca.pem&ssl_check_hostname=false"
     : "redis://:PASSWORD@${local.control_address}:6379/0"
   )
   authority = local.managed ? { "redis-ca.pem" = module.store.managed_redis.authority } : {}
 
-  # what the scripts on every machine read; passwords are put in by them
+  # Variables for the scripts on every machine; the scripts add the passwords.
   machine = {
     CLUSTER     = var.cluster
     CONSTRAINTS = local.is_wheel ? module.bucket.releases["constraints.txt"] : ""
@@ -198,8 +198,8 @@ module "control_data" {
   )
 }
 
-# The machines that the controller launches are not in terraform's state. They are ended by their
-# label after the control plane, which could launch new ones, and before what they stand on.
+# The machines that the controller launches are not in Terraform's state. They are terminated by
+# label, after the control plane, which could launch new ones, and before their network.
 resource "terraform_data" "fleet" {
   input = {
     script  = "${path.module}/../../infra/fleet/terminate-gcp"

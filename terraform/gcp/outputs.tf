@@ -3,36 +3,36 @@ locals {
 }
 
 output "api_url" {
-  description = "As in VCASGD_API_URL; on this computer, through tunnel_command, unless api_cidrs are given."
+  description = "Value for VCASGD_API_URL. Without api_cidrs it needs tunnel_command."
   value       = local.api_url
 }
 
 output "dashboard_url" {
-  description = "Where a browser finds what the API shows."
+  description = "URL of the dashboard."
   value       = "${local.api_url}/"
 }
 
 output "token_command" {
-  description = "Prints the API's token, as in VCASGD_TOKEN."
+  description = "Command that prints the API's token, for VCASGD_TOKEN."
   value       = "gcloud secrets versions access latest --project ${var.project} --secret ${var.cluster}-api-token"
 }
 
 output "tunnel_command" {
-  description = "Makes the API of the control plane answer on this computer's port 8700."
+  description = "Command that forwards this computer's port 8700 to the API."
   value       = "gcloud compute ssh ${module.control_plane.name} --project ${var.project} --zone ${var.zones[0]} --tunnel-through-iap -- -N -L 8700:127.0.0.1:8700"
 }
 
 output "certificate_command" {
-  description = "Fetches the API's certificate; name the file in SSL_CERT_FILE."
+  description = "Command that fetches the API's certificate; name the file in SSL_CERT_FILE."
   value       = "gcloud storage cp ${module.bucket.url}/control/api.pem vcasgd-api.pem"
 }
 
 output "boot_error_command" {
-  description = "Prints what failed on a machine, by its name and zone."
+  description = "Command that prints the boot failure of a machine, by name and zone."
   value       = "gcloud compute instances get-guest-attributes NAME --project ${var.project} --zone ZONE --query-path vcasgd/"
 }
 
 output "storage_url" {
-  description = "Packages, checkpoints and models."
+  description = "URL of packages, checkpoints, and models."
   value       = module.bucket.url
 }

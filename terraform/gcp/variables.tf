@@ -1,21 +1,21 @@
 variable "project" {
-  description = "Google Cloud project."
+  description = "Google Cloud project ID."
   type        = string
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project))
-    error_message = "project must be a project's id, such as my-project-123."
+    error_message = "project must be a project ID, such as my-project-123."
   }
 }
 
 variable "cluster" {
-  description = "Name of the cluster; of all that is made."
+  description = "Name of the cluster and prefix of all resources."
   type        = string
   default     = "vcasgd"
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{1,20}[a-z0-9]$", var.cluster))
-    error_message = "cluster must be 3 to 22 lower-case letters, digits and dashes, and begin with a letter."
+    error_message = "cluster must be 3 to 22 lowercase letters, digits, and dashes, and start with a letter."
   }
 }
 
@@ -26,12 +26,12 @@ variable "region" {
 
   validation {
     condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
-    error_message = "region must be one such as us-central1."
+    error_message = "region must be a region such as us-central1."
   }
 }
 
 variable "zones" {
-  description = "Zones of the fleet; the first has the control plane and the store."
+  description = "Zones of the fleet. The first has the control plane and the store."
   type        = list(string)
   default     = ["us-central1-a", "us-central1-b", "us-central1-c"]
 
@@ -42,7 +42,7 @@ variable "zones" {
 }
 
 variable "network_cidr" {
-  description = "Addresses of the network."
+  description = "Address range of the network."
   type        = string
   default     = "10.80.0.0/20"
 }
@@ -54,39 +54,39 @@ variable "api_cidrs" {
 
   validation {
     condition     = !contains(var.api_cidrs, "0.0.0.0/0")
-    error_message = "api_cidrs: name the networks that you use; the API has one token and is not made for the open internet."
+    error_message = "api_cidrs: name only the networks that you use; the API has one token and is not built for the open internet."
   }
 }
 
 variable "package" {
-  description = "What machines install: a wheel on this computer, or a requirement as pip understands it."
+  description = "Package that machines install: a wheel on this computer, or a pip requirement."
   type        = string
 
   validation {
     condition     = !endswith(var.package, ".whl") || fileexists(var.package)
-    error_message = "package: no such file; make it with: pip wheel --no-deps --wheel-dir dist ."
+    error_message = "package: no such file; build it with: pip wheel --no-deps --wheel-dir dist ."
   }
 }
 
 variable "pip_options" {
-  description = "Further options of pip on the machines, for example another index."
+  description = "More pip options on the machines; for example, another index."
   type        = string
   default     = ""
 }
 
 variable "python_packages" {
-  description = "What jobs import beside torch and numpy, as pip understands it; installed on workers."
+  description = "Packages that jobs import in addition to torch and numpy, as pip requirements; installed on workers."
   type        = list(string)
   default     = []
 
   validation {
     condition     = alltrue([for name in var.python_packages : can(regex("^[A-Za-z0-9][A-Za-z0-9._,<>=!~\\[\\]-]*$", name))])
-    error_message = "python_packages must hold requirements without spaces, such as torchvision>=0.20."
+    error_message = "python_packages must contain requirements without spaces, such as torchvision>=0.20."
   }
 }
 
 variable "redis" {
-  description = "The ledger: self-hosted, on a disk of the control plane, or managed, in Memorystore with a replica."
+  description = "Ledger: self-hosted (on a disk of the control plane) or managed (Memorystore with a replica)."
   type        = string
   default     = "self-hosted"
 
@@ -115,7 +115,7 @@ variable "control_plane_type" {
 }
 
 variable "store" {
-  description = "Store nodes: how many, and their machine type."
+  description = "Number and machine type of the store nodes."
   type        = object({ nodes = optional(number, 1), machine_type = optional(string, "e2-standard-2") })
   default     = {}
 
@@ -132,7 +132,7 @@ variable "image" {
 }
 
 variable "pools" {
-  description = "Where workers are bought, by name, in the order of their names; image and pip_options as for all others if null."
+  description = "Pools where workers are bought, by name, used in the order of their names. A null image or pip_options uses the cluster's."
   type = map(object({
     instance_types     = list(string)
     spot               = optional(bool, true)
@@ -156,7 +156,7 @@ variable "pools" {
 
   validation {
     condition     = length(var.pools) > 0 && alltrue([for name in keys(var.pools) : can(regex("^[a-z]([a-z0-9-]{0,12}[a-z0-9])?$", name))])
-    error_message = "pools: there must be one at least; names are at most 14 lower-case letters, digits and dashes."
+    error_message = "pools: define at least one; names have at most 14 lowercase letters, digits, and dashes."
   }
 
   validation {
@@ -171,18 +171,18 @@ variable "pools" {
 }
 
 variable "prices" {
-  description = "A file on this computer with prices of machines that vcasgd's own tables lack. Null: those tables only."
+  description = "File on this computer with prices that vcasgd's own tables lack. Null: use only those tables."
   type        = string
   default     = null
 
   validation {
     condition     = var.prices == null || can(yamldecode(file(var.prices)).gcp)
-    error_message = "prices must be a YAML file with prices under the word gcp; docs/pools.md shows one."
+    error_message = "prices must be a YAML file with prices under the key gcp; docs/pools.md shows one."
   }
 }
 
 variable "heartbeat" {
-  description = "Seconds; all time-outs of the platform follow from it."
+  description = "Heartbeat in seconds; all timeouts of the platform derive from it."
   type        = number
   default     = 2
 
@@ -193,7 +193,7 @@ variable "heartbeat" {
 }
 
 variable "keep_bucket" {
-  description = "Whether destroy refuses to delete a bucket with models in it."
+  description = "Make destroy refuse to delete a bucket with models in it."
   type        = bool
   default     = false
 }

@@ -1,3 +1,3 @@
-# Everything has a default. With another folder and port several stacks run side by side:
+# Everything has a default. With other folders and ports, several stacks run side by side:
 home = "/tmp/vcasgd-try"
 port = 8701

@@ -3,8 +3,8 @@ locals {
   home    = var.home == null ? "" : var.home
 }
 
-# A stack is not in terraform's state: it is started when this is made, and stopped when this is
-# destroyed. To start it again after a reboot: terraform apply -replace=terraform_data.stack
+# The stack is not in Terraform's state: creating this resource starts it, destroying it stops
+# it. To start it again after a reboot: terraform apply -replace=terraform_data.stack
 resource "terraform_data" "stack" {
   input = {
     scripts = local.scripts

@@ -1,16 +1,16 @@
 output "api_url" {
-  description = "As in VCASGD_API_URL; the command line finds it by itself unless home is set."
+  description = "Value for VCASGD_API_URL. The command line finds it unless home is set."
   value       = "http://127.0.0.1:${var.port}"
 
   depends_on = [terraform_data.stack]
 }
 
 output "dashboard_url" {
-  description = "Where a browser finds what the API shows."
+  description = "URL of the dashboard."
   value       = "http://127.0.0.1:${var.port}/"
 }
 
 output "token_command" {
-  description = "Prints the API's token, as in VCASGD_TOKEN."
+  description = "Command that prints the API's token, for VCASGD_TOKEN."
   value       = local.home == "" ? "cat \"$${VCASGD_HOME:-$HOME/.vcasgd}/token\"" : "cat '${local.home}/token'"
 }

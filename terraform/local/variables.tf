@@ -1,5 +1,5 @@
 variable "home" {
-  description = "Folder of the stack. Null: VCASGD_HOME or ~/.vcasgd, which the command line finds by itself."
+  description = "Folder of the stack. Null: VCASGD_HOME or ~/.vcasgd, which the command line uses by default."
   type        = string
   default     = null
 
@@ -21,7 +21,7 @@ variable "port" {
 }
 
 variable "python" {
-  description = "Python that makes the clone's environment where there is none: 3.11 or newer."
+  description = "Python 3.11 or newer that creates the clone's environment if there is none."
   type        = string
   default     = "python3"
 

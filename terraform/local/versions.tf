@@ -1,4 +1,4 @@
 terraform {
-  # terraform_data is built in, so that no provider has to be fetched
+  # terraform_data is built in and needs no provider.
   required_version = ">= 1.11, < 2.0"
 }

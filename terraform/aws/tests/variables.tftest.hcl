@@ -1,4 +1,4 @@
-# What is refused before anything is made.
+# Inputs that are rejected before anything is created.
 
 mock_provider "aws" {
   mock_data "aws_availability_zones" {
@@ -22,7 +22,7 @@ mock_provider "aws" {
   }
 }
 
-# the end of a run looks for machines of its cluster: there is none of this name
+# Destroy looks for machines of this cluster; none has this name.
 variables {
   cluster = "made-by-test"
   package = "vcasgd[aws]"
@@ -41,12 +41,12 @@ run "managed" {
 
   assert {
     condition     = strcontains(module.store_data["store-1"].files["/etc/vcasgd/vcasgd.env"], "VCASGD_JOB_USERS=false")
-    error_message = "managed Redis does not let anybody make users"
+    error_message = "managed Redis can't create users"
   }
 
   assert {
     condition     = module.store.ledger_disk == null && length(module.store.node_ids) == 2
-    error_message = "a managed ledger has no disk of ours"
+    error_message = "a managed ledger needs no disk"
   }
 
   assert {

@@ -1,4 +1,4 @@
-# What is planned and made, with a provider that makes up what only Google knows.
+# Plans and applies with a mocked provider for values that only Google knows.
 
 mock_provider "google" {
   mock_resource "google_compute_subnetwork" {
@@ -33,7 +33,7 @@ mock_provider "google" {
   }
 }
 
-# the end of a run looks for machines of its cluster: there is none of this name
+# Destroy looks for machines of this cluster; none has this name.
 variables {
   cluster = "made-by-test"
   project = "my-project-123"
@@ -53,7 +53,7 @@ run "self_hosted" {
 
   assert {
     condition     = yamldecode(module.control_data.files["/etc/vcasgd/pools.yaml"]).pools[0].template.instance_template == "regions/us-central1/instanceTemplates/made-by-test-gcp-spot-1"
-    error_message = "the controller must be told the template that was made"
+    error_message = "the controller must receive the created template"
   }
 
   assert {
@@ -89,12 +89,12 @@ run "managed" {
 
   assert {
     condition     = strcontains(module.store_data["store-0"].files["/etc/vcasgd/vcasgd.env"], "VCASGD_JOB_USERS=false")
-    error_message = "managed Redis does not let anybody make users"
+    error_message = "managed Redis can't create users"
   }
 
   assert {
     condition     = module.store.ledger_disk == null
-    error_message = "a managed ledger has no disk of ours"
+    error_message = "a managed ledger needs no disk"
   }
 }
 
@@ -106,7 +106,7 @@ run "open_api" {
 
   assert {
     condition     = output.api_url == "https://203.0.113.20"
-    error_message = "with api_cidrs the API is reached by TLS"
+    error_message = "with api_cidrs the API uses TLS"
   }
 
   assert {
@@ -116,7 +116,7 @@ run "open_api" {
 
   assert {
     condition     = strcontains(module.store_data["store-1"].files["/etc/vcasgd/machine.env"], "STORE_HOSTS='10.80.0.20 10.80.0.21'")
-    error_message = "all must know all store nodes, in order"
+    error_message = "all machines must know all store nodes, in order"
   }
 }
 

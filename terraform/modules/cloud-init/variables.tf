@@ -1,15 +1,15 @@
 variable "role" {
-  description = "What the machine is."
+  description = "Role of the machine."
   type        = string
 
   validation {
     condition     = contains(["control-plane", "store", "worker"], var.role)
-    error_message = "role must be control-plane, store or worker."
+    error_message = "role must be control-plane, store, or worker."
   }
 }
 
 variable "cloud" {
-  description = "Where it is."
+  description = "Cloud of the machine."
   type        = string
 
   validation {
@@ -19,22 +19,22 @@ variable "cloud" {
 }
 
 variable "machine" {
-  description = "What the scripts of infra/bin read from machine.env."
+  description = "Variables in machine.env for the scripts in infra/bin."
   type        = map(string)
 
   validation {
     condition     = alltrue([for value in values(var.machine) : !can(regex("['\\n]", value))])
-    error_message = "machine: a value must not hold a quote or a line break."
+    error_message = "machine: a value must not contain a quote or a line break."
   }
 }
 
 variable "settings" {
-  description = "VCASGD_… and other variables of the services, without secrets."
+  description = "Environment variables of the services, such as VCASGD_…, without secrets."
   type        = map(string)
 }
 
 variable "files" {
-  description = "Further files in /etc/vcasgd, by name."
+  description = "More files in /etc/vcasgd, by name."
   type        = map(string)
   default     = {}
 }

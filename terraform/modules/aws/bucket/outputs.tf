@@ -1,5 +1,5 @@
 output "url" {
-  description = "As in VCASGD_STORAGE_URL."
+  description = "Value for VCASGD_STORAGE_URL."
   value       = "s3://${aws_s3_bucket.this.id}"
 }
 

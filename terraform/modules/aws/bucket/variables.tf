@@ -4,28 +4,28 @@ variable "name" {
 
   validation {
     condition     = can(regex("^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$", var.name))
-    error_message = "name must be 3 to 63 lower-case letters, digits and dashes."
+    error_message = "name must have 3 to 63 lowercase letters, digits, and dashes."
   }
 }
 
 variable "keep" {
-  description = "Whether the bucket may be destroyed only when it is empty."
+  description = "Only destroy the bucket when it is empty."
   type        = bool
 }
 
 variable "encrypted_only" {
-  description = "Whether requests without TLS are refused; an emulator may have nothing else."
+  description = "Refuse requests without TLS. Turn it off for an emulator without TLS."
   type        = bool
   default     = true
 }
 
 variable "releases" {
-  description = "Files to put under release/, by name: the wheel and its constraints."
+  description = "Files to upload under release/, by name: the wheel and its constraints."
   type        = map(string)
   default     = {}
 
   validation {
     condition     = alltrue([for path in values(var.releases) : fileexists(path)])
-    error_message = "releases: no such file; make the wheel with: pip wheel --no-deps --wheel-dir dist ."
+    error_message = "releases: no such file; build the wheel with: pip wheel --no-deps --wheel-dir dist ."
   }
 }

@@ -8,8 +8,8 @@ locals {
   ec2 = "arn:${data.aws_partition.here.partition}:ec2:${data.aws_region.here.name}:${data.aws_caller_identity.me.account_id}"
 }
 
-# What buys and ends machines. Only what carries the cluster's tag can be ended, and the control
-# plane and the store do not carry it.
+# Permissions to buy and terminate machines. Only machines with the cluster's tag can be
+# terminated, and the control plane and the store don't have it.
 data "aws_iam_policy_document" "fleet" {
   statement {
     sid = "Look"
@@ -18,7 +18,7 @@ data "aws_iam_policy_document" "fleet" {
       "ec2:DescribeLaunchTemplateVersions",
       "ec2:DescribeSpotPriceHistory",
     ]
-    # these actions know no resources
+    # These actions don't support resource-level permissions.
     resources = ["*"]
   }
 
@@ -120,7 +120,7 @@ resource "aws_instance" "this" {
   iam_instance_profile   = var.place.profile
   user_data_base64       = base64gzip(var.user_data)
 
-  # the ledger is on a disk of its own, and all else is made anew
+  # The ledger has its own disk; everything else is created again.
   user_data_replace_on_change = true
 
   metadata_options {
@@ -134,11 +134,11 @@ resource "aws_instance" "this" {
     encrypted   = true
   }
 
-  # without vcasgd:cluster, which marks what the controller may end
+  # Without the tag vcasgd:cluster, which marks machines that the controller may terminate.
   tags = { Name = "${var.cluster}-control", "vcasgd:stack" = var.cluster }
 
   lifecycle {
-    # a new image of the system is no reason to replace a machine that works
+    # A new system image is no reason to replace a working machine.
     ignore_changes = [ami]
   }
 }
@@ -149,7 +149,7 @@ resource "aws_volume_attachment" "ledger" {
   instance_id = aws_instance.this.id
   volume_id   = var.ledger_disk.id
   device_name = "/dev/sdf"
-  # the append-only file is closed before the disk is taken
+  # The append-only file must be closed before the disk is detached.
   stop_instance_before_detaching = true
 }
 

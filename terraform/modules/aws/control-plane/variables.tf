@@ -9,7 +9,7 @@ variable "image" {
 
   validation {
     condition     = startswith(var.image, "ami-")
-    error_message = "image must be an id such as ami-0abc."
+    error_message = "image must be an ID such as ami-0abc."
   }
 }
 
@@ -30,7 +30,7 @@ variable "place" {
 }
 
 variable "user_data" {
-  description = "Its cloud-config."
+  description = "Cloud-config of the machine."
   type        = string
 }
 
@@ -40,12 +40,12 @@ variable "ledger_disk" {
 }
 
 variable "public_address" {
-  description = "Allocation of its fixed public address, where it has one."
+  description = "Allocation ID of its fixed public address, or null."
   type        = object({ id = optional(string), attached = bool })
 }
 
 variable "fleet" {
-  description = "What the controller may launch: with which templates, where, with which security group and role."
+  description = "Limits of the controller's launches: templates, subnets, security group, and role."
   type = object({
     launch_template_ids = list(string)
     subnet_ids          = list(string)

@@ -2,7 +2,7 @@ output "profiles" {
   description = "Instance profile by role: control, store, worker."
   value       = { for name, profile in aws_iam_instance_profile.this : name => profile.name }
 
-  # a machine that starts before its rights are there would fail
+  # A machine that starts before its permissions exist would fail.
   depends_on = [aws_iam_role_policy.this]
 }
 

@@ -4,6 +4,6 @@ variable "cluster" {
 }
 
 variable "bucket_arn" {
-  description = "The bucket of packages, checkpoints and releases."
+  description = "Bucket for packages, checkpoints, and releases."
   type        = string
 }

@@ -13,8 +13,8 @@ resource "aws_internet_gateway" "this" {
   tags = { Name = var.cluster }
 }
 
-# Machines have public addresses to reach package indexes and the cloud without a gateway that
-# costs as much as a worker; the security groups let nobody in.
+# Machines have public addresses to reach package indexes and the cloud without a gateway, which
+# would cost as much as a worker. The security groups deny all other incoming traffic.
 resource "aws_subnet" "this" {
   for_each = { for index, zone in var.zones : zone => index }
 
@@ -45,7 +45,7 @@ resource "aws_route_table_association" "this" {
   subnet_id      = each.value.id
 }
 
-# object storage without a way through the internet, and without its price
+# Object storage without traffic through the internet and its price.
 resource "aws_vpc_endpoint" "storage" {
   vpc_id          = aws_vpc.this.id
   service_name    = "com.amazonaws.${data.aws_region.here.name}.s3"
@@ -90,7 +90,7 @@ resource "aws_vpc_security_group_ingress_rule" "api" {
 }
 
 locals {
-  # Ray's processes choose their ports; all that is below 1024 stays shut
+  # Ray's processes choose their ports; ports below 1024 stay closed.
   inside = {
     ledger-from-store   = { to = "control", from = "store", first = 6379, last = 6379 }
     ledger-from-worker  = { to = "control", from = "worker", first = 6379, last = 6379 }

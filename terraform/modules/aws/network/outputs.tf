@@ -9,7 +9,7 @@ output "subnets" {
 }
 
 output "home_cidr" {
-  description = "Addresses of the first zone's subnet, where the control plane and the store are."
+  description = "Address range of the first zone's subnet, which has the control plane and the store."
   value       = aws_subnet.this[var.zones[0]].cidr_block
 }
 

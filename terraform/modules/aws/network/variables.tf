@@ -4,7 +4,7 @@ variable "cluster" {
 }
 
 variable "cidr" {
-  description = "Addresses of the network."
+  description = "Address range of the network."
   type        = string
 
   validation {
@@ -14,7 +14,7 @@ variable "cidr" {
 }
 
 variable "zones" {
-  description = "Availability zones, one subnet in each; the first has the control plane."
+  description = "Availability zones, with one subnet each. The first has the control plane."
   type        = list(string)
 
   validation {
@@ -24,11 +24,11 @@ variable "zones" {
 }
 
 variable "api_cidrs" {
-  description = "Networks that may reach the API; none: only through a tunnel."
+  description = "Networks that may reach the API. Empty: only through a tunnel."
   type        = list(string)
 
   validation {
     condition     = alltrue([for cidr in var.api_cidrs : can(cidrhost(cidr, 0))])
-    error_message = "api_cidrs must hold networks such as 203.0.113.7/32."
+    error_message = "api_cidrs must contain networks such as 203.0.113.7/32."
   }
 }

@@ -3,7 +3,7 @@ locals {
   owned   = { "vcasgd:stack" = var.cluster }
 }
 
-# apart from the machine that uses it, so that it survives the machine
+# Separate from the machine that uses it, so that it survives the machine.
 resource "aws_ebs_volume" "ledger" {
   count = local.managed ? 0 : 1
 
@@ -28,7 +28,7 @@ resource "aws_elasticache_parameter_group" "ledger" {
 
   name        = "${var.cluster}-ledger"
   family      = "redis7"
-  description = "keys are never thrown away"
+  description = "never evict keys"
 
   parameter {
     name  = "maxmemory-policy"
@@ -36,8 +36,8 @@ resource "aws_elasticache_parameter_group" "ledger" {
   }
 }
 
-# Its token is made by the control plane at its first start; until then the security group is
-# the only thing between it and the network.
+# The control plane creates its token at its first start. Until then, only the security group
+# protects it.
 resource "aws_elasticache_replication_group" "ledger" {
   count = local.managed ? 1 : 0
 
@@ -90,7 +90,7 @@ resource "aws_instance" "node" {
   tags = merge(local.owned, { Name = "${var.cluster}-${each.key}" })
 
   lifecycle {
-    # a new image of the system is no reason to replace a machine that works
+    # A new system image is no reason to replace a working machine.
     ignore_changes = [ami]
   }
 }

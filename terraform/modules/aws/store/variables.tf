@@ -4,7 +4,7 @@ variable "cluster" {
 }
 
 variable "redis" {
-  description = "Where the ledger is: self-hosted, on the control plane's disk, or managed, in ElastiCache with a replica."
+  description = "Location of the ledger: self-hosted (on the control plane's disk) or managed (ElastiCache with a replica)."
   type        = string
 
   validation {
@@ -29,12 +29,12 @@ variable "subnet_ids" {
 }
 
 variable "security_groups" {
-  description = "Security group of the store nodes, and of managed Redis."
+  description = "Security groups of the store nodes and of managed Redis."
   type        = object({ store = string, managed = string })
 }
 
 variable "disk" {
-  description = "The ledger's disk: GB, and whether a snapshot of it stays when it is destroyed."
+  description = "The ledger's disk: size in GB, and whether to keep a snapshot when it is destroyed."
   type        = object({ size_gb = number, final_snapshot = bool })
 
   validation {
@@ -44,7 +44,7 @@ variable "disk" {
 }
 
 variable "managed_node_type" {
-  description = "Of managed Redis."
+  description = "Size of managed Redis."
   type        = string
 
   validation {
@@ -54,7 +54,7 @@ variable "managed_node_type" {
 }
 
 variable "nodes" {
-  description = "The store nodes: type and image, instance profile, and for each its address and user data."
+  description = "Store nodes: type and image, instance profile, and the address and user data of each."
   type = object({
     instance_type = string
     image         = string

@@ -2,7 +2,7 @@ locals {
   tags = { "vcasgd:cluster" = var.cluster, "vcasgd:pool" = var.pool }
 }
 
-# no instance type and no market: the controller says both with each launch
+# No instance type and no market: the controller sets both with each launch.
 resource "aws_launch_template" "this" {
   name                   = "${var.cluster}-${var.pool}"
   description            = "machines of pool ${var.pool}"
@@ -11,7 +11,7 @@ resource "aws_launch_template" "this" {
   user_data              = base64encode(var.user_data)
   update_default_version = true
 
-  # a worker whose system ends is gone, and costs nothing
+  # A worker that shuts down is terminated and no longer billed.
   instance_initiated_shutdown_behavior = "terminate"
 
   iam_instance_profile {

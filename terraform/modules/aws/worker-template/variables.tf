@@ -4,22 +4,22 @@ variable "cluster" {
 }
 
 variable "pool" {
-  description = "Name of the pool whose machines are made from the template."
+  description = "Name of the pool that uses the template."
   type        = string
 }
 
 variable "image" {
-  description = "Image of the machines: Ubuntu 24.04, or one made from it with all that is needed."
+  description = "Image of the machines: Ubuntu 24.04, or one made from it with everything installed."
   type        = string
 
   validation {
     condition     = startswith(var.image, "ami-")
-    error_message = "image must be an id such as ami-0abc."
+    error_message = "image must be an ID such as ami-0abc."
   }
 }
 
 variable "disk_gb" {
-  description = "Disk of each machine."
+  description = "Size of each machine's disk."
   type        = number
 
   validation {
@@ -34,6 +34,6 @@ variable "place" {
 }
 
 variable "user_data" {
-  description = "Their cloud-config."
+  description = "Cloud-config of the machines."
   type        = string
 }

@@ -5,7 +5,7 @@ resource "google_storage_bucket" "this" {
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
 
-  # what was deleted is gone, and is not billed for another week
+  # Without soft delete, deleted objects are not billed for another week.
   soft_delete_policy {
     retention_duration_seconds = 0
   }

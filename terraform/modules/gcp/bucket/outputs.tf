@@ -4,7 +4,7 @@ output "name" {
 }
 
 output "url" {
-  description = "As in VCASGD_STORAGE_URL."
+  description = "Value for VCASGD_STORAGE_URL."
   value       = "gs://${google_storage_bucket.this.name}"
 }
 

@@ -4,7 +4,7 @@ variable "name" {
 
   validation {
     condition     = can(regex("^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$", var.name))
-    error_message = "name must be 3 to 63 lower-case letters, digits and dashes."
+    error_message = "name must have 3 to 63 lowercase letters, digits, and dashes."
   }
 }
 
@@ -14,17 +14,17 @@ variable "location" {
 }
 
 variable "keep" {
-  description = "Whether the bucket may be destroyed only when it is empty."
+  description = "Only destroy the bucket when it is empty."
   type        = bool
 }
 
 variable "releases" {
-  description = "Files to put under release/, by name: the wheel and its constraints."
+  description = "Files to upload under release/, by name: the wheel and its constraints."
   type        = map(string)
   default     = {}
 
   validation {
     condition     = alltrue([for path in values(var.releases) : fileexists(path)])
-    error_message = "releases: no such file; make the wheel with: pip wheel --no-deps --wheel-dir dist ."
+    error_message = "releases: no such file; build the wheel with: pip wheel --no-deps --wheel-dir dist ."
   }
 }

@@ -6,7 +6,7 @@ resource "google_compute_instance" "this" {
   name         = "${var.cluster}-control"
   zone         = var.place.zone
   machine_type = var.machine.type
-  # without vcasgd-cluster, which marks what the controller may end
+  # Without the label vcasgd-cluster, which marks machines that the controller may terminate.
   labels = { "vcasgd-stack" = var.cluster }
 
   boot_disk {
@@ -51,7 +51,7 @@ resource "google_compute_instance" "this" {
   }
 
   lifecycle {
-    # cloud-init reads its data once; the ledger is on a disk of its own, and all else is made anew
+    # cloud-init reads its data once. The ledger has its own disk; everything else is created again.
     replace_triggered_by = [terraform_data.user_data]
   }
 }

@@ -9,7 +9,7 @@ variable "machine" {
 }
 
 variable "place" {
-  description = "Where it is: zone, subnetwork, its fixed private address, service account."
+  description = "Zone, subnetwork, fixed private address, and service account."
   type = object({
     zone            = string
     subnetwork_id   = string
@@ -19,7 +19,7 @@ variable "place" {
 }
 
 variable "user_data" {
-  description = "Its cloud-config."
+  description = "Cloud-config of the machine."
   type        = string
 }
 
@@ -29,7 +29,7 @@ variable "ledger_disk" {
 }
 
 variable "public_address" {
-  description = "Its fixed public address; null: any."
+  description = "Fixed public address. Null: any."
   type        = string
   default     = null
 }

@@ -7,7 +7,7 @@ locals {
   }
   objects = "projects/_/buckets/${var.bucket}/objects"
 
-  # who reads which secret; the control plane generates them too
+  # Read access to each secret; the control plane also generates them.
   readers = merge(
     { for name in local.secrets : "control-${name}" => { role = "control", secret = name } },
     {
@@ -16,7 +16,7 @@ locals {
     },
   )
 
-  # who may do what below which names of objects
+  # Permissions by role and object name prefix.
   grants = {
     control-packages = { role = "control", grant = "roles/storage.objectUser", below = "packages/" }
     control-jobs     = { role = "control", grant = "roles/storage.objectUser", below = "jobs/" }
@@ -38,8 +38,8 @@ resource "google_service_account" "this" {
   display_name = "vcasgd ${var.cluster}: ${each.value}"
 }
 
-# They have no value here: the control plane generates it at its first start, so that it is in
-# no state and in no plan.
+# They have no value here. The control plane generates it at its first start, so that
+# no state and no plan contains it.
 resource "google_secret_manager_secret" "this" {
   for_each = local.secrets
 
@@ -80,7 +80,7 @@ resource "google_storage_bucket_iam_member" "objects" {
   }
 }
 
-# the permission to list is one on the bucket, which no condition on objects lets through
+# Listing is a permission on the bucket, which a condition on objects would deny.
 resource "google_project_iam_custom_role" "list" {
   role_id     = "${local.custom_prefix}_list_objects"
   title       = "vcasgd ${var.cluster}: list objects"
@@ -130,7 +130,7 @@ resource "google_project_iam_member" "launch" {
   member  = google_service_account.this["control"].member
 }
 
-# names of machines begin with that of their pool; those of the control plane and the store do not
+# Machine names start with the name of their pool, unlike those of the control plane and the store.
 resource "google_project_iam_member" "end" {
   project = var.project
   role    = google_project_iam_custom_role.end.id

@@ -1,5 +1,5 @@
 output "accounts" {
-  description = "E-mail of the service account of each role: control, store, worker."
+  description = "Email address of each role's service account: control, store, worker."
   value       = { for name, account in google_service_account.this : name => account.email }
 }
 

@@ -9,16 +9,16 @@ variable "project" {
 }
 
 variable "bucket" {
-  description = "The bucket of packages, checkpoints and releases."
+  description = "Bucket for packages, checkpoints, and releases."
   type        = string
 }
 
 variable "pools" {
-  description = "Names of the pools; the controller may end machines of these only."
+  description = "Names of the pools. The controller may terminate only their machines."
   type        = list(string)
 
   validation {
     condition     = !contains(var.pools, "store") && !contains(var.pools, "control")
-    error_message = "pools: no pool may be called store or control, because its machines could not be told from those."
+    error_message = "pools: no pool may be called store or control, because its machines could not be distinguished from those."
   }
 }

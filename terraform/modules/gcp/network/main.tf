@@ -3,7 +3,7 @@ resource "google_compute_network" "this" {
   auto_create_subnetworks = false
 }
 
-# Machines have public addresses to reach package indexes without a gateway; nobody is let in.
+# Machines have public addresses to reach package indexes without a gateway; all incoming traffic is denied.
 resource "google_compute_subnetwork" "this" {
   name                     = var.cluster
   network                  = google_compute_network.this.id
@@ -12,7 +12,7 @@ resource "google_compute_subnetwork" "this" {
 }
 
 locals {
-  # Ray's processes choose their ports; all that is below 1024 stays shut
+  # Ray's processes choose their ports; ports below 1024 stay closed.
   inside = {
     ledger-from-store   = { to = "control", from = "store", ports = "6379" }
     ledger-from-worker  = { to = "control", from = "worker", ports = "6379" }
@@ -52,7 +52,7 @@ resource "google_compute_firewall" "api" {
   }
 }
 
-# shells and tunnels through Google's proxy, which asks who one is
+# Shells and tunnels through Google's proxy, which authenticates users.
 resource "google_compute_firewall" "tunnel" {
   name                    = "${var.cluster}-tunnel"
   network                 = google_compute_network.this.id

@@ -4,11 +4,11 @@ output "network_id" {
 }
 
 output "subnetwork_id" {
-  description = "Its one subnetwork, in all zones of the region."
+  description = "The subnetwork, in all zones of the region."
   value       = google_compute_subnetwork.this.id
 }
 
 output "cidr" {
-  description = "Addresses of the subnetwork."
+  description = "Address range of the subnetwork."
   value       = google_compute_subnetwork.this.ip_cidr_range
 }

@@ -4,7 +4,7 @@ variable "cluster" {
 }
 
 variable "cidr" {
-  description = "Addresses of the network."
+  description = "Address range of the network."
   type        = string
 
   validation {
@@ -14,16 +14,16 @@ variable "cidr" {
 }
 
 variable "api_cidrs" {
-  description = "Networks that may reach the API; none: only through a tunnel."
+  description = "Networks that may reach the API. Empty: only through a tunnel."
   type        = list(string)
 
   validation {
     condition     = alltrue([for cidr in var.api_cidrs : can(cidrhost(cidr, 0))])
-    error_message = "api_cidrs must hold networks such as 203.0.113.7/32."
+    error_message = "api_cidrs must contain networks such as 203.0.113.7/32."
   }
 }
 
 variable "accounts" {
-  description = "E-mail of the service account of each role: control, store, worker. Firewall rules name them."
+  description = "Email address of each role's service account: control, store, worker. Firewall rules use them."
   type        = object({ control = string, store = string, worker = string })
 }

@@ -3,7 +3,7 @@ locals {
   owned   = { "vcasgd-stack" = var.cluster }
 }
 
-# apart from the machine that uses it, so that it survives the machine
+# Separate from the machine that uses it, so that it survives the machine.
 resource "google_compute_disk" "ledger" {
   count = local.managed ? 0 : 1
 
@@ -80,7 +80,7 @@ resource "google_compute_instance" "node" {
   }
 
   lifecycle {
-    # cloud-init reads its data once
+    # cloud-init reads its data once.
     replace_triggered_by = [terraform_data.user_data[each.key]]
   }
 }

@@ -1,10 +1,10 @@
 output "ledger_disk" {
-  description = "The ledger's disk, where it is self-hosted."
+  description = "Disk of a self-hosted ledger."
   value       = one(google_compute_disk.ledger[*].self_link)
 }
 
 output "managed_redis" {
-  description = "The managed ledger, where there is one: path, address, port and authority."
+  description = "The managed ledger, or null: path, address, port, and certificate authority."
   value = one([
     for redis in google_redis_instance.ledger : {
       id        = redis.id

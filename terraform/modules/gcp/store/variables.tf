@@ -4,7 +4,7 @@ variable "cluster" {
 }
 
 variable "redis" {
-  description = "Where the ledger is: self-hosted, on the control plane's disk, or managed, in Memorystore with a replica."
+  description = "Location of the ledger: self-hosted (on the control plane's disk) or managed (Memorystore with a replica)."
   type        = string
 
   validation {
@@ -14,7 +14,7 @@ variable "redis" {
 }
 
 variable "place" {
-  description = "Zone, network, subnetwork, and the service account of the store nodes."
+  description = "Zone, network, subnetwork, and service account of the store nodes."
   type = object({
     zone          = string
     network_id    = string
@@ -24,7 +24,7 @@ variable "place" {
 }
 
 variable "disk_gb" {
-  description = "The ledger's disk."
+  description = "Size of the ledger's disk."
   type        = number
 
   validation {
@@ -34,7 +34,7 @@ variable "disk_gb" {
 }
 
 variable "managed_memory_gb" {
-  description = "Of managed Redis."
+  description = "Size of managed Redis."
   type        = number
 
   validation {
@@ -44,7 +44,7 @@ variable "managed_memory_gb" {
 }
 
 variable "nodes" {
-  description = "The store nodes: type and image, and for each its address and user data."
+  description = "Store nodes: type and image, and the address and user data of each."
   type = object({
     machine_type = string
     image        = string

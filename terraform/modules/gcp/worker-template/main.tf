@@ -2,7 +2,7 @@ locals {
   labels = { "vcasgd-cluster" = var.cluster, "vcasgd-pool" = var.pool }
 }
 
-# a template can't be changed: a new one is made first, under another name
+# Templates are immutable: a new one is created first, under another name.
 resource "google_compute_region_instance_template" "this" {
   name_prefix  = "${var.cluster}-${var.pool}-"
   description  = "machines of pool ${var.pool}"

@@ -4,7 +4,7 @@ variable "cluster" {
 }
 
 variable "pool" {
-  description = "Name of the pool whose machines are made from the template."
+  description = "Name of the pool that uses the template."
   type        = string
 }
 
@@ -14,7 +14,7 @@ variable "region" {
 }
 
 variable "machine" {
-  description = "Image of the machines, and their disk; the type is only a default, the controller says which with each launch."
+  description = "Image and disk of the machines. The type is a default; the controller sets it with each launch."
   type        = object({ image = string, disk_gb = number, default_type = string })
 
   validation {
@@ -29,6 +29,6 @@ variable "place" {
 }
 
 variable "user_data" {
-  description = "Their cloud-config."
+  description = "Cloud-config of the machines."
   type        = string
 }
