@@ -32,9 +32,9 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.jobs import Jobs, State
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Accounts, Lease, Leases
-from vcasgd.store.ledger.machines import Machines
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
@@ -95,7 +95,7 @@ class JobWriter:
 
     def __init__(self, ledger: RedisClient, options: Options) -> None:
         self._ledger, self._options = ledger, options
-        self._jobs, self._machines = Jobs(ledger), Machines(ledger)
+        self._jobs = Jobs(ledger)
         spec = {"name": "long", "task": "train:Long", "epochs": EPOCHS,
                 "subtasks_per_epoch": SUBTASKS, "workers": {"max": options.workers}}  # fmt: skip
         self.job = self._jobs.submit(JobSpec.parse(spec), "0" * 64).id
@@ -113,7 +113,7 @@ class JobWriter:
         assert leases.report_facts(lease, facts)
         start = time.time() - self._options.points
         self._jobs.transition(
-            self.job, State.RUNNING, [State.STARTING], why="started", started_at=start
+            self.job, JobState.RUNNING, [JobState.STARTING], why="started", started_at=start
         )
         for first in range(0, self._options.points, 1000):
             with self._ledger.pipeline() as pipe:
@@ -121,7 +121,7 @@ class JobWriter:
                     point = self._point(number, start + number)
                     pipe.xadd(self._keys.metrics, {"m": json.dumps(point)})
                 pipe.execute()
-        self._machines.keep(self.job, dict(self._lanes(start)), ())
+        self._jobs.update_timelines(self.job, dict(self._lanes(start)), ())
         for number in range(self._options.workers):
             self._beat(number)
 
@@ -183,7 +183,7 @@ class JobWriter:
     def _lose(self) -> None:
         name, now = f"late-{self._lost:04}", time.time()
         lane = _lane([_span("booting", now - 4, now - 2), _span("running", now - 2, None)])
-        self._machines.keep(self.job, {name: lane}, [f"late-{self._lost - 50:04}"])
+        self._jobs.update_timelines(self.job, {name: lane}, [f"late-{self._lost - 50:04}"])
         self._jobs.event(self.job, "worker-killed", f"{name} was lost without notice")
         self._lost += 1
 

@@ -75,7 +75,7 @@ def test_instances_and_pools_are_what_the_controller_shows(api: Api, client: Cli
         "extra": 1, "provider": "local", "spot": True, "capacity": 3, "labels": ["eu-only"],
         "max_price_per_hour": None, "offers": [], "markets": [],
     }  # fmt: skip
-    api.control.show({"i-1": MACHINE}, {"local": pool})
+    api.control.publish({"i-1": MACHINE}, {"local": pool})
 
     assert client.instances() == [MACHINE]
     assert client.pools() == [{"name": "local", **pool}]
@@ -94,7 +94,7 @@ def test_status(api: Api, client: Client) -> None:
     before = client.status()
     job = api.submit()
     beat(api, job, "w-1")
-    api.control.show({"i-1": MACHINE}, {})
+    api.control.publish({"i-1": MACHINE}, {})
     api.control.hold("me", 600.0)
     after = client.status()
 
@@ -121,7 +121,7 @@ def test_a_controller_that_is_gone_is_not_alive(api: Api, client: Client, eventu
 def test_evictions_reach_the_controller(
     api: Api, client: Client, how: dict[str, Any], asked: dict[str, Any]
 ) -> None:
-    api.control.show({"i-1": MACHINE}, {})
+    api.control.publish({"i-1": MACHINE}, {})
     beat(api, api.submit(), "w-1", instance="i-9")
     expected = {"kind": "evict", **asked}
 
@@ -134,7 +134,7 @@ def test_evictions_reach_the_controller(
 
 
 def test_an_eviction_needs_no_body(api: Api, http: httpx.Client) -> None:
-    api.control.show({"i-1": MACHINE}, {})
+    api.control.publish({"i-1": MACHINE}, {})
 
     assert http.post("instances/i-1/evict").status_code == 202
 
@@ -152,7 +152,7 @@ def test_an_eviction_needs_no_body(api: Api, http: httpx.Client) -> None:
 def test_a_wrong_eviction_names_its_field(
     api: Api, http: httpx.Client, how: dict[str, Any], field: str
 ) -> None:
-    api.control.show({"i-1": MACHINE}, {})
+    api.control.publish({"i-1": MACHINE}, {})
 
     answer = http.post("instances/i-1/evict", json=how)
 

@@ -61,7 +61,7 @@ def test_what_the_fleet_costs(api: Api, http: httpx.Client) -> None:
     spend(api, api.submit(), "local", 1.0)
     spend(api, api.submit(), "aws", 2.0)
     machines = {"i-1": machine("local"), "i-2": machine("local"), "i-3": machine("gone")}
-    api.control.show(machines, {"local": {"offers": [OFFER]}, "idle": {"offers": None}})
+    api.control.publish(machines, {"local": {"offers": [OFFER]}, "idle": {"offers": None}})
 
     found = http.get("fleet/spend").json()
 
@@ -103,9 +103,9 @@ def test_everything_is_counted(api: Api) -> None:
                 staleness_sum=43, rejected={"checksum": 2})  # fmt: skip
     api.leases(job).renew({"at": 1.0}, [])
     spend(api, job, "local", 1.25)
-    api.jobs.vanished(job, "i-9", "evicted")
+    api.jobs.record_loss(job, "i-9", "evicted")
     api.servers.beat("node-0", {**NODE, "queued": {job: 2}})
-    api.control.show({"i-1": machine("local"), "i-2": machine("local", "leaving")}, {})
+    api.control.publish({"i-1": machine("local"), "i-2": machine("local", "leaving")}, {})
 
     found = scraped(api)
 

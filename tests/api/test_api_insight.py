@@ -13,9 +13,9 @@ from support.api_harness import Api, spec
 from vcasgd.api.series import chosen
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.events import EventLog
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Accounts
-from vcasgd.store.ledger.machines import Machines
 
 BORN = {"pool": "local", "zone": "", "instance_type": "process", "spot": True,
         "price_per_hour": 0.1, "replaced_by": None, "reason": None, "lost": False}  # fmt: skip
@@ -47,7 +47,7 @@ def test_machines_are_lanes_in_the_order_of_their_beginnings(api: Api, http: htt
         {"state": "running", "from": 5.0, "to": 9.0},
         {"state": "dead", "from": 9.0, "to": None},
     ]
-    Machines(api.connection).keep(
+    EventLog(api.connection).update_timelines(
         job,
         {
             "i-2": {**BORN, "spans": [{"state": "booting", "from": 8.0, "to": None}]},
@@ -65,7 +65,7 @@ def test_machines_are_lanes_in_the_order_of_their_beginnings(api: Api, http: htt
 def test_nothing_lasts_longer_than_the_job(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     lane = {**BORN, "spans": [{"state": "running", "from": 5.0, "to": None}]}
-    Machines(api.connection).keep(job, {"i-1": lane}, [])
+    EventLog(api.connection).update_timelines(job, {"i-1": lane}, [])
     api.finish(job)
 
     (found,) = http.get(f"jobs/{job}/machines").json()

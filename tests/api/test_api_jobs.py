@@ -154,7 +154,7 @@ def test_a_package_must_be_there_before_its_job(http: httpx.Client, client: Clie
 def test_a_job_of_a_pool_that_does_not_exist_is_refused(
     api: Api, http: httpx.Client, client: Client
 ) -> None:
-    api.control.show({}, {"local": {}})
+    api.control.publish({}, {"local": {}})
     request = body(client)
     request["spec"] |= {"workers": {"pools": ["local", "nowhere"]}}
 

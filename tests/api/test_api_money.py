@@ -43,7 +43,7 @@ EAST = {"workers": {"pools": ["east"], "max": 2}}
 @pytest.fixture
 def market(api: Api) -> Api:
     """A controller told of one pool."""
-    api.control.show({}, {"east": pool()})
+    api.control.publish({}, {"east": pool()})
     return api
 
 
@@ -107,9 +107,9 @@ class TestPlan:
 
     def test_machines_that_work_for_others_are_waited_for(self, api: Api, client: Client) -> None:
         full = {"capacity": 2, "instances": 2}
-        api.control.show({}, {"east": pool(**full)})
+        api.control.publish({}, {"east": pool(**full)})
         later = client.plan(spec(**EAST))
-        api.control.show({}, {"east": pool(**full, idle=2)})
+        api.control.publish({}, {"east": pool(**full, idle=2)})
         now = client.plan(spec(**EAST))
 
         assert (later["machines"], now["machines"]) == (2, 2)
@@ -125,11 +125,11 @@ class TestPlan:
         ]
 
     def test_prices_that_are_not_known_are_money(self, api: Api, client: Client) -> None:
-        api.control.show({}, {"east": pool(offers=None)})
+        api.control.publish({}, {"east": pool(offers=None)})
         assert client.plan(spec(**EAST))["costs_money"]
 
     def test_machines_of_this_computer_are_not(self, api: Api, client: Client) -> None:
-        api.control.show({}, {"east": pool(provider="local")})
+        api.control.publish({}, {"east": pool(provider="local")})
         assert not client.plan(spec(**EAST))["costs_money"]
 
     def test_no_controller_no_plan(self, client: Client) -> None:
@@ -257,12 +257,12 @@ def test_a_person_is_asked(run: Run, market: Api, job_file: Path, answer: str, j
 
 
 def test_what_costs_nothing_is_not_asked(run: Run, market: Api, job_file: Path) -> None:
-    market.control.show({}, {"east": pool(provider="local")})
+    market.control.publish({}, {"east": pool(provider="local")})
     assert run("submit", job_file).exit_code == 0
 
 
 def test_what_nobody_knows_the_price_of_is_asked_too(run: Run, market: Api, job_file: Path) -> None:
-    market.control.show({}, {})
+    market.control.publish({}, {})
     refused = run("submit", job_file)
 
     assert refused.exit_code == 1

@@ -64,7 +64,7 @@ def test_a_job_and_its_events_know_who_asked(api: Api, http: httpx.Client, clien
 
 
 def test_the_controller_learns_who_wants_a_machine_gone(api: Api, http: httpx.Client) -> None:
-    api.control.show({"i-1": {"pool": "local", "state": "running"}}, {})
+    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {})
 
     http.post("instances/i-1/evict", json={"kill": True}, headers={HEADER: "evict-1"})
 

@@ -14,7 +14,7 @@ import pytest
 from support.api_harness import Api
 
 from vcasgd.client.following import Message, parse
-from vcasgd.store.ledger.event_feed import EventCursor
+from vcasgd.store.ledger.events import EventCursor
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -42,7 +42,9 @@ def test_what_is_and_what_changes(api: Api, http: httpx.Client) -> None:
         until(messages, "store", nodes={})
         until(messages, "job", id=job, state="starting")
 
-        api.control.show({"i-1": {"pool": "local", "state": "running", "price_per_hour": 2.0}}, {})
+        api.control.publish(
+            {"i-1": {"pool": "local", "state": "running", "price_per_hour": 2.0}}, {}
+        )
         api.servers.beat("node-0", {"versions": {job: 3}, "queued": {job: 1}})
         api.start_job(job)
 
@@ -124,4 +126,4 @@ def test_places_are_in_order() -> None:
 
     assert sorted([places[2], places[3], places[0], places[1]]) == places
     assert [EventCursor.parse(str(place)) for place in places] == places
-    assert EventCursor.parse("9" * 19 + "-" + "9" * 19).before("z").count("9") < 40
+    assert EventCursor.parse("9" * 19 + "-" + "9" * 19).start_for("z").count("9") < 40

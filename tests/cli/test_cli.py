@@ -220,7 +220,7 @@ def test_json_option_prints_listings_as_json(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
     api.leases(job).renew({"at": time.time(), "instance": "i-1", "steps": 3}, [])
-    api.control.show({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
+    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
     checkpoint, _ = api.store_checkpoint(job, 1)
     api.jobs.add_logs(job, "w-1", ["hello"])
 
@@ -243,7 +243,7 @@ def test_json_option_prints_listings_as_json(run: Run, api: Api) -> None:
 def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
-    api.control.show({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
+    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
     checkpoint, _ = api.store_checkpoint(job, 1)
     api.jobs.add_logs(job, f"{job}.i-1", ["hello [bold]"])
 
@@ -282,7 +282,7 @@ def test_evict_requests_an_eviction(run: Run, api: Api) -> None:
     job = api.submit()
     worker = f"{job}.i-1"
     api.leases(job, worker).renew({"at": time.time(), "instance": "i-1"}, [])
-    api.control.show({"i-1": {"pool": "local"}}, {})
+    api.control.publish({"i-1": {"pool": "local"}}, {})
 
     assert (
         stdout_of(run("evict", worker, "--notice", 30)) == "i-1 will be evicted with 30 s notice\n"

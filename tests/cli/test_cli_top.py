@@ -38,7 +38,7 @@ def test_top_shows_jobs_machines_pools_and_servers(api: Api, shown: Any) -> None
         "i-1": {"pool": "local", "state": "running", "job": job, "price_per_hour": 1.5},
         "i-2": {"pool": "local", "state": "leaving", "job": None, "launched_at": time.time()},
     }
-    api.control.show(machines, {"local": {"reason": "no capacity in z"}})
+    api.control.publish(machines, {"local": {"reason": "no capacity in z"}})
     api.servers.beat(
         "node-0", {"memory_used_bytes": 5_000_000, "memory_limit_bytes": 9_000_000,
                    "queued": {job: 3}, "publications_per_second": 2.5}

@@ -98,7 +98,7 @@ def test_shares_are_told_once_and_change_with_the_speed(desk: Callable[..., Desk
     assert len(one.events("tuned-local-steps")) == 1
 
     # when the fast one is gone, the slow one is as fast as anybody
-    one.jobs.forget_worker(one.job, "fast")
+    one.jobs.remove_worker(one.job, "fast")
     assert one.step().shares == {"slow": 1.0}
     assert len(one.events("tuned-local-steps")) == 2
 

@@ -15,8 +15,8 @@ from vcasgd.fleet.observed import JobDemand, LaunchCounts, Observed, WorkerView
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.parameter_server.node_gauges import NodeGauges
 from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.ledger.events import EventLog
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.machines import Machines
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def look(
 
 
 def states(ledger: RedisClient, name: str) -> list[tuple[str, float, float | None]]:
-    lane = Machines(ledger).of("A")[name]
+    lane = EventLog(ledger).timelines("A")[name]
     return [(span["state"], span["from"], span["to"]) for span in lane["spans"]]
 
 
@@ -84,7 +84,7 @@ def test_a_machine_that_was_asked_to_leave_drains(ledger: RedisClient) -> None:
     assert [state for state, _, _ in states(ledger, "i")] == [
         "booting", "running", "draining", "dead",
     ]  # fmt: skip
-    assert Machines(ledger).of("A")["i"]["reason"] == "idle"
+    assert EventLog(ledger).timelines("A")["i"]["reason"] == "idle"
 
 
 def test_another_controller_goes_on_where_the_first_one_stood(ledger: RedisClient) -> None:
@@ -110,10 +110,10 @@ def test_a_job_that_is_over_has_no_machines_any_more(ledger: RedisClient) -> Non
 def test_nothing_is_written_where_nothing_changed(ledger: RedisClient) -> None:
     timeline = TimelineRecorder(ledger)
     timeline.look(look(machine("i"), nodes="i"), {}, 2.0)
-    Machines(ledger).keep("A", {}, ["i"])
+    EventLog(ledger).update_timelines("A", {}, ["i"])
     timeline.look(look(machine("i"), nodes="i"), {}, 3.0)
 
-    assert Machines(ledger).of("A") == {}
+    assert EventLog(ledger).timelines("A") == {}
 
 
 # -- store nodes --------------------------------------------------------------------------------

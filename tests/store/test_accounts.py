@@ -1,4 +1,4 @@
-"""The ledger's view of what is applied: told by parameter servers, made right after they die."""
+"""The ledger's view of applied work: reports of parameter servers, and their reconciliation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lease_all(leases: Leases) -> list[Lease]:
 
 
 def state_of(world: World) -> dict[str, Any]:
-    """Everything that the ledger has of the job's work."""
+    """Return all the ledger's data about the job's work."""
     keys, ledger = world.ledger_keys, world.ledger
     return {
         "work": world.jobs.work(world.job),
@@ -39,7 +39,7 @@ def state_of(world: World) -> dict[str, Any]:
         "leases": ledger.zrange(keys.leases, 0, -1, withscores=True),
         "holders": ledger.hgetall(keys.holders),
         "evaluations": ledger.hgetall(keys.evaluations),
-        "told": ledger.hgetall(keys.shards),
+        "reports": ledger.hgetall(keys.shards),
         "applied": ledger.smembers(keys.applied),
     }
 
@@ -57,7 +57,7 @@ class TestAccount:
         job = world.jobs.get(world.job)
         assert (job.version, job.finished_epochs, job.totals) == (2, 0, {"updates": 2})
 
-    def test_a_finished_epoch_folds_and_opens_its_evaluation_once(self, world: World) -> None:
+    def test_a_finished_epoch_is_folded_and_opens_its_evaluation_once(self, world: World) -> None:
         lease_all(world.leases("a"))
         world.accounts.account(1, 2, 0, "{}", [0, 1])
 
@@ -71,7 +71,7 @@ class TestAccount:
         assert isinstance(evaluation, Lease)
         assert evaluation.piece == "evaluate:1"
 
-        # told again while the evaluation is under way: it is not opened a second time
+        # a repeated report while the evaluation is leased does not open it again
         world.accounts.account(1, 3, 1, "{}", [2])
         assert not isinstance(world.leases("c").acquire(), Lease)
 
@@ -89,7 +89,7 @@ class TestAccount:
     @pytest.mark.parametrize(
         ("finished", "done"), [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2, 3, 4, 5])]
     )
-    def test_telling_it_again_changes_nothing(
+    def test_a_repeated_report_changes_nothing(
         self, world: World, finished: int, done: list[int]
     ) -> None:
         lease_all(world.leases("a"))
@@ -100,7 +100,7 @@ class TestAccount:
 
         assert state_of(world) == before
 
-    def test_old_news_is_not_taken(self, world: World) -> None:
+    def test_an_older_report_is_ignored(self, world: World) -> None:
         world.accounts.account(1, 6, 1, '{"updates": 6}', [0, 1, 2])
         before = state_of(world)
 
@@ -119,7 +119,7 @@ class TestAccount:
 
         assert state_of(world) == before
 
-    def test_an_evaluation_that_has_a_result_is_not_opened(self, world: World) -> None:
+    def test_an_evaluation_with_a_result_is_not_opened_again(self, world: World) -> None:
         world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
         evaluation = world.leases("a").acquire()
         assert isinstance(evaluation, Lease)
@@ -129,7 +129,7 @@ class TestAccount:
 
         assert "evaluate:1" not in [lease.piece for lease in lease_all(world.leases("b"))]
 
-    def test_a_job_that_is_gone_is_left_alone(self, world: World) -> None:
+    def test_a_deleted_job_is_not_recreated(self, world: World) -> None:
         world.ledger.flushdb()
 
         assert not world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
@@ -139,8 +139,8 @@ class TestAccount:
 
 
 class TestReconcile:
-    def test_opens_exactly_what_the_record_lacks(self, world: World) -> None:
-        """The ledger heard that 0, 1 and 2 are done; the snapshot that is left has 1 only."""
+    def test_reopens_exactly_the_work_that_the_record_lacks(self, world: World) -> None:
+        """The ledger has 0, 1, and 2 as done; the remaining snapshot contains only 1."""
         lease_all(world.leases("a"))
         world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
 
@@ -149,23 +149,23 @@ class TestReconcile:
         partition = world.partition()
         assert sorted(partition.open) == [0, 2]
         assert sorted(partition.done) == [1]
-        assert sorted(partition.leased) == [3, 4, 5], "who is at work goes on"
+        assert sorted(partition.leased) == [3, 4, 5], "current leases continue"
         partition.assert_whole()
         job = world.jobs.get(world.job)
         assert (job.version, job.finished_epochs, job.totals) == (1, 0, {"updates": 1})
 
-    def test_what_is_open_again_is_leased_before_new_work(self, make_world: MakeWorld) -> None:
+    def test_reopened_work_is_leased_before_new_work(self, make_world: MakeWorld) -> None:
         world = make_world(epochs=3)
         lease_all(world.leases("a"))
         world.accounts.account(1, 5, 1, "{}", [0, 1, 2, 3, 4])
         world.accounts.reconcile(2, 1, 1, "{}", [])
 
-        # one of epoch 1 is held by its worker; the lead now reaches epoch 2
+        # one subtask of epoch 1 is still leased; the lead now reaches epoch 2
         expected = ["evaluate:1", "train:3", "train:4", "train:6", "train:7", "train:8"]
         assert [lease.piece for lease in lease_all(world.leases("b"))] == expected
 
-    def test_drops_leases_of_what_the_record_has(self, world: World) -> None:
-        """A server published and died before it told the ledger."""
+    def test_drops_leases_of_applied_work(self, world: World) -> None:
+        """A server published a snapshot and died before it reported to the ledger."""
         held = lease_all(world.leases("a"))
 
         assert world.accounts.reconcile(2, 4, 1, "{}", [4]) == 0
@@ -175,7 +175,7 @@ class TestReconcile:
         lost = world.leases("a").renew({}, held).lost
         assert lost == {"train:0", "train:1", "train:2", "train:4"}
 
-    def test_a_record_that_is_ahead_of_a_ledger_that_lost_its_last_second(
+    def test_a_record_can_be_ahead_of_a_ledger_that_lost_its_last_second(
         self, world: World
     ) -> None:
         world.accounts.reconcile(1, 4, 0, "{}", [0, 4])
@@ -185,7 +185,7 @@ class TestReconcile:
         assert sorted(partition.open) == [1, 2, 3]
         partition.assert_whole()
 
-    def test_results_of_epochs_that_are_no_longer_in_the_model_go(self, world: World) -> None:
+    def test_results_of_epochs_no_longer_in_the_model_are_removed(self, world: World) -> None:
         lease_all(world.leases("a"))
         world.accounts.account(1, 6, 2, "{}", [0, 1, 2, 3, 4, 5])
         for lease in lease_all(world.leases("a")):
@@ -198,7 +198,7 @@ class TestReconcile:
         assert [each.epoch for each in world.jobs.get(world.job).evaluations] == [1]
         assert not [lease for lease in lease_all(world.leases("b")) if lease.kind == "evaluate"]
 
-    def test_an_evaluation_under_way_of_an_epoch_that_is_open_again_is_lost(
+    def test_the_leased_evaluation_of_a_reopened_epoch_is_lost(
         self, world: World
     ) -> None:
         lease_all(world.leases("a"))
@@ -211,7 +211,7 @@ class TestReconcile:
         assert [each.piece for each in lease_all(world.leases("b"))] == ["train:2"]
 
     @pytest.mark.parametrize("twice", [False, True])
-    def test_the_first_snapshot_has_to_be_made_again(self, world: World, twice: bool) -> None:
+    def test_a_lost_first_snapshot_is_requested_again(self, world: World, twice: bool) -> None:
         lease_all(world.leases("a"))
         world.expire()
 
@@ -221,7 +221,7 @@ class TestReconcile:
         taken = [each.piece for each in lease_all(world.leases("b"))]
         assert taken == ["initialise:0", *(f"train:{n}" for n in range(6))]
 
-    def test_a_first_snapshot_under_way_is_not_asked_for_again(self, world: World) -> None:
+    def test_a_leased_first_snapshot_is_not_requested_again(self, world: World) -> None:
         world.accounts.reconcile(2, 0, 0, "{}", [], initialise=True)
         assert isinstance(world.leases("a").acquire(), Lease)
 
@@ -230,7 +230,7 @@ class TestReconcile:
         taken = [each.piece for each in lease_all(world.leases("b"))]
         assert "initialise:0" not in taken
 
-    def test_again_changes_nothing(self, world: World) -> None:
+    def test_a_repeated_reconciliation_changes_nothing(self, world: World) -> None:
         lease_all(world.leases("a"))
         world.accounts.account(1, 4, 1, "{}", [0, 1, 2, 3])
         world.accounts.reconcile(2, 2, 0, "{}", [0, 1])
@@ -257,30 +257,30 @@ def one_world(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Call
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     leased=st.integers(0, EPOCHS * WIDTH),
-    told=subtask_sets,
+    reported=subtask_sets,
     released=subtask_sets,
     stored=subtask_sets,
     partly=subtask_sets,
 )
-@example(leased=9, told=set(range(9)), released=set(), stored=set(), partly=set())
-@example(leased=0, told=set(), released=set(), stored=set(range(9)), partly=set())
-def test_after_reconciling_each_subtask_is_in_exactly_one_place(
+@example(leased=9, reported=set(range(9)), released=set(), stored=set(), partly=set())
+@example(leased=0, reported=set(), released=set(), stored=set(range(9)), partly=set())
+def test_after_reconciliation_each_subtask_is_in_exactly_one_state(
     one_world: Callable[[], World],
     leased: int,
-    told: set[int],
+    reported: set[int],
     released: set[int],
     stored: set[int],
     partly: set[int],
 ) -> None:
-    """Whatever the ledger was told, and whichever snapshot is left."""
+    """For all reports to the ledger and all remaining snapshots."""
     world = one_world()
     leases = world.leases("a")
     held = [
         lease for lease in (leases.acquire() for _ in range(leased)) if isinstance(lease, Lease)
     ]
-    before = record_of(world, told & {lease.number for lease in held}, set())
+    before = record_of(world, reported & {lease.number for lease in held}, set())
     world.accounts.account(
-        1, 5, before.finished_epochs, "{}", told & {lease.number for lease in held}
+        1, 5, before.finished_epochs, "{}", reported & {lease.number for lease in held}
     )
     world.partition().assert_whole()
     for lease in held:

@@ -141,7 +141,7 @@ def test_unneeded_access_to_the_jobs_own_ledger_keys_is_denied(
 
 
 def test_a_worker_reads_tuned_values(ledger_as_worker: RedisClient, world: World) -> None:
-    Tunings(world.ledger, world.job).tell(mixing=0.5, shares={"w-1": 0.25})
+    Tunings(world.ledger, world.job).publish(mixing=0.5, shares={"w-1": 0.25})
 
     assert Tunings(ledger_as_worker, world.job).read() == Tuned(mixing=0.5, shares={"w-1": 0.25})
     assert Jobs(ledger_as_worker).get(world.job).tuned.mixing == 0.5

@@ -1,4 +1,4 @@
-"""Labelled data stays where it may be: ways around it, and what comes of them."""
+"""Labelled data stays in cleared pools, whatever a worker does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASS = "the pass of worker a"
 
 
 class Guarded:
-    """A labelled job; pool ``inside`` may see it, pool ``outside`` only a part."""
+    """A labelled job. Pool ``inside`` is cleared for it, pool ``outside`` only in part."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -29,7 +29,7 @@ class Guarded:
         return self.claimed(name, lease_pass)
 
     def claimed(self, name: str, lease_pass: str = "") -> Leases:
-        """As anybody can call himself."""
+        """Return the leases of a worker that claims a name."""
         return Leases(self.world.ledger, self.world.job, name, 60, lease_pass)
 
     def refusals(self) -> dict[str, str]:
@@ -65,12 +65,12 @@ def assert_refused(answer: Lease | Wait, why: str) -> None:
 OUTSIDE = "pool outside may not see eu-only"
 
 
-def test_only_a_pool_that_may_see_all_labels_gets_work(running: Guarded) -> None:
+def test_only_a_pool_cleared_for_all_labels_gets_work(running: Guarded) -> None:
     assert_refused(running.worker("b", "outside").acquire(), OUTSIDE)
     assert lease_of(running.worker("a", "inside").acquire()).number == 0
 
 
-def test_a_refusal_is_one_event_with_its_reason(running: Guarded) -> None:
+def test_a_refusal_is_recorded_once_with_its_reason(running: Guarded) -> None:
     leases = running.worker("b", "outside")
     for _ in range(3):
         leases.acquire()
@@ -81,19 +81,19 @@ def test_a_refusal_is_one_event_with_its_reason(running: Guarded) -> None:
     ]
 
 
-def test_the_first_snapshot_too(guarded: Guarded) -> None:
+def test_the_first_snapshot_needs_a_clearance(guarded: Guarded) -> None:
     assert_refused(guarded.worker("b", "outside").acquire(WorkKind.INITIALISE), OUTSIDE)
     assert lease_of(guarded.worker("a", "inside").acquire()).kind is WorkKind.INITIALISE
 
 
-def test_evaluations_too(running: Guarded) -> None:
+def test_evaluations_need_a_clearance(running: Guarded) -> None:
     running.world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
 
     assert_refused(running.worker("b", "outside").acquire(WorkKind.EVALUATE), OUTSIDE)
     assert lease_of(running.worker("a", "inside").acquire()).piece == "evaluate:1"
 
 
-def test_a_returned_remainder_too(running: Guarded) -> None:
+def test_a_returned_remainder_needs_a_clearance(running: Guarded) -> None:
     inside = running.worker("a", "inside")
     held = lease_of(inside.acquire())
     assert inside.release(held)
@@ -102,7 +102,7 @@ def test_a_returned_remainder_too(running: Guarded) -> None:
     assert lease_of(inside.acquire()).piece == held.piece
 
 
-def test_what_a_dead_worker_left_too(running: Guarded) -> None:
+def test_the_work_of_a_dead_worker_needs_a_clearance(running: Guarded) -> None:
     held = lease_of(running.worker("a", "inside").acquire())
     running.world.expire(held.piece)
 
@@ -110,7 +110,7 @@ def test_what_a_dead_worker_left_too(running: Guarded) -> None:
     assert lease_of(running.worker("c", "inside").acquire()).piece == held.piece
 
 
-def test_while_finishing_too(running: Guarded) -> None:
+def test_a_finishing_job_needs_a_clearance(running: Guarded) -> None:
     world = running.world
     world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
     world.jobs.transition(world.job, JobState.FINISHING, [JobState.RUNNING], why="test")
@@ -130,12 +130,12 @@ def test_a_pool_that_loses_a_label_loses_its_leases_at_the_next_renewal(running:
     assert renewal.uncleared
     assert renewal.leave == "not cleared: pool inside may not see eu-only"
     assert running.world.jobs.leases(running.world.job) == {}
-    assert lease_of(other.acquire()).piece == "train:0", "at once, not when the lease expires"
+    assert lease_of(other.acquire()).piece == "train:0", "immediately, not when the lease expires"
     assert_refused(leases.acquire(), "pool inside may not see eu-only")
     running.world.partition().assert_whole()
 
 
-def test_one_that_renews_no_more_can_not_take_up_again_what_expired(running: Guarded) -> None:
+def test_an_uncleared_worker_cannot_renew_an_expired_lease(running: Guarded) -> None:
     leases = running.worker("a", "inside")
     held = lease_of(leases.acquire())
     running.clearances.allow({})
@@ -144,7 +144,7 @@ def test_one_that_renews_no_more_can_not_take_up_again_what_expired(running: Gua
     assert leases.renew({}, [held]).lost == {held.piece}
 
 
-def test_a_pool_that_gets_its_label_back_works_again(running: Guarded) -> None:
+def test_a_pool_that_regains_its_label_gets_work_again(running: Guarded) -> None:
     leases = running.worker("a", "inside")
     running.clearances.allow({})
     assert_refused(leases.acquire(), "pool inside may not see confidential")
@@ -155,7 +155,7 @@ def test_a_pool_that_gets_its_label_back_works_again(running: Guarded) -> None:
     assert leases.renew({}, []).leave == ""
 
 
-def test_a_worker_is_where_the_controller_says_not_where_it_says(running: Guarded) -> None:
+def test_the_controllers_placement_counts_not_the_workers_claim(running: Guarded) -> None:
     leases = running.worker("b", "outside")
 
     assert_refused(leases.acquire(), OUTSIDE)
@@ -163,25 +163,25 @@ def test_a_worker_is_where_the_controller_says_not_where_it_says(running: Guarde
     assert_refused(leases.acquire(), OUTSIDE)
 
 
-def test_a_worker_that_nobody_placed_gets_nothing(running: Guarded) -> None:
+def test_a_worker_without_a_placement_gets_no_work(running: Guarded) -> None:
     why = "the controller placed no such worker"
     assert_refused(running.claimed("stranger").acquire(), why)
     assert running.refusals() == {"stranger": why}
 
 
 @pytest.mark.parametrize("guess", ["", "the pass of worker b"])
-def test_a_worker_that_takes_the_name_of_another(running: Guarded, guess: str) -> None:
+def test_a_worker_that_claims_anothers_name_gets_no_work(running: Guarded, guess: str) -> None:
     honest = running.worker("a", "inside", PASS)
     held = lease_of(honest.acquire())
     running.worker("b", "outside", "the pass of worker b")
-    liar = running.claimed("a", guess)
+    impostor = running.claimed("a", guess)
 
-    assert_refused(liar.acquire(), "it is not the worker it says")
-    assert liar.renew({}, []).uncleared
+    assert_refused(impostor.acquire(), "it is not the worker it says")
+    assert impostor.renew({}, []).uncleared
     assert honest.renew({}, [held]).lost == frozenset()
 
 
-def test_a_liar_who_knows_a_token_takes_a_lease_from_nobody(running: Guarded) -> None:
+def test_an_impostor_with_a_token_does_not_end_the_lease(running: Guarded) -> None:
     honest = running.worker("a", "inside", PASS)
     held = lease_of(honest.acquire())
 
@@ -190,19 +190,19 @@ def test_a_liar_who_knows_a_token_takes_a_lease_from_nobody(running: Guarded) ->
     assert honest.renew({}, [held]).lost == frozenset()
 
 
-def test_a_job_without_labels_asks_for_nothing(world: World) -> None:
+def test_a_job_without_labels_needs_no_clearance(world: World) -> None:
     Clearances(world.ledger).allow({})
-    assert lease_of(world.leases("anybody").acquire()).number == 0
-    assert Clearances(world.ledger).uncleared(world.job, {"anybody"}) == set()
+    assert lease_of(world.leases("any").acquire()).number == 0
+    assert Clearances(world.ledger).uncleared(world.job, {"any"}) == set()
 
 
-def test_who_is_not_cleared(running: Guarded) -> None:
+def test_uncleared_workers(running: Guarded) -> None:
     running.worker("a", "inside")
     running.worker("b", "outside")
 
-    found = running.clearances.uncleared(running.world.job, {"a", "b", "stranger"})
+    uncleared = running.clearances.uncleared(running.world.job, {"a", "b", "stranger"})
 
-    assert found == {"b", "stranger"}
+    assert uncleared == {"b", "stranger"}
     assert running.clearances.allowed() == {
         "inside": frozenset(LABELS), "outside": frozenset(LABELS[:1])
     }  # fmt: skip

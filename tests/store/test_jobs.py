@@ -1,4 +1,4 @@
-"""Jobs in the ledger: submitted once, changed only as their state allows, well documented."""
+"""Jobs in the ledger: submission, transitions, history, servers, and the controller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vcasgd.store.ledger.jobs import FAILURES_KEPT, IDEMPOTENCY_SECONDS, Jobs
 from vcasgd.store.ledger.servers import NONCE_BITS, Control, Pool, Servers
 
 PACKAGE = "a" * 64
-OVER = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def in_state(jobs: Jobs, state: JobState) -> str:
     return job
 
 
-def tell_facts(ledger: RedisClient, job: str) -> None:
-    """As the worker does that makes the first snapshot."""
+def report_facts(ledger: RedisClient, job: str) -> None:
+    """Store facts like a worker that creates the first snapshot."""
     facts = ModelFacts(samples=10, validation_samples=1, layout="{}", order_digest="d")
     ledger.hset(LedgerKeys(job).facts, "facts", json.dumps(facts.to_dict()))
 
@@ -47,8 +47,8 @@ def kinds(events: Iterable[dict[str, Any]]) -> list[str]:
 
 
 class TestSubmit:
-    def test_a_job_starts_with_everything_that_was_asked_for(self, jobs: Jobs) -> None:
-        began = time.time()
+    def test_a_new_job_has_all_submitted_fields(self, jobs: Jobs) -> None:
+        start = time.time()
         spec = spec_of(name="cifar", epochs=4, update={"rule": "vc-asgd", "alpha": 0.9})
 
         job = jobs.submit(spec, PACKAGE)
@@ -57,32 +57,32 @@ class TestSubmit:
         assert (job.spec, job.package, job.state) == (spec, PACKAGE, JobState.STARTING)
         assert (job.version, job.finished_epochs, job.totals, job.evaluations) == (0, 0, {}, ())
         assert {job.started_at, job.ended_at, job.reason, job.facts, job.best} == {None}
-        assert began <= job.created_at <= time.time()
+        assert start <= job.created_at <= time.time()
         assert jobs.work(job.id) == {
             "next": 0, "finished": 0, "total": 12, "per_epoch": 3, "lead": 1,
         }  # fmt: skip
         assert kinds(jobs.events(job.id)) == ["submitted"]
         assert jobs.active() == [job.id]
 
-    def test_without_a_key_each_is_a_new_job(self, jobs: Jobs) -> None:
+    def test_without_a_key_each_submission_is_a_new_job(self, jobs: Jobs) -> None:
         first, second = (jobs.submit(spec_of(), PACKAGE) for _ in range(2))
 
         assert first.id != second.id
         assert sorted(jobs.active()) == sorted([first.id, second.id])
 
-    def test_the_same_key_and_body_is_the_same_job(self, jobs: Jobs) -> None:
+    def test_the_same_key_and_body_return_the_same_job(self, jobs: Jobs) -> None:
         first, created = jobs.submit_once(spec_of(), PACKAGE, "key")
         again, created_again = jobs.submit_once(spec_of(), PACKAGE, "key")
 
         assert (created, created_again) == (True, False)
         assert again == first
         assert len(jobs.all()) == 1
-        assert kinds(jobs.events(first.id)) == ["submitted"], "not even a second event"
+        assert kinds(jobs.events(first.id)) == ["submitted"], "no second event"
 
     @pytest.mark.parametrize(
         ("spec", "package"), [(spec_of(epochs=9), PACKAGE), (spec_of(), "b" * 64)]
     )
-    def test_the_same_key_for_another_body_is_refused(
+    def test_the_same_key_for_another_body_is_a_conflict(
         self, jobs: Jobs, spec: Any, package: str
     ) -> None:
         jobs.submit(spec_of(), PACKAGE, "key")
@@ -93,7 +93,7 @@ class TestSubmit:
         assert caught.value.status == 409
         assert len(jobs.all()) == 1
 
-    def test_a_key_is_remembered_for_days_and_not_for_ever(
+    def test_a_key_expires_after_days(
         self, jobs: Jobs, ledger: RedisClient
     ) -> None:
         jobs.submit(spec_of(), PACKAGE, "key")
@@ -101,13 +101,13 @@ class TestSubmit:
         (name,) = ledger.keys("*idempotency*")
         assert 6 * 24 * 3600 < ledger.ttl(name) <= IDEMPOTENCY_SECONDS
 
-    def test_eight_at_once_make_one_job(self, jobs: Jobs) -> None:
-        made: list[tuple[JobRecord, bool]] = []
+    def test_eight_concurrent_submissions_create_one_job(self, jobs: Jobs) -> None:
+        submitted: list[tuple[JobRecord, bool]] = []
         start = threading.Barrier(8)
 
         def submit() -> None:
             start.wait(PATIENCE)
-            made.append(jobs.submit_once(spec_of(), PACKAGE, "key"))
+            submitted.append(jobs.submit_once(spec_of(), PACKAGE, "key"))
 
         threads = [threading.Thread(target=submit) for _ in range(8)]
         for thread in threads:
@@ -115,14 +115,14 @@ class TestSubmit:
         for thread in threads:
             thread.join(20)
 
-        assert len(made) == 8
-        assert len({job.id for job, _ in made}) == 1
-        assert sum(created for _, created in made) == 1
+        assert len(submitted) == 8
+        assert len({job.id for job, _ in submitted}) == 1
+        assert sum(created for _, created in submitted) == 1
         assert len(jobs.all()) == len(jobs.active()) == 1
 
 
 class TestTransitions:
-    def test_an_allowed_one_says_so_in_an_event(self, jobs: Jobs) -> None:
+    def test_an_allowed_transition_records_an_event(self, jobs: Jobs) -> None:
         job = jobs.submit(spec_of(), PACKAGE).id
 
         assert jobs.transition(
@@ -136,7 +136,7 @@ class TestTransitions:
         event = jobs.events(job)[-1]
         assert (event["kind"], event["text"]) == ("job-running", "facts are known")
 
-    def test_a_refused_one_changes_nothing(self, jobs: Jobs) -> None:
+    def test_a_transition_that_is_not_allowed_changes_nothing(self, jobs: Jobs) -> None:
         job = in_state(jobs, JobState.PAUSED)
         before, events = jobs.get(job), jobs.events(job)
 
@@ -147,19 +147,19 @@ class TestTransitions:
         assert jobs.get(job) == before
         assert jobs.events(job) == events
 
-    @pytest.mark.parametrize("state", OVER)
-    def test_the_end_is_the_end(self, jobs: Jobs, state: JobState) -> None:
-        began = time.time()
+    @pytest.mark.parametrize("state", ENDED)
+    def test_a_final_state_ends_the_job(self, jobs: Jobs, state: JobState) -> None:
+        start = time.time()
         job = in_state(jobs, state)
 
         after = jobs.get(job)
         assert after.state.over
         assert after.ended_at is not None
-        assert began <= after.ended_at <= time.time()
+        assert start <= after.ended_at <= time.time()
         assert jobs.active() == []
         assert [each.id for each in jobs.all()] == [job], "it is still listed"
 
-    def test_facts_of_the_end_are_kept(self, jobs: Jobs) -> None:
+    def test_the_results_of_a_job_are_kept(self, jobs: Jobs) -> None:
         job = in_state(jobs, JobState.RUNNING)
 
         jobs.transition(
@@ -173,18 +173,18 @@ class TestTransitions:
         assert after.traceback is None
 
     @pytest.mark.parametrize("state", JobState)
-    def test_what_people_may_ask_for_in_each_state(
+    def test_commands_allowed_in_each_state(
         self, jobs: Jobs, ledger: RedisClient, state: JobState
     ) -> None:
         possible: dict[str, tuple[Callable[[str], JobRecord], JobState, set[JobState]]] = {
             "pause": (jobs.pause, JobState.PAUSED, {JobState.RUNNING}),
             "resume": (jobs.resume, JobState.RUNNING, {JobState.PAUSED}),
-            "cancel": (jobs.cancel, JobState.CANCELLED, set(JobState) - set(OVER)),
+            "cancel": (jobs.cancel, JobState.CANCELLED, set(JobState) - set(ENDED)),
         }
         for command, to, allowed in possible.values():
             job = in_state(jobs, state)
-            tell_facts(ledger, job)
-            # asking for what already is so changes nothing and is no error: a repeated request
+            report_facts(ledger, job)
+            # a repeated command changes nothing and is not an error
             if state in allowed | {to}:
                 assert command(job).state is to
             else:
@@ -192,11 +192,11 @@ class TestTransitions:
                     command(job)
                 assert jobs.get(job).state is state
 
-    def test_a_job_that_was_paused_before_its_first_snapshot_starts_again(self, jobs: Jobs) -> None:
+    def test_a_job_paused_before_its_first_snapshot_resumes_as_starting(self, jobs: Jobs) -> None:
         job = in_state(jobs, JobState.PAUSED)
         assert jobs.resume(job).state is JobState.STARTING
 
-    def test_a_job_goes_on_with_another_budget(self, jobs: Jobs) -> None:
+    def test_a_job_resumes_with_another_budget(self, jobs: Jobs) -> None:
         job = in_state(jobs, JobState.PAUSED)
 
         spec = jobs.resume(job, max_cost_usd=7.5).spec
@@ -204,26 +204,26 @@ class TestTransitions:
         assert spec.stop.max_cost_usd == 7.5
         assert spec.model_copy(update={"stop": spec_of().stop}) == spec_of()
 
-    def test_one_of_two_that_race_wins(self, jobs: Jobs) -> None:
+    def test_exactly_one_of_several_concurrent_transitions_succeeds(self, jobs: Jobs) -> None:
         job = in_state(jobs, JobState.RUNNING)
-        start, won = threading.Barrier(4), []
+        start, succeeded = threading.Barrier(4), []
 
         def end(state: JobState) -> None:
             start.wait(PATIENCE)
             if jobs.transition(job, state, [JobState.RUNNING], why=state.value):
-                won.append(state)
+                succeeded.append(state)
 
         threads = [
-            threading.Thread(target=end, args=(state,)) for state in (*OVER, JobState.FINISHING)
+            threading.Thread(target=end, args=(state,)) for state in (*ENDED, JobState.FINISHING)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(20)
 
-        assert [jobs.get(job).state] == won
+        assert [jobs.get(job).state] == succeeded
 
-    def test_no_such_job(self, jobs: Jobs, ledger: RedisClient) -> None:
+    def test_an_unknown_job_is_not_found(self, jobs: Jobs, ledger: RedisClient) -> None:
         calls: list[Callable[[], object]] = [
             lambda: jobs.get("none"),
             lambda: jobs.pause("none"),
@@ -239,20 +239,20 @@ class TestTransitions:
 
 class TestListing:
     def test_newest_first_by_state_and_limited(self, jobs: Jobs, ledger: RedisClient) -> None:
-        made = [
+        submitted = [
             in_state(jobs, state) for state in (JobState.RUNNING, JobState.FAILED, JobState.RUNNING)
         ]
-        for score, job in enumerate(made):
-            ledger.zadd(names.JOBS, {job: score})  # not all in the same millisecond
+        for score, job in enumerate(submitted):
+            ledger.zadd(names.JOBS, {job: score})  # otherwise all could have the same time
 
-        assert [job.id for job in jobs.all()] == made[::-1]
-        assert [job.id for job in jobs.all([JobState.RUNNING])] == [made[2], made[0]]
-        assert [job.id for job in jobs.all(limit=2)] == [made[2], made[1]]
-        assert jobs.active() == [made[0], made[2]]
+        assert [job.id for job in jobs.all()] == submitted[::-1]
+        assert [job.id for job in jobs.all([JobState.RUNNING])] == [submitted[2], submitted[0]]
+        assert [job.id for job in jobs.all(limit=2)] == [submitted[2], submitted[1]]
+        assert jobs.active() == [submitted[0], submitted[2]]
 
 
 class TestStreams:
-    """Events, metrics and logs: each has ids with which a reader goes on."""
+    """Events, metrics, and logs: a reader resumes at an ID."""
 
     @pytest.fixture
     def job(self, jobs: Jobs) -> str:
@@ -290,17 +290,17 @@ class TestStreams:
 
     def test_waiting_returns_with_the_first_event(self, jobs: Jobs, job: str) -> None:
         last = jobs.events(job)[-1]["id"]
-        heard: list[dict[str, Any]] = []
-        listener = threading.Thread(
-            target=lambda: heard.extend(jobs.events(job, last, wait_seconds=5))
+        received: list[dict[str, Any]] = []
+        reader = threading.Thread(
+            target=lambda: received.extend(jobs.events(job, last, wait_seconds=5))
         )
-        listener.start()
+        reader.start()
         jobs.event(job, "note", "hello")
-        listener.join(PATIENCE)
+        reader.join(PATIENCE)
 
-        assert kinds(heard) == ["note"]
+        assert kinds(received) == ["note"]
 
-    def test_waiting_ends_without_one(self, jobs: Jobs, job: str) -> None:
+    def test_waiting_ends_without_an_event(self, jobs: Jobs, job: str) -> None:
         last = jobs.events(job)[-1]["id"]
         started = time.monotonic()
 
@@ -309,11 +309,11 @@ class TestStreams:
         assert time.monotonic() - started > 0.04
 
     @pytest.mark.parametrize("after", ["nonsense", "1-2-3", "-"])
-    def test_an_id_that_is_none(self, jobs: Jobs, job: str, after: str) -> None:
+    def test_an_invalid_id_is_an_error(self, jobs: Jobs, job: str, after: str) -> None:
         with pytest.raises(StoreError):
             jobs.events(job, after)
 
-    def test_nothing_of_a_job_that_is_not_there(self, jobs: Jobs) -> None:
+    def test_an_unknown_job_has_no_history(self, jobs: Jobs) -> None:
         assert jobs.events("none") == jobs.metrics("none") == jobs.logs("none") == []
 
     def test_old_entries_are_dropped(
@@ -328,17 +328,17 @@ class TestStreams:
         jobs.add_logs(job, "w", map(str, range(400)))
 
         for stream in (keys.events, keys.metrics, keys.logs):
-            assert 50 <= ledger.xlen(stream) <= 150, "it is cut a block of 100 at a time"
+            assert 50 <= ledger.xlen(stream) <= 150, "streams are trimmed in blocks of 100"
         assert jobs.logs(job)[-1]["line"] == "399"
         assert jobs.events(job, limit=1000)[-1]["text"] == "399"
 
 
-class TestWhatLoopsSay:
+class TestRecords:
     @pytest.fixture
     def job(self, jobs: Jobs) -> str:
         return jobs.submit(spec_of(), PACKAGE).id
 
-    def test_failures_are_kept_up_to_a_number(self, jobs: Jobs, job: str) -> None:
+    def test_the_newest_failures_are_kept(self, jobs: Jobs, job: str) -> None:
         failures = [
             Failure("w", f"train:{number}", "boom", "Traceback …", fatal=number % 2 == 0)
             for number in range(FAILURES_KEPT + 5)
@@ -349,15 +349,15 @@ class TestWhatLoopsSay:
         assert jobs.failures(job) == failures[5:]
 
     def test_each_lost_machine_counts_once(self, jobs: Jobs, job: str) -> None:
-        assert jobs.vanished(job, "i-1", "evicted")
-        assert not jobs.vanished(job, "i-1", "killed"), "known already"
-        assert jobs.vanished(job, "i-2", "killed")
-        assert jobs.vanished(job, "i-3", "killed")
+        assert jobs.record_loss(job, "i-1", "evicted")
+        assert not jobs.record_loss(job, "i-1", "killed"), "already recorded"
+        assert jobs.record_loss(job, "i-2", "killed")
+        assert jobs.record_loss(job, "i-3", "killed")
 
         after = jobs.get(job)
         assert (after.evictions, after.kills) == (1, 2)
 
-    def test_checkpoints_are_listed_as_they_are(self, jobs: Jobs, job: str) -> None:
+    def test_the_list_of_checkpoints_is_replaced(self, jobs: Jobs, job: str) -> None:
         jobs.set_checkpoints(job, {"v2": {"version": 2}, "v1": {"version": 1}})
         assert list(jobs.checkpoints(job)) == ["v1", "v2"]
 
@@ -367,28 +367,28 @@ class TestWhatLoopsSay:
         jobs.set_checkpoints(job, {})
         assert jobs.checkpoints(job) == {}
 
-    def test_quarantined_workers_with_the_reason(self, jobs: Jobs, job: str) -> None:
+    def test_quarantined_workers_have_a_reason(self, jobs: Jobs, job: str) -> None:
         jobs.quarantine(job, "w", "checksum")
 
         assert jobs.quarantined(job) == {"w": "checksum"}
 
-    def test_everything_of_a_job_is_under_its_own_keys(
+    def test_all_data_of_a_job_is_under_listed_keys(
         self, jobs: Jobs, job: str, ledger: RedisClient
     ) -> None:
-        """So that whoever removes :meth:`LedgerKeys.all` removes all of it."""
         jobs.event(job, "note", "x")
         jobs.add_metrics(job, {})
         jobs.add_logs(job, "w", ["x"])
         jobs.drain(job, "w")
         jobs.quarantine(job, "w", "why")
         jobs.report_failure(job, Failure("w", "p", "m", "t", fatal=False))
-        jobs.vanished(job, "i", "killed")
+        jobs.record_loss(job, "i", "killed")
         jobs.set_checkpoints(job, {"v1": {}})
-        found = {key.decode() for key in ledger.keys(f"*job:{job}:*")}
 
-        assert found <= set(LedgerKeys(job).all())
-        assert len(found) >= 11
-        assert len(set(LedgerKeys(job).all())) == len(LedgerKeys(job).all())
+        stored = {key.decode() for key in ledger.keys(f"*job:{job}:*")}
+        listed = [*LedgerKeys(job).worker_script_keys, *LedgerKeys(job).platform_keys]
+        assert stored <= set(listed)
+        assert len(stored) >= 11
+        assert len(set(listed)) == len(listed)
 
 
 class TestServers:
@@ -398,11 +398,11 @@ class TestServers:
         tokens = [servers.new_token("a") for _ in range(5)]
 
         assert tokens == sorted(set(tokens))
-        assert tokens[-1] < 2**53, "Lua's numbers have no more digits"
+        assert tokens[-1] < 2**53, "larger numbers are not exact in Lua"
 
-    def test_a_ledger_that_went_back_gives_no_token_twice(self, ledger: RedisClient) -> None:
+    def test_a_ledger_restored_to_an_earlier_state_repeats_no_token(self, ledger: RedisClient) -> None:
         servers = Servers(ledger)
-        # a count that is ahead of the clock, so that only the nonce can tell them apart
+        # a count ahead of the clock, so that only the nonce differs
         before = (int(time.time()) + 1000) << NONCE_BITS
         ledger.hset(names.SERVER_TOKENS, "a", before)
         lost = servers.new_token("a")
@@ -413,13 +413,13 @@ class TestServers:
         assert lost != again
         assert lost >> NONCE_BITS == again >> NONCE_BITS
 
-    def test_an_emptied_ledger_gives_newer_tokens_all_the_same(self, ledger: RedisClient) -> None:
+    def test_an_emptied_ledger_still_returns_newer_tokens(self, ledger: RedisClient) -> None:
         servers = Servers(ledger)
         before = [servers.new_token("a") for _ in range(3)][-1]
         count = before >> NONCE_BITS
         ledger.delete(names.SERVER_TOKENS)
 
-        # at most one token a start was given out, and no two starts are in one second
+        # each start takes at most one token, and no two starts are in the same second
         await_truth(lambda: time.time() > count + 1)
 
         assert servers.new_token("a") > before
@@ -457,17 +457,17 @@ class TestControl:
         assert control.take_requests() == [{"kind": "evict", "number": 2}]
         assert control.take_requests() == []
 
-    def test_the_view_of_the_fleet_is_replaced_whole(self, ledger: RedisClient) -> None:
+    def test_the_view_of_the_fleet_is_replaced_completely(self, ledger: RedisClient) -> None:
         control = Control(ledger)
-        control.show({"i-2": {}, "i-1": {"state": "up"}}, {"local": {"free": 2}})
+        control.publish({"i-2": {}, "i-1": {"state": "up"}}, {"local": {"free": 2}})
         assert list(control.instances()) == ["i-1", "i-2"]
 
-        control.show({"i-3": {}}, {})
+        control.publish({"i-3": {}}, {})
 
         assert control.instances() == {"i-3": {}}
         assert control.pools() == {}
 
-    def test_what_is_remembered_of_a_pool(self, ledger: RedisClient) -> None:
+    def test_the_launch_history_of_a_pool_outlives_a_controller(self, ledger: RedisClient) -> None:
         control = Control(ledger)
         assert control.pool("local") == Pool()
         pool = Pool(3, 2, 17.5, "no capacity")

@@ -1,4 +1,4 @@
-"""Who may work on what, until when."""
+"""Leases of work items: order, expiry, renewal, and results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lease_of(answer: Lease | Wait) -> Lease:
 
 
 def pieces(leases: Leases, most: int = 100) -> list[str]:
-    """All that can be leased at the moment, in the order in which it is given out."""
+    """Lease every available work item, and return their names in order."""
     taken: list[str] = []
     while len(taken) < most and isinstance(answer := leases.acquire(), Lease):
         taken.append(answer.piece)
@@ -52,7 +52,7 @@ class TestAcquire:
     def test_at_most_the_lead_ahead_of_the_slowest_epoch(self, make_world: MakeWorld) -> None:
         world = make_world(epochs=5, subtasks_per_epoch=2, max_epoch_lead=1)
 
-        # the slowest is epoch 0, so epochs 0 and 1 may be given out
+        # the slowest epoch is 0, so epochs 0 and 1 can be leased
         assert pieces(world.leases("a")) == [f"train:{n}" for n in range(4)]
         assert world.leases("b").acquire() == Wait("epoch lead")
 
@@ -79,8 +79,8 @@ class TestAcquire:
 
         assert pieces(leases) == ["evaluate:1", "train:3", "train:4", "train:5"]
 
-    def test_what_is_done_already_is_not_given_out(self, world: World) -> None:
-        """Somebody trained without a lease; what is applied is done all the same."""
+    def test_work_that_is_already_done_is_not_leased(self, world: World) -> None:
+        """A worker without a lease can have trained it; applied work is done anyway."""
         world.accounts.account(1, 2, 0, "{}", [0, 2])
 
         assert pieces(world.leases("a"))[:2] == ["train:1", "train:3"]
@@ -93,12 +93,12 @@ class TestAcquire:
 
         assert lease_of(leases.acquire(WorkKind.EVALUATE)).piece == "evaluate:1"
         assert leases.acquire(WorkKind.EVALUATE) == Wait("no evaluate"), (
-            "though there is other work"
+            "although there is other work"
         )
 
     def test_a_quarantined_worker_gets_nothing(self, world: World) -> None:
         assert world.jobs.quarantine(world.job, "bad", "not finite")
-        assert not world.jobs.quarantine(world.job, "bad", "again"), "known already"
+        assert not world.jobs.quarantine(world.job, "bad", "again"), "already quarantined"
 
         answer = world.leases("bad").acquire()
 
@@ -109,7 +109,7 @@ class TestAcquire:
     def test_a_job_that_does_not_exist(self, world: World) -> None:
         assert Leases(world.ledger, "no-such-job", "a", 60).acquire() == Wait("gone")
 
-    def test_eight_at_once_take_each_subtask_once(self, make_world: MakeWorld) -> None:
+    def test_eight_concurrent_workers_lease_each_subtask_once(self, make_world: MakeWorld) -> None:
         world = make_world(samples=40, epochs=1, subtasks_per_epoch=40)
         taken: list[list[Lease]] = [[] for _ in range(8)]
         start = threading.Barrier(8)
@@ -140,7 +140,7 @@ class TestStates:
 
         assert world.leases("a").acquire() == Wait(state.value)
 
-    def test_starting_gives_out_chores_only(self, make_world: MakeWorld) -> None:
+    def test_a_starting_job_leases_only_its_first_snapshot(self, make_world: MakeWorld) -> None:
         world = make_world(running=False)
         lease = lease_of(world.leases("a").acquire())
         assert world.leases("a").acquire() == Wait("starting")
@@ -149,7 +149,7 @@ class TestStates:
 
         assert lease_of(world.leases("b").acquire()).kind is WorkKind.INITIALISE
 
-    def test_finishing_gives_out_chores_only(self, world: World) -> None:
+    def test_a_finishing_job_leases_only_evaluations(self, world: World) -> None:
         held = lease_of(world.leases("a").acquire())
         world.accounts.account(1, 3, 1, "{}", [1, 2])
         world.leases("a").release(held)
@@ -158,7 +158,7 @@ class TestStates:
         assert pieces(world.leases("a")) == ["evaluate:1"]
         assert world.leases("a").acquire() == Wait("finishing")
 
-    def test_paused_work_goes_on_where_it_was(self, world: World) -> None:
+    def test_paused_work_resumes_where_it_stopped(self, world: World) -> None:
         held = lease_of(world.leases("a").acquire())
         world.jobs.pause(world.job)
         assert world.leases("a").release(held)
@@ -170,7 +170,7 @@ class TestStates:
 
 
 class TestExpiry:
-    def test_what_is_not_renewed_is_leased_again(
+    def test_a_lease_that_is_not_renewed_expires(
         self, world: World, eventually: Eventually
     ) -> None:
         dead = lease_of(world.leases("dead", 0.05).acquire())
@@ -181,18 +181,18 @@ class TestExpiry:
         assert world.jobs.leases(world.job)["train:0"] == "b"
         assert world.jobs.work(world.job)["expired"] == 1
 
-    def test_what_is_renewed_stays(self, world: World, eventually: Eventually) -> None:
+    def test_a_renewed_lease_does_not_expire(self, world: World, eventually: Eventually) -> None:
         alive = world.leases("alive")
         held = [lease_of(alive.acquire())]
-        first, began = deadline(world), clock(world)
-        eventually(lambda: clock(world) > began + 0.05)
+        first, start = deadline(world), clock(world)
+        eventually(lambda: clock(world) > start + 0.05)
 
         assert alive.renew({}, held).lost == frozenset()
 
         assert deadline(world) >= first + 50
         assert lease_of(world.leases("b").acquire()).number == 1, "subtask 0 was held all the time"
 
-    def test_a_late_heartbeat_revives_what_nobody_took(self, world: World) -> None:
+    def test_a_late_heartbeat_renews_an_expired_lease_that_is_not_taken(self, world: World) -> None:
         leases = world.leases("slow")
         held = lease_of(leases.acquire())
         world.expire(held.piece)
@@ -200,7 +200,7 @@ class TestExpiry:
         assert leases.renew({}, [held]).lost == frozenset()
         assert lease_of(world.leases("b").acquire()).number == 1
 
-    def test_more_than_one_script_call_can_expire(self, make_world: MakeWorld) -> None:
+    def test_more_leases_expire_than_one_script_call_handles(self, make_world: MakeWorld) -> None:
         world = make_world(samples=150, epochs=1, subtasks_per_epoch=150)
         assert len(pieces(world.leases("dead"), 150)) == 150
         world.expire()
@@ -208,7 +208,7 @@ class TestExpiry:
         assert pieces(world.leases("b"), 150) == [f"train:{n}" for n in range(150)]
         world.partition().assert_whole()
 
-    def test_a_lost_first_snapshot_is_made_by_another(self, make_world: MakeWorld) -> None:
+    def test_another_worker_creates_a_lost_first_snapshot(self, make_world: MakeWorld) -> None:
         world = make_world(running=False)
         lost = lease_of(world.leases("dead").acquire())
         world.expire(lost.piece)
@@ -222,7 +222,7 @@ class TestExpiry:
 
 
 class TestRenew:
-    def test_says_what_was_lost_and_keeps_the_rest(self, world: World) -> None:
+    def test_reports_lost_leases_and_keeps_the_rest(self, world: World) -> None:
         leases = world.leases("a")
         held = [lease_of(leases.acquire()) for _ in range(3)]
         world.expire(held[1].piece)
@@ -233,7 +233,7 @@ class TestRenew:
         assert renewal.lost == {"train:1"}
         assert world.jobs.leases(world.job) == {"train:0": "a", "train:1": "b", "train:2": "a"}
 
-    def test_an_older_token_of_its_own_is_lost_too(self, world: World) -> None:
+    def test_an_older_token_of_the_same_worker_is_lost_too(self, world: World) -> None:
         leases = world.leases("a")
         before = lease_of(leases.acquire())
         world.expire(before.piece)
@@ -243,13 +243,13 @@ class TestRenew:
         assert leases.renew({}, [before]).lost == {before.piece}
         assert leases.renew({}, [after]).lost == frozenset()
 
-    def test_brings_the_state_and_leaves_the_heartbeat(self, world: World) -> None:
+    def test_returns_the_state_and_stores_the_heartbeat(self, world: World) -> None:
         renewal = world.leases("a").renew({"doing": "training"}, [])
 
         assert (renewal.state, renewal.leave) == ("running", "")
         assert world.jobs.workers(world.job) == {"a": Heartbeat(doing="training")}
 
-    def test_asks_to_leave(self, world: World) -> None:
+    def test_reports_the_reason_to_leave(self, world: World) -> None:
         world.jobs.drain(world.job, "a")
         assert world.leases("a").renew({}, []).leave == "drain"
         assert world.leases("b").renew({}, []).leave == ""
@@ -257,11 +257,11 @@ class TestRenew:
         world.jobs.quarantine(world.job, "a", "why")
         assert world.leases("a").renew({}, []).leave == "quarantine"
 
-        world.jobs.forget_worker(world.job, "a")
+        world.jobs.remove_worker(world.job, "a")
         assert world.jobs.workers(world.job).keys() == {"b"}
-        assert world.leases("a").renew({}, []).leave == "quarantine", "that is never forgotten"
+        assert world.leases("a").renew({}, []).leave == "quarantine", "a quarantine is permanent"
 
-    def test_of_a_job_that_is_gone_leaves_nothing_behind(self, world: World) -> None:
+    def test_an_unknown_job_stores_no_heartbeat(self, world: World) -> None:
         renewal = Leases(world.ledger, "no-such-job", "a", 60).renew({"doing": "?"}, [])
 
         assert renewal.state == "gone"
@@ -269,22 +269,22 @@ class TestRenew:
 
 
 class TestRelease:
-    def test_gives_back_at_once(self, world: World) -> None:
+    def test_makes_the_work_available_at_once(self, world: World) -> None:
         leases = world.leases("a")
         held = lease_of(leases.acquire())
 
         assert leases.release(held)
-        assert not leases.release(held), "it is no longer its own"
+        assert not leases.release(held), "the worker no longer holds it"
 
         assert lease_of(world.leases("b").acquire()).piece == held.piece
 
-    def test_a_lost_lease_is_not_given_back(self, world: World) -> None:
+    def test_a_lost_lease_cannot_be_released(self, world: World) -> None:
         held = lease_of(world.leases("a").acquire())
         world.expire(held.piece)
         taken = lease_of(world.leases("b").acquire())
 
         assert not world.leases("a").release(held)
-        assert not world.leases("a").release(taken), "another's"
+        assert not world.leases("a").release(taken), "held by another worker"
         assert world.jobs.leases(world.job) == {"train:0": "b"}
 
 
@@ -305,7 +305,7 @@ class TestReport:
         assert world.jobs.get(world.job).best == stored
         assert world.jobs.leases(world.job) == {}
 
-    def test_by_nobody_else(self, world: World, evaluation: Lease) -> None:
+    def test_not_by_other_workers(self, world: World, evaluation: Lease) -> None:
         world.expire(evaluation.piece)
         taken = lease_of(world.leases("b").acquire())
 
@@ -331,16 +331,16 @@ def test_an_error_of_the_users_code_is_kept_with_its_traceback(world: World) -> 
 
 
 def clock(world: World) -> float:
-    """The ledger's."""
+    """Return the ledger's clock, in seconds."""
     seconds, microseconds = world.ledger.time()
     return float(seconds + microseconds / 1e6)
 
 
 def deadline(world: World) -> float:
-    """Of the lease of the first subtask, in milliseconds."""
-    found = world.ledger.zscore(world.ledger_keys.leases, "train:0")
-    assert found is not None
-    return float(found)
+    """Return the deadline of the lease of subtask 0, in milliseconds."""
+    score = world.ledger.zscore(world.ledger_keys.leases, "train:0")
+    assert score is not None
+    return float(score)
 
 
 def zero(answer: Lease | Wait) -> Lease | None:

@@ -1,4 +1,4 @@
-"""The ledger's view of a job whose shards are told of one by one: done is what all of them have."""
+"""The ledger's view of a job with several shards: work is done once all shards have it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support.world import World
 from vcasgd.errors import Fenced
 from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.job import ShardProgress
 from vcasgd.store.ledger.leases import Accounts, Lease
-from vcasgd.store.ledger.progress import ShardProgress
 
 SHARDS = 3
 EPOCHS, WIDTH = 3, 3
@@ -26,14 +26,14 @@ def accounts_of(world: World) -> list[Accounts]:
 
 
 def pieces(world: World) -> list[str]:
-    """All that can be leased now."""
-    leases, found = world.leases("looks"), []
+    """Lease every available work item, and return their names."""
+    leases, names = world.leases("reader"), []
     while isinstance(lease := leases.acquire(), Lease):
-        found.append(lease.piece)
-    return found
+        names.append(lease.piece)
+    return names
 
 
-def test_done_and_finished_once_all_shards_are(world: World) -> None:
+def test_work_is_done_once_all_shards_have_it(world: World) -> None:
     first, *others = accounts_of(world)
 
     first.account(1, 3, 1, "{}", [0, 1, 2])
@@ -50,7 +50,7 @@ def test_done_and_finished_once_all_shards_are(world: World) -> None:
     assert "evaluate:1" in pieces(world)
 
 
-def test_an_epoch_is_evaluated_when_the_last_shard_has_it(world: World) -> None:
+def test_an_epoch_is_evaluated_once_the_last_shard_has_it(world: World) -> None:
     accounts = accounts_of(world)
     for each in accounts[:2]:
         each.account(1, 3, 1, "{}", [0, 1, 2])
@@ -61,7 +61,7 @@ def test_an_epoch_is_evaluated_when_the_last_shard_has_it(world: World) -> None:
     assert "evaluate:1" in pieces(world)
 
 
-def test_a_shard_that_goes_back_opens_what_it_lacks(world: World) -> None:
+def test_a_restored_shard_reopens_the_work_it_lacks(world: World) -> None:
     accounts = accounts_of(world)
     for each in accounts:
         each.account(1, 3, 1, "{}", [0, 1, 2])
@@ -75,7 +75,7 @@ def test_a_shard_that_goes_back_opens_what_it_lacks(world: World) -> None:
     assert world.jobs.get(world.job).finished_epochs == 0
 
 
-def test_each_shard_has_a_fence_of_its_own(world: World) -> None:
+def test_each_shard_has_its_own_fence(world: World) -> None:
     accounts = accounts_of(world)
     accounts[0].account(5, 1, 0, "{}", [0])
 
@@ -87,14 +87,14 @@ def test_each_shard_has_a_fence_of_its_own(world: World) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, int, int]]:
-    """What happens to which shard, and with which subtasks (as bits)."""
+    """Generate events: kind, shard, and subtasks as bits."""
     kinds = st.sampled_from(["apply", "apply", "apply", "back", "lease", "again"])
     bits = st.integers(0, 2 ** (EPOCHS * WIDTH) - 1)
     return draw(st.lists(st.tuples(kinds, st.integers(0, SHARDS - 1), bits), max_size=15))
 
 
-class Told:
-    """Shards with their true records, the ledger that is told of them, and what must hold."""
+class Shards:
+    """Shards with their true records, reports to the ledger, and the invariants."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -108,7 +108,7 @@ class Told:
         plan = self.world.plan
         return AppliedRecord(plan, 0, {each: plan.size(each) for each in self.done[shard]})
 
-    def happen(self, kind: str, shard: int, subtasks: set[int]) -> None:
+    def apply(self, kind: str, shard: int, subtasks: set[int]) -> None:
         if kind == "apply":
             self.last[shard] = sorted(subtasks - self.done[shard])
             self.done[shard] |= subtasks
@@ -143,56 +143,55 @@ class Told:
         assert set(partition.done) == {each for each in everywhere if each >= finished * WIDTH}
         partition.assert_whole()
         keys, ledger = self.world.ledger_keys, self.world.ledger
-        known = [*ledger.zrange(keys.open, 0, -1), *ledger.zrange(keys.leases, 0, -1)]
-        evaluations = sorted(each.decode() for each in known if each.startswith(b"evaluate"))
+        items = [*ledger.zrange(keys.open, 0, -1), *ledger.zrange(keys.leases, 0, -1)]
+        evaluations = sorted(each.decode() for each in items if each.startswith(b"evaluate"))
         assert evaluations == [f"evaluate:{epoch + 1}" for epoch in range(finished)]
 
 
 @pytest.fixture
-def told(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Callable[[], Told]:
+def make_shards(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Callable[[], Shards]:
     options = {"epochs": EPOCHS, "subtasks_per_epoch": WIDTH, "max_epoch_lead": 2}
-    return lambda: Told(World(ledger, tensors, tmp_path, **options))
+    return lambda: Shards(World(ledger, tensors, tmp_path, **options))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories())
-def test_any_history(told: Callable[[], Told], history: list[tuple[str, int, int]]) -> None:
-    """Whatever shards apply, lose and say twice: the job has done what all of them have."""
-    state = told()
+def test_any_history(make_shards: Callable[[], Shards], history: list[tuple[str, int, int]]) -> None:
+    """For all updates, losses, and repeated reports, the work done is that of all shards."""
+    state = make_shards()
     for kind, shard, bits in history:
-        state.happen(kind, shard, {each for each in range(EPOCHS * WIDTH) if bits >> each & 1})
+        state.apply(kind, shard, {each for each in range(EPOCHS * WIDTH) if bits >> each & 1})
         state.world.partition().assert_whole()
     state.check()
 
 
 class TestProgress:
-    def told(self, *totals: dict[str, object]) -> dict[bytes, bytes]:
-        found = {b"0:version": b"7"}
-        return found | {
+    def reports(self, *totals: dict[str, object]) -> dict[bytes, bytes]:
+        return {b"0:version": b"7"} | {
             b"%d:totals" % at: json.dumps(each).encode() for at, each in enumerate(totals)
         }
 
-    def test_of_one_shard_it_is_what_was_told(self) -> None:
-        progress = ShardProgress.of(self.told({"updates": 3, "applied": 5}), 1)
+    def test_of_one_shard_is_its_report(self) -> None:
+        progress = ShardProgress.of(self.reports({"updates": 3, "applied": 5}), 1)
 
         assert (progress.version, progress.totals) == (7, {"updates": 3, "applied": 5})
 
-    def test_of_several_the_worst_counts(self) -> None:
-        told = self.told(
+    def test_of_several_shards_is_the_worst(self) -> None:
+        reports = self.reports(
             {"updates": 3, "applied": 30, "repeated": 0, "rejected": {"checksum": 1}},
             {"updates": 2, "applied": 20, "repeated": -2, "rejected": {}},
             {"updates": 4, "applied": 40, "repeated": 1, "rejected": {"checksum": 2, "length": 1}},
         )
 
-        assert ShardProgress.of(told, 3).totals == {
+        assert ShardProgress.of(reports, 3).totals == {
             "updates": 3,
             "applied": 20,
             "repeated": -2,
             "rejected": {"checksum": 3, "length": 1},
         }
 
-    def test_a_shard_that_has_not_spoken_has_applied_nothing(self) -> None:
-        told = self.told({"updates": 3, "applied": 30, "repeated": 0})
+    def test_a_shard_without_a_report_has_applied_nothing(self) -> None:
+        reports = self.reports({"updates": 3, "applied": 30, "repeated": 0})
 
-        assert ShardProgress.of(told, 2).totals["applied"] == 0
+        assert ShardProgress.of(reports, 2).totals["applied"] == 0
         assert ShardProgress.of({}, 2) == ShardProgress()

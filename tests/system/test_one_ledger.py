@@ -36,4 +36,4 @@ def test_a_process_of_another_cluster_does_not_start(plain: Plain, module: str) 
     )
 
     assert done.returncode == 1
-    assert "the ledger is that of cluster ours, and not of theirs" in done.stderr + done.stdout
+    assert "the ledger belongs to cluster ours, not to theirs" in done.stderr + done.stdout

@@ -239,7 +239,7 @@ def test_they_go_with_the_first_one(house: Callable[..., House]) -> None:
 
     # also where it is gone already
     one.further[one.name(2)] = True
-    one.jobs.forget_worker(one.job, one.name())
+    one.jobs.remove_worker(one.job, one.name())
     one.there = False
     assert one.look() == [StopWorker(one.name(2), "not wanted on its machine")]
     assert Tunings(one.ledger, one.job).read().learners == {}

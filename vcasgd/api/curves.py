@@ -9,7 +9,7 @@ from typing import Any
 
 from vcasgd.api.series import SPIKY, chosen
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.metrics import Points
+from vcasgd.store.ledger.metrics import MetricColumns
 
 #: jobs whose columns are in memory: those that somebody looks at. 100,000 points take 6 MB each
 JOBS_KEPT = 8
@@ -18,7 +18,7 @@ JOBS_KEPT = 8
 class _Shelf:
     """One job's points, and the lock that they need."""
 
-    def __init__(self, points: Points) -> None:
+    def __init__(self, points: MetricColumns) -> None:
         self.points = points
         self.lock = threading.Lock()
 
@@ -49,7 +49,7 @@ class Curves:
 
     def _shelf(self, job: str) -> _Shelf:
         with self._lock:
-            shelf = self._shelves.setdefault(job, _Shelf(Points(self._ledger, job, SPIKY)))
+            shelf = self._shelves.setdefault(job, _Shelf(MetricColumns(self._ledger, job, SPIKY)))
             self._shelves.move_to_end(job)
             while len(self._shelves) > JOBS_KEPT:
                 self._shelves.popitem(last=False)

@@ -13,9 +13,8 @@ from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs, Workloads
-from vcasgd.store.ledger.event_feed import EventFeed
+from vcasgd.store.ledger.events import EventFeed
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.machines import Machines
 from vcasgd.store.ledger.servers import Control, Servers
 
 
@@ -31,7 +30,6 @@ class Services:
     servers: Servers
     costs: Costs
     workloads: Workloads
-    machines: Machines
     everything: EventFeed
     sessions: Sessions
     curves: Curves
@@ -49,7 +47,6 @@ class Services:
             servers=Servers(ledger),
             costs=Costs(ledger),
             workloads=Workloads(ledger),
-            machines=Machines(ledger),
             everything=EventFeed(ledger),
             sessions=sessions,
             curves=Curves(ledger),

@@ -71,7 +71,7 @@ class Controller:
     def _note_look(self) -> None:
         """Once: whoever started this process may go on."""
         if not self._looked:
-            self._control.note_look()
+            self._control.record_round()
             self._looked = True
 
 

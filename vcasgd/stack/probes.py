@@ -73,7 +73,7 @@ def controller(ledger_url: str) -> Probe:
 
     def probe(started_at: float) -> bool:
         try:
-            return control.looked_at() >= started_at
+            return control.last_round_at() >= started_at
         except StoreUnavailable:
             return False
 

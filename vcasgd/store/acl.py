@@ -106,7 +106,7 @@ def tensors_user(secret: str, job: str, worker: str, *, first_snapshot: bool = F
 
 
 def worker_key(secret: str, job: str, worker: str) -> str:
-    """Return the key with which a worker signs the headers of its updates."""
+    """Return the key for the signatures of a worker's update headers."""
     return _derived(secret, "header", job, worker)
 
 
@@ -188,7 +188,7 @@ class AclUsers:
     """Keeps the worker users of one server in step with the workers that should have access.
 
     ``scripts`` are those that the users run. A user that is no longer listed is deleted after
-    ``linger_seconds``, so that a client that still uses it can learn that its job is over.
+    ``linger_seconds``, so that a client that still uses it can learn that its job has ended.
     """
 
     def __init__(

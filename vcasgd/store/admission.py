@@ -60,7 +60,7 @@ def worker_lease_pass(settings: Settings, job: str, worker: str) -> str:
 class LedgerAdmission:
     """Manages users on the ledger for the controller: one for each active job.
 
-    A user is deleted ``linger_seconds`` after its job is over.
+    A user is deleted ``linger_seconds`` after its job has ended.
     """
 
     def __init__(self, ledger: RedisClient, secret: str, linger_seconds: float) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 #: Sorted set: all jobs, by submission time in µs.
 JOBS = "vcasgd:{fleet}:jobs"
-#: Set: jobs that are not over.
+#: Set: jobs that have not ended.
 ACTIVE = "vcasgd:{fleet}:active"
 #: String: the name of the cluster that owns this ledger.
 CLUSTER = "vcasgd:{fleet}:cluster"
@@ -87,17 +87,17 @@ class LedgerKeys:
 
     @property
     def leases(self) -> str:
-        """Sorted set: piece of work → deadline in ms of the server's clock."""
+        """Sorted set: work item → deadline in ms of the server's clock."""
         return self._key("leases")
 
     @property
     def holders(self) -> str:
-        """Hash: piece of work → ``worker|token``."""
+        """Hash: work item → ``worker|token``."""
         return self._key("holders")
 
     @property
     def open(self) -> str:
-        """Sorted set: pieces of work that lost their holder; the lowest score is leased first."""
+        """Sorted set: work items that lost their holder; the lowest score is leased first."""
         return self._key("open")
 
     @property

@@ -10,7 +10,7 @@ from vcasgd.api.insight import MachineView, StalenessView, SubtasksView
 from vcasgd.api.problems import documented
 from vcasgd.api.services import Here
 from vcasgd.errors import SpecError
-from vcasgd.store.ledger.subtasks import standing
+from vcasgd.store.ledger.subtasks import read_subtasks
 
 router = APIRouter(tags=["insight"])
 
@@ -30,7 +30,7 @@ def get_staleness(here: Here, job: str) -> StalenessView:
 def list_machines_of_job(here: Here, job: str) -> list[MachineView]:
     """What each machine did for the job, in the order of their beginnings; the newest 1000."""
     found = here.jobs.get(job)
-    lanes = here.machines.of(found.id)
+    lanes = here.jobs.timelines(found.id)
     views = [MachineView.of(instance, lane, found) for instance, lane in lanes.items()]
     return sorted(views, key=lambda each: (each.spans[0].since if each.spans else 0, each.instance))
 
@@ -45,7 +45,7 @@ def get_subtasks(here: Here, job: str, epoch: Epoch = None) -> SubtasksView:
         raise SpecError(f"epoch: the job has {spec.epochs}", field="epoch")
     per_epoch = spec.subtasks_per_epoch
     first = (wanted - 1) * per_epoch
-    now = standing(here.ledger, found.id, per_epoch)
+    now = read_subtasks(here.ledger, found.id, per_epoch)
     return SubtasksView(
         epoch=wanted,
         first=first,

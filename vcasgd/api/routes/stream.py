@@ -18,7 +18,7 @@ from vcasgd.api.rows import finite
 from vcasgd.api.services import Here
 from vcasgd.api.streaming import MEDIA_TYPE, SEND_SECONDS
 from vcasgd.errors import VcasgdError
-from vcasgd.store.ledger.event_feed import EventCursor, EventFeed
+from vcasgd.store.ledger.events import EventCursor, EventFeed
 
 log = logging.getLogger(__name__)
 

@@ -131,7 +131,7 @@ class Actuator:
         with bound(job=action.job, worker=name, request=self._jobs.request_of(action.job)):
             log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
-        self._jobs.forget_worker(action.job, name)
+        self._jobs.remove_worker(action.job, name)
         pool = next(one.pool for one in state.instances if one.id == action.instance_id)
         self._parts.guard.place(action.job, name, pool)
         env = worker_environment(self._settings, action.job, name)

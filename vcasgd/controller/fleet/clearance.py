@@ -43,7 +43,7 @@ class ClearancePolicy:
                 barred[name] = f"may not see {', '.join(missing)}"
         named = [name for name in job.spec.workers.pools if name in self._pools]
         for name in named:
-            if name in barred and self._clearances.pool_refused(job.id, name, barred[name]):
+            if name in barred and self._clearances.record_refusal(job.id, name, barred[name]):
                 text = f"no machine of pool {name} works on this job: it {barred[name]}"
                 self._jobs.event(job.id, "pool-refused", text, pool=name, why=barred[name])
         return tuple(name for name in named if name not in barred), frozenset(barred)

@@ -96,7 +96,7 @@ class CostLedger:
         meter = self._meters[name]
         if meter.closed:
             if now - meter.until > REMEMBERED_SECONDS:
-                self._costs.forget([name])
+                self._costs.remove_meters([name])
                 del self._meters[name]
                 self._seen.pop(name, None)
             return

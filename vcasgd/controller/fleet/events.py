@@ -81,7 +81,7 @@ class FleetEvents:
             if self._known[name].job in active:
                 self._tell_gone(name, self._known[name])
             self._ended.pop(name, None)
-        self._control.show({name: asdict(row) for name, row in now.items()}, pools)
+        self._control.publish({name: asdict(row) for name, row in now.items()}, pools)
         self._known = now
         return gone
 
@@ -117,6 +117,6 @@ class FleetEvents:
             return
         noticed = last.state == LEAVING
         how = "evicted" if noticed else "killed"
-        if self._jobs.vanished(last.job, name, how):
+        if self._jobs.record_loss(last.job, name, how):
             text = f"{name} is gone, {'after a notice' if noticed else 'without a notice'}"
             self._jobs.event(last.job, f"worker-{how}", text, instance=name)

@@ -86,10 +86,10 @@ class Learners:
             self._consider(name, demand.learners, beats, died, now)
             learners[machine] = self._trials[name].learners
         if learners != before:
-            tunings.tell(learners=learners)
+            tunings.publish(learners=learners)
         for name in beats:
             if learner_of(name) > 1 and name not in alive:
-                self._jobs.forget_worker(job, name)
+                self._jobs.remove_worker(job, name)
         return [
             worker_name(machine, job, number)
             for machine, count in learners.items()

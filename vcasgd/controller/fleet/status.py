@@ -49,7 +49,7 @@ class StatusPublisher:
     def _forget_workers(self, job: str, gone: str) -> None:
         names = [each for each in self._parts.jobs.workers(job) if instance_of(each) == gone]
         for name in {worker_name(gone, job), *names}:
-            self._parts.jobs.forget_worker(job, name)
+            self._parts.jobs.remove_worker(job, name)
 
     def _pools(self, state: Observed) -> dict[str, dict[str, object]]:
         return {

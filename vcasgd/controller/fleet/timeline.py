@@ -17,7 +17,6 @@ from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.machines import Machines
 
 
 class TimelineRecorder:
@@ -25,7 +24,6 @@ class TimelineRecorder:
 
     def __init__(self, ledger: RedisClient) -> None:
         self._jobs = Jobs(ledger)
-        self._machines = Machines(ledger)
         self._lanes: dict[str, dict[str, MachineTimeline]] = {}
 
     def look(self, state: Observed, ends: Mapping[str, str | None], now: float) -> None:
@@ -34,7 +32,7 @@ class TimelineRecorder:
         active = {demand.job for demand in state.jobs}
         seen = self._sights(state, active, ends)
         for job in active - self._lanes.keys():
-            rows = self._machines.of(job).items()
+            rows = self._jobs.timelines(job).items()
             self._lanes[job] = {name: MachineTimeline.from_row(row) for name, row in rows}
         for job, known in list(self._lanes.items()):
             self._update(job, look(known, seen[job], ends, now))
@@ -46,7 +44,9 @@ class TimelineRecorder:
             return
         lanes = {**self._lanes[job], **changed}
         gone = surplus(lanes)
-        self._machines.keep(job, {name: lane.to_row() for name, lane in changed.items()}, gone)
+        self._jobs.update_timelines(
+            job, {name: lane.to_row() for name, lane in changed.items()}, gone
+        )
         self._lanes[job] = {name: lane for name, lane in lanes.items() if name not in set(gone)}
 
     def _sights(

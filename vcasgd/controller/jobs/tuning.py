@@ -76,7 +76,7 @@ class Tuner:
         shares = {**before, **shares_by_speed(seconds, before)}
         if shares == job.tuned.shares:
             return
-        self._tunings.tell(shares=shares)
+        self._tunings.publish(shares=shares)
         changed = {name: share for name, share in shares.items() if share != before.get(name, 1.0)}
         for name, share in sorted(changed.items()):
             self._jobs.event(
@@ -105,7 +105,7 @@ class Tuner:
         before = job.tuned.implicit_momentum
         now = smoothed_momentum(implicit_momentum(mean), before)
         if now != before:
-            self._tunings.tell(implicit_momentum=now)
+            self._tunings.publish(implicit_momentum=now)
             self._jobs.event(
                 job.id,
                 "tuned-momentum",
@@ -129,7 +129,7 @@ class Tuner:
         before, now = job.tuned.mixing, factor_after(quality for _, quality in measured)
         if now == before:
             return
-        self._tunings.tell(mixing=now)
+        self._tunings.publish(mixing=now)
         newest = measured[-1][0]
         how = "worsened" if now < before else "improved again"
         self._jobs.event(

@@ -35,7 +35,7 @@ class Codec(Protocol):
         """True if workers that push in this codec also fetch the model as bfloat16."""
 
     def for_update(self, number: int) -> Self:
-        """Return the codec for a worker's update ``number`` = 0, 1, 2, …
+        """Return the codec for a worker's update with this number, counted from 0.
 
         The codecs of all updates decode alike.
         """

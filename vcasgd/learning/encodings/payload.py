@@ -32,7 +32,7 @@ class EncodedVector(Protocol):
         """The codec's name, for the header of the update."""
 
     def __len__(self) -> int:
-        """Number of bytes."""
+        """Return the number of bytes."""
 
     def chunks(self, size: int) -> Iterator[memoryview]:
         """Yield chunks of ``size`` bytes; the last one may be shorter.

@@ -1,15 +1,13 @@
-"""Which pools may see which data, and who was placed where: what leases of labelled jobs ask for.
+"""Clearances of pools for labelled data, and the pool of each worker.
 
-A job has labels (:attr:`~vcasgd.spec.job.JobSpec.required_labels`), a pool has those that it may
-see.
-Before the controller starts a worker it records its pool here, with the digest of a pass that only
-the controller and that worker can derive. ``scripts/ledger/clearance.lua`` compares, in the same
-step in
-which a lease is given or renewed; so a pool that loses a label stops its workers at once, and a
-worker that says it is another one, or elsewhere, gets nothing.
+A job has labels (:attr:`~vcasgd.spec.job.JobSpec.required_labels`); a pool has the labels that it
+is cleared for. Before the controller starts a worker, it records the worker's pool with the digest
+of a pass that only the controller and that worker can derive. ``scripts/ledger/clearance.lua``
+checks both in the same step that grants or renews a lease. So a pool that loses a label stops its
+workers at once, and a worker that claims another name or pool gets no work.
 
-Where workers have no users of their own (``VCASGD_JOB_USERS=false``) there are no passes either:
-each has the credentials of the platform, and is trusted with more than that.
+Without users for workers (``VCASGD_JOB_USERS=false``) there are no passes: every worker has the
+credentials of the platform and is trusted with much more.
 """
 
 from __future__ import annotations
@@ -22,14 +20,16 @@ from vcasgd.store.keys import CLEARANCES, LedgerKeys
 
 
 class Clearances:
-    """Written by the controller alone. Calls raise :class:`~vcasgd.errors.StoreUnavailable` and
-    may be repeated."""
+    """Clearances of pools and placements of workers. Only the controller writes them.
+
+    Calls raise :class:`~vcasgd.errors.StoreUnavailable` and can be repeated.
+    """
 
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
 
     def allow(self, pools: Mapping[str, Iterable[str]]) -> None:
-        """By pool, the labels that it may see; pools that are not named may see none."""
+        """Replace the labels of all pools; a pool that is missing is cleared for none."""
         rows = {pool: " ".join(sorted(labels)) for pool, labels in pools.items()}
         with self._ledger.pipeline(transaction=True) as pipe:
             pipe.delete(CLEARANCES)
@@ -38,25 +38,26 @@ class Clearances:
             pipe.execute()
 
     def allowed(self) -> dict[str, frozenset[str]]:
-        found = self._ledger.hgetall(CLEARANCES)
-        return {pool.decode(): frozenset(each.decode().split()) for pool, each in found.items()}
+        """Return the labels that each pool is cleared for."""
+        rows = self._ledger.hgetall(CLEARANCES)
+        return {pool.decode(): frozenset(each.decode().split()) for pool, each in rows.items()}
 
     def place(self, job: str, worker: str, pool: str, lease_pass: str = "") -> None:
-        """Before the worker is started."""
+        """Record the pool and the pass of a worker, before it starts."""
         digest = hashlib.sha1(lease_pass.encode()).hexdigest() if lease_pass else ""
         self._ledger.hset(LedgerKeys(job).placed, worker, f"{pool}|{digest}")
 
-    def pool_refused(self, job: str, pool: str, why: str) -> bool:
-        """A pool falls out for a job. False where that was known."""
+    def record_refusal(self, job: str, pool: str, why: str) -> bool:
+        """Record that a pool is excluded for a job. Returns False if it already was for ``why``."""
         key, field = LedgerKeys(job).refused, f"pool {pool}"
-        known = self._ledger.hget(key, field)
-        if known is not None and known.decode() == why:
+        before = self._ledger.hget(key, field)
+        if before is not None and before.decode() == why:
             return False
         self._ledger.hset(key, field, why)
         return True
 
     def uncleared(self, job: str, workers: Collection[str]) -> set[str]:
-        """Those of the workers that may not see the job's data."""
+        """Return the workers that are not cleared for the job's data."""
         keys = LedgerKeys(job)
         labels = (self._ledger.hget(keys.record, "labels") or b"").decode().split()
         if not labels or not workers:

@@ -1,4 +1,4 @@
-"""What machines have cost: meters and sums in the ledger."""
+"""Costs of machines: meters and sums in the ledger, and the measured speed of workloads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from vcasgd.store.keys import LedgerKeys
 
 
 class Costs:
-    """Every call may raise :class:`~vcasgd.errors.StoreUnavailable` and may be repeated."""
+    """Costs of jobs, and the meter of each machine.
+
+    Calls raise :class:`~vcasgd.errors.StoreUnavailable` and can be repeated.
+    """
 
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
         self._charge = ledger.script("ledger/charge")
 
     def meters(self) -> dict[str, str]:
-        """By machine, as :meth:`book` was told."""
-        found = self._ledger.hgetall(names.METERS)
-        return {machine.decode(): meter.decode() for machine, meter in found.items()}
+        """Return the meter of each machine, as stored by :meth:`book`."""
+        meters = self._ledger.hgetall(names.METERS)
+        return {machine.decode(): meter.decode() for machine, meter in meters.items()}
 
     def book(
         self,
@@ -32,58 +35,70 @@ class Costs:
         job: str | None,
         amounts: Mapping[str, float],
     ) -> bool:
-        """Adds the amounts to what the job has cost. False where the machine's meter is another
-        one than ``before``; then nothing was added."""
+        """Add amounts to the costs of a job and advance the machine's meter, atomically.
+
+        Returns False, and adds nothing, if the meter is not ``before``.
+        """
         costs = LedgerKeys(job).costs if job else names.METERS
         pairs = [part for name, value in amounts.items() for part in (name, repr(value))]
         return bool(
             self._charge(keys=[names.METERS, costs], args=[machine, before or "", after, *pairs])
         )
 
-    def forget(self, machines: Iterable[str]) -> None:
-        """Meters that nobody will ask for again."""
+    def remove_meters(self, machines: Iterable[str]) -> None:
+        """Remove the meters of machines that no longer exist."""
         if gone := list(machines):
             self._ledger.hdel(names.METERS, *gone)
 
     def spent(self, job: str) -> float:
-        """USD that are booked, at most :data:`~vcasgd.fleet.costs.CHARGE_SECONDS` ago."""
+        """Return the booked costs of a job in USD.
+
+        They lag by at most :data:`~vcasgd.fleet.costs.CHARGE_SECONDS`.
+        """
         return sum(value for name, value in self.of(job).items() if name.endswith("|usd"))
 
     def of(self, job: str) -> dict[str, float]:
-        """The sums of all amounts of a job."""
-        found = self._ledger.hgetall(LedgerKeys(job).costs)
-        return {name.decode(): float(value) for name, value in found.items()}
+        """Return the sums of all amounts of a job."""
+        return _amounts(self._ledger.hgetall(LedgerKeys(job).costs))
 
     def of_all(self, jobs: Iterable[str]) -> list[dict[str, float]]:
-        """As :meth:`of`, in one round trip."""
+        """Return :meth:`of` for several jobs, in one round trip."""
         with self._ledger.pipeline() as pipe:
             for job in jobs:
                 pipe.hgetall(LedgerKeys(job).costs)
-            found = pipe.execute()
-        return [{name.decode(): float(value) for name, value in each.items()} for each in found]
+            return [_amounts(row) for row in pipe.execute()]
+
+
+def _amounts(row: Mapping[bytes, bytes]) -> dict[str, float]:
+    return {name.decode(): float(value) for name, value in row.items()}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is known of jobs of the same name and task: samples of an epoch, and how many a
-    machine trained a second, by ``pool|instance type``."""
+    """Measurements of jobs with the same name and task.
+
+    ``samples``: samples of an epoch. ``rates``: ``pool|instance type`` → samples per second of one
+    machine.
+    """
 
     samples: int | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
 
 
 class Workloads:
-    """What jobs have shown; it outlives them."""
+    """Measured workloads; they outlive their jobs."""
 
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
 
     def get(self, name: str, task: str) -> Workload:
-        found = self._ledger.hget(names.WORKLOADS, _workload(name, task))
-        fields: dict[str, Any] = json.loads(found) if found else {}
+        """Return the measurements of jobs with this name and task; empty ones by default."""
+        stored = self._ledger.hget(names.WORKLOADS, _workload(name, task))
+        fields: dict[str, Any] = json.loads(stored) if stored else {}
         return Workload(**fields)
 
     def set(self, name: str, task: str, workload: Workload) -> None:
+        """Replace the measurements of jobs with this name and task."""
         value = {"samples": workload.samples, "rates": dict(workload.rates)}
         self._ledger.hset(names.WORKLOADS, _workload(name, task), json.dumps(value))
 

@@ -1,31 +1,34 @@
-"""What a job leaves behind in the ledger: events, metrics, and lines that its workers printed."""
+"""History of jobs in the ledger: events, metrics, log lines, and timelines of machines."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vcasgd.logging import request_id
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 
-#: entries kept of each stream; older ones are dropped
+#: Entries kept of each stream; older ones are dropped.
 EVENTS_KEPT = 20_000
-#: more than a day, at a point each second
+#: More than a day with one point per second.
 METRICS_KEPT = 100_000
 LOG_LINES_KEPT = 10_000
+#: Largest part of a stream ID, which has 64 bits. A client can send any number.
+_LARGEST = 2**64 - 1
 
 
 class EventLog:
-    """The three streams of each job of the fleet."""
+    """The history of every job. Calls raise :class:`~vcasgd.errors.StoreUnavailable`."""
 
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
 
     def event(self, job: str, kind: str, text: str, **details: Any) -> None:
-        """Appends to the job's history. ``kind`` is short and stable, ``text`` for people."""
+        """Append an event. ``kind`` is short and stable; ``text`` is for people."""
         self._ledger.xadd(
             LedgerKeys(job).events,
             {"e": event_text(kind, text, details, self._request(job))},
@@ -34,27 +37,31 @@ class EventLog:
         )
 
     def _request(self, job: str) -> str | None:
-        """The one at work, else the one that submitted the job."""
-        if (present := request_id()) is not None:
-            return present
+        """Return the ID of the current request, else of the one that submitted the job."""
+        if (current := request_id()) is not None:
+            return current
         return self.request_of(job)
 
     def request_of(self, job: str) -> str | None:
-        """The request that submitted a job."""
-        known = self._ledger.hget(LedgerKeys(job).record, "request")
-        return known.decode() if known else None
+        """Return the ID of the request that submitted a job."""
+        request = self._ledger.hget(LedgerKeys(job).record, "request")
+        return request.decode() if request else None
 
     def events(
         self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
     ) -> list[dict[str, Any]]:
-        """Events after an id, oldest first; waits for the first one if asked to."""
+        """Return events after an ID, oldest first.
+
+        Waits up to ``wait_seconds`` for the first one, at most 5.
+        """
         return self._read(LedgerKeys(job).events, "e", after, limit, wait_seconds)
 
     def metrics(self, job: str, after: str = "0", *, limit: int = 5000) -> list[dict[str, Any]]:
-        """The totals over time, oldest first."""
+        """Return points of the totals over time, oldest first."""
         return self._read(LedgerKeys(job).metrics, "m", after, limit, 0.0)
 
     def add_metrics(self, job: str, values: Mapping[str, Any]) -> None:
+        """Append a point of the totals."""
         self._ledger.xadd(
             LedgerKeys(job).metrics,
             {"m": json.dumps(values)},
@@ -65,10 +72,11 @@ class EventLog:
     def logs(
         self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
     ) -> list[dict[str, Any]]:
-        """Lines that workers printed, oldest first: ``worker``, ``at``, ``line``."""
+        """Return lines that workers printed, oldest first: ``worker``, ``at``, ``line``."""
         return self._read(LedgerKeys(job).logs, "l", after, limit, wait_seconds)
 
     def add_logs(self, job: str, worker: str, lines: Iterable[str]) -> None:
+        """Append lines that a worker printed."""
         with self._ledger.pipeline() as pipe:
             for line in lines:
                 entry = json.dumps({"worker": worker, "at": time.time(), "line": line})
@@ -78,13 +86,94 @@ class EventLog:
     def _read(
         self, key: str, name: str, after: str, limit: int, wait_seconds: float
     ) -> list[dict[str, Any]]:
-        # a blocking read needs an answer within the connection's own time limit
+        # a blocking read must return within the connection's own timeout
         block = min(int(wait_seconds * 1000), 5000) or None
-        found = self._ledger.xread({key: after}, count=limit, block=block)
-        entries = found[0][1] if found else []
-        return [{"id": at.decode(), **json.loads(data[name.encode()])} for at, data in entries]
+        streams = self._ledger.xread({key: after}, count=limit, block=block)
+        entries = streams[0][1] if streams else []
+        return [_entry(at, fields[name.encode()]) for at, fields in entries]
+
+    def timelines(self, job: str) -> dict[str, dict[str, Any]]:
+        """Return what each instance did for a job.
+
+        A timeline is plain data of :mod:`vcasgd.controller.fleet.machine_timeline`.
+        """
+        rows = self._ledger.hgetall(LedgerKeys(job).machines)
+        return {instance.decode(): json.loads(row) for instance, row in rows.items()}
+
+    def update_timelines(
+        self, job: str, changed: Mapping[str, Mapping[str, Any]], removed: Iterable[str]
+    ) -> None:
+        """Replace some timelines of a job and remove others."""
+        key, names = LedgerKeys(job).machines, list(removed)
+        with self._ledger.pipeline(transaction=True) as pipe:
+            if changed:
+                pipe.hset(key, mapping={name: json.dumps(row) for name, row in changed.items()})
+            if names:
+                pipe.hdel(key, *names)
+            pipe.execute()
+
+
+@dataclass(frozen=True, order=True)
+class EventCursor:
+    """Position in the events of all jobs: the ledger's clock in ms, a number, and the job."""
+
+    ms: int
+    number: int = 0
+    job: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> EventCursor:
+        """Return the cursor with this text. Raises :class:`ValueError`."""
+        at, _, job = text.partition("/")
+        ms, _, number = at.partition("-")
+        return cls(min(int(ms), _LARGEST), min(int(number or 0), _LARGEST), job)
+
+    def __str__(self) -> str:
+        return f"{self.ms}-{self.number}/{self.job}"
+
+    def start_for(self, job: str) -> str:
+        """Return the start of ``XRANGE`` for a job's events after this position."""
+        included = job > self.job
+        return f"{self.ms}-{self.number}" if included else f"({self.ms}-{self.number}"
+
+
+class EventFeed:
+    """Events of many jobs in one order, which a client can resume at a cursor."""
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self._ledger = ledger
+
+    def now(self) -> int:
+        """Return the ledger's clock, in ms."""
+        seconds, microseconds = self._ledger.time()
+        return int(seconds * 1000 + microseconds // 1000)
+
+    def events(
+        self, jobs: Collection[str], after: EventCursor, until: int, *, limit: int
+    ) -> list[tuple[EventCursor, dict[str, Any]]]:
+        """Return the events of ``jobs`` after a cursor and before ``until``, in order.
+
+        ``until`` is a time of the ledger in ms. Each event has its ``job``.
+        """
+        if not jobs or until <= after.ms:
+            return []
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                pipe.xrange(LedgerKeys(job).events, after.start_for(job), until - 1, count=limit)
+            streams = pipe.execute()
+        events = [
+            (EventCursor.parse(f"{at.decode()}/{job}"), {"job": job, **_entry(at, fields[b"e"])})
+            for job, entries in zip(jobs, streams, strict=True)
+            for at, fields in entries
+        ]
+        return sorted(events, key=lambda pair: pair[0])[:limit]
 
 
 def event_text(kind: str, text: str, details: Mapping[str, Any], request: str | None) -> str:
+    """Return an event as it is stored, with the current time."""
     event = {"at": time.time(), "kind": kind, "text": text, "details": details, "request": request}
     return json.dumps(event)
+
+
+def _entry(at: bytes, text: bytes) -> dict[str, Any]:
+    return {"id": at.decode(), **json.loads(text)}

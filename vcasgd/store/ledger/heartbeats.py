@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -22,6 +23,8 @@ LONGEST_NAME = 255
 LARGEST_COUNT = 2**53 - 1
 #: Largest time, duration or read counter; far beyond any real value, and safe to calculate with.
 LARGEST_NUMBER = 1e15
+#: Valid name of a worker; it can be part of a key, of a pattern, and of a user's name.
+_WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 #: Most counters that a data set can report in :attr:`Heartbeat.reading`.
 MOST_COUNTERS = 100
 
@@ -54,7 +57,7 @@ _Counters = Annotated[
 
 
 class Heartbeat(BaseModel):
-    """What a worker reports about itself with each heartbeat.
+    """Status that a worker reports with each heartbeat.
 
     Workers are untrusted: a field that is missing, has another type, isn't finite, or is out of
     range is None. Unknown fields, which a newer worker may send, are kept unchecked and only
@@ -113,3 +116,9 @@ class Heartbeat(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return self.model_dump()
+
+
+def worker_name(text: bytes) -> str | None:
+    """Parse an untrusted name of a worker. Returns None if it is invalid."""
+    name = text.decode(errors="replace")
+    return name if _WORKER_NAME.fullmatch(name) else None

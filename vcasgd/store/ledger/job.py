@@ -1,8 +1,10 @@
-"""One job as a value, and how it is read from what the ledger has of it."""
+"""Values of a job: its record, state, facts, and results, parsed from the ledger."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -12,15 +14,14 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from vcasgd.spec.job import DEFAULT_METRICS, JobSpec, Metric
-from vcasgd.store.ledger.progress import ShardProgress
 from vcasgd.store.ledger.tuning import Tuned
 
-#: of a job; a script on the ledger goes through them
+#: Most shards of a job; scripts on the ledger loop over them.
 MOST_SHARDS = 1024
 
 
 class JobState(StrEnum):
-    """``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → one of the last three."""
+    """State of a job: ``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → a final state."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -32,27 +33,29 @@ class JobState(StrEnum):
 
     @property
     def over(self) -> bool:
+        """True for the final states: ``succeeded``, ``failed``, ``cancelled``."""
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What only the user's code knows; found out by the worker that made the first snapshot."""
+    """Facts from the user's code, reported by the worker that created the first snapshot."""
 
     samples: int
     validation_samples: int
-    #: the model's :class:`~vcasgd.learning.vector.Layout` as JSON
+    #: The model's :class:`~vcasgd.learning.vector.Layout` as JSON.
     layout: str
     order_digest: str
-    #: into how many the vector is cut, shard k on store node k; the same for the job's life
+    #: Number of shards, constant for the job; shard k is on store node k.
     shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] = 1
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ModelFacts:
-        """Raises :class:`ValueError`."""
+        """Parse untrusted JSON. Raises :class:`ValueError`."""
         return _FACTS.validate_json(text)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the facts as JSON values."""
         return {
             "samples": self.samples,
             "validation_samples": self.validation_samples,
@@ -72,39 +75,39 @@ class Evaluation:
     worker: str
     seconds: float
     at: float
-    #: of the model in each shard; ``version`` is that of the first
+    #: Version of the model in each shard; ``version`` is that of the first.
     versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job as the ledger has it. Times are Unix seconds."""
+    """A job, as recorded in the ledger. Times are Unix seconds."""
 
     id: str
     spec: JobSpec
     state: JobState
     package: str
     created_at: float
-    #: of the request that submitted it
+    #: ID of the request that submitted the job.
     request: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
     reason: str | None = None
     traceback: str | None = None
     facts: ModelFacts | None = None
-    #: cumulative, from the snapshots: updates, samples, staleness_sum, staleness_max, …
+    #: Cumulative totals from the snapshots: updates, samples, staleness_sum, staleness_max, …
     totals: dict[str, Any] = field(default_factory=dict)
     finished_epochs: int = 0
     version: int = 0
     evaluations: tuple[Evaluation, ...] = ()
-    #: the epoch whose model the job ends with, from `finishing` on
+    #: The epoch whose model becomes the job's result; set from ``finishing``.
     final_epoch: int | None = None
-    #: the checkpoint that holds the finished model
+    #: The checkpoint with the final model.
     model: str | None = None
-    #: machines that the job lost: with a notice, and without
+    #: Machines that the job lost, with a notice and without.
     evictions: int = 0
     kills: int = 0
-    #: what was found by measuring it
+    #: Values tuned from measurements.
     tuned: Tuned = field(default_factory=Tuned)
 
     @property
@@ -138,7 +141,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of the user's code; ``fatal``: no other machine will do better."""
+    """An error of the user's code. If it is ``fatal``, a retry on another machine can't help."""
 
     worker: str
     piece: str
@@ -147,12 +150,57 @@ class Failure:
     fatal: bool
 
 
+@dataclass(frozen=True)
+class ShardProgress:
+    """Progress of a job, combined from the reports of all shards.
+
+    ``version`` is that of the first shard.
+    """
+
+    version: int = 0
+    totals: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reports: Mapping[bytes, bytes], shards: int) -> ShardProgress:
+        """Parse the ledger's hash :attr:`~vcasgd.store.keys.LedgerKeys.shards`."""
+        totals = [json.loads(reports.get(b"%d:totals" % shard, b"{}")) for shard in range(shards)]
+        return cls(int(reports.get(b"0:version", 0)), _combined(totals))
+
+
+def _combined(totals: list[dict[str, Any]]) -> dict[str, Any]:
+    """Combine the totals of all shards. An update has a part in each shard.
+
+    Counts and means are those of the first shard. ``applied`` is the minimum and ``repeated`` the
+    largest magnitude over shards. Rejected parts are summed, because each has its own cause.
+    """
+    first = totals[0]
+    if len(totals) == 1 or not first:
+        return first
+    rejected: Counter[str] = Counter()
+    for each in totals:
+        rejected.update(each.get("rejected", {}))
+    return {
+        **first,
+        "applied": min(each.get("applied", 0) for each in totals),
+        "repeated": max((each.get("repeated", 0) for each in totals), key=abs),
+        "rejected": dict(rejected),
+    }
+
+
 _FACTS, _FAILURE = TypeAdapter(ModelFacts), TypeAdapter(Failure)
 _EVALUATION = TypeAdapter(Evaluation)
 
 
+def as_count(text: bytes | None) -> int:
+    """Parse an untrusted counter. Returns 0 if it is not an integer."""
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
+
+
 def read_failure(text: bytes) -> Failure | None:
-    """None where it is none: workers write them."""
+    """Parse an untrusted failure. Returns None if it is invalid."""
     try:
         return _FAILURE.validate_json(text)
     except ValueError:
@@ -164,18 +212,21 @@ def read_job(
     record: dict[bytes, bytes],
     facts_text: bytes | None,
     finished: int,
-    told: dict[bytes, bytes],
+    shards: dict[bytes, bytes],
     evaluations: dict[bytes, bytes],
     vanished: list[str],
 ) -> JobRecord:
-    """Raises :class:`ValueError`, :class:`TypeError`, :class:`KeyError` where it makes no sense."""
+    """Parse a job from the ledger's hashes.
+
+    Raises :class:`ValueError`, :class:`TypeError`, or :class:`KeyError` for invalid contents.
+    """
     text = {name.decode(): value.decode() for name, value in record.items()}
     results = sorted(
         (_evaluation(int(epoch), json.loads(each)) for epoch, each in evaluations.items()),
         key=lambda each: each.epoch,
     )
     facts = ModelFacts.from_json(facts_text) if facts_text is not None else None
-    progress = ShardProgress.of(told, facts.shards if facts else 1)
+    progress = ShardProgress.of(shards, facts.shards if facts else 1)
     return JobRecord(
         id=job,
         spec=JobSpec.parse(json.loads(text["spec"])),

@@ -1,4 +1,4 @@
-"""Jobs in the ledger: their records, states, workers, and what people and loops say of them."""
+"""Jobs in the ledger: records, states, workers, leases, and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,44 +20,50 @@ from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog, event_text
-from vcasgd.store.ledger.heartbeats import Heartbeat
-from vcasgd.store.ledger.job import Failure, JobRecord, JobState, read_failure, read_job
+from vcasgd.store.ledger.heartbeats import Heartbeat, worker_name
+from vcasgd.store.ledger.job import (
+    Failure,
+    JobRecord,
+    JobState,
+    as_count,
+    read_failure,
+    read_job,
+)
 from vcasgd.store.ledger.tuning import Tuned
-from vcasgd.store.ledger.untrusted import as_count, as_name
 
 log = logging.getLogger(__name__)
 
-#: how long a repeated submission with the same Idempotency-Key is recognised
+#: Seconds for which a repeated submission with the same Idempotency-Key is recognized.
 IDEMPOTENCY_SECONDS = 7 * 24 * 3600
-#: of a job; older ones are dropped
+#: Failures kept for each job; older ones are dropped.
 FAILURES_KEPT = 200
-#: of the lease table, as workers write them
+#: Counters of leases that workers can write.
 COUNTERS = ("next", "tokens", "expired")
-#: letters without those that are easily taken for one another
+#: Characters of job IDs, without those that look alike.
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 
 
 class Jobs(EventLog):
-    """All jobs of the fleet."""
+    """All jobs of the fleet. Calls raise :class:`~vcasgd.errors.StoreUnavailable`."""
 
     def __init__(self, ledger: RedisClient) -> None:
         super().__init__(ledger)
         self._submit = ledger.script("ledger/submit")
         self._transition = ledger.script("ledger/transition")
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- lifecycle ------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec, package: str, idempotency_key: str | None = None) -> JobRecord:
-        """Creates a job; the same key again gives the same job.
+        """Create a job. The same idempotency key returns the same job.
 
-        Raises :class:`Conflict` where the key was used for something else.
+        Raises :class:`Conflict` if the key was used for another request.
         """
         return self.submit_once(spec, package, idempotency_key)[0]
 
     def submit_once(
         self, spec: JobSpec, package: str, idempotency_key: str | None = None
     ) -> tuple[JobRecord, bool]:
-        """As :meth:`submit`; also whether it was this call that created the job."""
+        """Like :meth:`submit`; also return True if this call created the job."""
         suffix = "".join(secrets.choice(_LETTERS) for _ in range(6))
         job = f"{spec.name}-{suffix}"
         body = spec.model_dump_json()
@@ -73,13 +79,13 @@ class Jobs(EventLog):
             "request": request_id(),
         }  # fmt: skip
         event = event_text("submitted", f"{spec.name} was submitted", {}, request_id())
-        created, known_digest = self._submit(
+        created, stored_digest = self._submit(
             keys=[names.idempotency(idempotency_key or ""), names.JOBS, names.ACTIVE,
                   keys.record, keys.work, keys.open, keys.events],
             args=[job, digest, IDEMPOTENCY_SECONDS if idempotency_key else 0, event,
                   len(work), *_flat(work), *_flat(record)],
         )  # fmt: skip
-        if known_digest.decode() != digest:
+        if stored_digest.decode() != digest:
             raise Conflict(
                 "this Idempotency-Key was used for another job",
                 remedy="use a new key for a new request",
@@ -88,7 +94,7 @@ class Jobs(EventLog):
         return self.get(created.decode()), created.decode() == job
 
     def get(self, job: str) -> JobRecord:
-        """Raises :class:`NotFound`, :class:`~vcasgd.errors.JobUnreadable`."""
+        """Return a job. Raises :class:`NotFound`, :class:`~vcasgd.errors.JobUnreadable`."""
         keys = LedgerKeys(job)
         with self._ledger.pipeline(transaction=True) as pipe:
             pipe.hgetall(keys.record)
@@ -98,22 +104,22 @@ class Jobs(EventLog):
             pipe.hgetall(keys.evaluations)
             pipe.hvals(keys.vanished)
             pipe.hgetall(keys.tuning)
-            record, facts, finished, told, evaluations, vanished, tuned = pipe.execute()
+            record, facts, finished, shards, evaluations, lost, tuned = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
-        lost = [each.decode() for each in vanished]
+        losses = [each.decode() for each in lost]
         try:
-            found = read_job(job, record, facts, int(finished or 0), told, evaluations, lost)
-            return replace(found, tuned=Tuned.of(tuned))
+            parsed = read_job(job, record, facts, int(finished or 0), shards, evaluations, losses)
+            return replace(parsed, tuned=Tuned.of(tuned))
         except (ValueError, TypeError, KeyError) as error:
-            raise JobUnreadable(f"what is stored of job {job} makes no sense: {error}") from error
+            raise JobUnreadable(f"the stored data of job {job} is not valid: {error}") from error
 
     def all(
         self, states: Collection[JobState] = tuple(JobState), limit: int | None = None
     ) -> list[JobRecord]:
-        """Those in one of the states, newest first."""
-        found = self._readable(job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, -1))
-        return list(islice((job for job in found if job.state in states), limit))
+        """Return the readable jobs in one of the states, newest first."""
+        jobs = self._readable(job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, -1))
+        return list(islice((job for job in jobs if job.state in states), limit))
 
     def _readable(self, jobs: Iterable[str]) -> Iterator[JobRecord]:
         for job in jobs:
@@ -123,29 +129,29 @@ class Jobs(EventLog):
                 log.warning("%s", error)
 
     def newest(self, most: int) -> list[str]:
-        """Their names, the newest first; 0: of all."""
+        """Return the IDs of the newest jobs, newest first; of all jobs if ``most`` is 0."""
         return [job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, most - 1)]
 
     def states(self) -> Counter[JobState]:
-        """How many jobs are in each."""
+        """Return the number of jobs in each state."""
         with self._ledger.pipeline() as pipe:
             for job in self.newest(0):
                 pipe.hget(LedgerKeys(job).record, "state")
-            found = pipe.execute()
-        known = {state.value.encode(): state for state in JobState}
-        return Counter(known[state] for state in found if state in known)
+            values = pipe.execute()
+        states = {state.value.encode(): state for state in JobState}
+        return Counter(states[value] for value in values if value in states)
 
     def active(self) -> list[str]:
-        """Jobs that are not over, in order of submission."""
+        """Return the IDs of jobs that have not ended, in order of submission."""
         active = self._ledger.smembers(names.ACTIVE)
         return [job.decode() for job in self._ledger.zrange(names.JOBS, 0, -1) if job in active]
 
     def transition(
         self, job: str, to: JobState, allowed: Iterable[JobState], *, why: str, **fields: Any
     ) -> bool:
-        """Changes the state if the present one is allowed; says so in an event.
+        """Change the state if the current one is allowed, and record an event.
 
-        Returns False where it was not. Raises :class:`NotFound`.
+        Returns False if it was not. Raises :class:`NotFound`.
         """
         keys = LedgerKeys(job)
         extra: dict[str, Any] = {"reason": why, **fields}
@@ -161,23 +167,25 @@ class Jobs(EventLog):
         return bool(changed)
 
     def pause(self, job: str) -> JobRecord:
-        """Raises :class:`Conflict` where the job is not running."""
+        """Pause a job. Raises :class:`Conflict` if it is not running."""
         return self._command(job, JobState.PAUSED, (JobState.RUNNING,), "paused by request")
 
     def resume(self, job: str, *, max_cost_usd: float | None = None) -> JobRecord:
-        """With another budget if one is given. Raises :class:`Conflict` where the job is not
-        paused."""
-        present, fields = self.get(job), {}
+        """Resume a paused job, optionally with another budget.
+
+        Raises :class:`Conflict` if it is not paused.
+        """
+        current, fields = self.get(job), {}
         if max_cost_usd is not None:
-            stop = present.spec.stop.model_copy(update={"max_cost_usd": max_cost_usd})
-            fields["spec"] = present.spec.model_copy(update={"stop": stop}).model_dump_json()
-        # its budget may have ended before there was a first snapshot
-        begun = present.state is not JobState.PAUSED or present.facts is not None
-        to = JobState.RUNNING if begun else JobState.STARTING
+            stop = current.spec.stop.model_copy(update={"max_cost_usd": max_cost_usd})
+            fields["spec"] = current.spec.model_copy(update={"stop": stop}).model_dump_json()
+        # the budget may have been used up before the first snapshot
+        started = current.state is not JobState.PAUSED or current.facts is not None
+        to = JobState.RUNNING if started else JobState.STARTING
         return self._command(job, to, (JobState.PAUSED,), "resumed by request", **fields)
 
     def cancel(self, job: str) -> JobRecord:
-        """Raises :class:`Conflict` where the job is over."""
+        """Cancel a job. Raises :class:`Conflict` if it has ended."""
         allowed = tuple(state for state in JobState if not state.over)
         return self._command(job, JobState.CANCELLED, allowed, "cancelled by request")
 
@@ -190,7 +198,7 @@ class Jobs(EventLog):
             if state is not to:
                 raise Conflict(
                     f"job {job} is {state}",
-                    remedy=f"possible while it is {' or '.join(allowed)}",
+                    remedy=f"only possible while it is {' or '.join(allowed)}",
                     status=409,
                 )
         return self.get(job)
@@ -200,14 +208,15 @@ class Jobs(EventLog):
     def workers(self, job: str) -> dict[str, Heartbeat]:
         """Return the last heartbeat of each worker of a job, without those that can't be read."""
         stored = self._ledger.hgetall(LedgerKeys(job).workers)
-        rows = ((as_name(worker), Heartbeat.parse(text)) for worker, text in stored.items())
+        rows = ((worker_name(worker), Heartbeat.parse(text)) for worker, text in stored.items())
         return {name: beat for name, beat in rows if name is not None and beat is not None}
 
     def worker_count(self, job: str) -> int:
-        """Workers that were heard of and are not gone for good."""
+        """Return the number of workers that have a heartbeat and were not removed."""
         return int(self._ledger.hlen(LedgerKeys(job).workers))
 
-    def forget_worker(self, job: str, worker: str) -> None:
+    def remove_worker(self, job: str, worker: str) -> None:
+        """Remove a worker that is gone for good."""
         keys = LedgerKeys(job)
         with self._ledger.pipeline() as pipe:
             pipe.hdel(keys.workers, worker)
@@ -215,23 +224,24 @@ class Jobs(EventLog):
             pipe.execute()
 
     def drain(self, job: str, worker: str) -> None:
-        """Asks a worker to push what it has, to give back the rest, and to leave."""
+        """Request that a worker pushes its work, returns the rest of its leases, and leaves."""
         self._ledger.sadd(LedgerKeys(job).draining, worker)
 
     def draining(self, job: str) -> set[str]:
-        """Workers that were asked to leave."""
+        """Return the workers that were asked to leave."""
         return {each.decode() for each in self._ledger.smembers(LedgerKeys(job).draining)}
 
     def quarantine(self, job: str, worker: str, why: str) -> bool:
-        """A worker that is not to be trusted gets no more work. False where it was already."""
+        """Give an untrusted worker no more work. Returns False if it was already quarantined."""
         return bool(self._ledger.hset(LedgerKeys(job).quarantine, worker, why))
 
     def quarantined(self, job: str) -> dict[str, str]:
-        found = self._ledger.hgetall(LedgerKeys(job).quarantine)
-        return {worker.decode(): why.decode() for worker, why in found.items()}
+        """Return the quarantined workers of a job with the reasons."""
+        rows = self._ledger.hgetall(LedgerKeys(job).quarantine)
+        return {worker.decode(): why.decode() for worker, why in rows.items()}
 
     def report_failure(self, job: str, failure: Failure) -> None:
-        """An error of the user's code."""
+        """Record an error of the user's code."""
         key = LedgerKeys(job).failures
         with self._ledger.pipeline() as pipe:
             pipe.rpush(key, json.dumps(asdict(failure)))
@@ -239,41 +249,42 @@ class Jobs(EventLog):
             pipe.execute()
 
     def failures(self, job: str) -> list[Failure]:
-        """Errors of the user's code, oldest first."""
-        found = self._ledger.lrange(LedgerKeys(job).failures, 0, -1)
-        return [failure for each in found if (failure := read_failure(each)) is not None]
+        """Return the errors of the user's code, oldest first."""
+        rows = self._ledger.lrange(LedgerKeys(job).failures, 0, -1)
+        return [failure for each in rows if (failure := read_failure(each)) is not None]
 
-    def vanished(self, job: str, instance: str, how: str) -> bool:
-        """A machine of the job is gone: ``evicted`` (with a notice) or ``killed``.
+    def record_loss(self, job: str, instance: str, how: str) -> bool:
+        """Record the loss of a machine: ``evicted`` (with a notice) or ``killed``.
 
-        False where that was known.
+        Returns False if it was already recorded.
         """
         return bool(self._ledger.hsetnx(LedgerKeys(job).vanished, instance, how))
 
-    # -- leases, as seen from outside ----------------------------------------------------------
+    # -- leases of all workers -----------------------------------------------------------------
 
     def leases(self, job: str) -> dict[str, str]:
-        """Who holds what: piece of work → worker."""
-        found = self._ledger.hgetall(LedgerKeys(job).holders)
+        """Return the holder of each leased work item."""
+        holders = self._ledger.hgetall(LedgerKeys(job).holders)
         return {
-            piece.decode(): holder.decode().rpartition("|")[0] for piece, holder in found.items()
+            piece.decode(): holder.decode().rpartition("|")[0] for piece, holder in holders.items()
         }
 
     def work(self, job: str) -> dict[str, int]:
-        """Counters of the lease table: next, finished, total, expired, …"""
+        """Return the counters of leases, such as next, finished, total, and expired."""
         keys = LedgerKeys(job)
         with self._ledger.pipeline() as pipe:
             pipe.hgetall(keys.work)
             pipe.hmget(keys.counters, *COUNTERS)
             work, counters = pipe.execute()
-        known = {name.decode(): int(value) for name, value in work.items()}
-        found = zip(COUNTERS, counters, strict=True)
-        return known | {"next": 0} | {name: as_count(at) for name, at in found if at is not None}
+        totals = {name.decode(): int(value) for name, value in work.items()}
+        pairs = zip(COUNTERS, counters, strict=True)
+        counts = {name: as_count(value) for name, value in pairs if value is not None}
+        return totals | {"next": 0} | counts
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def set_checkpoints(self, job: str, checkpoints: Mapping[str, Mapping[str, Any]]) -> None:
-        """Replaces the list of checkpoints that exist in object storage."""
+        """Replace the list of checkpoints that exist in object storage."""
         key = LedgerKeys(job).checkpoints
         with self._ledger.pipeline(transaction=True) as pipe:
             pipe.delete(key)
@@ -284,8 +295,9 @@ class Jobs(EventLog):
             pipe.execute()
 
     def checkpoints(self, job: str) -> dict[str, dict[str, Any]]:
-        found = self._ledger.hgetall(LedgerKeys(job).checkpoints)
-        return {name.decode(): json.loads(each) for name, each in sorted(found.items())}
+        """Return the descriptions of the job's checkpoints, by name."""
+        rows = self._ledger.hgetall(LedgerKeys(job).checkpoints)
+        return {name.decode(): json.loads(row) for name, row in sorted(rows.items())}
 
 
 def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:

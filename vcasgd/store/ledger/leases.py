@@ -1,4 +1,4 @@
-"""Leases: who may train which subtask until when. All truth is in the ledger's clock."""
+"""Leases of work items, and accounts of applied work. Deadlines use the ledger's clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys
 
-#: how the reason begins where a worker gets nothing for want of a clearance
+#: Start of the reason if a worker gets no work because its pool lacks a clearance.
 UNCLEARED = "not cleared"
 
 
 class WorkKind(StrEnum):
-    """What a piece of work is."""
+    """Kind of a work item."""
 
     INITIALISE = "initialise"
     TRAIN = "train"
@@ -25,7 +25,7 @@ class WorkKind(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to do one piece of work; ``token`` grows with every lease of the job."""
+    """The right to do one work item; ``token`` grows with every lease of the job."""
 
     kind: WorkKind
     number: int
@@ -33,12 +33,13 @@ class Lease:
 
     @property
     def piece(self) -> str:
+        """The work item's name in the ledger, such as ``train:3``."""
         return f"{self.kind}:{self.number}"
 
 
 @dataclass(frozen=True)
 class Wait:
-    """There is no work for this worker at the moment, and why."""
+    """No work for this worker at the moment, and the reason."""
 
     reason: str
 
@@ -48,13 +49,17 @@ class Wait:
 
     @property
     def uncleared(self) -> bool:
-        """The worker's pool may not see the job's data."""
+        """True if the worker's pool is not cleared for the job's data."""
         return self.reason.startswith(UNCLEARED)
 
 
 @dataclass(frozen=True)
 class Renewal:
-    """What a heartbeat brings back."""
+    """Answer to a heartbeat.
+
+    ``state`` is the job's state. ``leave`` is the reason to leave, or empty. ``lost`` are the
+    work items that the worker no longer holds.
+    """
 
     state: str
     leave: str
@@ -66,11 +71,11 @@ class Renewal:
 
 
 class Leases:
-    """The leases of one job, as one worker sees them.
+    """Leases of one worker of one job.
 
-    Every call may raise :class:`~vcasgd.errors.StoreUnavailable` and may be repeated: an
-    acquired lease whose answer was lost expires by itself. ``lease_pass`` shows that the worker
-    is who it says, see :class:`~vcasgd.store.ledger.clearance.Clearances`.
+    Calls raise :class:`~vcasgd.errors.StoreUnavailable` and can be repeated: an acquired
+    lease whose answer was lost expires by itself. ``lease_pass`` authenticates the worker; see
+    :class:`~vcasgd.store.ledger.clearance.Clearances`.
     """
 
     def __init__(
@@ -87,7 +92,7 @@ class Leases:
         self._report = ledger.script("ledger/report")
 
     def acquire(self, only: WorkKind | None = None) -> Lease | Wait:
-        """The next piece of work, of one kind if asked to."""
+        """Lease the next work item, optionally ``only`` of one kind."""
         keys = self._keys
         answer = self._acquire(
             keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine,
@@ -99,7 +104,7 @@ class Leases:
         return Lease(WorkKind(answer[0].decode()), int(answer[1]), int(answer[2]))
 
     def renew(self, heartbeat: Mapping[str, Any], held: Iterable[Lease]) -> Renewal:
-        """Tells that the worker is alive. ``lost``: pieces that are no longer its own."""
+        """Send a heartbeat and renew the leases that are ``held``."""
         keys = self._keys
         pairs = [part for lease in held for part in (lease.piece, lease.token)]
         state, leave, *lost = self._renew(
@@ -110,7 +115,7 @@ class Leases:
         return Renewal(state.decode(), leave.decode(), frozenset(piece.decode() for piece in lost))
 
     def release(self, lease: Lease) -> bool:
-        """Gives the piece of work back. False where it was no longer the worker's."""
+        """Return a work item. Returns False if the worker no longer held it."""
         keys = self._keys
         return bool(
             self._release(
@@ -120,14 +125,14 @@ class Leases:
         )
 
     def report_evaluation(self, lease: Lease, result: Mapping[str, Any]) -> bool:
-        """Hands in the result of an evaluation. False where the lease was lost."""
-        return self._hand_in(lease, self._keys.evaluations, str(lease.number), result)
+        """Store the result of an evaluation. Returns False if the lease was lost."""
+        return self._store_result(lease, self._keys.evaluations, str(lease.number), result)
 
     def report_facts(self, lease: Lease, facts: Mapping[str, Any]) -> bool:
-        """Hands in what the first snapshot was made from. False where the lease was lost."""
-        return self._hand_in(lease, self._keys.facts, "facts", facts)
+        """Store the facts of the first snapshot. Returns False if the lease was lost."""
+        return self._store_result(lease, self._keys.facts, "facts", facts)
 
-    def _hand_in(self, lease: Lease, key: str, field: str, result: Mapping[str, Any]) -> bool:
+    def _store_result(self, lease: Lease, key: str, field: str, result: Mapping[str, Any]) -> bool:
         keys = self._keys
         return bool(
             self._report(
@@ -138,31 +143,31 @@ class Leases:
 
 
 class Accounts:
-    """What a parameter server tells the ledger about its shard; every call is idempotent.
+    """Reports of a parameter server about its shard. Every call is idempotent.
 
-    Raises :class:`~vcasgd.errors.Fenced` once a newer parameter server of the shard has spoken.
+    Raises :class:`~vcasgd.errors.Fenced` after a newer parameter server of the shard has reported.
     """
 
     def __init__(self, ledger: RedisClient, job: str, shard: int = 0, shards: int = 1) -> None:
         self._ledger = ledger
         self._shard, self._shards = shard, shards
         keys = LedgerKeys(job)
-        self._told = keys.shards
+        self._reports = keys.shards
         self._keys = [keys.work, keys.leases, keys.holders, keys.open, keys.done,
                       keys.evaluations, keys.shards, keys.applied, keys.counters]  # fmt: skip
         self._account = ledger.script("ledger/account")
         self._reconcile = ledger.script("ledger/reconcile")
 
     def newest_token(self) -> int:
-        """Of the parameter servers that have spoken; 0 before the first one."""
-        return int(self._ledger.hget(self._told, f"{self._shard}:token") or 0)
+        """Return the newest token of a parameter server that has reported; 0 before the first."""
+        return int(self._ledger.hget(self._reports, f"{self._shard}:token") or 0)
 
     def account(
         self, token: int, version: int, finished: int, totals: str, done: Iterable[int]
     ) -> bool:
-        """Subtasks that became done and epochs that are finished, up to a version.
+        """Report newly done subtasks and the number of finished epochs, up to a version.
 
-        False where something newer is already known.
+        Returns False if the ledger already has a newer report.
         """
         head = [self._shard, self._shards, token, version, finished, totals]
         return bool(self._account(keys=self._keys, args=[*head, *done]))
@@ -177,6 +182,9 @@ class Accounts:
         *,
         initialise: bool = False,
     ) -> int:
-        """The whole applied record; returns how many subtasks were opened again."""
+        """Report the whole applied record, and return how many subtasks were reopened.
+
+        ``initialise``: the first snapshot must be created again.
+        """
         head = [self._shard, self._shards, token, version, finished, totals, int(initialise)]
         return int(self._reconcile(keys=self._keys, args=[*head, *done]))

@@ -1,6 +1,6 @@
-"""The metrics of a job as columns: what was read once is not read again.
+"""Metrics of a job as columns, read incrementally.
 
-A hundred thousand points are 40 MB of JSON; a page that is open asks for them every second.
+A hundred thousand points are 40 MB of JSON, and an open page requests them every second.
 """
 
 from __future__ import annotations
@@ -16,59 +16,62 @@ from numpy.typing import NDArray
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 
-#: entries read at once: the ledger serves leases, too, and does one thing at a time
+#: Entries per read; the ledger is single-threaded, and leases must not wait long.
 BATCH = 2000
 
 _FIRST = "0-0"
 
 
-class Points:
-    """All points of one job that the ledger has. Not for several threads at once.
+class MetricColumns:
+    """All points of one job in the ledger, by column. Not thread-safe.
 
-    ``names``: of the columns. Methods raise :class:`~vcasgd.errors.StoreUnavailable`.
+    ``names`` are the columns. Methods raise :class:`~vcasgd.errors.StoreUnavailable`.
     """
 
     def __init__(self, ledger: RedisClient, job: str, names: Sequence[str]) -> None:
         self._ledger = ledger
         self._key = LedgerKeys(job).metrics
         self._names = tuple(names)
-        self._forget()
+        self._clear()
 
     def __len__(self) -> int:
         return len(self._ms)
 
     def refresh(self) -> None:
-        """Reads what is new, and drops what the ledger has dropped."""
+        """Read new points, and drop those that the ledger has dropped."""
         with self._ledger.pipeline() as pipe:
             pipe.xrange(self._key, count=1)
             pipe.xrange(self._key, self._last, self._last)
             oldest, newest = pipe.execute()
         if not newest:
-            # another history than the one that was read: the ledger is back at an older state
-            self._forget()
+            # the last point is gone: the ledger was restored to an earlier state
+            self._clear()
         elif oldest:
             self._drop_before(oldest[0][0].decode())
         while entries := self._ledger.xread({self._key: self._last}, count=BATCH):
-            self._take(entries[0][1])
+            self._append(entries[0][1])
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """float64 [points], NaN where there is no number. Raises :class:`KeyError`."""
+        """Return a column, float64 ``[points]``, with NaN for missing numbers.
+
+        Raises :class:`KeyError` for an unknown column.
+        """
         return np.array(self._columns[name])
 
     def after(self, entry: str) -> int:
-        """The index of the first point after an id."""
+        """Return the index of the first point after an ID."""
         return int((self._older(entry) | self._same(entry)).sum())
 
     def rows(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """These points whole, each with its ``id``; without those dropped in the meantime."""
+        """Return complete points with their ``id``, without those dropped in the meantime."""
         names = [self._id(index) for index in indices]
         with self._ledger.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.xrange(self._key, name, name)
-            found = pipe.execute()
+            replies = pipe.execute()
         return [
             {"id": at.decode(), **json.loads(fields[b"m"])}
-            for entries in found
+            for entries in replies
             for at, fields in entries
         ]
 
@@ -79,7 +82,7 @@ class Points:
     def _id(self, index: int) -> str:
         return f"{self._ms[index]}-{self._numbers[index]}"
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._ms, self._numbers = array("Q"), array("Q")
         self._columns = {name: array("d") for name in self._names}
 
@@ -103,7 +106,7 @@ class Points:
         same: NDArray[np.bool_] = (np.array(self._ms) == ms) & (np.array(self._numbers) == number)
         return same
 
-    def _take(self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> None:
+    def _append(self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> None:
         for at, fields in entries:
             ms, number = _parts(at.decode())
             point = json.loads(fields[b"m"])

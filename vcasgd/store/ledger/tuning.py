@@ -1,5 +1,7 @@
-"""What was found by measuring a job while it trains: the controller writes it, workers, parameter
-servers and people read it."""
+"""Values that the controller tunes from measurements.
+
+The controller writes them; workers, parameter servers, and the API read them.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from vcasgd.store.keys import LedgerKeys
 
 @dataclass(frozen=True)
 class Tuned:
-    """As long as nothing was found, all is as the job says.
+    """Tuned values of a job. The defaults change nothing.
 
-    ``shares``: of the push interval, by worker. ``implicit_momentum``: that asynchrony adds.
-    ``mixing``: by what the weight of updates is multiplied. ``learners``: by machine.
+    ``shares``: worker → share of the push interval. ``implicit_momentum``: momentum that
+    asynchrony adds. ``mixing``: factor of the weight of updates. ``learners``: machine → number
+    of learners.
     """
 
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -27,24 +30,25 @@ class Tuned:
 
     @classmethod
     def of(cls, row: Mapping[bytes, bytes]) -> Tuned:
-        """From the hash in the ledger. Raises :class:`ValueError`."""
+        """Parse the hash in the ledger. Raises :class:`ValueError`."""
         names = {each.name for each in fields(cls)}
-        found = {name.decode(): json.loads(text) for name, text in row.items()}
-        return cls(**{name: value for name, value in found.items() if name in names})
+        values = {name.decode(): json.loads(text) for name, text in row.items()}
+        return cls(**{name: value for name, value in values.items() if name in names})
 
 
 class Tunings:
-    """Of one job."""
+    """Access to the tuned values of one job. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
 
     def __init__(self, ledger: RedisClient, job: str) -> None:
         self._ledger = ledger
         self._key = LedgerKeys(job).tuning
 
     def read(self) -> Tuned:
+        """Return the current values."""
         return Tuned.of(self._ledger.hgetall(self._key))
 
-    def tell(self, **found: Any) -> None:
-        """Some fields of :class:`Tuned`; the others stay."""
+    def publish(self, **values: Any) -> None:
+        """Set some fields of :class:`Tuned`; the others stay."""
         self._ledger.hset(
-            self._key, mapping={name: json.dumps(value) for name, value in found.items()}
+            self._key, mapping={name: json.dumps(value) for name, value in values.items()}
         )
