@@ -198,9 +198,7 @@ class TestReconcile:
         assert [each.epoch for each in world.jobs.get(world.job).evaluations] == [1]
         assert not [lease for lease in lease_all(world.leases("b")) if lease.kind == "evaluate"]
 
-    def test_the_leased_evaluation_of_a_reopened_epoch_is_lost(
-        self, world: World
-    ) -> None:
+    def test_the_leased_evaluation_of_a_reopened_epoch_is_lost(self, world: World) -> None:
         lease_all(world.leases("a"))
         world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
         (evaluation,) = lease_all(world.leases("a"))

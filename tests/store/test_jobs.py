@@ -93,9 +93,7 @@ class TestSubmit:
         assert caught.value.status == 409
         assert len(jobs.all()) == 1
 
-    def test_a_key_expires_after_days(
-        self, jobs: Jobs, ledger: RedisClient
-    ) -> None:
+    def test_a_key_expires_after_days(self, jobs: Jobs, ledger: RedisClient) -> None:
         jobs.submit(spec_of(), PACKAGE, "key")
 
         (name,) = ledger.keys("*idempotency*")
@@ -400,7 +398,9 @@ class TestServers:
         assert tokens == sorted(set(tokens))
         assert tokens[-1] < 2**53, "larger numbers are not exact in Lua"
 
-    def test_a_ledger_restored_to_an_earlier_state_repeats_no_token(self, ledger: RedisClient) -> None:
+    def test_a_ledger_restored_to_an_earlier_state_repeats_no_token(
+        self, ledger: RedisClient
+    ) -> None:
         servers = Servers(ledger)
         # a count ahead of the clock, so that only the nonce differs
         before = (int(time.time()) + 1000) << NONCE_BITS

@@ -156,7 +156,9 @@ def make_shards(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Ca
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories())
-def test_any_history(make_shards: Callable[[], Shards], history: list[tuple[str, int, int]]) -> None:
+def test_any_history(
+    make_shards: Callable[[], Shards], history: list[tuple[str, int, int]]
+) -> None:
     """For all updates, losses, and repeated reports, the work done is that of all shards."""
     state = make_shards()
     for kind, shard, bits in history:

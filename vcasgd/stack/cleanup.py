@@ -108,7 +108,9 @@ def _remove(control: Control, pools: list[str] | None) -> set[str]:
     """Remove the machines of the pools, or all, and return the jobs that they worked for."""
     rows = control.instances()
     removed = {n: row for n, row in rows.items() if pools is None or row.get("pool") in pools}
-    control.publish({name: row for name, row in rows.items() if name not in removed}, control.pools())
+    control.publish(
+        {name: row for name, row in rows.items() if name not in removed}, control.pools()
+    )
     return {str(row.get("job")) for row in removed.values()}
 
 
