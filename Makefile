@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Tests start hundreds of interpreters, and each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 # More than the two cores of a small machine, because tests wait more than they compute.
 TEST_PROCESSES ?= 3
 # A file of tests stays in one process, and the order is that of tests/conftest.py.

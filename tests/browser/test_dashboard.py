@@ -95,10 +95,9 @@ def test_a_job_file_is_written_with_help(dashboard: Dashboard) -> None:
 
 
 def test_a_curve_tells_its_values_where_the_pointer_is(
-    dashboard: Dashboard, eventually: Eventually
+    dashboard: Dashboard, job: str, eventually: Eventually
 ) -> None:
     page, site = dashboard.page, dashboard.site
-    job = site.submit()
     site.client.wait(job, 240)
     dashboard.open(f"/jobs/{job}")
     curve = page.get_by_role("img", name="Validation accuracy")

@@ -183,7 +183,10 @@ def test_demo_keeps_its_guarantees(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "number", "status"),
-    [("ledger is ready", signal.SIGINT, 130), ("worker-started", signal.SIGTERM, 143)],
+    [
+        ("ledger is ready", signal.SIGINT, 130),
+        pytest.param("worker-started", signal.SIGTERM, 143, marks=pytest.mark.extended),
+    ],
 )
 def test_interrupted_demo_leaves_nothing_behind(
     tmp_path: Path, line: str, number: signal.Signals, status: int

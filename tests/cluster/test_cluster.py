@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.harness import die_with_the_tests
 from support.ports import free_port
 from support.waiting import PATIENCE
 
@@ -128,6 +129,7 @@ class Rig:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                preexec_fn=die_with_the_tests,
             )
 
     def start_ledger(self) -> None:

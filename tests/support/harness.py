@@ -121,7 +121,7 @@ class Process(Child):
                 stderr=file,
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
-                preexec_fn=_die_with_the_tests,
+                preexec_fn=die_with_the_tests,
             )
         self.pid = self.child.pid
 
@@ -152,14 +152,14 @@ class Loop(Child):
             return True
 
 
-def _die_with_the_tests() -> None:
+def die_with_the_tests() -> None:
     """Nothing is left behind even if the tests themselves are killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run(entry: str, argv: list[str], log: Path, env: dict[str, str]) -> None:
     os.setsid()
-    _die_with_the_tests()
+    die_with_the_tests()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
