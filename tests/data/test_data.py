@@ -1,4 +1,4 @@
-"""Data sets in shards: read from folders and from S3, kept on disk and in memory, each bounded."""
+"""Sharded data sets: formats, index, bounded caches, and reads from folders and S3."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tar(first: int) -> bytes:
 
 
 def folder(path: Path, shards: int = 3) -> Path:
-    """One of arrays, each sample being its own index."""
+    """Shard of arrays whose samples are their own indices."""
     path.mkdir()
     for number in range(shards):
         (path / f"part-{number}.npz").write_bytes(npz(SIZE * number))
@@ -65,7 +65,7 @@ def folder(path: Path, shards: int = 3) -> Path:
 
 
 class Bucket:
-    """On a server that speaks S3, over HTTP."""
+    """Bucket on an emulated S3 server, over HTTP."""
 
     def __init__(self, name: str) -> None:
         self.url = f"s3://{name}/set"
@@ -107,7 +107,7 @@ def bucket(s3: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
 
 
 def kept(cache: Path) -> list[str]:
-    """Digests of the shards on the disk; others are still being written."""
+    """Return the digests of the shards on disk, without files that are being written."""
     return [path.name for path in cache.iterdir() if len(path.name) == 64]
 
 
@@ -139,7 +139,7 @@ def test_members_of_a_tar_with_one_name_are_a_sample(tmp_path: Path) -> None:
     assert dataset[4] == wanted
 
 
-def test_a_loader_makes_batches(tmp_path: Path) -> None:
+def test_loader_makes_batches(tmp_path: Path) -> None:
     loader = DataLoader(ShardedDataset(folder(tmp_path / "set")), batch_size=8)
 
     assert torch.cat([batch["x"] for batch in loader]).tolist() == list(range(3 * SIZE))
@@ -156,7 +156,7 @@ def test_a_loader_makes_batches(tmp_path: Path) -> None:
         ("a.safetensors", save({"x": torch.tensor(1.0)})),
     ],
 )
-def test_what_is_no_shard_is_named(tmp_path: Path, name: str, data: bytes) -> None:
+def test_unreadable_shard_is_named(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
 
     with pytest.raises(DataError, match=rf"shard {name}: can't be read"):
@@ -166,7 +166,7 @@ def test_what_is_no_shard_is_named(tmp_path: Path, name: str, data: bytes) -> No
 # --- the index -------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_index(tmp_path: Path) -> None:
+def test_command_writes_the_index(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(npz(0))
 
     done = CliRunner().invoke(app, ["data", "index", str(tmp_path), "--json"])
@@ -184,35 +184,41 @@ def index_of(**shard: object) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not an index of shards"),
+        ("{", "is not a valid index of shards"),
         ('{"format": "other", "shards": []}', "its format is 'other', not vcasgd-data/1"),
-        (index_of(), "it names no shards"),
-        (index_of(name="a.npz"), "is not an index of shards"),
+        (index_of(), "it lists no shards"),
+        (index_of(name="a.npz"), "is not a valid index of shards"),
         (index_of(name="a.npz", samples=-1, bytes=1, sha256="0"), r"samples of 'a\.npz' is -1"),
-        (index_of(name="a.npz", samples=1, bytes=1, sha256="../etc"), r"sha256 of 'a\.npz' is no"),
-        (index_of(name="a.exe", samples=1, bytes=1, sha256="0" * 64), r"'a\.exe' ends in none of"),
+        (
+            index_of(name="a.npz", samples=1, bytes=1, sha256="../etc"),
+            r"sha256 of 'a\.npz' is not a",
+        ),
+        (
+            index_of(name="a.exe", samples=1, bytes=1, sha256="0" * 64),
+            r"'a\.exe' does not end in any of",
+        ),
     ],
 )
-def test_what_is_no_index_is_explained(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_index_is_explained(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "index.json").write_text(text)
 
     with pytest.raises(DataError, match=message):
         ShardedDataset(tmp_path)
 
 
-def test_a_location_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="is no folder, nor of the form s3"):
+def test_invalid_location_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is not a folder, s3"):
         ShardedDataset("ftp://host/data")
-    with pytest.raises(DataError, match="there is no folder"):
+    with pytest.raises(DataError, match="does not exist on this machine"):
         ShardedDataset(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"has no index\.json \(vcasgd data index"):
+    with pytest.raises(DataError, match=r"has no index\.json \(run vcasgd data index"):
         ShardedDataset(tmp_path)
 
 
 # --- caches ----------------------------------------------------------------------------
 
 
-def test_a_shard_is_downloaded_once(bucket: Bucket, tmp_path: Path) -> None:
+def test_shard_is_downloaded_once(bucket: Bucket, tmp_path: Path) -> None:
     first, second = (ShardedDataset(bucket.url, cache_dir=tmp_path) for _ in range(2))
 
     assert xs(first.__getitems__([0, 11, 1])) == [0, 11, 1]
@@ -228,7 +234,7 @@ def test_a_shard_is_downloaded_once(bucket: Bucket, tmp_path: Path) -> None:
     assert (second.counts()["disk_hits"], second.counts()["downloads"]) == (1, 0)
 
 
-def test_memory_and_disk_are_bounded_and_the_longest_unused_go(
+def test_memory_and_disk_are_bounded_and_evict_the_least_recently_used(
     bucket: Bucket, tmp_path: Path
 ) -> None:
     of_two = 2 * len(npz(0))
@@ -249,7 +255,7 @@ def test_memory_and_disk_are_bounded_and_the_longest_unused_go(
     assert dataset.counts()["downloads"] == 4
 
 
-def test_what_was_damaged_on_the_disk_is_downloaded_again(bucket: Bucket, tmp_path: Path) -> None:
+def test_shard_damaged_on_disk_is_downloaded_again(bucket: Bucket, tmp_path: Path) -> None:
     ShardedDataset(bucket.url, cache_dir=tmp_path)[0]
     (file,) = tmp_path.iterdir()
     data = bytearray(file.read_bytes())
@@ -262,7 +268,7 @@ def test_what_was_damaged_on_the_disk_is_downloaded_again(bucket: Bucket, tmp_pa
     assert dataset.counts()["downloads"] == 1
 
 
-def test_a_shard_that_is_damaged_at_its_home_is_named_after_two_downloads(
+def test_shard_damaged_in_storage_is_named_after_two_downloads(
     bucket: Bucket, tmp_path: Path
 ) -> None:
     bucket.put("part-1.npz", npz(0))
@@ -276,14 +282,14 @@ def test_a_shard_that_is_damaged_at_its_home_is_named_after_two_downloads(
     assert xs([dataset[0]]) == [0]
 
 
-def test_a_shard_that_is_missing_is_named(bucket: Bucket, tmp_path: Path) -> None:
+def test_missing_shard_is_named(bucket: Bucket, tmp_path: Path) -> None:
     bucket.delete("part-1.npz")
 
     with pytest.raises(DataError, match=r"shard part-1\.npz is not in s3://"):
         ShardedDataset(bucket.url, cache_dir=tmp_path)[10]
 
 
-def test_a_storage_that_does_not_answer_is_no_error_of_the_users_code(
+def test_unreachable_storage_is_not_a_user_error(
     monkeypatch: pytest.MonkeyPatch, bucket: Bucket, tmp_path: Path
 ) -> None:
     task = Reads(bucket.url, tmp_path)
@@ -297,7 +303,7 @@ def test_a_storage_that_does_not_answer_is_no_error_of_the_users_code(
         Learner(JobSpec.parse(spec), task, "cpu").plan  # noqa: B018 - it reads the index
 
 
-def test_what_will_be_read_is_there_when_it_is_wanted(bucket: Bucket, tmp_path: Path) -> None:
+def test_prefetched_shards_are_available_when_read(bucket: Bucket, tmp_path: Path) -> None:
     dataset = ShardedDataset(bucket.url, cache_dir=tmp_path)
 
     dataset.will_read(np.array([25, 5, 27]))
@@ -329,7 +335,7 @@ class Reads(vcasgd.Task):
         return mean
 
 
-def test_a_subtask_downloads_only_what_it_needs_and_the_next_one(
+def test_subtask_downloads_only_its_shards_and_those_of_the_next(
     bucket: Bucket, tmp_path: Path
 ) -> None:
     spec = {"name": "job", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 4}
@@ -349,7 +355,7 @@ def test_a_subtask_downloads_only_what_it_needs_and_the_next_one(
     assert after["disk_hits"] == before["disk_hits"] + 1
 
 
-def test_the_measurement_tells_what_was_read(bucket: Bucket) -> None:
+def test_measurement_reports_the_reads(bucket: Bucket) -> None:
     rows = measure_reading(bucket.url, Reading(2, 4, 5, 0.0, 1 << 20, 1 << 20))
 
     assert [row["reading"] for row in rows] == [

@@ -291,12 +291,12 @@ def test_a_script_without_an_evaluation_is_no_task(scripts: Scripts) -> None:
     [
         ("raise OSError('no disk')", r"train\.py raised OSError: no disk"),
         ("sys.exit(3)", r"train\.py raised SystemExit: 3"),
-        ("break", r"train\.py left the loop over session\.batches before the job was over"),
-        ("continue", r"a batch was left without session\.step"),
+        ("break", r"train\.py left the loop over session\.batches before the job ended"),
+        ("continue", r"a batch ended without session\.step"),
         ("session.step(model(batch).mean()); session.step(0)", "called twice for one batch"),
         ("session.step(model(batch))", r"loss returned shape \[2, 1\]"),
         ("next(session.batches(data))", "left the loop"),
-        ("vcasgd.Session(model, None)", "began a second vcasgd.Session"),
+        ("vcasgd.Session(model, None)", "created a second vcasgd.Session"),
     ],
 )
 def test_what_goes_wrong_in_the_loop_is_said(scripts: Scripts, body: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The user's code as a zip: the same bytes for the same content, and nothing outside of itself."""
+"""Packages: equal bytes for equal content, ignore patterns, and safe unpacking."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT = 1_000_000
 
 
 def write(directory: Path, **files: str) -> Path:
-    """Names may not hold dots or slashes in Python: ``a__b_py`` is written as ``a/b.py``."""
+    """Write files; ``a__b_py`` stands for ``a/b.py``."""
     for name, text in files.items():
         path = directory / name.replace("__", "/").replace("_py", ".py")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,11 +47,11 @@ def source(tmp_path: Path) -> Path:
 
 
 class TestPack:
-    def test_holds_the_files(self, source: Path) -> None:
+    def test_package_contains_the_files(self, source: Path) -> None:
         assert names(pack(source, LIMIT)) == ["lib/model.py", "train.py"]
 
     def test_equal_content_gives_equal_bytes(self, source: Path, tmp_path: Path) -> None:
-        """Whatever the order in which files were made, their times and their rights."""
+        """The order of creation, times, and permissions of files don't matter."""
         twin = tmp_path / "twin"
         write(twin, lib__model_py="x = 1")
         write(twin, train_py="import torch")
@@ -71,7 +71,7 @@ class TestPack:
     @pytest.mark.parametrize(
         "name", [".git__config", "lib__.venv__x", "__pycache____x", "node_modules__x", "a.pyc"]
     )
-    def test_what_is_never_code_is_left_out(self, source: Path, name: str) -> None:
+    def test_built_in_patterns_are_ignored(self, source: Path, name: str) -> None:
         path = source / name.replace("__pycache__", "PYCACHE").replace("__", "/").replace(
             "PYCACHE", "__pycache__/"
         )
@@ -83,29 +83,62 @@ class TestPack:
     @pytest.mark.parametrize(
         "pattern",
         ["data", "data/", "data/raw", "data/raw/", "data/raw/*", "*.bin", "data/raw/big.bin",
-         "# a comment\n\n  data/raw  "],
+         "# a comment\n\n  data/raw  ", "/data", "data/**", "**/big.bin", "b?g.[a-c]in", "raw/"],
     )  # fmt: skip
-    def test_what_the_ignore_file_names_is_left_out(self, source: Path, pattern: str) -> None:
+    def test_patterns_of_the_ignore_file_are_ignored(self, source: Path, pattern: str) -> None:
         (source / "data" / "raw").mkdir(parents=True)
         (source / "data" / "raw" / "big.bin").write_bytes(bytes(100))
         (source / IGNORE_FILE).write_text(pattern)
 
         assert names(pack(source, LIMIT)) == [IGNORE_FILE, "lib/model.py", "train.py"]
 
-    def test_a_pattern_with_a_folder_means_that_folder_only(self, source: Path) -> None:
+    @pytest.mark.parametrize(
+        "patterns",
+        [
+            "/big.bin",
+            "data/*.bin",
+            "raw",
+            "*.bin\n!big.bin",
+            "big.bin/",
+            r"\*.bin",
+            "data/raw?big.bin",
+        ],
+    )
+    def test_other_files_are_kept(self, source: Path, patterns: str) -> None:
+        write(source, data__sub__big="")
+        (source / "data" / "sub" / "big").rename(source / "data" / "sub" / "big.bin")
+        (source / IGNORE_FILE).write_text(patterns)
+
+        assert "data/sub/big.bin" in names(pack(source, LIMIT))
+
+    def test_built_in_patterns_can_not_be_re_included(self, source: Path) -> None:
+        write(source, node_modules="x")
+        (source / IGNORE_FILE).write_text("!node_modules")
+
+        assert "node_modules" not in names(pack(source, LIMIT))
+
+    def test_invalid_pattern_names_the_file(self, source: Path) -> None:
+        (source / IGNORE_FILE).write_text("!")
+
+        with pytest.raises(PackageError, match=r"\.vcasgdignore: invalid pattern") as caught:
+            pack(source, LIMIT)
+
+        assert caught.value.details["field"] == "working_dir"
+
+    def test_pattern_with_a_folder_matches_that_folder_only(self, source: Path) -> None:
         write(source, data__raw__x="", other__raw__x="")
         (source / IGNORE_FILE).write_text("data/raw")
 
         assert "other/raw/x" in names(pack(source, LIMIT))
         assert "data/raw/x" not in names(pack(source, LIMIT))
 
-    def test_what_is_no_file_is_left_out(self, source: Path) -> None:
+    def test_special_files_are_skipped(self, source: Path) -> None:
         (source / "dangling").symlink_to(source / "nowhere")
         os.mkfifo(source / "pipe")
 
         assert names(pack(source, LIMIT)) == ["lib/model.py", "train.py"]
 
-    def test_too_large_it_names_the_largest_files(self, source: Path) -> None:
+    def test_package_above_the_limit_names_the_largest_files(self, source: Path) -> None:
         for megabytes in (1, 2, 3, 4):
             (source / f"data-{megabytes}").write_bytes(bytes(megabytes * 1_000_000))
 
@@ -126,8 +159,8 @@ class TestPack:
         with pytest.raises(PackageError):
             pack(source, size - 1)
 
-    def test_nothing_to_pack(self, tmp_path: Path) -> None:
-        with pytest.raises(PackageError, match="holds no files"):
+    def test_directory_without_files_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(PackageError, match="contains no files"):
             pack(tmp_path, LIMIT)
         with pytest.raises(PackageError, match="is not a directory"):
             pack(tmp_path / "none", LIMIT)
@@ -143,7 +176,7 @@ class TestUnpack:
         assert (target / "lib" / "model.py").read_text() == "x = 1"
         assert pack(target, LIMIT) == data
 
-    def test_twice_is_once(self, source: Path, tmp_path: Path) -> None:
+    def test_second_unpack_changes_nothing(self, source: Path, tmp_path: Path) -> None:
         data = pack(source, LIMIT)
         first = unpack(data, digest_of(data), tmp_path)
         inode = first.stat().st_ino
@@ -151,8 +184,8 @@ class TestUnpack:
         assert unpack(b"", digest_of(data), tmp_path) == first
         assert first.stat().st_ino == inode
 
-    def test_all_at_once(self, tmp_path: Path) -> None:
-        """Workers of one machine share a cache; none sees a package that is half there."""
+    def test_concurrent_unpacks(self, tmp_path: Path) -> None:
+        """Workers on one machine share a cache; none sees an incomplete package."""
         source = tmp_path / "source"
         source.mkdir()
         for number in range(200):
@@ -175,7 +208,7 @@ class TestUnpack:
         assert [path.name for path in cache.iterdir()] == [digest_of(data)]
 
     @pytest.mark.parametrize("damage", [b"", b"x", None])
-    def test_a_damaged_one_is_refused(
+    def test_damaged_package_is_refused(
         self, source: Path, tmp_path: Path, damage: bytes | None
     ) -> None:
         data = pack(source, LIMIT)
@@ -189,7 +222,7 @@ class TestUnpack:
     @pytest.mark.parametrize(
         "name", ["../evil", "a/../../evil", "/etc/evil", "..", "a\\..\\evil", "a/..\\evil"]
     )
-    def test_a_name_that_leads_outside_is_refused(self, tmp_path: Path, name: str) -> None:
+    def test_name_that_leads_outside_is_refused(self, tmp_path: Path, name: str) -> None:
         data = zip_of("train.py", name)
 
         with pytest.raises(PackageError, match="outside"):
@@ -201,14 +234,14 @@ class TestUnpack:
         assert list((tmp_path / "cache").glob("*")) == []
 
     @given(st.lists(st.text(max_size=20), min_size=1, max_size=4))
-    def test_no_name_whatsoever_gets_outside(self, parts: list[str]) -> None:
+    def test_no_name_leads_outside(self, parts: list[str]) -> None:
         name = "/".join(parts)
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             try:
                 archive.writestr(name, "x")
             except (ValueError, IndexError):
-                return  # no name that a zip can hold
+                return  # A zip can't contain this name.
         try:
             check(buffer.getvalue())
         except PackageError:
@@ -216,17 +249,17 @@ class TestUnpack:
         base = Path("/base/inner")
         assert (base / name.split("\0")[0]).resolve().is_relative_to(base)
 
-    def test_what_is_no_zip_is_refused(self, tmp_path: Path) -> None:
+    def test_other_data_than_a_zip_is_refused(self, tmp_path: Path) -> None:
         data = b"not a zip"
 
-        with pytest.raises(PackageError, match="not a zip"):
+        with pytest.raises(PackageError, match="not a readable zip"):
             check(data)
-        with pytest.raises(PackageError, match="not a zip"):
+        with pytest.raises(PackageError, match="not a readable zip"):
             unpack(data, digest_of(data), tmp_path / "cache")
         assert list((tmp_path / "cache").glob("*")) == []
 
-    def test_one_that_can_not_be_read_is_refused(self, tmp_path: Path) -> None:
-        """Packed by something else, with a password or with a byte that fell over."""
+    def test_unreadable_zip_is_refused(self, tmp_path: Path) -> None:
+        """The zip is encrypted or has a flipped bit."""
         whole = zip_of("train.py")
         encrypted = bytearray(whole)
         encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1
@@ -238,7 +271,7 @@ class TestUnpack:
                 unpack(data, digest_of(data), tmp_path / "cache")
             assert list((tmp_path / "cache").glob("*")) == []
 
-    def test_what_a_killed_worker_left_is_no_package(self, source: Path, tmp_path: Path) -> None:
+    def test_leftover_of_a_killed_worker_is_no_package(self, source: Path, tmp_path: Path) -> None:
         data = pack(source, LIMIT)
         left = tmp_path / "cache" / f".{digest_of(data)}.4711"
         left.mkdir(parents=True)

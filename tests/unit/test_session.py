@@ -1,4 +1,4 @@
-"""A session in a script that runs on its own: ordinary training."""
+"""Session in a script that runs on its own: ordinary training."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ def session_of(model: nn.Module, **given: object) -> vcasgd.Session:
     return vcasgd.Session(model, torch.optim.SGD(model.parameters(), lr=0.1), **given)  # type: ignore[arg-type]
 
 
-def seen(session: vcasgd.Session, model: nn.Module, *args: object, **given: object) -> list[Tensor]:
-    """The batches of a loop that makes its steps."""
-    found = []
+def run_loop(
+    session: vcasgd.Session, model: nn.Module, *args: object, **given: object
+) -> list[Tensor]:
+    """Run the loop with its steps, and return its batches."""
+    collected = []
     for (batch,) in session.batches(*args, **given):  # type: ignore[arg-type]
-        found.append(batch)
+        collected.append(batch)
         session.step(model(batch).mean())
-    return found
+    return collected
 
 
-def test_every_epoch_has_every_sample_once_in_another_order() -> None:
+def test_each_epoch_has_every_sample_once_in_a_different_order() -> None:
     model = line()
 
-    batches = seen(session_of(model), model, DATA, 4, epochs=2)
+    batches = run_loop(session_of(model), model, DATA, 4, epochs=2)
 
     assert [len(batch) for batch in batches] == [4, 4, 2] * 2
     first, second = (torch.cat(batches[cut : cut + 3]).flatten() for cut in (0, 3))
@@ -43,22 +45,22 @@ def test_every_epoch_has_every_sample_once_in_another_order() -> None:
     assert first.tolist() != second.tolist()
 
 
-def test_the_order_follows_the_seed_of_torch() -> None:
+def test_order_follows_the_seed_of_torch() -> None:
     orders = []
     for _ in range(2):
         torch.manual_seed(5)
         model = line()
-        orders.append(torch.cat(seen(session_of(model), model, DATA, 4)))
+        orders.append(torch.cat(run_loop(session_of(model), model, DATA, 4)))
 
     assert torch.equal(*orders)
 
 
-def test_a_step_is_that_of_the_optimizer() -> None:
-    # Given two models that learn the same, one of them in a loop as it was before
+def test_step_is_that_of_the_optimizer() -> None:
+    # Given two equal models, one of them in a plain loop
     ours, theirs = line(1.0), line(1.0)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
 
-    for batch in seen(session_of(ours), ours, DATA, 4):
+    for batch in run_loop(session_of(ours), ours, DATA, 4):
         loss = theirs(batch).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -68,11 +70,11 @@ def test_a_step_is_that_of_the_optimizer() -> None:
     assert ours.weight.grad is None
 
 
-def test_a_loaders_batches_are_kept() -> None:
+def test_loader_keeps_batch_size_and_collate_function() -> None:
     model = line()
     loader = DataLoader(DATA, batch_size=5, shuffle=True, collate_fn=lambda _: [torch.ones(3, 1)])
 
-    batches = seen(session_of(model), model, loader)
+    batches = run_loop(session_of(model), model, loader)
 
     assert [len(batch) for batch in batches] == [3, 3]
 
@@ -86,51 +88,53 @@ def test_a_loaders_batches_are_kept() -> None:
     ],
     ids=["weighted", "batch sampler", "no batches"],
 )
-def test_an_order_that_can_not_be_kept_is_refused(loader: DataLoader[object]) -> None:
-    with pytest.raises(SpecError, match="can't keep the order of a DataLoader with a sampler"):
+def test_loader_with_its_own_sampler_is_refused(loader: DataLoader[object]) -> None:
+    with pytest.raises(
+        SpecError, match="can't keep the order of a DataLoader with its own sampler"
+    ):
         session_of(line()).batches(loader)
 
 
-def test_the_model_is_judged_after_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_is_evaluated_after_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     model = line(2.0)
     session = session_of(model, schedule=lambda _: 0.0)
 
     @session.evaluation(DATA, batch_size=3)
-    def judge(judged: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
-        assert judged is model
-        assert not judged.training
-        return {"mean": judged(batch[0]).sum(), "count": torch.tensor(len(batch[0]))}
+    def evaluate(evaluated: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
+        assert evaluated is model
+        assert not evaluated.training
+        return {"mean": evaluated(batch[0]).sum(), "count": torch.tensor(len(batch[0]))}
 
-    seen(session, model, DATA, 4, epochs=2)
+    run_loop(session, model, DATA, 4, epochs=2)
 
     assert capsys.readouterr().out == "epoch 1: mean 9.0000\nepoch 2: mean 9.0000\n"
     assert session.metrics == {"mean": 9.0, "count": 10.0}
     assert model.training
 
 
-def test_rates_follow_the_progress_over_all_epochs() -> None:
+def test_schedule_receives_the_progress_over_all_epochs() -> None:
     model = line()
-    told: list[float] = []
-    session = session_of(model, schedule=lambda progress: told.append(progress) or 1.0)
+    progress_values: list[float] = []
+    session = session_of(model, schedule=lambda progress: progress_values.append(progress) or 1.0)
 
-    seen(session, model, DATA, 5, epochs=2)
+    run_loop(session, model, DATA, 5, epochs=2)
 
-    assert told == [0.0, 0.25, 0.5, 0.75]
+    assert progress_values == [0.0, 0.25, 0.5, 0.75]
 
 
-def test_a_batch_without_a_step_is_refused() -> None:
+def test_batch_without_a_step_is_refused() -> None:
     session = session_of(line())
 
-    with pytest.raises(UserCodeError, match=r"left without session\.step \(call it once for each"):
+    with pytest.raises(UserCodeError, match=r"ended without session\.step \(call it once for each"):
         list(session.batches(DATA, 4))
 
 
-def test_a_step_without_a_batch_is_refused() -> None:
-    with pytest.raises(UserCodeError, match="twice for one batch, or without one"):
+def test_step_without_a_batch_is_refused() -> None:
+    with pytest.raises(UserCodeError, match="twice for one batch, or without a batch"):
         session_of(line()).step(torch.tensor(0.0))
 
 
-def test_a_loss_that_is_not_finite_harms_nothing() -> None:
+def test_non_finite_loss_changes_no_parameter() -> None:
     model = line(1.0)
     session = session_of(model)
     next(session.batches(DATA, 4))

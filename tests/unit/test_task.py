@@ -1,4 +1,4 @@
-"""What a user writes, and how it is loaded."""
+"""Tasks: defaults, loading, and errors of user code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Plain:
 
 
 @pytest.fixture(autouse=True)
-def interpreter_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restored_interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(task_module, "_directories", set())
     yield
@@ -45,14 +45,14 @@ def working_dir(path: Path, helper: str = "helper", source: str = SOURCE) -> Pat
     return path
 
 
-def test_a_task_is_constructed_with_its_arguments(tmp_path: Path) -> None:
+def test_task_is_constructed_with_its_arguments(tmp_path: Path) -> None:
     task = load_task("job_of_test:Job", {"depth": 20}, working_dir(tmp_path))
 
     assert isinstance(task, vcasgd.Task)
     assert vars(task) == {"depth": 20, "helper": "helper"}
 
 
-def test_two_jobs_may_have_files_of_the_same_name(tmp_path: Path) -> None:
+def test_two_jobs_can_have_files_with_the_same_name(tmp_path: Path) -> None:
     first = working_dir(tmp_path / "first", "one")
     second = working_dir(tmp_path / "second", "two")
 
@@ -61,7 +61,7 @@ def test_two_jobs_may_have_files_of_the_same_name(tmp_path: Path) -> None:
     assert helpers == ["one", "two", "one"]
 
 
-def test_a_repository_with_this_package_may_be_a_working_directory(tmp_path: Path) -> None:
+def test_repository_of_this_package_can_be_a_working_directory(tmp_path: Path) -> None:
     site_packages = Path(torch.__file__).parents[1]
     repository = Path(vcasgd.__file__).parents[1]
     task_module._directories.update({repository, site_packages.parent})
@@ -81,10 +81,15 @@ def test_a_repository_with_this_package_may_be_a_working_directory(tmp_path: Pat
         ("job_of_test:Job", {}, "import nowhere_to_be_found", "No module named 'nowhere_to"),
         ("job_of_test:Job", {}, "def broken(:", "SyntaxError: invalid syntax"),
         ("job_of_test:Job", {}, "raise SystemExit(3)", "SystemExit: 3"),
-        ("job_of_test:Plain", {}, SOURCE, r"is a Plain, not a vcasgd.Task \(let the class inherit"),
+        (
+            "job_of_test:Plain",
+            {},
+            SOURCE,
+            r"is a Plain, not a vcasgd.Task \(make the class inherit",
+        ),
     ],
 )
-def test_what_can_not_be_loaded_is_explained(
+def test_load_error_names_the_reason(
     tmp_path: Path, entry: str, args: dict[str, object], source: str, message: str
 ) -> None:
     with pytest.raises(TaskImportError, match=message) as caught:
@@ -92,14 +97,14 @@ def test_what_can_not_be_loaded_is_explained(
     assert caught.value.details["field"] == "task"
 
 
-def test_an_interrupt_is_not_the_users_error(tmp_path: Path) -> None:
+def test_interrupt_is_not_wrapped(tmp_path: Path) -> None:
     directory = working_dir(tmp_path, source="raise KeyboardInterrupt")
 
     with pytest.raises(KeyboardInterrupt):
         load_task("job_of_test:Job", {}, directory)
 
 
-def test_the_traceback_starts_in_the_users_file(tmp_path: Path) -> None:
+def test_traceback_starts_in_the_users_file(tmp_path: Path) -> None:
     source = "def work():\n    return 1 / 0\n\nwork()\n"
 
     with pytest.raises(TaskImportError) as caught:
@@ -112,7 +117,7 @@ def test_the_traceback_starts_in_the_users_file(tmp_path: Path) -> None:
     assert "vcasgd/task/task.py" not in trace
 
 
-def test_an_error_in_a_method_names_the_method() -> None:
+def test_error_in_a_method_names_the_method() -> None:
     error = calling_user_code("loss", ValueError("too large"))
 
     assert str(error) == "loss raised ValueError: too large"
@@ -127,12 +132,12 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize("call", ["model()", "dataset('train')", "loss(0, 0)", "evaluate(0, 0)"])
-def test_what_only_the_user_can_know(call: str) -> None:
+def test_required_methods_raise(call: str) -> None:
     with pytest.raises(NotImplementedError):
         eval(f"task.{call}", {"task": vcasgd.Task()})
 
 
-def test_the_package_exports_what_a_user_needs() -> None:
+def test_package_exports() -> None:
     assert vcasgd.__all__ == ["Client", "JobSpec", "Session", "Task", "__version__"]
     assert vcasgd.Task is task_module.Task
     assert all(getattr(vcasgd, name) for name in vcasgd.__all__)

@@ -1,4 +1,4 @@
-"""Data sets in shards: files in one folder or bucket, named by an index, read when needed."""
+"""Sharded data sets: files in a folder or bucket, listed in an index and read on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards on their way: object storage → this machine's disk → memory, each bounded."""
+"""Bounded caches for shards: object storage → this machine's disk → memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from vcasgd.storage.objects import Storage
 
 log = logging.getLogger(__name__)
 
-#: shards that are fetched ahead at the same time: one alone leaves the line idle between two
+#: Shards that are prefetched concurrently; a single fetcher leaves the network idle between two.
 FETCHERS = 2
 
 
 @dataclass
 class CacheCounts:
-    """Reads of a shard by what they found; ``stall_seconds`` were spent waiting in them."""
+    """Counters of shard reads by result, and the seconds that reads waited."""
 
     memory_hits: int = 0
     disk_hits: int = 0
@@ -38,16 +38,17 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the reads that did not wait for object storage; 1 where there were none."""
+        """Share of reads that did not wait for object storage; 1 without any reads."""
         reads = self.memory_hits + self.disk_hits + self.misses
         return 1 - self.misses / reads if reads else 1.0
 
     def to_dict(self) -> dict[str, float]:
+        """Return all counters and the hit rate."""
         return {**asdict(self), "hit_rate": self.hit_rate}
 
 
 class DiskCache:
-    """Files by digest in a folder, which processes share; the longest unused go first."""
+    """Folder of files named by digest, shared by processes. Least recently used files go first."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder = folder
@@ -55,10 +56,11 @@ class DiskCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, shard: DataShard) -> bool:
+        """Return True if the shard is on disk, possibly damaged."""
         return (self._folder / shard.sha256).exists()
 
     def get(self, shard: DataShard) -> bytes | None:
-        """None where it is not there, or no longer what it was."""
+        """Return the content of a shard, or None if it is missing or damaged."""
         path = self._folder / shard.sha256
         try:
             data = path.read_bytes()
@@ -67,12 +69,12 @@ class DiskCache:
             return None
         if hashlib.sha256(data).hexdigest() == shard.sha256:
             return data
-        log.warning("shard %s was damaged on the disk: %s", shard.name, path)
+        log.warning("shard %s is damaged on disk: %s", shard.name, path)
         path.unlink(missing_ok=True)
         return None
 
     def put(self, shard: DataShard, data: bytes) -> None:
-        """Raises :class:`OSError` where there is no room."""
+        """Store a shard, replacing older ones. Raises :class:`OSError` if the disk is full."""
         self._make_room(len(data))
         with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
             try:
@@ -83,15 +85,15 @@ class DiskCache:
                 Path(file.name).unlink(missing_ok=True)
                 raise
 
-    def _make_room(self, wanted: int) -> None:
+    def _make_room(self, size_bytes: int) -> None:
         files = []
         for path in self._folder.iterdir():
-            # others of this machine remove files, too
+            # Other processes remove files, too.
             try:
                 files.append((path.stat().st_mtime, path.stat().st_size, path))
             except FileNotFoundError:
                 continue
-        total = sum(size for _, size, _ in files) + wanted
+        total = sum(size for _, size, _ in files) + size_bytes
         for _, size, path in sorted(files):
             if total <= self._limit:
                 return
@@ -100,10 +102,10 @@ class DiskCache:
 
 
 class ShardCache:
-    """Decoded shards. ``disk`` is None where the storage is a folder of this machine.
+    """Memory cache of decoded shards above an optional disk cache, for one reading thread.
 
-    Raises :class:`DataError` for a shard that is missing or damaged, and
-    :class:`~vcasgd.errors.StorageUnavailable`. Reads are for one thread.
+    Reads raise :class:`DataError` for a missing or damaged shard, and
+    :class:`~vcasgd.errors.StorageUnavailable`.
     """
 
     def __init__(self, storage: Storage, disk: DiskCache | None, memory_bytes: int) -> None:
@@ -113,17 +115,17 @@ class ShardCache:
         self._memory: OrderedDict[str, Samples] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
-        self._coming: dict[str, Future[bytes]] = {}
+        self._fetches: dict[str, Future[bytes]] = {}
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="shards")
         self.counts = CacheCounts()
 
     def get(self, shard: DataShard) -> Samples:
-        """The samples of a shard; waits for it where it is not here yet."""
-        found = self._memory.get(shard.sha256)
-        if found is not None:
+        """Return the samples of a shard, and fetch it if necessary."""
+        cached = self._memory.get(shard.sha256)
+        if cached is not None:
             self._memory.move_to_end(shard.sha256)
             self.counts.memory_hits += 1
-            return found
+            return cached
         started = time.monotonic()
         try:
             samples = read_shard(shard.name, self._bytes(shard))
@@ -134,7 +136,7 @@ class ShardCache:
         return samples
 
     def prefetch(self, shards: Iterable[DataShard]) -> None:
-        """Begins to bring shards to the disk, in this order."""
+        """Start to fetch shards to disk, in this order. Does nothing without a disk cache."""
         if self._disk is None:
             return
         for shard in shards:
@@ -142,6 +144,7 @@ class ShardCache:
                 self._fetch(shard)
 
     def close(self) -> None:
+        """Cancel pending fetches."""
         self._fetchers.shutdown(wait=False, cancel_futures=True)
 
     # -- bytes -----------------------------------------------------------------------------------
@@ -153,16 +156,16 @@ class ShardCache:
             return data
         self.counts.misses += 1
         with self._lock:
-            call = self._coming.get(shard.sha256)
-        # one that has not begun stands behind others that are not wanted as soon
-        return self._bring(shard) if call is None or call.cancel() else call.result()
+            call = self._fetches.get(shard.sha256)
+        # A fetch that has not started is queued behind shards that are needed later.
+        return self._fetch_now(shard) if call is None or call.cancel() else call.result()
 
     def _fetch(self, shard: DataShard) -> None:
         with self._lock:
-            if shard.sha256 not in self._coming:
-                self._coming[shard.sha256] = self._fetchers.submit(self._bring, shard)
+            if shard.sha256 not in self._fetches:
+                self._fetches[shard.sha256] = self._fetchers.submit(self._fetch_now, shard)
 
-    def _bring(self, shard: DataShard) -> bytes:
+    def _fetch_now(self, shard: DataShard) -> bytes:
         try:
             data = self._download(shard)
             if self._disk:
@@ -170,17 +173,17 @@ class ShardCache:
             return data
         finally:
             with self._lock:
-                self._coming.pop(shard.sha256, None)
+                self._fetches.pop(shard.sha256, None)
 
     def _store(self, disk: DiskCache, shard: DataShard, data: bytes) -> None:
         try:
             disk.put(shard, data)
         except OSError as error:
-            # training goes on without a disk, only more slowly
-            log.warning("shard %s is not kept on the disk: %s", shard.name, error)
+            # Training continues without the disk, only more slowly.
+            log.warning("shard %s can't be cached on disk: %s", shard.name, error)
 
     def _download(self, shard: DataShard) -> bytes:
-        """Once more where it arrived damaged."""
+        """Download a shard, and retry once if it is damaged."""
         for _ in range(2):
             try:
                 data = self._storage.get(shard.name)
@@ -191,11 +194,11 @@ class ShardCache:
                 self.counts.downloaded_bytes += len(data)
             if hashlib.sha256(data).hexdigest() == shard.sha256:
                 return data
-            log.warning("shard %s arrived damaged", shard.name)
+            log.warning("download of shard %s is damaged", shard.name)
         raise DataError(
-            f"shard {shard.name} of {self._storage.url} is damaged: its digest is not that of the "
-            "index, in two downloads",
-            remedy=f"put the right file there, or run vcasgd data index {self._storage.url}",
+            f"shard {shard.name} of {self._storage.url} is damaged: the digests of two "
+            "downloads differ from the index",
+            remedy=f"restore the file, or run vcasgd data index {self._storage.url}",
         )
 
     # -- memory ----------------------------------------------------------------------------------

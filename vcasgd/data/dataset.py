@@ -1,4 +1,4 @@
-"""``ShardedDataset``: a map-style data set whose samples come from shards."""
+"""Map-style data set whose samples come from shards."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from vcasgd.learning.subtasks import SampleBlocks
 from vcasgd.settings import load_settings
 from vcasgd.storage.objects import Storage
 
+#: Default size of the decoded shards in memory.
 MEMORY_BYTES = 1 << 30
+#: Default size of the files on disk.
 DISK_BYTES = 10 << 30
-#: shards whose samples are mixed: more mix better, and more have to be in memory
+#: Shards whose samples are mixed. More shards mix better but need more memory.
 WINDOW = 4
 
 
 class ShardedDataset(Dataset[Any]):
-    """The samples of all shards in a folder or bucket with an index (``vcasgd data index``).
+    """Data set of all samples in a folder or bucket with an index (``vcasgd data index``).
 
-    A sample is a dict: of an npz or safetensors file a row of each array, of a tar the members of
-    one name, with ``"__key__"``. ``transform`` makes of it what the task wants.
+    A sample is a dict. For npz and safetensors files it has a row of each array, and for tar files
+    the members with one name, and the name as ``"__key__"``. ``transform`` converts it for the
+    task.
 
-    Shards are kept decoded in ``memory_bytes``, and as files in ``disk_bytes`` of this machine's
-    disk, which its workers share, unless ``location`` is a folder of this machine itself. Epochs
-    are in the order of :class:`~vcasgd.learning.subtasks.SampleBlocks`, so a worker reads few
-    shards at a
-    time; those of its lease are fetched while it trains, and those of the one that it will
-    probably have next.
+    The cache holds up to ``memory_bytes`` of decoded shards. Unless ``location`` is a folder on
+    this machine, it also holds up to ``disk_bytes`` of files on disk, shared by the machine's
+    workers. Epochs follow :class:`~vcasgd.learning.subtasks.SampleBlocks`, so a worker reads few
+    shards at a time. While it trains, it fetches the shards of its lease and of its probable next
+    lease.
 
-    Raises :class:`SpecError` for a wrong location, :class:`DataError` for a missing
-    or damaged index or shard, and :class:`~vcasgd.errors.StorageUnavailable`.
+    Raises :class:`SpecError` for an invalid location, :class:`DataError` for a missing or damaged
+    index or shard, and :class:`~vcasgd.errors.StorageUnavailable`.
     """
 
     def __init__(
@@ -56,12 +58,12 @@ class ShardedDataset(Dataset[Any]):
         storage = storage_at(location)
         self.index = ShardIndex.load(storage)
         sizes = tuple(shard.samples for shard in self.index.shards)
-        #: the order of an epoch follows them
+        #: Blocks that determine the order of an epoch.
         self.blocks = SampleBlocks(sizes, window)
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
         self._transform = transform
-        here = storage.url.startswith("file:")
-        disk = None if here else DiskCache(cache_dir or _default_cache(), disk_bytes)
+        is_local = storage.url.startswith("file:")
+        disk = None if is_local else DiskCache(cache_dir or _default_cache(), disk_bytes)
         self._cache = ShardCache(storage, disk, memory_bytes)
 
     def __len__(self) -> int:
@@ -71,31 +73,31 @@ class ShardedDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples in the order of ``indices``; each shard is looked up once."""
-        wanted = np.asarray(indices, dtype=np.int64)
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
-            raise IndexError(f"there are {len(self)} samples, from 0 on")
-        shards = self._shards_of(wanted)
-        found: list[Any] = [None] * len(wanted)
+        """Return the samples in the order of ``indices``. Each shard is looked up once."""
+        positions = np.asarray(indices, dtype=np.int64)
+        if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
+            raise IndexError(f"an index is not between 0 and {len(self) - 1}")
+        shards = self._shards_of(positions)
+        result: list[Any] = [None] * len(positions)
         for shard in np.unique(shards):
             samples = self._cache.get(self.index.shards[shard])
             for place in np.flatnonzero(shards == shard):
-                sample = samples[int(wanted[place] - self._starts[shard])]
-                found[place] = self._transform(sample) if self._transform else sample
-        return found
+                sample = samples[int(positions[place] - self._starts[shard])]
+                result[place] = self._transform(sample) if self._transform else sample
+        return result
 
     def will_read(self, indices: NDArray[np.int64]) -> None:
-        """Begins to fetch what a worker is going to read, in this order."""
+        """Start to fetch the shards of ``indices``, in this order."""
         shards = self._shards_of(indices)
         _, first = np.unique(shards, return_index=True)
         self._cache.prefetch(self.index.shards[shards[place]] for place in np.sort(first))
 
     def counts(self) -> dict[str, float]:
-        """Reads of shards: hits, misses, bytes, and the seconds that were waited for them."""
+        """Return the counters of the cache; see :class:`~vcasgd.data.cache.CacheCounts`."""
         return self._cache.counts.to_dict()
 
     def close(self) -> None:
-        """Ends what is being fetched."""
+        """Cancel pending fetches."""
         self._cache.close()
 
     def _shards_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -103,21 +105,19 @@ class ShardedDataset(Dataset[Any]):
 
 
 def storage_at(location: str | Path) -> Storage:
-    """A folder by path or ``file://``, or a prefix by ``s3://`` or ``gs://``.
+    """Open a folder (a path or ``file://``) or a prefix (``s3://`` or ``gs://``).
 
-    Raises :class:`SpecError` for anything else, :class:`DataError` where there is no such folder.
+    Raises :class:`SpecError` for anything else, and :class:`DataError` if the folder is missing.
     """
     text = str(location)
     scheme, separator, _ = text.partition("://")
     if separator and scheme not in ("file", "s3", "gs"):
-        raise SpecError(
-            f"data: {text} is no folder, nor of the form s3://… or gs://…", field="data"
-        )
+        raise SpecError(f"data: {text} is not a folder, s3://…, or gs://…", field="data")
     if separator and scheme != "file":
         return Storage(text.rstrip("/"))
     folder = Path(text.removeprefix("file://")).expanduser().resolve()
     if not folder.is_dir():
-        raise DataError(f"data: there is no folder {folder} on this machine")
+        raise DataError(f"data: folder {folder} does not exist on this machine")
     return Storage(folder.as_uri())
 
 

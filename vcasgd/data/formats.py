@@ -1,4 +1,4 @@
-"""What a shard may be: arrays (npz, safetensors), or files of samples (webdataset's tar)."""
+"""Readers for the file formats of shards: arrays (npz, safetensors) and webdataset's tar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vcasgd.errors import DataError
 
 Sample = dict[str, Any]
 
-#: webdataset's usual extensions; all others stay bytes
+#: Decoders for webdataset's usual extensions; other members stay bytes.
 _MEMBERS: dict[str, Callable[[bytes], Any]] = {
     "cls": lambda data: int(data),
     "txt": lambda data: data.decode(),
@@ -30,12 +30,12 @@ _MEMBERS: dict[str, Callable[[bytes], Any]] = {
 
 
 class Arrays(Sequence[Sample]):
-    """Tensors of one length; sample ``i`` is the ``i``-th row of each."""
+    """Tensors of equal length; sample ``i`` is the ``i``-th row of each."""
 
     def __init__(self, columns: dict[str, Tensor]) -> None:
         lengths = {name: len(column) if column.ndim else -1 for name, column in columns.items()}
         if len(set(lengths.values())) != 1 or -1 in lengths.values():
-            raise ValueError(f"its arrays have no common length: {lengths}")
+            raise ValueError(f"its arrays have different lengths: {lengths}")
         self._columns = columns
         self._length = next(iter(lengths.values()))
         self.nbytes = sum(column.nbytes for column in columns.values())
@@ -48,7 +48,7 @@ class Arrays(Sequence[Sample]):
 
 
 class Members(Sequence[Sample]):
-    """Bytes of the members of a tar, decoded when a sample is asked for."""
+    """Members of a tar as bytes, decoded when a sample is read."""
 
     def __init__(self, samples: list[dict[str, bytes]], keys: list[str]) -> None:
         self._samples = samples
@@ -60,16 +60,16 @@ class Members(Sequence[Sample]):
 
     def __getitem__(self, index: Any) -> Any:
         members = self._samples[index].items()
-        found = {name: _MEMBERS.get(name, bytes)(data) for name, data in members}
-        return {"__key__": self._keys[index], **found}
+        decoded = {name: _MEMBERS.get(name, bytes)(data) for name, data in members}
+        return {"__key__": self._keys[index], **decoded}
 
 
-#: what a shard is read as; ``nbytes`` is what it takes in memory
+#: Content of a shard; ``nbytes`` is its size in memory.
 Samples = Arrays | Members
 
 
 def read_shard(name: str, data: bytes) -> Samples:
-    """The samples of a file. Raises :class:`DataError` that names it."""
+    """Decode the samples of a file. Raises :class:`DataError` with the name of the file."""
     read = next(read for suffix, read in _READERS.items() if name.endswith(suffix))
     try:
         return read(data)
@@ -93,7 +93,7 @@ def _read_safetensors(data: bytes) -> Samples:
 
 
 def _read_tar(data: bytes) -> Samples:
-    """Members that follow one another and have one name up to its first dot are one sample."""
+    """Read a tar: consecutive members with equal names up to the first dot form one sample."""
     samples: list[dict[str, bytes]] = []
     keys: list[str] = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
@@ -116,5 +116,5 @@ _READERS: dict[str, Callable[[bytes], Samples]] = {
     ".safetensors": _read_safetensors,
     ".tar": _read_tar,
 }
-#: by which a shard is known
+#: File name suffixes of shards.
 SUFFIXES = tuple(_READERS)

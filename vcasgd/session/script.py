@@ -1,9 +1,8 @@
-"""A script as a task: the user's own loop, driven batch by batch by whoever trains a task.
+"""Task that runs a script: the user's own loop, driven batch by batch.
 
-The script runs in a thread of its own, and only while it is waited for: it is given a batch, and
-given back control of the model once it has handed in the loss (:class:`vcasgd.Session`). So a
-worker trains it as it trains any task, and nothing that it knows of leases, pushes and
-evaluations is known here.
+The script runs in its own thread, and only while the trainer waits for it: it receives a batch,
+computes, and submits the loss through :class:`vcasgd.Session`. A worker therefore trains it like
+any other task, and this module contains nothing about leases, pushes, or evaluations.
 """
 
 from __future__ import annotations
@@ -25,22 +24,21 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
 from vcasgd.errors import SpecError, TaskImportError, UserCodeError, VcasgdError
-from vcasgd.task.task import Task, load_task, look_first_in, user_traceback
+from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
 log = logging.getLogger(__name__)
 
-#: a script that is over may do so much more: close its files, say good-bye to whoever it logs to
-LAST_WORDS_SECONDS = 5.0
+#: Seconds for an ended script to clean up: close its files, finish its log.
+EXIT_SECONDS = 5.0
 
-#: the sums of a batch, as :meth:`vcasgd.Task.evaluate` returns them
+#: Function that returns the sums over a batch, like :meth:`vcasgd.Task.evaluate`.
 Evaluate = Callable[[nn.Module, Any], dict[str, Tensor]]
 
 
 def load(entry: str, args: dict[str, Any], directory: Path) -> Task:
-    """What a job's ``task`` names: ``module:Class`` or the path of a script, from a working
-    directory.
+    """Load a job's ``task`` from a working directory: ``module:Class`` or the path of a script.
 
-    A script is run with the first call of ``model``. Raises as
+    A script starts at the first call of ``model``. Raises the errors of
     :func:`~vcasgd.task.task.load_task`.
     """
     if ":" in entry:
@@ -48,11 +46,11 @@ def load(entry: str, args: dict[str, Any], directory: Path) -> Task:
     return ScriptTask(directory / entry, args)
 
 
-def arguments_of(args: dict[str, Any]) -> list[str]:
-    """A job's ``args`` as a command line: ``{depth: 20, amp: true}`` is ``--depth 20 --amp``.
+def command_line(args: dict[str, Any]) -> list[str]:
+    """Convert ``args`` to a command line: ``{depth: 20, amp: true}`` is ``--depth 20 --amp``.
 
-    What is false or null is left out, of a list each element follows. Raises :class:`SpecError`
-    for a mapping, which a command line can't carry.
+    False and null are omitted; the elements of a list follow their name. Raises
+    :class:`SpecError` for a mapping, which a command line can't express.
     """
     words: list[str] = []
     for name, value in args.items():
@@ -61,7 +59,7 @@ def arguments_of(args: dict[str, Any]) -> list[str]:
         values = value if isinstance(value, list) else [] if value is True else [value]
         if any(isinstance(each, dict | list) for each in values):
             raise SpecError(
-                f"args.{name}: a script's arguments are text, numbers, booleans and lists of them",
+                f"args.{name}: a script's arguments are text, numbers, booleans, and lists of them",
                 field=f"args.{name}",
             )
         words += [f"--{name}", *map(str, values)]
@@ -69,64 +67,68 @@ def arguments_of(args: dict[str, Any]) -> list[str]:
 
 
 class LoopTask(Task):
-    """What a script has told its session, as a task."""
+    """Task that is configured by the calls of a script's session."""
 
     def __init__(self) -> None:
         self.network: nn.Module | None = None
-        self.descends_by: Optimizer | None = None
-        self.schedule_of: Callable[[float], float] | None = None
-        self._judge: tuple[Evaluate, Dataset[Any]] | None = None
+        self.user_optimizer: Optimizer | None = None
+        self.user_schedule: Callable[[float], float] | None = None
+        self._evaluation: tuple[Evaluate, Dataset[Any]] | None = None
         self._dataset: Dataset[Any] | None = None
         self._collate: Callable[[list[Any]], Any] = default_collate
 
-    def learns(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def set_model(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Set the model that is trained, and its optimizer."""
         self.network = model
-        self.descends_by = optimizer
+        self.user_optimizer = optimizer
 
-    def reads(
+    def set_data(
         self, dataset: Dataset[Any], batch_size: int, collate: Callable[[list[Any]], Any]
     ) -> None:
+        """Set the training data."""
         self._dataset = dataset
         self.batch_size = batch_size
         self._collate = collate
 
-    def is_judged(self, function: Evaluate, dataset: Dataset[Any], batch_size: int) -> None:
-        self._judge = function, dataset
+    def set_evaluation(self, function: Evaluate, dataset: Dataset[Any], batch_size: int) -> None:
+        """Set the evaluation and its data."""
+        self._evaluation = function, dataset
         self.evaluation_batch_size = batch_size
 
     @property
-    def judged(self) -> bool:
-        return self._judge is not None
+    def has_evaluation(self) -> bool:
+        """True if the session has an evaluation."""
+        return self._evaluation is not None
 
     def dataset(self, split: str) -> Dataset[Any]:
         if split == "train":
-            assert self._dataset is not None, "the loop has begun"
+            assert self._dataset is not None, "the loop has started"
             return self._dataset
-        return self.judge[1]
+        return self.evaluation[1]
 
     def schedule(self, progress: float) -> float:
-        return 1.0 if self.schedule_of is None else self.schedule_of(progress)
+        return 1.0 if self.user_schedule is None else self.user_schedule(progress)
 
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        return self.judge[0](model, batch)
+        return self.evaluation[0](model, batch)
 
     def collate(self, samples: list[Any]) -> Any:
         return self._collate(samples)
 
     @property
-    def judge(self) -> tuple[Evaluate, Dataset[Any]]:
-        """Raises :class:`SpecError` where there is none."""
-        if self._judge is None:
+    def evaluation(self) -> tuple[Evaluate, Dataset[Any]]:
+        """Evaluation and its data. Raises :class:`SpecError` if none is set."""
+        if self._evaluation is None:
             raise SpecError(
                 "task: the session has no evaluation",
                 remedy="decorate a function with @session.evaluation(dataset) before the loop",
                 field="task",
             )
-        return self._judge
+        return self._evaluation
 
 
-class JobOver(BaseException):
-    """Ends a script on a worker, in its loop. No Exception: ``except Exception`` is no way out."""
+class JobEnded(BaseException):
+    """Ends a script on a worker inside its loop. ``except Exception`` doesn't catch it."""
 
 
 @dataclass(frozen=True)
@@ -134,103 +136,106 @@ class _Ended:
     error: BaseException | None
 
 
-#: said by the script: it stands before its first batch
+#: Message of the script: it is ready for its first batch.
 _READY = object()
-#: said to the script: there are no more batches
-_OVER = object()
+#: Message to the script: the job has no more batches.
+_END = object()
 
 _running: ContextVar[ScriptTask | None] = ContextVar("vcasgd_script", default=None)
 
 
 def running_script() -> ScriptTask | None:
-    """The script that this thread runs for a worker; None where it runs on its own."""
+    """Return the script that this thread runs for a worker, or None if it runs on its own."""
     return _running.get()
 
 
 class ScriptTask(LoopTask):
-    """The script at ``path``. It trains one model: a task for one learner.
+    """Task that runs the script at ``path``. It trains one model, for one learner.
 
-    Raises :class:`TaskImportError` where the script does not come as far as its first batch, and
-    :class:`UserCodeError` once it has ended, from each method that needs it.
+    Methods that need the script raise :class:`TaskImportError` if it doesn't reach its first
+    batch, and :class:`UserCodeError` once it has ended.
     """
 
     def __init__(self, path: Path, args: dict[str, Any]) -> None:
         super().__init__()
         self._path = path
-        self._arguments = arguments_of(args)
+        self._arguments = command_line(args)
         self._thread: threading.Thread | None = None
-        #: as they were when the loop began
+        #: Model and optimizer state when the loop started.
         self._first: nn.Module | None = None
         self._first_state: dict[str, Any] = {}
         self._to_script: SimpleQueue[Any] = SimpleQueue()
         self._to_worker: SimpleQueue[Any] = SimpleQueue()
         self._batch: Any = None
-        self._began = False
+        self._started = False
 
     # -- the worker's side ---------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        """Whether the script was run and can't go on: it has to be loaded anew."""
+        """True if the script was started and has ended, so it must be loaded again."""
         return self._thread is not None and not self._thread.is_alive()
 
     def model(self) -> nn.Module:
-        """The script's own model, for which it is run up to its first batch; from the second call
-        on, a copy of what that was then."""
+        """Return the script's model.
+
+        The first call runs the script up to its first batch. Later calls return a copy of the
+        model at that time.
+        """
         if self._thread is None:
             self._start()
             assert self.network is not None
             return self.network
-        return copy.deepcopy(self._first)  # type: ignore[return-value]  # it has begun
+        return copy.deepcopy(self._first)  # type: ignore[return-value]  # It has started.
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:  # noqa: ARG002 - it has them
-        """The script's own, as it was given."""
-        assert self.descends_by is not None, "the loop has begun"
-        self.descends_by.load_state_dict(self._first_state)
-        return self.descends_by
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:  # noqa: ARG002 - The script's optimizer has them.
+        """Return the script's optimizer in its initial state."""
+        assert self.user_optimizer is not None, "the loop has started"
+        self.user_optimizer.load_state_dict(self._first_state)
+        return self.user_optimizer
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Lets the script go on from its last step to the next one."""
+        """Resume the script from its last step to the next one, and return the loss."""
         if model is not self.network:
-            raise UserCodeError(f"{self._path.name} trains one model; this is another one")
+            raise UserCodeError(f"{self._path.name} trains one model, and this is a different one")
         if self.ended:
-            raise self._stopped(None)
+            raise self._end_error(None)
         self._to_script.put(batch)
-        loss: Tensor = self._hear(self._stopped)
+        loss: Tensor = self._receive(self._end_error)
         return loss
 
     def close(self) -> None:
-        """Ends the script where it waits."""
+        """End the script at its current batch."""
         if self._thread is None or not self._thread.is_alive():
             return
-        self._to_script.put(_OVER)
-        self._thread.join(LAST_WORDS_SECONDS)
+        self._to_script.put(_END)
+        self._thread.join(EXIT_SECONDS)
         if self._thread.is_alive():
-            log.warning("%s goes on although the job is over", self._path.name)
+            log.warning("%s is still running although the job has ended", self._path.name)
 
     def _start(self) -> None:
-        # as Python does for a script
-        look_first_in(self._path.parent.resolve())
+        # As Python does for a script.
+        import_first_from(self._path.parent.resolve())
         self._thread = threading.Thread(target=self._run, name="script", daemon=True)
         self._thread.start()
-        self._hear(self._never_began)
+        self._receive(self._start_error)
 
-    def _hear(self, explained: Callable[[BaseException | None], VcasgdError]) -> Any:
-        # as long as the user's code takes; a worker that makes no step loses its leases
-        said = self._to_worker.get()
-        if not isinstance(said, _Ended):
-            return said
+    def _receive(self, to_error: Callable[[BaseException | None], VcasgdError]) -> Any:
+        # Without a timeout: a worker that makes no step loses its leases.
+        message = self._to_worker.get()
+        if not isinstance(message, _Ended):
+            return message
         assert self._thread is not None
-        self._thread.join(LAST_WORDS_SECONDS)
-        if isinstance(said.error, VcasgdError):
-            raise said.error
-        raise explained(said.error) from said.error
+        self._thread.join(EXIT_SECONDS)
+        if isinstance(message.error, VcasgdError):
+            raise message.error
+        raise to_error(message.error) from message.error
 
-    def _never_began(self, error: BaseException | None) -> VcasgdError:
+    def _start_error(self, error: BaseException | None) -> VcasgdError:
         if error is None:
             return TaskImportError(
                 f"task: {self._path.name} ended without a batch of a vcasgd.Session",
-                remedy="let it train in: for batch in session.batches(dataset)",
+                remedy="train in a loop: for batch in session.batches(dataset)",
                 field="task",
             )
         return TaskImportError(
@@ -239,11 +244,11 @@ class ScriptTask(LoopTask):
             traceback=user_traceback(error),
         )
 
-    def _stopped(self, error: BaseException | None) -> VcasgdError:
+    def _end_error(self, error: BaseException | None) -> VcasgdError:
         if error is None:
             return UserCodeError(
-                f"{self._path.name} left the loop over session.batches before the job was over",
-                remedy="let job.yaml say when to stop",
+                f"{self._path.name} left the loop over session.batches before the job ended",
+                remedy="set when to stop in job.yaml",
             )
         return UserCodeError(
             f"{self._path.name} raised {type(error).__name__}: {error}",
@@ -252,47 +257,47 @@ class ScriptTask(LoopTask):
 
     # -- the script's side ---------------------------------------------------------------------
 
-    def learns(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def set_model(self, model: nn.Module, optimizer: Optimizer) -> None:
         if self.network is not None:
             raise UserCodeError(
-                f"{self._path.name} began a second vcasgd.Session",
+                f"{self._path.name} created a second vcasgd.Session",
                 remedy="a job trains one model: put several networks into one module",
             )
-        super().learns(model, optimizer)
+        super().set_model(model, optimizer)
 
     def batches(self) -> Iterator[Any]:
-        """Without an end: :class:`JobOver` ends it."""
-        if self._began:
-            raise self._stopped(None)
-        self._began = True
-        # without one no epoch of a job can end
-        _ = self.judge
-        assert self.descends_by is not None, "a session has begun"
+        """Iterate over batches until :class:`JobEnded` is raised."""
+        if self._started:
+            raise self._end_error(None)
+        self._started = True
+        # Checked early: without an evaluation, no epoch of a job can end.
+        _ = self.evaluation
+        assert self.user_optimizer is not None, "a session has started"
         self._first = copy.deepcopy(self.network)
-        self._first_state = copy.deepcopy(self.descends_by.state_dict())
-        self._say(_READY)
+        self._first_state = copy.deepcopy(self.user_optimizer.state_dict())
+        self._send(_READY)
         while True:
             yield self._batch
 
-    def hand_in(self, loss: Tensor) -> None:
-        """Returns when the step was made and there is another batch."""
-        self._say(loss)
+    def submit(self, loss: Tensor) -> None:
+        """Submit the loss, and wait for the step and the next batch."""
+        self._send(loss)
 
-    def _say(self, what: Any) -> None:
-        self._to_worker.put(what)
+    def _send(self, message: Any) -> None:
+        self._to_worker.put(message)
         self._batch = self._to_script.get()
-        if self._batch is _OVER:
-            raise JobOver
+        if self._batch is _END:
+            raise JobEnded
 
     def _run(self) -> None:
         _running.set(self)
-        # the process is the script's from here on
+        # From here on, the process belongs to the script.
         sys.argv = [str(self._path), *self._arguments]
         error: BaseException | None = None
         try:
             runpy.run_path(str(self._path), run_name="__main__")
-        except JobOver:
+        except JobEnded:
             return
-        except BaseException as raised:  # noqa: BLE001 - user code may raise anything: SystemExit too
+        except BaseException as raised:  # noqa: BLE001 - User code may raise anything, even SystemExit.
             error = raised
         self._to_worker.put(_Ended(error))

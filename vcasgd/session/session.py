@@ -1,4 +1,4 @@
-"""``Session``: the other way in, around a training loop that is there already."""
+"""Session for an existing training loop."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ from vcasgd.session.script import Evaluate, LoopTask, running_script
 
 
 class Session:
-    """The training loop of a script, which need not know where it runs::
+    """Training loop of a script that runs unchanged on its own and as a job.
+
+    For example::
 
         session = vcasgd.Session(model, optimizer)
 
         @session.evaluation(validation_set)
-        def judge(model, batch):
+        def evaluate(model, batch):
             ...  # sums over the batch, and "count"
 
         for images, labels in session.batches(train_set, batch_size=64, epochs=20):
             session.step(F.cross_entropy(model(images), labels))
 
-    Run with ``python train.py`` this is ordinary training in this process. As the ``task`` of a job
-    it runs on each worker: the batches are those of the worker's leases, the model is replaced by
-    the newest snapshot before each push interval, and the script ends in its loop when the job is
-    over or the worker has to go. So what comes after the loop is done only where the script runs
-    on its own.
+    ``python train.py`` trains as usual, in this process. As the ``task`` of a job, the script runs
+    on each worker: the batches are those of the worker's leases, the newest snapshot replaces the
+    model's values before each push interval, and the script ends inside its loop when the job ends
+    or the worker has to leave. Code after the loop therefore runs only if the script runs on its
+    own.
 
-    ``schedule`` and ``clip_norm`` are those of :class:`vcasgd.Task`.
+    ``schedule`` and ``clip_norm`` mean the same as in :class:`vcasgd.Task`.
     """
 
     def __init__(
@@ -55,24 +57,27 @@ class Session:
     ) -> None:
         self._script = running_script()
         self._task = self._script or LoopTask()
-        self._task.learns(model, optimizer)
-        self._task.schedule_of = schedule
+        self._task.set_model(model, optimizer)
+        self._task.user_schedule = schedule
         self._task.clip_norm = clip_norm
         self._model = model
         self._optimizer = optimizer
-        self._in_hand = False
+        self._batch_pending = False
         self._steps = 0
-        #: the means of the last evaluation, and ``"count"``; empty before it and on workers
+        #: Means of the last evaluation, and ``"count"``; empty before the first one and on workers.
         self.metrics: dict[str, float] = {}
 
     def evaluation(
         self, dataset: Dataset[Any], batch_size: int = 512
     ) -> Callable[[Evaluate], Evaluate]:
-        """Decorates the function that judges the model at the end of each epoch; it is as
-        :meth:`vcasgd.Task.evaluate`. On workers there must be one, before the loop begins."""
+        """Register the decorated function to evaluate the model at the end of each epoch.
+
+        Its arguments and result are those of :meth:`vcasgd.Task.evaluate`. A job requires one,
+        registered before the loop starts.
+        """
 
         def register(function: Evaluate) -> Evaluate:
-            self._task.is_judged(function, dataset, batch_size)
+            self._task.set_evaluation(function, dataset, batch_size)
             return function
 
         return register
@@ -85,15 +90,15 @@ class Session:
         epochs: int = 1,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
-        """Batches on the model's device; :meth:`step` is to be called once for each.
+        """Iterate over batches on the model's device. Call :meth:`step` once for each.
 
-        Of a loader its data set, batch size and collate function are used; the order is drawn
-        anew, and no sample is dropped. ``batch_size`` is 64 unless it is said. ``epochs`` is how
-        often a script that runs on its own goes over the data; that of a job is in ``job.yaml``,
-        and its first call of this method is for all of them.
+        From a loader, only the data set, batch size, and collate function are used: the session
+        draws its own order and drops no sample. ``batch_size`` defaults to 64. ``epochs`` is the
+        number of passes over the data if the script runs on its own. A job takes the number from
+        ``job.yaml``, and its first call covers all epochs.
 
-        Raises :class:`SpecError` for a loader whose batches are not drawn evenly from a map-style
-        data set, and :class:`UserCodeError` where a step was left out.
+        Raises :class:`SpecError` for a loader that doesn't draw evenly from a map-style data set,
+        and :class:`UserCodeError` if a step is missing.
         """
         if isinstance(data, DataLoader):
             dataset = _evenly_drawn(data).dataset
@@ -101,46 +106,46 @@ class Session:
             collate = collate or data.collate_fn
         else:
             dataset = data
-        self._task.reads(dataset, batch_size or LoopTask.batch_size, collate or default_collate)
-        source = self._script.batches() if self._script else self._alone(epochs)
-        return self._handed_out(source)
+        self._task.set_data(dataset, batch_size or LoopTask.batch_size, collate or default_collate)
+        source = self._script.batches() if self._script else self._local_batches(epochs)
+        return self._checked(source)
 
     def step(self, loss: Tensor) -> None:
-        """Backward of a mean loss, the optimizer's step, and gradients cleared: takes the place of
-        ``loss.backward()``, ``optimizer.step()`` and ``optimizer.zero_grad()``.
+        """Make one optimizer step for a mean loss, a scalar with gradient.
 
-        Raises :class:`~vcasgd.errors.NonFiniteLoss` before the parameters are harmed.
+        It replaces ``loss.backward()``, ``optimizer.step()``, and ``optimizer.zero_grad()``. Raises
+        :class:`~vcasgd.errors.NonFiniteLoss` before the parameters change.
         """
-        if not self._in_hand:
+        if not self._batch_pending:
             raise UserCodeError(
-                "session.step was called twice for one batch, or without one",
-                remedy="call it once for each of session.batches",
+                "session.step was called twice for one batch, or without a batch",
+                remedy="call it once for each batch of session.batches",
             )
-        self._in_hand = False
+        self._batch_pending = False
         if self._script:
-            self._script.hand_in(loss)
+            self._script.submit(loss)
             return
         self._steps += 1
         descend(self._task, self._optimizer, loss, self._steps)
         self._optimizer.zero_grad(set_to_none=True)
 
-    def _handed_out(self, source: Iterator[Any]) -> Iterator[Any]:
+    def _checked(self, source: Iterator[Any]) -> Iterator[Any]:
         for batch in source:
-            self._in_hand = True
+            self._batch_pending = True
             yield batch
-            if self._in_hand:
+            if self._batch_pending:
                 raise UserCodeError(
-                    "a batch was left without session.step",
-                    remedy="call it once for each of session.batches; a larger batch_size does "
-                    "what adding up gradients over several batches does",
+                    "a batch ended without session.step",
+                    remedy="call it once for each batch of session.batches; instead of "
+                    "accumulating gradients over several batches, use a larger batch_size",
                 )
 
-    # -- in this process alone -----------------------------------------------------------------
+    # -- training in this process --------------------------------------------------------------
 
-    def _alone(self, epochs: int) -> Iterator[Any]:
+    def _local_batches(self, epochs: int) -> Iterator[Any]:
         dataset = self._task.dataset("train")
         device = next(self._model.parameters()).device
-        # follows torch.manual_seed, and differs where a script calls for one epoch at a time
+        # Follows torch.manual_seed, and differs between calls for one epoch each.
         seed = int(torch.randint(2**32, ()))
         plan = EpochPlan(len(dataset), 1, epochs, seed)  # type: ignore[arg-type]
         rates = Rates(self._task, self._optimizer)
@@ -151,10 +156,10 @@ class Session:
                 rates.follow(plan.progress(epoch, done))
                 yield to_device(batch, device)
                 done += count
-            if self._task.judged:
-                self._judge(epoch + 1, device)
+            if self._task.has_evaluation:
+                self._evaluate(epoch + 1, device)
 
-    def _judge(self, epoch: int, device: torch.device) -> None:
+    def _evaluate(self, epoch: int, device: torch.device) -> None:
         self.metrics = evaluate(
             self._task,
             self._model,
@@ -168,15 +173,15 @@ class Session:
 
 
 def _evenly_drawn(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The loader, if a seeded permutation can take the place of its order."""
+    """Return the loader if a seeded permutation can replace its order, or raise SpecError."""
     sampler = loader.sampler
     even = isinstance(sampler, SequentialSampler) or (
         isinstance(sampler, RandomSampler) and not sampler.replacement
     )
     if loader.batch_size is None or not even:
         raise SpecError(
-            "task: session.batches can't keep the order of a DataLoader with a sampler of its own",
-            remedy="hand over the data set; every sample of it is in each epoch once",
+            "task: session.batches can't keep the order of a DataLoader with its own sampler",
+            remedy="pass the data set; each epoch then contains every sample once",
             field="task",
         )
     return loader

@@ -1,1 +1,1 @@
-"""The user's code: the ``Task`` class and the package that carries it to workers."""
+"""User code: the ``Task`` class and the package that brings it to workers."""

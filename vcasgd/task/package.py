@@ -1,8 +1,22 @@
-"""The user's code on its way to the workers: a zip known by its SHA-256."""
+"""Packages: the user's code as a zip that is identified by its SHA-256.
+
+Ignore patterns have gitignore's semantics (https://git-scm.com/docs/gitignore#_pattern_format),
+relative to the working directory:
+
+* A pattern without a slash, such as ``*.bin``, matches files and folders of that name at any depth.
+* A pattern with a slash at its start or inside, such as ``data/raw``, matches only that path.
+* A pattern with a slash at its end matches only folders, with all that they contain.
+* ``*`` and ``?`` don't match a slash; ``**`` matches any number of folders; ``[a-z]`` is a range.
+* ``!`` re-includes what an earlier line excludes, except in an excluded folder. The last matching
+  line decides.
+* Blank lines and lines that start with ``#`` are skipped; ``\\`` escapes a special character.
+
+Unlike in git, spaces around a line are dropped, only the file in the working directory itself
+counts, and :data:`IGNORED` can't be re-included.
+"""
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import io
 import os
@@ -12,33 +26,36 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from pathspec import GitIgnoreSpec
+
 from vcasgd.errors import PackageError
 
-#: never part of a package; more patterns can be listed in ``.vcasgdignore``, one a line
+#: Patterns that are never part of a package; ``.vcasgdignore`` can list more, one per line.
 IGNORED = (
     *(".git", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", "*.egg-info", ".DS_Store"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"),
 )
 IGNORE_FILE = ".vcasgdignore"
-#: the same for every file, so that equal content gives an equal digest
+#: Date of every file in a package, so that equal content gives an equal digest.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def digest_of(data: bytes) -> str:
+    """Return the SHA-256 of a package as hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def pack(directory: Path, limit_bytes: int) -> bytes:
-    """The files of a working directory as a zip, the same bytes for the same content.
+    """Return the files of a working directory as a zip; equal content gives equal bytes.
 
-    Raises :class:`PackageError` where the directory is missing, empty, or larger than
-    ``limit_bytes``; the largest files are named then.
+    Raises :class:`PackageError` if the directory is missing, contains no files, or is larger than
+    ``limit_bytes``, in which case the error names the largest files.
     """
     if not directory.is_dir():
         raise PackageError(f"working_dir: {directory} is not a directory", field="working_dir")
     files = sorted(_files(directory))
     if not files:
-        raise PackageError(f"working_dir: {directory} holds no files", field="working_dir")
+        raise PackageError(f"working_dir: {directory} contains no files", field="working_dir")
     _check_size(directory, files, limit_bytes)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -51,37 +68,37 @@ def pack(directory: Path, limit_bytes: int) -> bytes:
 
 
 def unpack(data: bytes, digest: str, into: Path) -> Path:
-    """A package's files in ``into/<digest>``; done already, it is only looked up.
+    """Extract a package to ``into/<digest>``, unless that exists, and return the folder.
 
-    Raises :class:`PackageError` where the digest does not match or a name leads outside.
+    Raises :class:`PackageError` if the digest doesn't match or a file name leads outside.
     """
     target = into / digest
     if target.is_dir():
         return target
     if digest_of(data) != digest:
-        raise PackageError(f"package {digest[:12]} arrived damaged: its digest does not match")
+        raise PackageError(f"package {digest[:12]} is damaged: its digest does not match")
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into, prefix=f".{digest}.") as scratch:
         _extract(data, Path(scratch, "files"))
         try:
             Path(scratch, "files").rename(target)
         except OSError:
-            # another worker of this machine was faster
+            # Another worker on this machine was faster.
             if not target.is_dir():
                 raise
     return target
 
 
 def check(data: bytes, limit_bytes: int | None = None) -> None:
-    """Refuses what is not a zip of harmless names that stays within a size when unpacked.
+    """Raise :class:`PackageError` unless ``data`` is a zip with safe names.
 
-    Raises :class:`PackageError`.
+    ``limit_bytes`` limits its unpacked size.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, ValueError) as error:
-        raise PackageError(f"the package is not a zip file that can be read: {error}") from error
+        raise PackageError(f"the package is not a readable zip file: {error}") from error
     for member in members:
         _check_name(member.filename)
     size = sum(member.file_size for member in members)
@@ -96,36 +113,35 @@ def _extract(data: bytes, into: Path) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             archive.extractall(into)
-    # RuntimeError: a password is needed; NotImplementedError is one too: an odd compression
+    # RuntimeError: encrypted, or (as NotImplementedError) an unsupported compression.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise PackageError(f"the package can't be read: {error}") from error
 
 
 def _check_name(name: str) -> None:
     if name.startswith("/") or ".." in Path(name).parts or "\\" in name:
-        raise PackageError(f"the package holds a file outside of itself: {name!r}")
+        raise PackageError(f"the package contains a file outside itself: {name!r}")
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    patterns = (*IGNORED, *_own_patterns(directory))
+    ignored = _ignored(directory)
     for folder, folders, names in os.walk(directory):
         inside = Path(folder).relative_to(directory)
-        folders[:] = [name for name in folders if not _ignored(inside / name, patterns)]
+        folders[:] = [name for name in folders if not ignored.match_file(f"{inside / name}/")]
         for name in names:
             path = Path(folder) / name
-            if not _ignored(inside / name, patterns) and path.is_file():
+            if not ignored.match_file(inside / name) and path.is_file():
                 yield path
 
 
-def _own_patterns(directory: Path) -> list[str]:
+def _ignored(directory: Path) -> GitIgnoreSpec:
     file = directory / IGNORE_FILE
     lines = file.read_text().splitlines() if file.is_file() else []
-    return [line.strip().rstrip("/") for line in lines if line.strip() and line[0] != "#"]
-
-
-def _ignored(path: Path, patterns: tuple[str, ...]) -> bool:
-    names = (path.name, path.as_posix())
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns for name in names)
+    try:
+        # The last match decides, so no pattern of the file can re-include IGNORED.
+        return GitIgnoreSpec.from_lines([*(line.strip() for line in lines), *IGNORED])
+    except ValueError as error:
+        raise PackageError(f"{file}: invalid pattern: {error}", field="working_dir") from error
 
 
 def _check_size(directory: Path, files: list[Path], limit_bytes: int) -> None:

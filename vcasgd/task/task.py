@@ -1,4 +1,4 @@
-"""``Task``: what a user writes. Plain PyTorch inside."""
+"""Base class of a user's task, written in plain PyTorch, and its loader."""
 
 from __future__ import annotations
 
@@ -20,79 +20,85 @@ from vcasgd.errors import TaskImportError, UserCodeError
 
 
 class Task:
-    """Model, data, loss and optimizer of a job.
+    """Model, data, loss, and optimizer of a job.
 
     A worker constructs the task once with the job's ``args`` as keyword arguments and calls
-    the methods below. Nothing here knows that the training is distributed.
+    the methods below. A task contains nothing about distributed training.
     """
 
-    #: samples in a local step
+    #: Samples in a local step.
     batch_size: int = 64
-    #: samples in a step of the evaluation, which needs no gradients
+    #: Samples in an evaluation step, which needs no gradients.
     evaluation_batch_size: int = 512
-    #: the largest norm of all gradients together in a local step; larger ones are scaled down to it
+    #: Largest norm of all gradients together in a local step; larger ones are scaled down to it.
     clip_norm: float | None = None
 
     def model(self) -> nn.Module:
-        """A freshly initialised model. Called under the job's seed, so every call is alike."""
+        """Return a newly initialized model.
+
+        It is called under the job's seed, so each call returns the same values.
+        """
         raise NotImplementedError
 
     def dataset(self, split: str) -> Dataset[Any]:
-        """The map-style data set of ``"train"`` or ``"validation"``.
+        """Return the map-style data set of the split ``"train"`` or ``"validation"``.
 
-        Its order must be the same on every machine: a sample is known by its index.
+        Its order must be the same on every machine, because an index identifies a sample.
         """
         raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of a batch, a scalar with gradient."""
+        """Return the mean loss of a batch, a scalar with gradient."""
         raise NotImplementedError
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The local optimizer. A new one is made for every subtask, unless the job says
-        ``optimizer_state: keep``."""
+        """Return the local optimizer.
+
+        It is called for each subtask, unless the job sets ``optimizer_state: keep``.
+        """
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
     def schedule(self, progress: float) -> float:  # noqa: ARG002 - constant unless overridden
-        """The factor, at least 0, of the optimizer's learning rates in a local step.
+        """Return the factor, at least 0, for the optimizer's learning rates in a local step.
 
-        ``progress`` in [0, 1) is the share of the job's samples that come before the step's, in
-        their order over all epochs; so it is the same whichever worker makes the step, and when.
+        ``progress`` in [0, 1) is the share of the job's samples that precede those of the step in
+        the order over all epochs. It doesn't depend on which worker makes the step, or when.
         """
         return 1.0
 
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Sums over a batch, without gradients, and ``"count"``, by which they are divided.
+        """Return sums over a batch, without gradients, and their divisor ``"count"``.
 
-        Return ``"accuracy"`` (the number of correct answers) if ``stop.accuracy`` is used.
+        Each value is a scalar tensor. If the job uses ``stop.accuracy``, include ``"accuracy"``,
+        the number of correct answers.
         """
         raise NotImplementedError
 
     def collate(self, samples: list[Any]) -> Any:
-        """A list of samples to a batch."""
+        """Combine a list of samples into a batch."""
         return default_collate(samples)
 
 
 TaskFactory = Callable[[], Task]
 
-#: where this process has loaded tasks from
+#: Folders from which this process has loaded tasks.
 _directories: set[Path] = set()
 
 
 def load_task(entry: str, args: dict[str, Any], directory: Path) -> Task:
-    """The task ``module:Class`` from a working directory, constructed with ``args``.
+    """Import the task ``module:Class`` from a working directory and construct it with ``args``.
 
-    Raises :class:`TaskImportError` with the user's traceback when the module can't be
-    imported, has no such class, or the class refuses its arguments.
+    Raises :class:`TaskImportError` with the user's traceback if the module can't be imported or
+    doesn't have the class, or the class raises or isn't a task.
     """
     module_name, _, class_name = entry.partition(":")
-    look_first_in(directory.resolve())
+    import_first_from(directory.resolve())
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
-        task = found(**args)
+        factory = getattr(importlib.import_module(module_name), class_name)
+        task = factory(**args)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit too: user code may raise anything
+    except BaseException as error:  # User code may raise anything, even SystemExit.
         raise TaskImportError(
             f"task: {entry} can't be loaded: {type(error).__name__}: {error}",
             field="task",
@@ -101,27 +107,32 @@ def load_task(entry: str, args: dict[str, Any], directory: Path) -> Task:
     if not isinstance(task, Task):
         raise TaskImportError(
             f"task: {entry} is a {type(task).__name__}, not a vcasgd.Task",
-            remedy="let the class inherit from vcasgd.Task",
+            remedy="make the class inherit from vcasgd.Task",
             field="task",
         )
     return task
 
 
-def look_first_in(directory: Path) -> None:
-    """Imports from ``directory`` first, and forgets what came from the directory of another
-    task: each may have its own ``train.py`` and its own helpers."""
+def import_first_from(directory: Path) -> None:
+    """Import from ``directory`` first, and unload the modules of other tasks' directories.
+
+    Each task may have its own ``train.py`` and its own helpers.
+    """
     others = _directories - {directory}
-    forgotten = {name for name in sys.modules for other in others if _is_right_in(other, name)}
-    for name in [name for name in sys.modules if name.partition(".")[0] in forgotten]:
+    unloaded = {name for name in sys.modules for other in others if _is_directly_in(other, name)}
+    for name in [name for name in sys.modules if name.partition(".")[0] in unloaded]:
         del sys.modules[name]
     sys.path[:] = [str(directory), *(path for path in sys.path if path != str(directory))]
     _directories.add(directory)
     importlib.invalidate_caches()
 
 
-def _is_right_in(directory: Path, name: str) -> bool:
-    """Whether a top-level module lies right in a directory; a virtual environment in it does
-    not count, nor does this package when the directory is its own repository."""
+def _is_directly_in(directory: Path, name: str) -> bool:
+    """Return True if a top-level module lies directly in a directory.
+
+    Modules of a virtual environment in it don't count, nor does this package if the directory is
+    its own repository.
+    """
     if "." in name or name == vcasgd.__name__:
         return False
     module, home = sys.modules[name], directory / name
@@ -130,7 +141,7 @@ def _is_right_in(directory: Path, name: str) -> bool:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of an error in user code, without our own frames above it."""
+    """Format the traceback of an error in user code, without our frames above it."""
     here = f"{Path(vcasgd.__file__).parent}{os.sep}"
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -142,7 +153,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def calling_user_code(what: str, error: Exception) -> UserCodeError:
-    """Wraps an exception that the user's code raised in ``what`` (a method of the task)."""
+    """Wrap an exception that the user's code raised in ``what``, a method of the task."""
     return UserCodeError(
         f"{what} raised {type(error).__name__}: {error}", traceback=user_traceback(error)
     )
