@@ -86,7 +86,7 @@ class Stack:
         self.holds[job] = hold
         return job
 
-    def let_go(self, job: str) -> None:
+    def run_freely(self, job: str) -> None:
         """From now on the job trains as fast as it can, and ends soon."""
         self.holds[job].unlink(missing_ok=True)
 
@@ -118,7 +118,7 @@ class Stack:
 
     def finish(self, job: str, folder: Path) -> JobView:
         """Let the job end. Its model must count every sample exactly once in each epoch."""
-        self.let_go(job)
+        self.run_freely(job)
         view = self.client.wait(job, 300)
         assert view.state == "succeeded", view.reason
         counts = load_file(self.client.download(job, folder / "model.safetensors"))["count"]
@@ -334,7 +334,7 @@ def test_a_client_follows_through_the_death_of_the_api(
     for event in events:
         if event.kind == "job-running" and event.kind not in kinds:
             stack.kill("api")
-            stack.let_go(job)
+            stack.run_freely(job)
         kinds.append(event.kind)
         ids.append(event.id)
         if event.kind == "job-succeeded":

@@ -381,7 +381,7 @@ def test_a_model_that_is_lost_before_it_is_stored_is_trained_again(
     start(training)
     training.reach(200)
     plain.checkpoint(training.job)
-    training.let_go()
+    training.run_freely()
     filler = fill(small_disk)
     eventually(lambda: plain.jobs.get(training.job).state is JobState.FINISHING)
 
@@ -406,7 +406,7 @@ def test_a_damaged_checkpoint_is_never_taken_for_the_finished_model(
     training.start(2)
     training.reach(200)
     plain.checkpoint(training.job)
-    training.let_go()
+    training.run_freely()
     eventually(lambda: plain.jobs.get(training.job).finished_epochs == 1)
 
     # When the checkpoint of its last version is damaged, and both servers lose the model
@@ -446,7 +446,7 @@ def test_the_keeper_may_die_at_any_time(plain: Plain, eventually: Eventually) ->
         deaths, seen = deaths + 1, seen + 1
         keeper = plain.start_keeper()
         if deaths == 5:
-            training.let_go()
+            training.run_freely()
 
     # Then the job comes to its one end all the same
     assert deaths >= 5

@@ -1,4 +1,4 @@
-"""The loops as plain processes on real servers, without Ray: what tests of the data path use."""
+"""The processes of the data path on real servers, without Ray and machines."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ from vcasgd.worker.main import run
 
 AUDIT_TASK = Path(vcasgd.chaos.__file__).parent / "task"
 
-#: our loops start in milliseconds from a process that has torch in memory already
+#: Processes fork from one that has torch in memory, so they start in milliseconds.
 FORKS = multiprocessing.get_context("forkserver")
-# torch imports the last of these only when the first optimizer is made, and takes a second
+# torch imports the last of these with the first optimizer, which takes a second.
 FORKS.set_forkserver_preload(["support.harness", "vcasgd.parameter_server.main", "torch._dynamo"])
-#: seconds: a machine that is too busy for its tests must not cost a worker its lease
+#: Seconds; long enough that a worker keeps its lease on a busy machine.
 HEARTBEAT = 1.0
-#: of prctl(2): the signal that a process gets when its parent dies
+#: Option of prctl(2): the signal that a process gets when its parent dies.
 PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A process in a group of its own; killed for certain at the end."""
+    """A process in its own group; always killed at the end."""
 
     pid: int
 
     @property
     def status(self) -> int | None:
-        """As in :attr:`subprocess.Popen.returncode`."""
+        """The exit status, as in :attr:`subprocess.Popen.returncode`."""
         raise NotImplementedError
 
     @property
@@ -76,13 +76,13 @@ class Child:
         return self.status
 
     def kill(self) -> None:
-        """SIGKILL to all of it; returns when it is dead. Fails if it was dead already."""
+        """Send SIGKILL to the group and wait for its end. Fails if it had ended already."""
         assert self.alive, "the fault did not fire: the process was already dead"
         self._signal(signal.SIGKILL)
         assert self.wait() == -signal.SIGKILL, "the fault did not fire: it ended by itself"
 
     def freeze(self) -> None:
-        """SIGSTOP: alive, and deaf. Returns when it stands still."""
+        """Suspend the group with SIGSTOP; return when it is suspended."""
         assert self.alive, "the fault did not fire: the process was already dead"
         self._signal(signal.SIGSTOP)
         await_truth(lambda: self._state() == "T", interval=0.001)
@@ -111,7 +111,7 @@ class Child:
 
 
 class Process(Child):
-    """A program with a log."""
+    """A program with a log file."""
 
     def __init__(self, argv: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         with log.open("ab") as file:
@@ -131,8 +131,7 @@ class Process(Child):
 
 
 class Loop(Child):
-    """One of our loops: ``module:function``, called in a process that was forked off a fresh
-    interpreter, which has the imports behind it."""
+    """A process that calls ``module:function``, forked from an interpreter with all imports."""
 
     def __init__(self, entry: str, argv: list[str], log: Path, env: Mapping[str, str]) -> None:
         self.child = FORKS.Process(target=_run, args=(entry, argv, log, dict(env)), daemon=True)
@@ -153,7 +152,7 @@ class Loop(Child):
 
 
 def die_with_the_tests() -> None:
-    """Nothing is left behind even if the tests themselves are killed."""
+    """End with the tests, even if they are killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -171,7 +170,7 @@ def _run(entry: str, argv: list[str], log: Path, env: dict[str, str]) -> None:
 
 
 def keep_jobs() -> None:
-    """The controller's half that needs no machines, until it is killed."""
+    """Run the part of the controller that needs no machines."""
     configure_logging("keeper")
     settings = load_settings()
     ledger = connect(settings.secret("ledger_url"))
@@ -182,12 +181,12 @@ def keep_jobs() -> None:
 
 
 def run_agent() -> None:
-    """What runs on a worker's machine."""
+    """Run a worker as on a machine of the fleet."""
     run(sys.argv[1], sys.argv[2], f"instance-of-{sys.argv[2]}")
 
 
 class RedisServer:
-    """A real server that can be killed and started again on the same port."""
+    """A real server that can be killed and restarted on the same port."""
 
     def __init__(
         self,
@@ -202,12 +201,12 @@ class RedisServer:
         self.durable = durable
         self.binary = binary or os.environ.get("VCASGD_REDIS_SERVER")
         self.configure(more)
-        #: finds the server again after a restart
+        #: Reconnects after a restart.
         self.connection = self.client()
         self.start()
 
     def configure(self, more: Sequence[str]) -> None:
-        """Further lines of its configuration, from its next start on."""
+        """Write the configuration of its next start, with ``more`` lines."""
         write_configuration(self.files, durable=self.durable, more=more)
 
     def start(self) -> None:
@@ -238,7 +237,7 @@ class RedisServer:
 
 
 class Store(Protocol):
-    """A server, or several that stand in for one another."""
+    """A server, or a primary with its replicas."""
 
     @property
     def url(self) -> str: ...
@@ -250,7 +249,7 @@ class Store(Protocol):
 
 
 class Plain:
-    """Ledger, store nodes (mostly one), any number of workers, and who keeps the jobs."""
+    """Ledger, store nodes (usually one), any number of workers, and a job loop."""
 
     def __init__(
         self,
@@ -264,13 +263,13 @@ class Plain:
     ) -> None:
         self.home = home
         self.ledger = ledger or RedisServer(home / "ledger", durable=True, binary=binary)
-        #: the tensors server of each store node
+        #: The tensors server of each store node.
         self.nodes = [*tensors] or [
             RedisServer(home / f"tensors-{node}", durable=False, binary=binary)
             for node in range(nodes)
         ]
         self.tensors = self.nodes[0]
-        #: the parameter server that was started last on each store node
+        #: The parameter server that was last started on each store node.
         self.servers: dict[int, Loop] = {}
         self.storage = Storage(f"file://{home}/storage")
         self.env = {
@@ -300,12 +299,12 @@ class Plain:
         return self.servers[node]
 
     def start_servers(self) -> None:
-        """One on each store node."""
+        """Start a parameter server on each store node."""
         for node in range(len(self.nodes)):
             self.start_server(node)
 
     def start_keeper(self) -> Loop:
-        """The controller's half that needs no machines."""
+        """Start the part of the controller that needs no machines."""
         return self._start("support.harness:keep_jobs", [], "keeper")
 
     def start_worker(self, job: str) -> str:
@@ -316,11 +315,11 @@ class Plain:
         return name
 
     def bind_workers(self, secret: str) -> None:
-        """From here on workers get users of their own, which the keeper and the server make."""
+        """Give workers their own ACL users, which job loop and parameter server create."""
         self.env["VCASGD_JOB_SECRET"] = secret
 
     def credentials(self, job: str, worker: str) -> dict[str, str]:
-        """What a worker is told beside what all processes are."""
+        """Return the environment that only this worker gets."""
         if "VCASGD_JOB_SECRET" not in self.env:
             return {}
         settings = Settings(
@@ -334,7 +333,7 @@ class Plain:
         return [self.start_worker(job) for _ in range(number)]
 
     def start_agent(self, job: str, metadata_url: str) -> str:
-        """A worker that hears the cloud's notices."""
+        """Start a worker that polls for the cloud's notices."""
         name = self._new_name()
         env = {"VCASGD_METADATA_URL": metadata_url}
         self.workers[name] = self._start("support.harness:run_agent", [job, name], name, env)
@@ -394,12 +393,12 @@ class Plain:
         )
 
     def play_controller(self, job: str) -> None:
-        """Makes the one transition that a run needs of a controller, as soon as it is possible."""
+        """Make the only transition that a run needs from a controller, as soon as possible."""
         await_truth(lambda: self.jobs.get(job).facts)
         self.jobs.transition(job, JobState.RUNNING, [JobState.STARTING], why="facts are known")
 
     def checkpoint(self, job: str) -> str:
-        """Writes a checkpoint of the present snapshot, as the controller would."""
+        """Write a checkpoint of the present snapshot, as the controller does."""
         snapshots = self.sharded(job)
         snapshots.want_pin("test")
         await_truth(lambda: snapshots.pinned("test"))
@@ -410,7 +409,7 @@ class Plain:
         return stored.name
 
     def damage_checkpoint(self, job: str, name: str) -> None:
-        """Turns one bit."""
+        """Flip one bit."""
         path = f"jobs/{job}/checkpoints/{name}"
         data = bytearray(self.storage.get(path))
         data[len(data) // 2] ^= 1
@@ -435,24 +434,24 @@ class Plain:
         assert facts is not None
         return Layout.from_json(facts.layout)
 
-    # -- what is to be seen -----------------------------------------------------------------
+    # -- observations -----------------------------------------------------------------------
 
     def vector(self, job: str) -> Tensor:
-        """The present parameters of all shards."""
+        """Return the present parameters of all shards."""
         out = torch.empty(self.layout(job).floats)
         for part in self.cut(job).parts:
             self.snapshots(job, part.shard).fetch(part.of(out))
         return out
 
     def applied(self, job: str, shard: int = 0) -> int:
-        """Samples in the present snapshot of a shard, over all epochs; 0 where there is none."""
+        """Return the samples in a shard's present snapshot, over all epochs; 0 without one."""
         try:
             return self.snapshots(job, shard).read().meta.totals.samples
         except StoreError:
             return 0
 
     def server_beat(self) -> float:
-        """When the parameter server said last that it is alive."""
+        """Return the time of the parameter server's last heartbeat."""
         return float(Servers(self.ledger.connection).all()["node-0"]["at"])
 
     def events(self, job: str, kind: str) -> list[dict[str, Any]]:

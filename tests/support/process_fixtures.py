@@ -1,4 +1,4 @@
-"""Real servers for the loops, ended after each test whatever became of it."""
+"""Fixtures with real servers that end after each test."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from support.harness import HEARTBEAT, Plain
 
 @pytest.fixture
 def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
-    """Ledger and tensors, and whatever a test starts on them. Logs are shown after a failure.
+    """A ledger and a tensors server, for the processes that a test starts. Logs go to the report.
 
-    The parameter, if there is one, is the heartbeat in seconds: leases last eight of them, so
-    that only those tests have a short one that wait for the end of a lease.
+    The parameter is the heartbeat in seconds. A lease lasts eight heartbeats, so only tests that
+    wait for the end of a lease use a short one.
     """
     yield from _ended(Plain(tmp_path, heartbeat=getattr(request, "param", HEARTBEAT)))
 
 
 @pytest.fixture
 def sharded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
-    """As ``plain``, with three store nodes."""
+    """``plain`` with three store nodes."""
     yield from _ended(Plain(tmp_path, heartbeat=getattr(request, "param", HEARTBEAT), nodes=3))
 
 

@@ -1,8 +1,8 @@
-"""A job that counts, and a record of every step that any worker made for it.
+"""A job that counts, and a trace of every local step of its workers.
 
-After training, every coordinate of the model says how often its sample was applied, and the
-trace says how often it was trained: the first must always be exact, and the second shows how
-much work a fault cost.
+After training, each coordinate of the model is the number of times that its sample was applied,
+which must always be exact. The trace has the number of times that the sample was trained, which
+shows how much work a fault cost.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 
 TASKS = Path(__file__).parent / "tasks"
-#: of the task: samples in a local step
+#: Samples in a local step of the task.
 BATCH = 5
 
 
 class Training:
-    """``samples`` an epoch in ``subtasks`` pieces; a push after every ``push_every`` steps, of
-    which each takes ``step_seconds`` until :meth:`let_go`."""
+    """A job with ``samples`` per epoch in ``subtasks``, and a push after ``push_every`` steps.
+
+    Each step takes ``step_seconds`` until :meth:`run_freely`.
+    """
 
     def __init__(
         self,
@@ -60,14 +62,14 @@ class Training:
         )
 
     def start(self, workers: int) -> list[str]:
-        """Servers and workers; returns when the training has begun."""
+        """Start servers and workers; return when training has started."""
         self.plain.start_servers()
         names = self.add_workers(workers)
         self.plain.play_controller(self.job)
         return names
 
-    def let_go(self) -> None:
-        """From here on it is trained as fast as possible, and comes to its end."""
+    def run_freely(self) -> None:
+        """Train as fast as possible until the end."""
         self._hold.unlink(missing_ok=True)
 
     def add_workers(self, number: int) -> list[str]:
@@ -79,28 +81,29 @@ class Training:
     # -- waiting ------------------------------------------------------------------------------
 
     def reach(self, samples: int, timeout: float = PATIENCE, shard: int = 0) -> None:
-        """Until so many samples are applied in a shard."""
+        """Wait until so many samples are applied in a shard."""
         await_truth(lambda: self.plain.applied(self.job, shard) >= samples, timeout, interval=0.005)
 
-    def go_on(self, samples: int = 1, shard: int = 0) -> None:
-        """Until so many more are applied than now."""
+    def advance(self, samples: int = 1, shard: int = 0) -> None:
+        """Wait until so many more samples are applied in a shard."""
         self.reach(self.plain.applied(self.job, shard) + samples, shard=shard)
 
     def await_steps(self, name: str, steps: int) -> None:
-        """Until a worker has begun so many local steps."""
+        """Wait until a worker has started so many local steps."""
         await_truth(lambda: len(self.steps_of(name)) >= steps, interval=0.005)
 
     def is_in_the_middle(self, name: str) -> bool:
-        """Whether a worker is in the third step of a push interval that is not its first."""
+        """Return True if a worker is in the third step of a push interval after its first one."""
         per_interval, steps = self.interval // BATCH, len(self.steps_of(name))
         return steps > per_interval and steps % per_interval == 3
 
     def await_middle_of_interval(self, name: str) -> None:
-        """It may be over when this returns; see :meth:`freeze_in_the_middle`."""
+        """Wait for the middle of an interval, which can have ended when this returns; see
+        :meth:`freeze_in_the_middle`."""
         await_truth(lambda: self.is_in_the_middle(name), interval=0.002)
 
     def freeze_in_the_middle(self, name: str) -> None:
-        """Stops a worker in the middle of a push interval."""
+        """Suspend a worker in the middle of a push interval."""
         worker = self.worker(name)
 
         def is_stopped_there() -> bool:
@@ -114,15 +117,15 @@ class Training:
         await_truth(is_stopped_there)
 
     def finish(self) -> None:
-        """Until every epoch is applied; fails unless each sample of each is, exactly once."""
-        self.let_go()
+        """Wait until every epoch is applied; fail unless each sample is applied once per epoch."""
+        self.run_freely()
         epochs = self.plan.epochs
         await_truth(lambda: self.plain.jobs.get(self.job).finished_epochs == epochs, interval=0.05)
         self._assert_exact(self.plain.vector(self.job))
 
     def succeed(self) -> JobRecord:
-        """As :meth:`finish`, until the keeper has stored the model."""
-        self.let_go()
+        """Do what :meth:`finish` does, and wait until the job loop has stored the model."""
+        self.run_freely()
 
         def ended() -> bool:
             state = self.plain.jobs.get(self.job).state
@@ -147,10 +150,10 @@ class Training:
         }
         assert not wrong, f"applied {self.plan.epochs} times expected: {wrong}"
 
-    # -- what was trained -----------------------------------------------------------------------
+    # -- the trace ------------------------------------------------------------------------------
 
     def steps(self) -> list[tuple[int, list[int]]]:
-        """Every local step that was begun: process and samples."""
+        """Return the process and the samples of every started local step."""
         lines = self._trace.read_text().splitlines() if self._trace.exists() else []
         numbers = [[int(word) for word in line.split()] for line in lines]
         return [(pid, samples) for pid, *samples in numbers]
@@ -160,15 +163,17 @@ class Training:
         return [samples for trained_by, samples in self.steps() if trained_by == pid]
 
     def trained_again(self) -> int:
-        """Samples that were trained more often than they were applied. Only after the end."""
+        """Return how many samples were trained but not applied. Call this only after the end."""
         trained = Counter(sample for _, samples in self.steps() for sample in samples)
         assert len(trained) == self.plan.samples
         return trained.total() - self.total
 
     def most_again(self, killed: int = 1) -> int:
-        """So many samples may be trained again after some workers were killed, each in the middle
-        of a push interval. On a machine that is too busy a lease may also expire whose worker
-        lives: that costs what it had pushed, too."""
+        """Return the most samples that can be trained again after workers were killed.
+
+        Each was killed in the middle of a push interval. On a busy machine, the lease of a living
+        worker can expire, too; that also costs its unapplied updates.
+        """
         expired = self.plain.jobs.work(self.job).get("expired", 0)
         assert expired >= killed
         return self.interval * (killed + (1 + MAX_UNAPPLIED) * (expired - killed))

@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Batches this small only lose by being shared out to threads."""
+    """Use one thread; batches this small are slower on several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,7 +32,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def trained(name: str, *, epochs: int, **args: Any) -> Outcome:
-    """By three workers, evaluated at the end."""
+    """Train with three workers and evaluate at the end."""
     job = JobSpec.load(EXAMPLES / name / "job.yaml")
     job = job.model_copy(update={"epochs": epochs, "args": {**job.args, **args}})
     make_task = partial(load_task, job.task, job.args, Path(job.working_dir))
@@ -52,7 +52,7 @@ def test_an_embedding_learns_digits_from_the_rows_that_were_touched() -> None:
 
     (point,) = outcome.points
     assert point.metrics["accuracy"] >= 0.80
-    # 112 · 17² rows of 16 numbers, a bias, and the output layer
+    # 112 · 17² rows of 16 numbers, a bias, and the output layer.
     task = load_task("train:PixelPairs", {"width": 16}, EXAMPLES / "embeddings")
     size = 4 * Layout.of(task.model()).floats
     assert size > 4 * 112 * 17**2 * 16
@@ -62,7 +62,7 @@ def test_an_embedding_learns_digits_from_the_rows_that_were_touched() -> None:
 def test_a_transformer_learns_to_spell() -> None:
     (point,) = trained("text", epochs=3).points
 
-    # an alphabet of 96 characters: 4.56 for one that knows nothing
+    # An alphabet of 96 characters: 4.56 is the loss of a uniform guess.
     assert point.metrics["loss"] <= 2.85
 
 
@@ -74,6 +74,6 @@ def test_a_text_may_have_any_characters(tmp_path: Path) -> None:
 
     windows = torch.stack([task.dataset("train")[nth] for nth in range(3)])
     assert windows.shape == (3, 9)
-    # the blank, the second of the alphabet, stands for all that are not in it
+    # The blank, second in the alphabet, replaces all characters that aren't in it.
     assert windows[0].tolist()[2] == windows[0].tolist()[5] == 1
     assert 0 in windows.tolist()[1]

@@ -1,5 +1,4 @@
-"""Ledger and tensors server with a replica each, under real Sentinels; their primaries die while
-real workers push."""
+"""Failover of ledger and tensors server to replicas, with real Sentinels and real workers."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 class Stage:
-    """The loops on servers of which some are replicated."""
+    """The processes of a job on servers of which some have replicas."""
 
     def __init__(self, plain: Plain, nodes: list[Replicated], ledger: Replicated | None) -> None:
         self.plain = plain
@@ -48,7 +47,7 @@ Build = Callable[..., Stage]
 
 @pytest.fixture(params=KINDS)
 def build(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Build]:
-    """``build(tensors=1, ledger=False, strict=True, …)``; ``tensors``: how many store nodes"""
+    """``build(tensors=1, ledger=False, strict=True, …)``; ``tensors`` counts store nodes."""
     with ExitStack() as stack:
         stages: list[Stage] = []
 
@@ -61,7 +60,7 @@ def build(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Build]:
 
             nodes = [service(f"tensors-{node}", False) for node in range(tensors)]
             first = service("ledger", True) if ledger else None
-            # leases that outlive a failover: whatever is trained again is trained for its sake
+            # Leases outlive a failover, so nothing is trained again because of an expired one.
             plain = Plain(tmp_path, heartbeat=1.0, tensors=nodes, ledger=first)
             stack.callback(plain.end)
             stages.append(Stage(plain, nodes, first))
@@ -73,7 +72,7 @@ def build(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Build]:
 
 
 def fail_over(service: Replicated) -> None:
-    """The primary is killed; once the replica has taken its place, it comes back as one."""
+    """Kill the primary; restart it as a replica once the old replica is promoted."""
     old, new = service.kill_primary()
     service.restart(old)
     assert service.primary is new
@@ -81,35 +80,35 @@ def fail_over(service: Replicated) -> None:
 
 
 def test_the_primary_of_the_tensors_dies_while_workers_push(build: Build) -> None:
-    # Given a job at work on a tensors server with a replica
+    # Given a running job on a tensors server with a replica
     stage = build(tensors=1)
     training = Training(stage.plain, samples=800)
     training.start(2)
-    training.go_on(100)
+    training.advance(100)
 
-    # When its primary is killed, and later the other one
+    # When its primary is killed, and later the promoted one
     for _ in range(2):
         fail_over(stage.tensors)
-        training.go_on(training.interval)
+        training.advance(training.interval)
 
-    # Then every sample is applied exactly once, and none was trained for nothing
+    # Then every sample is applied exactly once, and no work was wasted
     training.finish()
     assert training.trained_again() == 0
     assert stage.plain.server.alive
     assert stage.plain.events(training.job, "restored") == []
 
 
-def test_of_two_store_nodes_each_fails_over_for_itself(build: Build) -> None:
-    # Given a job at work on two store nodes with a replica each
+def test_two_store_nodes_fail_over_independently(build: Build) -> None:
+    # Given a running job on two store nodes with a replica each
     stage = build(tensors=2)
     training = Training(stage.plain, samples=800)
     training.start(2)
-    training.go_on(100)
+    training.advance(100)
 
     # When one primary dies after the other
     for node in (1, 0):
         fail_over(stage.nodes[node])
-        training.go_on(training.interval, shard=node)
+        training.advance(training.interval, shard=node)
 
     # Then every sample is applied exactly once in each shard, and none came from a checkpoint
     training.finish()
@@ -122,14 +121,14 @@ def test_the_primary_of_the_tensors_and_the_parameter_server_die_together(build:
     stage = build(tensors=1)
     training = Training(stage.plain, samples=600)
     training.start(2)
-    training.go_on(200)
+    training.advance(200)
 
-    # When all that is in memory of its model dies, but for the replica
+    # When every copy of its model except the replica's dies
     stage.plain.server.kill()
     fail_over(stage.tensors)
     stage.plain.start_server()
 
-    # Then it goes on where it was: what was applied is there, and what was not is pushed again
+    # Then it resumes: applied updates are kept, and the others are pushed again
     training.finish()
     assert stage.plain.events(training.job, "restarted") == []
     assert training.trained_again() == 0
@@ -138,19 +137,19 @@ def test_the_primary_of_the_tensors_and_the_parameter_server_die_together(build:
 def test_the_primary_of_the_ledger_dies_while_workers_push(
     build: Build, eventually: Eventually
 ) -> None:
-    # Given a job at work on a ledger with a replica
+    # Given a running job on a ledger with a replica
     stage = build(ledger=True)
     plain = stage.plain
     training = Training(plain, samples=800, subtasks=8)
     training.start(2)
-    training.go_on(100)
+    training.advance(100)
     events, tokens = plain.jobs.events(training.job), plain.jobs.work(training.job)["tokens"]
     beat = Servers(stage.ledger.connection).all()["node-0"]["token"]
 
     # When its primary is killed
     fail_over(stage.ledger)
 
-    # Then the history goes on where it was, and no token is given out twice
+    # Then the history continues, and no token is used twice
     eventually(lambda: plain.jobs.get(training.job).state is JobState.RUNNING)
     assert plain.jobs.events(training.job)[: len(events)] == events
     training.finish()
@@ -160,47 +159,47 @@ def test_the_primary_of_the_ledger_dies_while_workers_push(
     eventually(lambda: Servers(stage.ledger.connection).all()["node-0"]["token"] > beat)
 
 
-def test_a_primary_that_freezes_and_wakes_up_is_not_written_to(build: Build) -> None:
-    # Given a job at work
+def test_a_frozen_primary_that_wakes_up_is_not_written_to(build: Build) -> None:
+    # Given a running job
     stage = build(tensors=1)
     training = Training(stage.plain, samples=800)
     training.start(2)
-    training.go_on(100)
+    training.advance(100)
     old, new = stage.tensors.primary, stage.tensors.replica
 
-    # When the primary freezes, another one is promoted, and the first one wakes up
+    # When the primary freezes, its replica is promoted, and the primary wakes up
     old.process.freeze()
     stage.tensors.await_primary(new)
     assert old.process.alive
     old.process.thaw()
 
-    # Then it follows the new one, and nothing that was acknowledged is lost
+    # Then it follows the new primary, and no acknowledged write is lost
     stage.tensors.await_replica(old)
     training.finish()
     assert stage.tensors.primary is new
     assert training.trained_again() == 0
 
 
-def test_without_its_replica_training_goes_on_and_the_job_says_so(
+def test_training_continues_without_the_replica_and_the_job_reports_it(
     build: Build, eventually: Eventually
 ) -> None:
-    # Given a job whose tensors server does not insist on a replica
+    # Given a job whose tensors server doesn't require a replica
     stage = build(tensors=1, strict=False, replica_timeout=1.0)
     plain = stage.plain
     training = Training(plain, samples=1200)
     training.start(2)
-    training.go_on(100)
+    training.advance(100)
 
     # When the replica dies
     replica = stage.tensors.replica
     replica.kill()
 
-    # Then it is said, and updates are applied all the same
+    # Then an event reports it, and updates are still applied
     eventually(lambda: plain.events(training.job, "unreplicated"))
     eventually(lambda: Servers(plain.ledger.connection).all()["node-0"]["unreplicated"])
-    training.go_on(100)
+    training.advance(100)
 
-    # and when it is back, that is said as well
+    # and another event reports its return
     replica.start()
     eventually(lambda: plain.events(training.job, "replicated"))
     training.finish()
@@ -208,14 +207,16 @@ def test_without_its_replica_training_goes_on_and_the_job_says_so(
     eventually(lambda: Servers(plain.ledger.connection).all()["node-0"]["unreplicated"] == {})
 
 
-def test_what_the_replica_had_not_got_is_pushed_again(build: Build, eventually: Eventually) -> None:
-    """The one case that waiting for the replica is made for: it lags, and both others die."""
-    # Given a job whose replica is cut off, and updates that are applied on the primary alone
+def test_updates_that_the_replica_lacks_are_pushed_again(
+    build: Build, eventually: Eventually
+) -> None:
+    """The replica lags while the primary and the parameter server die."""
+    # Given a job whose replica is disconnected, and updates that only the primary has applied
     stage = build(tensors=1, strict=False)
     plain, tensors = stage.plain, stage.tensors
     training = Training(plain, samples=600)
     names = training.start(2)
-    training.go_on(200)
+    training.advance(200)
     old, replica = tensors.primary, tensors.replica
     cut_off(replica)
     applied = TensorKeys(training.job).applied
@@ -233,7 +234,7 @@ def test_what_the_replica_had_not_got_is_pushed_again(build: Build, eventually: 
     tensors.restart(old)
     plain.start_server()
 
-    # Then the job goes on from the older state, and the workers still had what was missing
+    # Then the job resumes from the older state, and the workers still have the missing updates
     assert behind > 0
     eventually(lambda: sum(training.beat(name).pushed_again or 0 for name in names) >= 1)
     training.finish()
@@ -241,7 +242,7 @@ def test_what_the_replica_had_not_got_is_pushed_again(build: Build, eventually: 
 
 
 def cut_off(replica: RedisServer) -> None:
-    """It loses its primary, and can't come back to it."""
+    """Disconnect it from its primary for good."""
     replica.connection.config_set("masterauth", "wrong")
     replica.connection.execute_command("CLIENT KILL", "TYPE", "master")
     await_truth(lambda: replica.connection.info("replication")["master_link_status"] == "down")

@@ -1,4 +1,4 @@
-"""What dies, what happens, and what is lost: each fault is real, and each job counts."""
+"""Consequences of real faults; each job counts how often its samples are applied."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ from vcasgd.store.tensors.updates import Header, checksum
 Eventually = Callable[..., Any]
 
 
-# --- workers, with a notice ------------------------------------------------------------
+# --- workers, with notice --------------------------------------------------------------
 
 
 @pytest.fixture
 def cloud() -> Iterator[MetadataServer]:
-    """The metadata server of a machine that may be taken away."""
+    """The metadata server of a machine that can be evicted."""
     server = MetadataServer(Metadata("i-1"))
     server.start()
     yield server
     server.stop()
 
 
-def test_a_worker_that_is_asked_to_go_loses_nothing(plain: Plain, eventually: Eventually) -> None:
-    # Given a worker in the middle of a subtask that it would push at its end only
+def test_a_worker_that_is_asked_to_leave_loses_nothing(
+    plain: Plain, eventually: Eventually
+) -> None:
+    # Given a worker in the middle of a subtask that it pushes only at its end
     training = Training(plain, samples=300, epochs=1, subtasks=1, push_every="subtask")
     (leaver,) = training.start(1)
     training.await_steps(leaver, 20)
 
-    # When it is asked to go
+    # When it is asked to leave
     assert training.worker(leaver).terminate() == 0
 
-    # Then all that it trained is applied, and the rest of its subtask is free at once
+    # Then everything it trained is applied, and the rest of its subtask is free at once
     trained = BATCH * len(training.steps_of(leaver))
     eventually(lambda: plain.applied(training.job) == trained)
     assert BATCH * 20 <= trained < training.total
     assert training.beat(leaver).samples == trained
     assert plain.jobs.leases(training.job) == {}
 
-    # and the next worker goes on at the next sample
+    # and the next worker continues at the next sample
     (successor,) = training.add_workers(1)
     training.finish()
     expected = training.plan.indices(0, trained, trained + BATCH)
@@ -56,7 +58,7 @@ def test_a_worker_that_is_asked_to_go_loses_nothing(plain: Plain, eventually: Ev
     assert "expired" not in plain.jobs.work(training.job)
 
 
-def test_a_worker_that_the_cloud_takes_away_with_notice_loses_nothing(
+def test_a_worker_evicted_with_notice_loses_nothing(
     plain: Plain, cloud: MetadataServer, eventually: Eventually
 ) -> None:
     # Given a worker on a spot machine, and one elsewhere
@@ -69,7 +71,7 @@ def test_a_worker_that_the_cloud_takes_away_with_notice_loses_nothing(
     gone_at = time.time() + 600.0
     cloud.metadata.notify(gone_at)
 
-    # Then the worker says so, and has left well before the machine goes
+    # Then the worker reports it, and leaves well before the machine is taken
     assert training.worker(evicted).wait() == 0
     assert time.time() < gone_at
     assert training.beat(evicted).notice == "terminate"
@@ -77,18 +79,18 @@ def test_a_worker_that_the_cloud_takes_away_with_notice_loses_nothing(
     assert training.beat(evicted).leaving == "notice of eviction"
     assert evicted not in plain.jobs.leases(training.job).values()
 
-    # and nothing is lost, nor trained twice
+    # and nothing is lost or trained twice
     training.finish()
     assert training.trained_again() == 0
 
 
-def test_a_worker_that_is_drained_loses_nothing(plain: Plain) -> None:
+def test_a_drained_worker_loses_nothing(plain: Plain) -> None:
     # Given two workers
     training = Training(plain, push_every="subtask")
     drained, _ = training.start(2)
     training.await_steps(drained, 5)
 
-    # When the controller wants one of them to leave
+    # When the controller drains one of them
     plain.jobs.drain(training.job, drained)
 
     # Then it leaves in good order
@@ -97,10 +99,10 @@ def test_a_worker_that_is_drained_loses_nothing(plain: Plain) -> None:
     assert training.trained_again() == 0
 
 
-def test_a_worker_that_its_cloud_advised_to_leave_finishes_its_subtask_first(
+def test_an_advised_worker_finishes_its_subtask_first(
     plain: Plain, cloud: MetadataServer, eventually: Eventually
 ) -> None:
-    # Given a worker in the middle of a subtask that was advised to leave, and goes on
+    # Given a worker in the middle of a subtask that was advised to leave and continues
     training = Training(plain, samples=400, push_every=4)
     training.start(1)
     advised = plain.start_agent(training.job, cloud.url)
@@ -109,10 +111,10 @@ def test_a_worker_that_its_cloud_advised_to_leave_finishes_its_subtask_first(
     eventually(lambda: training.beat(advised).notice == "rebalance")
     training.await_middle_of_interval(advised)
 
-    # When the controller has a replacement, and wants it to leave
+    # When the controller has a replacement and drains the worker
     plain.jobs.drain(training.job, advised)
 
-    # Then it leaves after the last sample of its subtask, and nobody leases it again
+    # Then it leaves after the last sample of its subtask, which isn't leased again
     assert training.worker(advised).wait() == 0
     assert training.beat(advised).leaving == "drain"
     assert (training.beat(advised).samples or 1) % (400 // 4) == 0
@@ -122,7 +124,7 @@ def test_a_worker_that_its_cloud_advised_to_leave_finishes_its_subtask_first(
     assert training.trained_again() == 0
 
 
-def test_a_subtask_that_takes_too_long_is_handed_over_all_the_same(
+def test_an_advised_worker_returns_a_subtask_that_takes_too_long(
     plain: Plain, cloud: MetadataServer, eventually: Eventually
 ) -> None:
     # Given a worker that was advised to leave, with a subtask much longer than a lease
@@ -137,7 +139,7 @@ def test_a_subtask_that_takes_too_long_is_handed_over_all_the_same(
     # When it is asked to leave
     plain.jobs.drain(training.job, advised)
 
-    # Then it pushes what it has before it would be killed
+    # Then it pushes its update before the controller would kill it
     assert training.worker(advised).wait() == 0
     assert (training.beat(advised).samples or 0) < 200
     assert advised not in plain.jobs.leases(training.job).values()
@@ -146,7 +148,7 @@ def test_a_subtask_that_takes_too_long_is_handed_over_all_the_same(
     assert training.trained_again() == 0
 
 
-# --- workers, without ------------------------------------------------------------------
+# --- workers, without notice -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
@@ -159,45 +161,43 @@ def test_a_killed_worker_costs_at_most_one_push_interval(plain: Plain) -> None:
     # When that one is killed without notice
     training.worker(victim).kill()
 
-    # Then the rest of its subtask is trained by the other one, when the lease is over
+    # Then the other one trains the rest of its subtask when the lease has expired
     training.finish()
     assert 0 < training.trained_again() <= training.most_again()
 
 
 @pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
 def test_the_death_of_all_workers_at_once_costs_one_push_interval_each(plain: Plain) -> None:
-    # Given three workers at work
+    # Given three training workers
     training = Training(plain, samples=600)
     victims = training.start(3)
     training.reach(200)
 
-    # When all of them are killed at once, and others come
+    # When all of them are killed at once, and others start
     for victim in victims:
         training.worker(victim).kill()
     training.add_workers(3)
 
-    # Then the training ends as if nothing had been
+    # Then the training ends as usual
     training.finish()
     assert training.trained_again() <= 2 * training.most_again(killed=3)
 
 
 @pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
-def test_a_worker_that_slept_through_its_lease_cannot_write(
-    plain: Plain, eventually: Eventually
-) -> None:
-    # Given a worker that stands still in the middle of a push interval
+def test_a_worker_with_an_expired_lease_cannot_write(plain: Plain, eventually: Eventually) -> None:
+    # Given a worker that is suspended in the middle of a push interval
     training = Training(plain)
     sleeper, other = training.start(2)
     training.freeze_in_the_middle(sleeper)
     held = plain.jobs.leases(training.job)
     subtask = next(piece for piece, holder in held.items() if holder == sleeper)
 
-    # When another worker has taken its subtask over, and it wakes up
+    # When it resumes after another worker has leased its subtask
     eventually(lambda: plain.jobs.leases(training.job).get(subtask) == other)
     training.await_steps(other, len(training.steps_of(other)) + 2)
     training.worker(sleeper).thaw()
 
-    # Then nothing of what it finishes late is applied, and it works on at something else
+    # Then its late updates aren't applied, and it trains something else
     training.await_steps(sleeper, len(training.steps_of(sleeper)) + 5)
     training.finish()
     assert 0 < training.trained_again() <= training.most_again()
@@ -207,37 +207,37 @@ def test_a_worker_that_slept_through_its_lease_cannot_write(
 # --- the parameter server --------------------------------------------------------------
 
 
-def test_the_parameter_server_may_die_again_and_again(plain: Plain) -> None:
-    # Given a job at work
+def test_repeated_deaths_of_the_parameter_server_lose_nothing(plain: Plain) -> None:
+    # Given a running job
     training = Training(plain, samples=600)
     training.start(2)
 
-    # When the parameter server is killed five times, each time in the middle of the pushing
+    # When the parameter server is killed five times, each time while workers push
     for _ in range(5):
-        training.go_on(training.interval)
+        training.advance(training.interval)
         plain.server.kill()
         plain.start_server()
 
-    # Then nothing is lost, and nothing had to be trained or pushed twice
+    # Then nothing is lost, and nothing is trained or pushed twice
     training.finish()
     assert training.trained_again() == 0
     assert plain.jobs.get(training.job).totals["rejected"] == {}
 
 
-def test_a_parameter_server_that_was_replaced_in_its_sleep_gives_up(plain: Plain) -> None:
-    # Given a parameter server that stands still
+def test_a_suspended_parameter_server_that_was_replaced_gives_up(plain: Plain) -> None:
+    # Given a suspended parameter server
     training = Training(plain, samples=600)
     training.start(2)
-    training.go_on(100)
+    training.advance(100)
     sleeper = plain.server
     sleeper.freeze()
 
-    # When another one has taken over, and it wakes up
+    # When it resumes after another one has taken over
     plain.start_server()
-    training.go_on(100)
+    training.advance(100)
     sleeper.thaw()
 
-    # Then it sees that it is no longer wanted, and leaves the field
+    # Then it ends, because it is fenced
     assert sleeper.wait() == 3
     training.finish()
     assert plain.server.alive
@@ -247,37 +247,37 @@ def test_a_parameter_server_that_was_replaced_in_its_sleep_gives_up(plain: Plain
 # --- the tensors server ----------------------------------------------------------------
 
 
-def test_what_the_tensors_server_forgot_is_published_and_pushed_again(
+def test_an_empty_tensors_server_gets_model_and_updates_again(
     plain: Plain, eventually: Eventually
 ) -> None:
     # Given updates that wait in the tensors server
     training = Training(plain, samples=600)
     names = training.start(2)
-    training.go_on(100)
+    training.advance(100)
     plain.server.freeze()
     eventually(lambda: all(training.beat(name).unapplied == 2 for name in names))
 
-    # When it is killed and comes back empty
+    # When it is killed and restarts empty
     plain.tensors.kill()
     plain.tensors.start()
     assert plain.tensors.connection.dbsize() == 0
     plain.server.thaw()
 
-    # Then the model comes back from the parameter server, and the updates from the workers
+    # Then the parameter server publishes the model again, and the workers push their updates again
     training.finish()
     assert len(plain.events(training.job, "republished")) == 1
     eventually(lambda: all((training.beat(name).pushed_again or 0) >= 1 for name in names))
     assert training.trained_again() == 0
 
 
-def test_the_tensors_server_may_die_again_and_again(plain: Plain) -> None:
-    # Given a job at work
+def test_repeated_deaths_of_the_tensors_server_lose_nothing(plain: Plain) -> None:
+    # Given a running job
     training = Training(plain, samples=800)
     training.start(2)
 
-    # When the tensors server is killed five times, each time in the middle of the pushing
+    # When the tensors server is killed five times, each time while workers push
     for _ in range(5):
-        training.go_on(training.interval)
+        training.advance(training.interval)
         plain.tensors.kill()
         plain.tensors.start()
 
@@ -291,37 +291,37 @@ def test_the_tensors_server_may_die_again_and_again(plain: Plain) -> None:
 
 
 def kill_both(plain: Plain) -> None:
-    """The tensors server and the parameter server, so that no copy of the model is left."""
+    """Kill the tensors server and the parameter server, so that no copy of the model is left."""
     plain.server.kill()
     plain.tensors.kill()
     plain.tensors.start()
     plain.start_server()
 
 
-def test_both_servers_lost_is_back_to_the_last_checkpoint(
+def test_the_loss_of_both_servers_restores_the_last_checkpoint(
     plain: Plain, eventually: Eventually
 ) -> None:
-    # Given a checkpoint, and work beyond it
+    # Given a checkpoint, and updates after it
     training = Training(plain)
     training.start(2)
     training.reach(300)
     checkpoint = plain.checkpoints(training.job).read(plain.checkpoint(training.job)).whole[0]
-    training.go_on(100)
+    training.advance(100)
 
     # When the tensors server and the parameter server die together
     kill_both(plain)
 
-    # Then the job goes on from the checkpoint, and says so
+    # Then the job resumes from the checkpoint and reports it
     (event,) = eventually(lambda: plain.events(training.job, "restored"))
     assert event["details"]["version"] == checkpoint.meta.version
     lost = BATCH * len(training.steps()) - checkpoint.meta.totals.samples
 
-    # and what came after it is trained again, all of it and nothing else
+    # and exactly the work after it is trained again
     training.finish()
     assert 0 < training.trained_again() <= lost + 2 * 2 * training.interval
 
 
-def test_both_servers_lost_before_the_first_checkpoint_is_a_new_start(
+def test_the_loss_of_both_servers_before_a_checkpoint_restarts_the_job(
     plain: Plain, eventually: Eventually
 ) -> None:
     # Given a job that has no checkpoint yet
@@ -332,26 +332,26 @@ def test_both_servers_lost_before_the_first_checkpoint_is_a_new_start(
     # When both servers die
     kill_both(plain)
 
-    # Then it starts anew, with the first model, and says so
+    # Then it restarts with the first model and reports it
     eventually(lambda: plain.events(training.job, "restarted"))
     training.finish()
     assert training.trained_again() >= 200
 
 
-def test_a_damaged_checkpoint_is_passed_over(plain: Plain, eventually: Eventually) -> None:
+def test_a_damaged_checkpoint_is_skipped(plain: Plain, eventually: Eventually) -> None:
     # Given two checkpoints, the newer one damaged
     training = Training(plain)
     training.start(2)
     training.reach(200)
     whole = plain.checkpoints(training.job).read(plain.checkpoint(training.job)).whole[0]
-    training.go_on(100)
+    training.advance(100)
     damaged = plain.checkpoint(training.job)
     plain.damage_checkpoint(training.job, damaged)
 
     # When both servers die
     kill_both(plain)
 
-    # Then the older one is used, and the damage is said
+    # Then the older one is used, and the damage is reported
     (said,) = eventually(lambda: plain.events(training.job, "checkpoint-damaged"))
     assert damaged in said["text"]
     (event,) = eventually(lambda: plain.events(training.job, "restored"))
@@ -362,22 +362,22 @@ def test_a_damaged_checkpoint_is_passed_over(plain: Plain, eventually: Eventuall
 # --- the ledger ------------------------------------------------------------------------
 
 
-def test_training_goes_on_while_the_ledger_is_dead_and_nothing_of_it_is_lost(
+def test_training_continues_while_the_ledger_is_down_and_nothing_is_lost(
     plain: Plain,
 ) -> None:
-    # Given a job at work
+    # Given a running job
     training = Training(plain, samples=800, subtasks=2)
     names = training.start(2)
-    training.go_on(100)
+    training.advance(100)
     events, tokens = plain.jobs.events(training.job), plain.jobs.work(training.job)["tokens"]
 
     # When the ledger is killed
     plain.ledger.kill()
 
     # Then updates are still applied
-    training.go_on(4 * training.interval)
+    training.advance(4 * training.interval)
 
-    # and when it is back, so is all that it ever answered for
+    # and when it is back, it has everything that it acknowledged
     plain.ledger.start()
     assert plain.jobs.events(training.job)[: len(events)] == events
     assert plain.jobs.work(training.job)["tokens"] >= tokens
@@ -387,11 +387,11 @@ def test_training_goes_on_while_the_ledger_is_dead_and_nothing_of_it_is_lost(
     assert plain.server.alive
 
 
-# --- updates that nobody should have sent ----------------------------------------------
+# --- hostile updates -------------------------------------------------------------------
 
 
 class Rogue:
-    """A client that knows the password and the keys, and writes into the stream by itself."""
+    """A client with the password and the keys that writes into the stream directly."""
 
     def __init__(self, training: Training) -> None:
         self.tensors = training.plain.tensors.connection
@@ -399,7 +399,7 @@ class Rogue:
         layout = training.plain.layout(training.job)
         self.honest = torch.ones(layout.floats)
         payload = bytes_of(self.honest)
-        # the last subtask of the first epoch, which nobody has begun
+        # The last subtask of the first epoch, which no worker has started.
         self.header = Header(
             update="rogue",
             worker="rogue",
@@ -424,20 +424,20 @@ class Rogue:
         self.tensors.xadd(self.keys.stream, {"h": header})
 
 
-def test_what_a_rogue_client_writes_is_refused_counted_and_said(
+def test_updates_of_a_rogue_client_are_rejected_counted_and_reported(
     plain: Plain, eventually: Eventually
 ) -> None:
-    # Given a job at work, and somebody who wishes it ill
+    # Given a running job and a hostile client
     training = Training(plain, subtasks=8)
     training.start(2)
-    training.go_on(training.interval)
+    training.advance(training.interval)
     rogue = Rogue(training)
     payload = bytes_of(rogue.honest)
     poison = rogue.honest.clone()
     poison[7] = float("nan")
     nan = bytes_of(poison)
 
-    # When updates arrive that are damaged, each in its own way
+    # When updates arrive that are damaged in different ways
     rogue.sends("rogue-1", payload, checksum=1)
     rogue.sends("rogue-2", nan, checksum=checksum(nan))
     rogue.sends("rogue-3", payload[:-4])
@@ -450,7 +450,7 @@ def test_what_a_rogue_client_writes_is_refused_counted_and_said(
     rogue.sends("rogue-10", payload, integers="AAAAAAAAAAA=")
     rogue.writes("rogue-11", b"{}", payload)
 
-    # Then each is refused for its reason, and said
+    # Then each is rejected for its reason and reported
     reasons = {
         "checksum": 1, "non-finite": 1, "length": 2, "missing": 1, "layout": 1, "codec": 1,
         "range": 2, "integers": 1, "header": 1,
@@ -459,7 +459,7 @@ def test_what_a_rogue_client_writes_is_refused_counted_and_said(
     said = [event["details"] for event in plain.events(training.job, "update-rejected")]
     assert [each["worker"] for each in said] == ["rogue"] * 5 + ["unknown"]
 
-    # and the sender gets no more work, while the training is not harmed at all
+    # and the sender gets no more work, while the training isn't harmed
     assert "rogue" in plain.jobs.quarantined(training.job)
     assert len(plain.events(training.job, "worker-quarantined")) == 1
     training.finish()

@@ -1,4 +1,4 @@
-"""A ledger is that of one cluster."""
+"""A ledger belongs to one cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vcasgd.errors import SpecError
 from vcasgd.store.ledger.servers import Control
 
 
-def test_the_first_cluster_has_it(plain: Plain) -> None:
+def test_the_first_cluster_claims_the_ledger(plain: Plain) -> None:
     control = Control(plain.ledger.connection)
     for _ in range(2):
         control.claim("ours")

@@ -1,4 +1,4 @@
-"""A script as the task of a job: the same leases, pushes and guarantees as those of a class."""
+"""A script as the task of a job has the leases, pushes, and guarantees of a class."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def judge(model, batch):
     return {"loss": model(batch).sum(), "count": torch.tensor(len(batch))}
 
 """
-#: each step takes 1 off the only weight
+#: Each step subtracts 1 from the only weight.
 LOOP = """
 for batch in session.batches(data, batch_size=2):
     session.step(model(batch).mean())
@@ -61,12 +61,12 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(plain
     training.freeze_in_the_middle(killed)
     training.worker(killed).kill()
 
-    # Then a third one takes over what it had, and each sample of each epoch counts exactly once
+    # Then a third one resumes its work, and each sample of each epoch counts exactly once
     training.add_workers(1)
     job = training.succeed()
     assert 0 < training.trained_again() <= training.most_again()
 
-    # and the model was judged by the script's own function
+    # and the script's own function has evaluated the model
     assert job.evaluations[-1].metrics["applied"] == 2.0
 
 
@@ -84,7 +84,7 @@ def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(plain: P
     await_truth(lambda: plain.applied(job) > 200)
     plain.workers[killed].kill()
 
-    # Then it learns as the class does, and each image of each epoch is in the model once
+    # Then it learns as well as the class, and each image of each epoch is in the model once
     await_truth(lambda: plain.jobs.get(job).state is JobState.SUCCEEDED)
     done = plain.jobs.get(job)
     assert done.totals["samples"] == 12 * 1437
@@ -93,25 +93,25 @@ def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(plain: P
     assert done.best.metrics["accuracy"] >= 0.955
 
 
-def test_a_worker_that_is_asked_to_go_ends_the_script_in_its_loop(
+def test_a_worker_that_is_asked_to_leave_ends_the_script_in_its_loop(
     plain: Plain, eventually: Eventually
 ) -> None:
-    # Given a worker in the middle of a subtask that it would push at its end only
+    # Given a worker in the middle of a subtask that it pushes only at its end
     training = Training(
         plain, task="counting.py", samples=300, epochs=1, subtasks=1, push_every="subtask"
     )
     (leaver,) = training.start(1)
     training.await_steps(leaver, 20)
 
-    # When it is asked to go
+    # When it is asked to leave
     assert training.worker(leaver).terminate() == 0
 
-    # Then all that it trained is applied
+    # Then everything it trained is applied
     trained = BATCH * len(training.steps_of(leaver))
     eventually(lambda: plain.applied(training.job) == trained)
     assert BATCH * 20 <= trained < training.total
 
-    # and nothing behind the loop was done
+    # and no code after the loop has run
     assert "the end:" not in (plain.home / f"{leaver}.log").read_text()
     training.add_workers(1)
     training.finish()
@@ -121,7 +121,7 @@ def test_a_worker_that_is_asked_to_go_ends_the_script_in_its_loop(
 def test_a_script_that_raises_fails_the_job_after_three_attempts_of_one_worker(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
-    # Given a script that goes wrong in its third step
+    # Given a script that fails in its third step
     directory = tmp_path / "code"
     directory.mkdir()
     wrong = "    if model.weight < -1: raise OSError('the disk is full')\n"
@@ -134,7 +134,7 @@ def test_a_script_that_raises_fails_the_job_after_three_attempts_of_one_worker(
     )
     plain.start_worker(job)
 
-    # Then it is begun anew for each attempt, and the job shows the script's own line
+    # Then it restarts for each attempt, and the job shows the script's line
     eventually(lambda: plain.jobs.get(job).state is JobState.FAILED)
     failed = plain.jobs.get(job)
     assert failed.reason is not None
@@ -162,7 +162,7 @@ def test_the_same_script_trains_without_workers(tmp_path: Path) -> None:
 
 
 class Scripts:
-    """Writes scripts, and ends those that were run."""
+    """Writes scripts and ends the running ones."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -196,7 +196,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripts
 
 
 def interval(learner: Learner, weight: float = 10.0, stop: int = 4) -> float:
-    """One of ``stop / 2`` local steps, from a snapshot with this weight; what was learned."""
+    """Train ``stop / 2`` local steps from a snapshot with this weight; return the result."""
     base = Base(torch.tensor([weight]), torch.empty(0, dtype=torch.int64))
     learner.start_subtask()
     trained = learner.train(base, 0, 0, stop, should_stop=lambda: False, on_step=lambda: None)
@@ -210,7 +210,7 @@ def test_intervals_are_the_steps_of_the_scripts_own_loop(scripts: Scripts) -> No
     assert [interval(learner), interval(learner, 20.0)] == [-2, -2]
 
 
-def test_the_model_is_judged_between_two_batches(scripts: Scripts) -> None:
+def test_the_model_is_evaluated_between_two_batches(scripts: Scripts) -> None:
     learner = scripts.learner(HEAD + LOOP)
     interval(learner)
 
@@ -223,17 +223,17 @@ def test_the_model_is_judged_between_two_batches(scripts: Scripts) -> None:
 
 def test_the_first_model_is_the_one_before_any_training(scripts: Scripts) -> None:
     learner = scripts.learner(HEAD + "torch.nn.init.constant_(model.weight, 7.0)\n" + LOOP)
-    # the session has begun before the weights were set: what counts is where the loop begins
+    # The session starts before the weights are set; only the start of the loop counts.
     interval(learner)
 
     assert learner.initial()[0].item() == 7.0
 
 
-def test_the_optimizer_begins_each_subtask_as_it_was_given(scripts: Scripts) -> None:
+def test_the_optimizer_starts_each_subtask_in_its_first_state(scripts: Scripts) -> None:
     momentum = HEAD.replace("lr=1.0", "lr=1.0, momentum=0.5") + LOOP
     learner = scripts.learner(momentum)
 
-    # 1 + 1.5 in both, where momentum that was kept would make it 1.75 + 1.875
+    # 1 + 1.5 in both; with a kept momentum it would be 1.75 + 1.875.
     assert [interval(learner), interval(learner)] == [-2.5, -2.5]
 
 
@@ -241,7 +241,7 @@ def test_rates_follow_the_schedule_and_gradients_are_clipped(scripts: Scripts) -
     given = "lr=1.0), schedule=lambda progress: 1 - progress, clip_norm=0.5"
     learner = scripts.learner(HEAD.replace("lr=1.0)", given) + LOOP)
 
-    # half a step at the beginning, and half of 1 − 2/16 of one
+    # Half a step at the start, then half of 1 − 2/16 of a step.
     assert interval(learner) == -(0.5 + 0.5 * 14 / 16)
 
 
@@ -257,7 +257,7 @@ def test_a_mapping_is_no_argument(scripts: Scripts) -> None:
         scripts.task(HEAD, sizes={"a": 1})
 
 
-def test_modules_beside_the_script_are_found(scripts: Scripts, tmp_path: Path) -> None:
+def test_a_script_can_import_modules_beside_it(scripts: Scripts, tmp_path: Path) -> None:
     (tmp_path / "helper_of_script.py").write_text("WIDTH = 1\n")
 
     scripts.learner("import helper_of_script\n" + HEAD + LOOP)
@@ -299,14 +299,14 @@ def test_a_script_without_an_evaluation_is_no_task(scripts: Scripts) -> None:
         ("vcasgd.Session(model, None)", "created a second vcasgd.Session"),
     ],
 )
-def test_what_goes_wrong_in_the_loop_is_said(scripts: Scripts, body: str, message: str) -> None:
+def test_an_error_in_the_loop_is_reported(scripts: Scripts, body: str, message: str) -> None:
     learner = scripts.learner(f"{HEAD}for batch in session.batches(data, 2):\n    {body}\n")
 
     with pytest.raises(UserCodeError, match=message):
         interval(learner)
 
 
-def test_after_an_error_in_its_loop_a_script_says_that_it_is_over(scripts: Scripts) -> None:
+def test_a_script_has_ended_after_an_error_in_its_loop(scripts: Scripts) -> None:
     task = scripts.task(f"{HEAD}for batch in session.batches(data, 2):\n    1 / 0\n")
     model = task.model()
     with pytest.raises(UserCodeError, match="division by zero"):
@@ -317,7 +317,7 @@ def test_after_an_error_in_its_loop_a_script_says_that_it_is_over(scripts: Scrip
         task.loss(model, torch.ones(2, 1))
 
 
-def test_a_loss_that_is_not_finite_harms_nothing_and_the_script_goes_on(scripts: Scripts) -> None:
+def test_a_script_continues_after_a_loss_that_is_not_finite(scripts: Scripts) -> None:
     learner = scripts.learner(HEAD + LOOP)
     with pytest.raises(NonFiniteLoss):
         interval(learner, float("inf"))
@@ -325,7 +325,7 @@ def test_a_loss_that_is_not_finite_harms_nothing_and_the_script_goes_on(scripts:
     assert interval(learner) == -2
 
 
-def test_another_learner_can_not_share_a_script(scripts: Scripts) -> None:
+def test_two_learners_cannot_share_a_script(scripts: Scripts) -> None:
     task = scripts.task(HEAD + LOOP)
     task.model()
 
@@ -333,7 +333,7 @@ def test_another_learner_can_not_share_a_script(scripts: Scripts) -> None:
         task.loss(task.model(), torch.ones(2, 1))
 
 
-def test_a_script_is_ended_where_it_waits(scripts: Scripts, tmp_path: Path) -> None:
+def test_a_waiting_script_can_be_ended(scripts: Scripts, tmp_path: Path) -> None:
     closing = "try:\n    {}\nfinally:\n    open({!r}, 'w').close()\nopen({!r}, 'w').close()\n"
     loop = LOOP.strip().replace("\n", "\n    ")
     said, behind = tmp_path / "said", tmp_path / "behind"

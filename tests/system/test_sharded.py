@@ -24,20 +24,20 @@ SHARDS = range(3)
 
 
 def events(training: Training, kind: str) -> list[int]:
-    """The shards of which something is said."""
+    """Return the shards with events of a kind."""
     return [each["details"]["shard"] for each in training.plain.events(training.job, kind)]
 
 
 def advance_without(training: Training, node: int, before: int) -> None:
-    """The other shards advance while a node is away, of which this was applied just before."""
+    """Let the other shards advance while a node is down; ``before`` was applied just before."""
     for shard in SHARDS:
         if shard != node:
-            # a worker may not have seen yet that the last one before was applied
+            # A worker may not know yet that the previous update was applied.
             training.reach(before + (MAX_UNAPPLIED - 1) * training.interval, shard=shard)
 
 
 def kill_in_the_middle_of_a_push(training: Training, node: int, eventually: Eventually) -> None:
-    """Kills a tensors server that has begun to take a push and is not done with it."""
+    """Kill a tensors server in the middle of a push."""
     process = training.plain.nodes[node].process
     before = training.plain.applied(training.job, node)
     process.freeze()
@@ -48,12 +48,12 @@ def kill_in_the_middle_of_a_push(training: Training, node: int, eventually: Even
 
 
 def shut_out(training: Training, node: int) -> None:
-    """Nobody can write to a node any more, and the others have a push that it has not."""
+    """Block writes to a node until the others have a push that it lacks."""
     server = training.plain.nodes[node].connection
     for _ in range(10):
         server.client_pause(60_000, all=False)
         pushed = server.hget(TensorKeys(training.job, node).pushed, "0") or b"0|"
-        # it may be that the worker waits to hear of what it had pushed before
+        # The worker may be waiting for the outcome of its previous pushes.
         with suppress(AssertionError):
             target = int(pushed.partition(b"|")[0]) + training.interval
             for shard in SHARDS:
@@ -79,8 +79,8 @@ def test_a_model_on_three_nodes(sharded: Plain) -> None:
 
 
 @pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
-def test_nodes_that_have_only_frozen_parameters(sharded: Plain, rule: str) -> None:
-    # Given a model of which the second and the third node hold what no update carries
+def test_nodes_with_only_frozen_parameters(sharded: Plain, rule: str) -> None:
+    # Given a model whose second and third node hold only frozen parameters
     job = sharded.submit_audit(
         samples=100,
         epochs=2,
@@ -112,10 +112,10 @@ def test_a_tensors_server_killed_in_the_middle_of_a_push(
     training.start(workers=2)
     training.reach(60)
 
-    # When the others have gone on without it
+    # When the others have advanced without it
     kill_in_the_middle_of_a_push(training, node, eventually)
 
-    # Then, back and empty, it is filled again by its own parameter server
+    # Then its own parameter server fills it again after its empty restart
     sharded.nodes[node].start()
     training.finish()
     assert events(training, "republished") == [node]
@@ -137,7 +137,7 @@ def test_a_parameter_server_killed(sharded: Plain, node: int) -> None:
 
 
 @pytest.mark.slow
-def test_updates_that_wait_in_a_buffer_are_in_no_less_safe_a_place(sharded: Plain) -> None:
+def test_buffered_updates_survive_the_loss_of_servers(sharded: Plain) -> None:
     # Given a rule that adds the sum of seven updates at a time, and a checkpoint
     constant = {"function": "constant"}
     fedbuff = {"rule": "fedbuff", "eta": 7.0, "buffer": 7, "staleness": constant, "codec": "int8"}
@@ -145,9 +145,9 @@ def test_updates_that_wait_in_a_buffer_are_in_no_less_safe_a_place(sharded: Plai
     training.start(workers=2)
     training.reach(60)
     sharded.checkpoint(training.job)
-    training.go_on(40)
+    training.advance(40)
 
-    # When one node loses its parameter server, and another one both of its servers
+    # When one node loses its parameter server, and another one loses both servers
     sharded.servers[0].kill()
     sharded.nodes[1].process.kill()
     sharded.servers[1].kill()
@@ -161,21 +161,21 @@ def test_updates_that_wait_in_a_buffer_are_in_no_less_safe_a_place(sharded: Plai
 
 
 @pytest.mark.slow
-def test_one_shard_goes_back_to_a_checkpoint_and_the_others_stay_ahead(
+def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(
     sharded: Plain, eventually: Eventually
 ) -> None:
-    # Given a checkpoint, and more after it
+    # Given a checkpoint, and updates after it
     training = Training(sharded, samples=800)
     training.start(workers=2)
     training.reach(60)
     sharded.checkpoint(training.job)
-    training.go_on(100)
+    training.advance(100)
 
     # When both servers of a node die
     kill_in_the_middle_of_a_push(training, 1, eventually)
     sharded.servers[1].kill()
 
-    # Then that shard alone is restored, and gets what it lacks
+    # Then only that shard is restored, and gets the samples that it lacks
     ahead = sharded.applied(training.job, 0)
     sharded.nodes[1].start()
     sharded.start_server(1)
@@ -188,9 +188,7 @@ def test_one_shard_goes_back_to_a_checkpoint_and_the_others_stay_ahead(
 
 
 @pytest.mark.slow
-def test_one_shard_starts_anew_where_there_is_no_checkpoint(
-    sharded: Plain, eventually: Eventually
-) -> None:
+def test_one_shard_restarts_without_a_checkpoint(sharded: Plain, eventually: Eventually) -> None:
     training = Training(sharded)
     training.start(workers=2)
     training.reach(60)
@@ -213,7 +211,7 @@ def test_all_servers_of_all_nodes_killed_at_once(sharded: Plain, eventually: Eve
     training.start(workers=2)
     training.reach(60)
     sharded.checkpoint(training.job)
-    training.go_on(40)
+    training.advance(40)
 
     for node in SHARDS:
         sharded.nodes[node].kill()
@@ -231,7 +229,7 @@ def test_all_servers_of_all_nodes_killed_at_once(sharded: Plain, eventually: Eve
 def test_a_worker_killed_between_the_pushes_to_two_shards(
     sharded: Plain, eventually: Eventually
 ) -> None:
-    # Given a worker whose pushes arrive in two shards, and not in the third: it lets nobody write
+    # Given a worker whose pushes arrive in two shards, and not in the third, which blocks writes
     training = Training(sharded, subtasks=2)
     (first,) = training.start(workers=1)
     training.reach(40)
@@ -241,20 +239,20 @@ def test_a_worker_killed_between_the_pushes_to_two_shards(
     # When it dies
     connected = third.info("clients")["connected_clients"]
     training.worker(first).kill()
-    # with it go commands that wait; a frozen server would have carried them out
+    # Blocked commands die with it; a frozen server would execute them later.
     eventually(lambda: third.info("clients")["connected_clients"] < connected)
     third.client_unpause()
     positions = [sharded.snapshots(training.job, shard).read().record for shard in SHARDS]
-    assert positions[1] != positions[0], "the fault did not fire: it was pushed everywhere"
+    assert positions[1] != positions[0], "the fault did not fire: every shard got the push"
 
-    # Then another one trains again for that shard alone
+    # Then another worker trains again only for that shard
     training.add_workers(1)
     training.finish()
     assert training.trained_again() > 0
 
 
 @pytest.mark.slow
-def test_a_node_that_is_slow_delays_only_its_shard(sharded: Plain) -> None:
+def test_a_slow_node_delays_only_its_shard(sharded: Plain) -> None:
     training = Training(sharded)
     training.start(workers=2)
     training.reach(60)
@@ -269,15 +267,15 @@ def test_a_node_that_is_slow_delays_only_its_shard(sharded: Plain) -> None:
 
 
 @pytest.mark.slow
-def test_starting_one_shard_anew_takes_nothing_from_another_that_is_just_empty(
+def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(
     sharded: Plain, eventually: Eventually
 ) -> None:
-    """The other shard's parameter server still has a model, and would find a first one there."""
+    """A first snapshot would replace the model that the other shard's server still has."""
     training = Training(sharded, samples=800)
     training.start(workers=2)
     training.reach(60)
 
-    # Given a shard that is lost for good, and one whose parameter server is slow to fill it again
+    # Given a lost shard, and an empty one whose parameter server is slow to publish again
     sharded.servers[0].freeze()
     for node in (0, 2):
         sharded.nodes[node].kill()
@@ -292,7 +290,7 @@ def test_starting_one_shard_anew_takes_nothing_from_another_that_is_just_empty(
     with pytest.raises(SnapshotMissing):
         sharded.snapshots(training.job, 0).version()
 
-    # Then the other one goes on where it was
+    # Then the other one keeps its model
     sharded.servers[0].thaw()
     training.finish()
     assert events(training, "restarted") == [2]
@@ -300,7 +298,7 @@ def test_starting_one_shard_anew_takes_nothing_from_another_that_is_just_empty(
 
 
 @pytest.mark.slow
-def test_a_job_that_lacks_store_nodes_waits_for_them_and_says_so(
+def test_a_job_that_lacks_store_nodes_reports_it_and_waits(
     sharded: Plain, eventually: Eventually
 ) -> None:
     training = Training(sharded)
@@ -309,7 +307,7 @@ def test_a_job_that_lacks_store_nodes_waits_for_them_and_says_so(
     before = sharded.applied(training.job)
     training.worker("worker-1").terminate()
 
-    # When somebody starts with fewer nodes than the model is on
+    # When the processes start with fewer nodes than the model has
     whole = sharded.env["VCASGD_TENSORS_URL"]
     sharded.env["VCASGD_TENSORS_URL"] = whole.split()[0]
     sharded.start_keeper()
@@ -322,7 +320,7 @@ def test_a_job_that_lacks_store_nodes_waits_for_them_and_says_so(
     training.worker(lost).kill()
     assert sharded.applied(training.job) >= before
 
-    # Then with all of them it goes on
+    # Then it continues with all nodes
     sharded.env["VCASGD_TENSORS_URL"] = whole
     training.add_workers(1)
     training.finish()

@@ -1,4 +1,4 @@
-"""Everything is killed at random, again and again, and the job still counts."""
+"""Processes are killed at random, and the job still counts each sample once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Eventually = Callable[..., Any]
 
 
 class Storm:
-    """Kills whatever a seeded random generator picks, and starts it again."""
+    """Kills the processes that a seeded random generator picks, and restarts them."""
 
     STRIKES = 12
 
@@ -40,13 +40,13 @@ class Storm:
 
     @property
     def is_over(self) -> bool:
-        """After enough strikes, which hit everything at least once."""
+        """True after enough strikes that have hit each target at least once."""
         return self.strikes >= self.STRIKES and self.hit == set(self._again)
 
     def strike(self) -> None:
-        """Kills one to four targets at once, then brings them back in another order."""
+        """Kill one to four targets at once, then restart them in another order."""
         targets = self.random.choices(list(self._again), k=self.random.randint(1, 4))
-        # several workers may die at once, but of the others there is one each
+        # Several workers can die at once; of each other target there is only one.
         targets = [each for n, each in enumerate(targets) if self._is_possible(each, targets[:n])]
         for target in targets:
             self._kill(target)
@@ -82,10 +82,8 @@ class Storm:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
-def test_in_a_storm_nothing_is_lost_and_nothing_repeated(
-    plain: Plain, eventually: Eventually
-) -> None:
-    # Given three workers, and a checkpoint every now and then
+def test_random_kills_lose_and_repeat_nothing(plain: Plain, eventually: Eventually) -> None:
+    # Given three workers, and regular checkpoints
     seed = int(os.environ.get("VCASGD_STORM_SEED", random.randrange(10_000)))
     sys.stdout.write(f"VCASGD_STORM_SEED={seed}\n")
     training = Training(
@@ -99,9 +97,9 @@ def test_in_a_storm_nothing_is_lost_and_nothing_repeated(
     storm = Storm(training, seed, workers=3)
     eventually(lambda: plain.jobs.get(training.job).state is JobState.RUNNING)
 
-    # When whatever there is is killed again and again, as soon as work goes on
+    # When processes are killed whenever training has advanced
     while not storm.is_over:
-        training.go_on(storm.random.randrange(20, 300))
+        training.advance(storm.random.randrange(20, 300))
         assert plain.jobs.get(training.job).state is JobState.RUNNING, "the job was too short"
         storm.strike()
 

@@ -9,7 +9,7 @@ from support.waiting import await_truth
 SAMPLES, EPOCHS, STEPS, BATCH = 400, 2, 2, 5
 
 
-def test_touched_rows_alone_are_sent_and_each_counts_once_whoever_is_killed(sharded: Plain) -> None:
+def test_only_touched_rows_are_sent_and_each_counts_once_despite_a_kill(sharded: Plain) -> None:
     # Given a job that counts in a table over three store nodes, and two workers
     job = sharded.submit_audit(
         samples=SAMPLES,
@@ -30,12 +30,12 @@ def test_touched_rows_alone_are_sent_and_each_counts_once_whoever_is_killed(shar
     sharded.workers[victim].kill()
     await_truth(lambda: sharded.jobs.get(job).finished_epochs == EPOCHS)
 
-    # Then every sample is in the model as often as there were epochs
+    # Then every sample is in the model once for each epoch
     assert sharded.vector(job).tolist() == [EPOCHS] * SAMPLES * len(sharded.nodes)
     totals = sharded.jobs.get(job).totals
     assert (totals["repeated"], totals["rejected"]) == (0, {})
 
-    # and a push carried the rows of its samples: how many, their numbers, and their values
+    # and a push contains only the rows of its samples: their count, numbers, and values
     beat = sharded.jobs.workers(job)[survivor]
     rows = STEPS * BATCH
     assert beat.pushes

@@ -1,4 +1,4 @@
-"""What tasks of users do in a local step, and what of it is in an update."""
+"""Features of users' tasks: their effect on local steps and updates."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def first(learner: Learner) -> tuple[Base, Trained]:
 
 
 def named(learner: Learner, floats: Tensor) -> dict[str, Tensor]:
-    """The tensors in a float32 vector of a model."""
+    """Return the tensors in a float32 vector of a model."""
     integers = torch.zeros(learner.layout.integers, dtype=torch.int64)
     return {entry.name: entry.view(floats, integers) for entry in learner.layout.entries}
 
@@ -67,7 +67,7 @@ def named(learner: Learner, floats: Tensor) -> dict[str, Tensor]:
 
 
 class Half(Plain):
-    """Mixed precision, as it is written in any training script."""
+    """A task with mixed precision, as in any training script."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         with torch.autocast(batch[0].device.type, torch.bfloat16):
@@ -91,12 +91,12 @@ def test_mixed_precision_in_the_loss_leaves_parameters_and_updates_float32(devic
 
     assert mixed.update.dtype == torch.float32
     assert mixed.update.device.type == "cpu"
-    assert not torch.equal(mixed.update, exact.update), "it was rounded on the way"
+    assert not torch.equal(mixed.update, exact.update), "the forward pass rounds"
     torch.testing.assert_close(mixed.update, exact.update, rtol=0.05, atol=0.01)
 
 
 @pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "cpu")])
-def test_a_worker_takes_the_gpu_where_there_is_one(
+def test_a_worker_uses_a_gpu_if_there_is_one(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
@@ -118,12 +118,12 @@ def test_weight_decay_is_a_part_of_the_difference() -> None:
 
     base, trained = first(learner_of(Decaying()))
 
-    # each step takes lr · decay = 5 % off
+    # Each step subtracts lr · decay = 5 %.
     torch.testing.assert_close(trained.update, base.floats * (0.95**STEPS - 1))
 
 
 class Table256(Plain):
-    """An embedding of which the eight samples touch the rows 0 to 7."""
+    """An embedding whose rows 0 to 7 are touched by the eight samples."""
 
     def __init__(self, optimizer: Callable[[Any], Optimizer], *, sparse: bool) -> None:
         self._optimizer = optimizer
@@ -159,15 +159,15 @@ def test_rows_that_no_sample_touched_are_not_sent(
 
     _, trained = first(learner)
 
-    # how many rows, and of each its number and its four floats
+    # The number of rows, and each row's number and four floats.
     assert len(learner.encoded(part, trained.update)) == 4 * (1 + rows * (1 + 4))
 
 
-# --- state that is no plain parameter ------------------------------------------------------------
+# --- state besides plain parameters -------------------------------------------------------------
 
 
 class Tied(Plain):
-    """An output layer that is the embedding, and a layer that is frozen."""
+    """A model whose output layer is tied to the embedding, and a frozen layer."""
 
     def model(self) -> nn.Module:
         model = nn.ModuleDict(
@@ -188,7 +188,7 @@ class Tied(Plain):
         return nn.functional.cross_entropy(model["scores"](inner), batch[0])
 
 
-def test_tied_parameters_travel_once_and_stay_tied_and_frozen_ones_stay_what_they_are() -> None:
+def test_tied_parameters_are_sent_once_and_frozen_ones_do_not_change() -> None:
     learner = learner_of(Tied())
     (part,) = learner.cut(1).parts
 
@@ -207,15 +207,15 @@ class Normed(Plain):
         return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
 
 
-def test_running_statistics_travel_as_values_and_counters_beside_them() -> None:
+def test_running_statistics_and_counters_are_sent_as_values() -> None:
     learner = learner_of(Normed())
     base = Base(*learner.initial())
 
-    # Given a snapshot in which others have made ten steps
+    # Given a snapshot with ten steps of other workers
     base.integers.fill_(10)
     trained = interval(learner, base)
 
-    # Then the worker counts on from there, and sends what it has measured, not the change of it
+    # Then the worker continues its counter, and sends its statistics as values
     assert trained.integers.tolist() == [10 + STEPS]
     sent = named(learner, trained.update)
     model = dict(learner._model.named_buffers())
@@ -230,7 +230,7 @@ def test_running_statistics_travel_as_values_and_counters_beside_them() -> None:
 # --- the end of a job ----------------------------------------------------------------------------
 
 
-def test_only_the_end_of_the_last_subtasks_may_be_a_workers_last_push() -> None:
+def test_a_last_push_ends_one_of_the_last_subtasks() -> None:
     # Given 2 epochs of 20 subtasks of 4 samples, for at most 3 workers
     class Many(Plain):
         def dataset(self, split: str) -> Dataset[Any]:

@@ -1,4 +1,4 @@
-"""What a job sets itself by measuring, on real processes: that what is decided takes effect."""
+"""Settings that a job tunes while it runs take effect in real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vcasgd.store.ledger.job import JobState
 
 Eventually = Callable[..., Any]
 
-#: what is measured comes with heartbeats
+#: Measurements arrive with heartbeats.
 pytestmark = pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["fast heartbeat"])
 
 
@@ -33,7 +33,7 @@ def start(plain: Plain, job: str, workers: int, eventually: Eventually) -> None:
 
 
 def assert_exact(plain: Plain, job: str, epochs: int) -> None:
-    """Every sample of every epoch is applied, exactly once."""
+    """Assert that every sample of every epoch is applied exactly once."""
     vector = plain.vector(job)
     assert torch.equal(vector, torch.full_like(vector, epochs))
     assert plain.jobs.get(job).totals["repeated"] == 0
@@ -42,7 +42,7 @@ def assert_exact(plain: Plain, job: str, epochs: int) -> None:
 def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
     plain: Plain, eventually: Eventually
 ) -> None:
-    # Given two workers, of which one needs about five times as long for a step
+    # Given two workers; one takes about five times as long for a step
     slow = plain.home / "slow"
     job = submit(
         plain,
@@ -57,14 +57,14 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
     start(plain, job, 2, eventually)
 
     def beats() -> dict[bool, Heartbeat]:
-        """By whether it is the slow one."""
+        """Return the heartbeats, with True as the slow worker's key."""
         pid = int(slow.read_text() or 0)
         return {beat.pid == pid: beat for beat in plain.jobs.workers(job).values()}
 
-    # When both were measured
+    # When both are measured
     eventually(lambda: plain.events(job, "tuned-local-steps"))
 
-    # Then the slow one pushes after fewer steps, as many as its speed says
+    # Then the slow one pushes after fewer steps, in proportion to its speed
     eventually(lambda: (beats()[True].local_steps or 10) < 10)
 
     def wanted() -> int:
@@ -83,7 +83,7 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
 def test_intervals_of_different_lengths_apply_every_sample_once(
     plain: Plain, eventually: Eventually
 ) -> None:
-    # Given a job that is held up, with a worker that is seven times as slow as the other
+    # Given a slow job with one worker that is seven times as slow as the other
     epochs, hold = 30, plain.home / "hold"
     hold.touch()
     job = submit(
@@ -98,7 +98,7 @@ def test_intervals_of_different_lengths_apply_every_sample_once(
     )
     start(plain, job, 2, eventually)
 
-    # When some of its intervals were cut short: there are more pushes than subtasks
+    # When some of its intervals are shorter, so there are more pushes than subtasks
     def pushes_more() -> bool:
         now = plain.jobs.get(job)
         return now.totals.get("updates", 0) > 2 * (now.finished_epochs + 2)
@@ -128,11 +128,11 @@ def test_momentum_is_lowered_as_asynchrony_adds_its_own(
         tuning={"momentum": True},
     )
 
-    # When three workers push without waiting for one another
+    # When three workers push asynchronously
     start(plain, job, 3, eventually)
     (event, *_) = eventually(lambda: plain.events(job, "tuned-momentum"))
 
-    # Then their optimizers have as much less as staleness says
+    # Then their optimizers' momentum is lowered by the implicit momentum of the staleness
     adds = event["details"]["implicit_momentum"]
     assert adds == 1 - 1 / (1 + event["details"]["staleness_mean"])
     assert adds > 0.3
@@ -149,7 +149,7 @@ def test_momentum_is_lowered_as_asynchrony_adds_its_own(
     assert point["implicit_momentum"] == 1 - 1 / (1 + point["staleness_mean"])
 
 
-def test_updates_lose_weight_while_validation_worsens_also_after_the_server_died(
+def test_updates_lose_weight_while_validation_worsens_despite_a_restart(
     plain: Plain, eventually: Eventually
 ) -> None:
     # Given a job whose accuracy falls with each epoch
@@ -169,17 +169,17 @@ def test_updates_lose_weight_while_validation_worsens_also_after_the_server_died
         points = plain.jobs.metrics(job)
         return float(points[-1]["mixing_factor"]) if points else 1.0
 
-    # When it has been evaluated a few times
+    # When several epochs have been evaluated
     start(plain, job, 1, eventually)
     (event, *_) = eventually(lambda: plain.events(job, "tuned-mixing"))
 
-    # Then updates have less weight
+    # Then updates have a lower weight
     assert event["details"]["factor"] <= 0.5
     assert event["text"].startswith("validation worsened in epoch ")
     eventually(lambda: factor() <= 0.5)
     eventually(lambda: not torch.equal(plain.vector(job), plain.vector(job).round()))
 
-    # and the next parameter server goes on with it
+    # and the next parameter server keeps it
     low = plain.jobs.get(job).tuned.mixing
     plain.server.kill()
     before = len(plain.jobs.metrics(job))
@@ -188,7 +188,7 @@ def test_updates_lose_weight_while_validation_worsens_also_after_the_server_died
     assert all(point["mixing_factor"] <= low for point in plain.jobs.metrics(job)[before:])
 
 
-def test_nothing_is_tuned_that_was_not_asked_for(plain: Plain, eventually: Eventually) -> None:
+def test_nothing_is_tuned_without_request(plain: Plain, eventually: Eventually) -> None:
     job = submit(
         plain,
         "Uneven",

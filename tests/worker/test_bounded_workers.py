@@ -1,4 +1,4 @@
-"""Real workers that have users of their own: they train, and a rogue among them can't stop it."""
+"""Real workers with their own ACL users train, and a rogue worker can't stop them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Eventually = Callable[..., Any]
 
 @pytest.fixture(params=KINDS)
 def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
-    """Of either kind of server; workers are bounded, the keeper plays the controller."""
+    """Servers of each kind, and a job loop in place of the controller; workers have ACL users."""
     stage = Plain(tmp_path, binary=require_binary(request.param))
     stage.bind_workers(SECRET)
     stage.start_keeper()
@@ -61,7 +61,7 @@ def users_at(server: RedisClient) -> set[str]:
 
 
 class Rogue:
-    """Has the credentials of one worker of a job, and uses them as it likes."""
+    """A process that misuses the credentials of one worker of a job."""
 
     def __init__(self, plain: Plain, training: Training, name: str) -> None:
         self.name = name
@@ -75,13 +75,13 @@ class Rogue:
         self._sent = 0
 
     def sign_in(self, eventually: Eventually) -> None:
-        """Its heartbeat makes it known; the parameter server lets it in."""
+        """Send a heartbeat, and wait until the parameter server admits the worker."""
         leases = Leases(self.ledger, self.training.job, self.name, 10)
         eventually(lambda: works(lambda: leases.renew({"at": 0.0}, [])))
         eventually(lambda: works(lambda: self.tensors.get(self.keys.meta)))
 
     def update(self, **changes: Any) -> tuple[Header, memoryview]:
-        """One with a checksum that is wrong, of the last subtask of the job."""
+        """Return an update of the job's last subtask with a wrong checksum."""
         self._sent += 1
         payload = make_codec("float32").encode(torch.ones(self.layout.floats))
         fields = {
@@ -113,7 +113,7 @@ def works(call: Callable[[], Any]) -> bool:
 
 @pytest.fixture
 def rejected(plain: Plain) -> Callable[[str], dict[str, int]]:
-    """What the job's totals count as rejected."""
+    """Function that returns the rejected updates of a job by reason."""
     return lambda job: dict(plain.jobs.get(job).totals.get("rejected", {}))
 
 
@@ -133,13 +133,13 @@ def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
     training.succeed()
 
 
-def test_servers_that_come_back_without_their_users_get_them_again(plain: Plain) -> None:
+def test_restarted_servers_get_their_users_again(plain: Plain) -> None:
     training = begin(plain, samples=800)
     for server in (plain.tensors, plain.ledger):
-        training.go_on(training.interval)
+        training.advance(training.interval)
         server.kill()
         server.start()
-        training.go_on(training.interval)
+        training.advance(training.interval)
 
     training.succeed()
 
@@ -147,9 +147,9 @@ def test_servers_that_come_back_without_their_users_get_them_again(plain: Plain)
     assert training.trained_again() == 0
 
 
-def test_a_parameter_server_that_is_started_again_lets_them_in(plain: Plain) -> None:
+def test_a_restarted_parameter_server_admits_the_workers(plain: Plain) -> None:
     training = begin(plain, samples=800)
-    training.go_on(training.interval)
+    training.advance(training.interval)
     plain.server.kill()
     plain.tensors.kill()
     plain.tensors.start()
@@ -158,7 +158,7 @@ def test_a_parameter_server_that_is_started_again_lets_them_in(plain: Plain) -> 
     training.succeed()
 
 
-def test_users_of_jobs_that_ended_while_nobody_was_there_are_removed(
+def test_users_of_ended_jobs_are_removed_at_the_start(
     tmp_path: Path, eventually: Eventually
 ) -> None:
     plain, over = Plain(tmp_path, heartbeat=0.25), "over-23abcd"
@@ -169,24 +169,24 @@ def test_users_of_jobs_that_ended_while_nobody_was_there_are_removed(
         AclUsers(plain.tensors.connection, TENSORS_SCRIPTS, 0).sync([worker])
         assert all(over in users(server) for server in (plain.ledger, plain.tensors))
 
-        # When parameter server and keeper start, for another job
+        # When the parameter server and the job loop start for another job
         plain.start_keeper()
         training = begin(plain, samples=2000)
 
         for server in (plain.ledger, plain.tensors):
             eventually(lambda server=server: over not in users(server))
-        # Then its workers are none of those that go
-        training.go_on(training.interval)
+        # Then that job keeps its users
+        training.advance(training.interval)
         assert training.job in users(plain.ledger)
     finally:
         plain.end()
 
 
-def test_nobody_is_blamed_for_what_another_one_sent(
+def test_no_worker_is_blamed_for_another_ones_updates(
     plain: Plain, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
 ) -> None:
     training = begin(plain, subtasks=8)
-    training.go_on(training.interval)
+    training.advance(training.interval)
     rogue = Rogue(plain, training, "rogue")
     rogue.sign_in(eventually)
 
@@ -202,9 +202,11 @@ def test_nobody_is_blamed_for_what_another_one_sent(
     assert training.trained_again() == 0
 
 
-def test_a_rogue_is_thrown_out_under_its_own_name(plain: Plain, eventually: Eventually) -> None:
+def test_a_rogue_worker_is_quarantined_under_its_own_name(
+    plain: Plain, eventually: Eventually
+) -> None:
     training = begin(plain, subtasks=8)
-    training.go_on(training.interval)
+    training.advance(training.interval)
     rogue = Rogue(plain, training, "rogue")
     rogue.sign_in(eventually)
 
@@ -222,11 +224,11 @@ def test_a_rogue_is_thrown_out_under_its_own_name(plain: Plain, eventually: Even
     assert plain.jobs.quarantined(training.job).keys() == {"rogue"}
 
 
-def test_a_flood_of_garbage_stops_no_training(
+def test_a_flood_of_garbage_does_not_stop_training(
     plain: Plain, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
 ) -> None:
     training = begin(plain, subtasks=8)
-    training.go_on(training.interval)
+    training.advance(training.interval)
     rogue = Rogue(plain, training, "rogue")
     rogue.sign_in(eventually)
 
@@ -235,7 +237,7 @@ def test_a_flood_of_garbage_stops_no_training(
 
     training.succeed()
     eventually(lambda: rejected(training.job)["header"] == 1000)
-    assert len(plain.events(training.job, "update-rejected")) < 20, "history is not washed away"
+    assert len(plain.events(training.job, "update-rejected")) < 20, "the history is kept"
     assert training.trained_again() == 0
 
 
@@ -260,18 +262,18 @@ def test_nonsense_about_one_job_does_not_stop_another(plain: Plain, eventually: 
     rogue.close()
 
 
-def test_a_worker_that_is_let_in_nowhere_gives_up_and_says_why(tmp_path: Path) -> None:
+def test_a_worker_that_no_server_admits_gives_up_with_a_reason(tmp_path: Path) -> None:
     plain = Plain(tmp_path, heartbeat=0.02)
     try:
         training = Training(plain)
-        plain.bind_workers("a secret that nobody else has")
+        plain.bind_workers("a secret that no server has")
         name = plain.start_worker(training.job)
 
         plain.workers[name].wait()
 
         log = (tmp_path / f"{name}.log").read_text()
         assert "the store refused" in log
-        password = ledger_user("a secret that nobody else has", training.job).password
+        password = ledger_user("a secret that no server has", training.job).password
         assert password not in log
         assert plain.jobs.workers(training.job) == {}
     finally:
@@ -280,7 +282,7 @@ def test_a_worker_that_is_let_in_nowhere_gives_up_and_says_why(tmp_path: Path) -
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_job_is_trained_over_tls(tmp_path: Path, nodes: int) -> None:
-    # Given servers of which each has an authority of its own
+    # Given servers that each have their own certificate authority
     plain = Plain(tmp_path, binary=require_binary("redis"), nodes=nodes)
     try:
         for variable, servers in (

@@ -117,7 +117,7 @@ def test_a_postponed_lease_is_resumed_once_and_only_while_it_is_held() -> None:
     assert leases.take_postponed() is None
 
 
-def test_a_newer_lease_of_the_same_piece_replaces_the_older_one() -> None:
+def test_a_newer_lease_of_the_same_work_replaces_the_older_one() -> None:
     leases = held(train(0))
     leases.add(Lease(WorkKind.TRAIN, 0, 2))
 

@@ -1,4 +1,4 @@
-"""The part of a worker that learns, on a task whose every step is known."""
+"""The learner, on a task whose every step is known."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ones(Dataset[Tensor]):
 
 
 class Slope(vcasgd.Task):
-    """Each local step takes 1 off the only weight."""
+    """A task where each local step subtracts 1 from the only weight."""
 
     batch_size = 2
 
@@ -73,11 +73,11 @@ def test_differences_are_those_to_the_snapshot() -> None:
     assert interval(learner, 10.0).update.item() == -2
 
 
-def test_under_an_elastic_rule_a_worker_goes_on_from_its_own_copy() -> None:
+def test_under_an_elastic_rule_a_worker_continues_from_its_own_copy() -> None:
     learner = learner_of(update={"rule": "easgd", "moving_rate": 0.25})
 
     assert interval(learner, 10.0).update.item() == 8
-    # 8 + 0.25·(20 − 8) = 11, and two steps further
+    # 8 + 0.25·(20 − 8) = 11, then two steps.
     assert interval(learner, 20.0).update.item() == 9
 
 
@@ -86,7 +86,7 @@ def test_a_schedule_follows_the_job_and_not_the_worker() -> None:
         def schedule(self, progress: float) -> float:
             return 1 - progress
 
-    # of 16 samples in four subtasks of two steps each, by a worker that begins in the middle
+    # 16 samples in four subtasks of two steps each; the worker starts in the middle.
     learner = learner_of(Falling(), update={"rule": "async-local-sgd"})
     steps = [interval(learner, 0.0, subtask).update.item() for subtask in (2, 3, 0)]
 
@@ -103,7 +103,7 @@ def test_gradients_are_clipped_before_the_step() -> None:
 
 
 class Tuned(Slope):
-    """A frozen layer before the weight that is trained."""
+    """A task with a frozen layer before the trained weight."""
 
     def model(self) -> nn.Module:
         frozen = nn.Linear(1, 3, bias=False).requires_grad_(False)
@@ -117,9 +117,9 @@ class WithMomentum(Slope):
 
 
 @pytest.mark.parametrize(("state", "second"), [("reset", -2.5), ("keep", -3.625)])
-def test_momentum_is_kept_between_subtasks_where_the_job_says_so(state: str, second: float) -> None:
+def test_momentum_is_kept_between_subtasks_on_request(state: str, second: float) -> None:
     learner = learner_of(WithMomentum(), update={"rule": "async-local-sgd"}, optimizer_state=state)
-    # steps of 1 and 1.5; then from a momentum of 1.5 or of none
+    # Steps of 1 and 1.5; the second subtask starts with a momentum of 1.5 or none.
     assert interval(learner, 10.0).update.item() == -2.5
 
     learner.start_subtask()
@@ -139,7 +139,7 @@ def test_frozen_parameters_are_never_sent(rule: str) -> None:
     assert payload == struct.pack("<3f", -2, -2, -2)
 
 
-def test_a_parameter_that_thaws_is_refused() -> None:
+def test_an_unfrozen_parameter_is_refused() -> None:
     learner = learner_of(Tuned())
 
     learner._model.requires_grad_(True)
@@ -156,7 +156,7 @@ def test_each_shard_gets_what_its_encoding_lost_with_its_own_next_push() -> None
     rounds = [[first, second], [first], [first, second]]
     sent = [[_bytes(learner, part, update)[5] for part in parts] for parts in rounds]
 
-    # 0.4, then 0.8, which is 1, then 0.4 again less what was too much
+    # 0.4 is sent as 0, then 0.8 as 1, then 0.4 less the excess.
     assert sent == [[0, 0], [1], [0, 1]]
 
 
@@ -169,7 +169,7 @@ def _bytes(learner: Learner, part: ShardRange, update: Tensor) -> bytes:
     [(True, -3.375, 0.25), (False, -2.5, None)],
     ids=["tuned", "as the user gave it"],
 )
-def test_momentum_makes_room_for_that_of_asynchrony(
+def test_momentum_is_lowered_by_the_momentum_of_asynchrony(
     tuned: bool, update: float, told: float | None
 ) -> None:
     learner = learner_of(

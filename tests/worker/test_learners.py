@@ -1,4 +1,4 @@
-"""How many learners a machine carries: what is started and stopped, on a real ledger."""
+"""The number of learners on a machine, with a real ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 class House:
-    """One job on one machine, whose workers do what the test says."""
+    """One job on one machine whose workers the test plays."""
 
     def __init__(self, ledger: RedisClient, most: int) -> None:
         self.ledger, self.most = ledger, most
@@ -41,7 +41,7 @@ class House:
         self.job = self.jobs.submit(JobSpec.parse(fields), "0" * 64).id
         self.now = 1000.0
         self.learners = Learners(ledger, BEAT)
-        #: of further workers, as Ray lists them
+        #: Further workers as Ray lists them, and whether each is alive.
         self.further: dict[str, bool] = {}
         self.there = True
         self.steps: dict[str, int] = {}
@@ -51,7 +51,7 @@ class House:
         return worker_name(MACHINE, self.job, learner)
 
     def beat(self, learner: int, steps: int, **more: Any) -> None:
-        """A worker's heartbeat, so many steps after its last."""
+        """Send a worker's heartbeat, ``steps`` after its last one."""
         name = self.name(learner)
         self.steps[name] = self.steps.get(name, 1) + steps
         words = {
@@ -67,7 +67,7 @@ class House:
         Leases(self.ledger, self.job, name, 60).renew(words, [])
 
     def look(self) -> list[StartWorker | StopWorker]:
-        """One round; who is started or asked to leave is so by the next one."""
+        """Make one round; what it starts and stops takes effect before the next one."""
         machine = Instance(
             id=MACHINE, pool="local", state=InstanceState.RUNNING, launched_at=0.0, notice_at=None,
             host="", price_per_hour=0.0, spot=True,
@@ -92,8 +92,7 @@ class House:
         return actions
 
     def work(self, rate: float, **more: Any) -> list[StartWorker | StopWorker]:
-        """All that are there train for as long as is measured, at ``rate`` steps a second
-        together."""
+        """Let all learners train for a measurement, at ``rate`` steps a second together."""
         numbers = [1, *(learner_of(name) for name, alive in self.further.items() if alive)]
         for number in numbers:
             self.beat(number, 1, **more)
@@ -117,7 +116,7 @@ def house(server: RedisServer) -> Callable[..., House]:
     return lambda most=4: House(server.connection, most)
 
 
-def test_names_say_job_machine_and_learner() -> None:
+def test_a_workers_name_contains_job_machine_and_learner() -> None:
     first, third = worker_name("gcp-1-a", "job-x"), worker_name("gcp-1-a", "job-x", 3)
 
     assert (first, third) == ("job-x.gcp-1-a", "job-x.gcp-1-a_3")
@@ -132,7 +131,7 @@ def test_learners_are_started_while_they_help_and_the_last_one_leaves_again(
 ) -> None:
     one = house()
 
-    # a second and a third help, a fourth does not
+    # A second and a third learner help, a fourth doesn't.
     assert one.work(10) == [StartWorker(MACHINE, one.job, 2)]
     assert one.work(19) == [StartWorker(MACHINE, one.job, 3)]
     assert one.work(24) == [StartWorker(MACHINE, one.job, 4)]
@@ -142,30 +141,30 @@ def test_learners_are_started_while_they_help_and_the_last_one_leaves_again(
     assert one.events()[-1].startswith(
         f"{MACHINE} carries 3 instead of 4; local steps a second: 24.0 with 3, 26.0 with 4"
     )
-    # and it is not tried again at once, but later
+    # It is tried again later.
     assert one.work(24) == []
     one.now += REST_BEATS * BEAT
     assert one.work(24) == [StartWorker(MACHINE, one.job, 4)]
     assert len(one.events()) == 5
 
 
-def test_nothing_is_measured_before_all_of_them_train(house: Callable[..., House]) -> None:
+def test_nothing_is_measured_before_all_learners_train(house: Callable[..., House]) -> None:
     one = house()
     one.work(10)
 
-    # the second one has said nothing yet
+    # The second learner has sent no heartbeat yet.
     for _ in range(3):
         one.now += MEASURE_BEATS * BEAT
         one.beat(1, 1000)
         assert one.look() == []
-    # with its first words it begins, and too few steps say nothing
+    # Its first heartbeat starts the measurement, which needs more steps.
     one.beat(2, 1)
     one.look()
     one.now += MEASURE_BEATS * BEAT
     one.beat(2, MEASURE_STEPS // 4)
     one.beat(1, MEASURE_STEPS // 4)
     assert one.look() == []
-    # nor does a process that was replaced meanwhile
+    # A process that was replaced meanwhile starts a new measurement.
     one.pids[one.name(2)] = 99
     one.steps[one.name(2)] = 1
     one.beat(2, MEASURE_STEPS)
@@ -182,11 +181,13 @@ def test_nothing_is_measured_before_all_of_them_train(house: Callable[..., House
         {"memory_free_bytes": "plenty"},
     ],
 )
-def test_no_more_than_fit(house: Callable[..., House], short: dict[str, Any]) -> None:
+def test_no_learner_is_added_without_room(
+    house: Callable[..., House], short: dict[str, Any]
+) -> None:
     assert house().work(10, **short) == []
 
 
-def test_where_memory_became_short_one_leaves(house: Callable[..., House]) -> None:
+def test_a_learner_leaves_when_memory_is_short(house: Callable[..., House]) -> None:
     one = house()
     one.work(10)
 
@@ -195,7 +196,7 @@ def test_where_memory_became_short_one_leaves(house: Callable[..., House]) -> No
     ]
 
 
-def test_a_job_that_wants_one_gets_one(house: Callable[..., House]) -> None:
+def test_a_job_for_one_learner_gets_one(house: Callable[..., House]) -> None:
     assert house(most=1).work(10) == []
 
 
@@ -205,11 +206,11 @@ def test_a_learner_that_dies_is_not_started_again_for_a_while(house: Callable[..
     one.beat(2, 1)
     one.look()
 
-    # When its process ends without a word
+    # When its process ends without a reason
     one.further[one.name(2)] = False
     assert one.look() == []
 
-    # Then the machine goes on with one, the job fails for nothing, and its beat is forgotten
+    # Then the machine keeps one learner, no failure is reported, and its heartbeat is removed
     assert one.events()[-1] == (
         f"{MACHINE} carries 1 instead of 2; the process of {one.name(2)} ended"
     )
@@ -218,7 +219,7 @@ def test_a_learner_that_dies_is_not_started_again_for_a_while(house: Callable[..
     assert one.work(10) == []
 
 
-def test_one_that_said_why_it_leaves_is_started_again(house: Callable[..., House]) -> None:
+def test_a_learner_that_left_in_good_order_is_started_again(house: Callable[..., House]) -> None:
     one = house()
     one.work(10)
     one.beat(2, 1, leaving="SIGTERM")
@@ -229,7 +230,7 @@ def test_one_that_said_why_it_leaves_is_started_again(house: Callable[..., House
     assert one.look() == [StartWorker(MACHINE, one.job, 2)]
 
 
-def test_they_go_with_the_first_one(house: Callable[..., House]) -> None:
+def test_further_learners_leave_with_the_first_one(house: Callable[..., House]) -> None:
     one = house()
     one.work(10)
     assert one.count() == 2
@@ -237,7 +238,7 @@ def test_they_go_with_the_first_one(house: Callable[..., House]) -> None:
     one.jobs.drain(one.job, one.name())
     assert one.look() == [StopWorker(one.name(2), "not wanted on its machine")]
 
-    # also where it is gone already
+    # They leave even if the first one has left already.
     one.further[one.name(2)] = True
     one.jobs.remove_worker(one.job, one.name())
     one.there = False
@@ -245,7 +246,7 @@ def test_they_go_with_the_first_one(house: Callable[..., House]) -> None:
     assert Tunings(one.ledger, one.job).read().learners == {}
 
 
-def test_the_next_controller_goes_on_with_as_many(house: Callable[..., House]) -> None:
+def test_the_next_controller_keeps_the_number_of_learners(house: Callable[..., House]) -> None:
     one = house()
     one.work(10)
     one.work(19)

@@ -50,7 +50,9 @@ def counts(client: ShardClient, *names: str) -> tuple[int, ...]:
 
 
 class TestSending:
-    def test_in_the_background_and_in_order(self, world: World, client: ShardClient) -> None:
+    def test_updates_are_pushed_in_the_background_and_in_order(
+        self, world: World, client: ShardClient
+    ) -> None:
         headers = [submit(world, client, 0, start, start + 1) for start in range(4)]
 
         flush(client)
@@ -62,7 +64,7 @@ class TestSending:
         assert client.unapplied == 4
         assert client.subtasks() == {0}
 
-    def test_applied_ones_leave(self, world: World, client: ShardClient) -> None:
+    def test_applied_updates_are_dropped(self, world: World, client: ShardClient) -> None:
         submit(world, client, 0, 0, 2)
         submit(world, client, 1, 0, 4)
         flush(client)
@@ -74,10 +76,12 @@ class TestSending:
         assert version_of(client) == (2, 5)
         assert (client.unapplied, client.subtasks()) == (0, frozenset())
 
-    def test_nothing_to_ask_for_brings_the_version(self, world: World, client: ShardClient) -> None:
+    def test_settling_nothing_returns_the_version(self, world: World, client: ShardClient) -> None:
         assert version_of(client) == (0, 0)
 
-    def test_up_to_where_the_updates_of_a_lease_go(self, world: World, client: ShardClient) -> None:
+    def test_reached_is_the_end_of_a_leases_updates_here(
+        self, world: World, client: ShardClient
+    ) -> None:
         submit(world, client, 0, 0, 1)
         submit(world, client, 0, 1, 3)
         flush(client)
@@ -85,14 +89,14 @@ class TestSending:
         assert client.reached(0, token=1) == 3
         assert client.reached(0, token=2) == client.reached(1, token=1) == 0
 
-    def test_a_flush_that_takes_too_long(self, world: World, client: ShardClient) -> None:
+    def test_a_flush_is_bounded(self, world: World, client: ShardClient) -> None:
         world.lose_tensors()
         submit(world, client, 0, 0, 2)
 
         assert not client.flush(0.05)
         assert client.unapplied == 1, "it is kept"
 
-    def test_closed_it_ends_its_thread(self, world: World) -> None:
+    def test_close_ends_the_push_thread(self, world: World) -> None:
         client = client_of(world)
         world.lose_tensors()
         submit(world, client, 0, 0, 2)
@@ -103,7 +107,7 @@ class TestSending:
 
 
 class TestLost:
-    def test_pushed_again_when_the_server_came_back_empty(
+    def test_updates_are_pushed_again_to_a_server_that_came_back_empty(
         self, world: World, client: ShardClient
     ) -> None:
         shard = world.shard()
@@ -146,7 +150,7 @@ class TestLost:
     def test_a_cut_connection_loses_and_repeats_nothing(
         self, world: World, server: RedisServer, moment: Any
     ) -> None:
-        """At each command of a push in turn: log in, payload, script."""
+        """The connection is cut at each command of a push: login, payload, script."""
         fired = []
         for at in range(1, 20):
             subtask, position = divmod(at - 1, world.plan.size(0))
@@ -164,7 +168,7 @@ class TestLost:
             world.shard().turn()
             world.assert_exact()
         assert fired[0]
-        assert not fired[-1], "there are more commands in a push"
+        assert not fired[-1], "a push has more commands"
         assert world.snapshots.version() == len(fired)
         assert world.rejected() == {}
 
@@ -180,9 +184,11 @@ class TestRefused:
         assert settled.rejected == ((0, "checksum"),)
         assert settled.rework == {0}
         assert client.unapplied == 0
-        assert settle(client).rework == frozenset(), "said once"
+        assert settle(client).rework == frozenset(), "reported once"
 
-    def test_what_follows_a_rejected_one_too(self, world: World, client: ShardClient) -> None:
+    def test_updates_after_a_rejected_one_are_trained_again(
+        self, world: World, client: ShardClient
+    ) -> None:
         shard = world.shard()
         submit(world, client, 0, 0, 2, checksum=1)
         submit(world, client, 0, 2, 4)
@@ -199,7 +205,7 @@ class TestRefused:
         assert world.snapshots.read().record.positions == {0: 4}
         world.assert_exact()
 
-    def test_a_gap_before_it_has_to_be_trained(self, world: World, client: ShardClient) -> None:
+    def test_a_gap_before_an_update_is_trained(self, world: World, client: ShardClient) -> None:
         submit(world, client, 0, 2, 4)
         flush(client)
 
@@ -207,7 +213,9 @@ class TestRefused:
         assert settle(client).rework == {0}
         assert client.counts()["discarded"] == 1
 
-    def test_what_another_did_meanwhile_is_done(self, world: World, client: ShardClient) -> None:
+    def test_work_of_another_worker_is_not_repeated(
+        self, world: World, client: ShardClient
+    ) -> None:
         world.push(0, 0, 4)
 
         submit(world, client, 0, 0, 2)
@@ -216,7 +224,9 @@ class TestRefused:
         assert settle(client).rework == frozenset()
         assert counts(client, "discarded", "unapplied") == (1, 0)
 
-    def test_of_a_finished_epoch_it_is_done(self, world: World, client: ShardClient) -> None:
+    def test_updates_of_a_finished_epoch_are_dropped(
+        self, world: World, client: ShardClient
+    ) -> None:
         for subtask in range(3):
             world.push(subtask, 0, 4)
         world.shard().turn()
@@ -227,7 +237,9 @@ class TestRefused:
         assert settle(client).rework == frozenset()
         assert client.counts()["discarded"] == 1
 
-    def test_under_a_lost_lease_it_is_not_wanted(self, world: World, client: ShardClient) -> None:
+    def test_updates_under_a_lost_lease_are_dropped(
+        self, world: World, client: ShardClient
+    ) -> None:
         world.sender.begin(0, 0, 4, token=2)
 
         submit(world, client, 0, 0, 2, token=1)
@@ -237,7 +249,7 @@ class TestRefused:
         assert counts(client, "discarded", "unapplied") == (1, 0)
         assert world.reader.waiting() == 0
 
-    def test_forgotten_it_is_neither_sent_nor_done_again(
+    def test_a_forgotten_subtask_is_neither_pushed_nor_repeated(
         self, world: World, client: ShardClient
     ) -> None:
         world.lose_tensors()
@@ -266,7 +278,9 @@ class TestWatching:
         assert settle(client).rework == frozenset()
         assert client.subtasks() == frozenset()
 
-    def test_lost_it_has_to_be_trained(self, world: World, client: ShardClient) -> None:
+    def test_a_watched_subtask_that_was_lost_is_trained(
+        self, world: World, client: ShardClient
+    ) -> None:
         shard = world.shard()
         shard.turn()
         world.push(0, 0, 4)

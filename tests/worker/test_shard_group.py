@@ -59,13 +59,13 @@ class Two:
         assert self.snapshots(shard).install(0, meta, Record(), torch.zeros(part.floats))
 
     def shard(self, number: int, token: int = 1) -> Shard:
-        """A parameter server's."""
+        """Return a parameter server's shard."""
         world = self.world
         return Shard(world.jobs.get(world.job), token, tensors=self.nodes[number],
                      ledger=world.ledger, checkpoints=world.checkpoints, number=number)  # fmt: skip
 
     def submit(self, shards: tuple[int, ...], subtask: int, start: int, stop: int) -> None:
-        """An update as an honest worker would make it."""
+        """Submit the update of an honest worker."""
         whole, name = self.world.delta(subtask, start, stop), f"u{next(self._named)}"
         for shard in shards:
             payload = self.world.codec.encode(self.cut.parts[shard].of(whole))
@@ -100,30 +100,28 @@ def flush(two: Two) -> None:
 
 
 class TestBegin:
-    def test_each_shard_has_a_place_of_its_own(self, two: Two) -> None:
+    def test_each_shard_has_its_own_position(self, two: Two) -> None:
         two.submit((0, 1), 0, 0, 1)
         two.submit((1,), 0, 1, 3)
         flush(two)
 
         assert two.group.begin(0, 0, 4, 1) == [1, 3]
 
-    def test_what_waits_here_need_not_be_trained_again(self, two: Two) -> None:
+    def test_pending_updates_are_not_trained_again(self, two: Two) -> None:
         two.servers[1].kill()
         two.submit((0, 1), 0, 0, 2)
         two.group[0].flush(10)
 
         assert two.group.begin(0, 0, 4, 1) == [2, 2]
 
-    def test_a_shard_that_does_not_answer_is_taken_to_stand_where_the_last_one_does(
-        self, two: Two
-    ) -> None:
+    def test_a_silent_shard_is_assumed_to_be_at_the_last_position(self, two: Two) -> None:
         two.submit((0,), 0, 0, 3)
         two.group[0].flush(10)
         two.servers[1].kill()
 
         assert two.group.begin(0, 0, 4, 1) == [3, 3]
 
-    def test_where_none_answers_nothing_is_known(self, two: Two) -> None:
+    def test_no_position_is_known_if_no_shard_answers(self, two: Two) -> None:
         for server in two.servers:
             server.kill()
 
@@ -138,7 +136,7 @@ class TestBegin:
 
 
 class TestBase:
-    def test_is_put_together_from_all_shards(self, two: Two) -> None:
+    def test_contains_all_shards(self, two: Two) -> None:
         two.submit((0, 1), 0, 0, 4)
         flush(two)
         for shard in range(2):
@@ -150,7 +148,7 @@ class TestBase:
         assert two.group.base_integers.tolist() == [0]
         assert [two.group[shard].base for shard in range(2)] == [(1, 1), (1, 1)]
 
-    def test_only_what_is_new_is_read(self, two: Two) -> None:
+    def test_only_newer_shards_are_fetched(self, two: Two) -> None:
         two.group.refresh(again=False)
         two.submit((1,), 0, 0, 4)
         flush(two)
@@ -163,7 +161,7 @@ class TestBase:
         assert set(first) == {7.0}
         assert set(second) <= {0.0, 1.0}
 
-    def test_a_shard_that_does_not_answer_keeps_what_it_has(self, two: Two) -> None:
+    def test_a_silent_shard_keeps_its_part(self, two: Two) -> None:
         two.group.refresh(again=False)
         two.submit((0,), 0, 0, 4)
         flush(two)
@@ -174,7 +172,7 @@ class TestBase:
 
         assert [two.group[shard].base for shard in range(2)] == [(1, 1), (0, 0)]
 
-    def test_a_shard_that_has_nothing_yet_is_waited_for(self, two: Two) -> None:
+    def test_waits_for_a_shard_without_a_part(self, two: Two) -> None:
         two.servers[1].kill()
         with pytest.raises(StoreUnavailable):
             two.group.refresh(again=False)
@@ -187,7 +185,7 @@ class TestBase:
         two.group.refresh(again=False)
         assert two.group[1].base == (0, 0)
 
-    def test_prefetched_it_is_taken_at_the_next_interval(
+    def test_a_prefetched_base_is_used_in_the_next_interval(
         self, two: Two, eventually: Eventually
     ) -> None:
         two.group.refresh(again=False)
@@ -198,7 +196,7 @@ class TestBase:
 
         two.group.prefetch(0.0)
         eventually(lambda: all(two.group[shard].has_fetched for shard in range(2)))
-        assert not two.group.base.any(), "an interval is trained from it"
+        assert not two.group.base.any(), "an interval is trained from the old base"
         two.group.refresh(again=False)
 
         assert torch.equal(two.group.base, two.world.delta(0, 0, 4))
@@ -215,7 +213,7 @@ class TestBase:
 
         assert torch.equal(two.group.base, two.world.delta(0, 0, 4))
 
-    def test_after_a_wait_what_was_prefetched_is_read_again(
+    def test_a_prefetched_base_is_fetched_again_after_a_wait(
         self, two: Two, eventually: Eventually
     ) -> None:
         two.submit((0, 1), 0, 0, 2)
@@ -236,7 +234,7 @@ class TestBase:
 
 
 class TestSlow:
-    def test_a_node_that_is_late_is_waited_for_once(self, two: Two) -> None:
+    def test_a_late_node_delays_only_one_wait(self, two: Two) -> None:
         two.group.refresh(again=False)
         two.servers[1].process.freeze()
         started = time.monotonic()
@@ -246,7 +244,7 @@ class TestSlow:
 
         two.group.refresh(again=False)
         assert two.group.begin(0, 0, 4, 1) == [0, 0]
-        assert two.group[1].late, "it was asked again"
+        assert two.group[1].late, "it got another request"
 
         two.servers[1].process.thaw()
         two.group[1].settle().result(10)
@@ -254,13 +252,13 @@ class TestSlow:
 
 
 class TestRoom:
-    def test_there_is_some_for_two(self, two: Two) -> None:
+    def test_there_is_room_for_two(self, two: Two) -> None:
         assert MAX_UNAPPLIED == 2
         two.submit((0, 1), 0, 0, 1)
 
         assert not list(two.group.wait_for_room((0, 1)))
 
-    def test_only_the_shards_that_will_get_something_count(self, two: Two) -> None:
+    def test_only_the_shards_of_the_interval_count(self, two: Two) -> None:
         for start in range(2):
             two.submit((0,), 0, start, start + 1)
 
@@ -278,7 +276,7 @@ class TestRoom:
 
         assert [two.group[shard].unapplied for shard in range(2)] == [0, 0]
 
-    def test_gives_up_where_nothing_moves(self, two: Two) -> None:
+    def test_gives_up_if_nothing_is_applied(self, two: Two) -> None:
         two.group.close()
         two.group = two.group_with(patience=0.1)
         for start in range(2):
@@ -288,9 +286,9 @@ class TestRoom:
         with pytest.raises(StoreUnavailable, match="applies no updates"):
             list(two.group.wait_for_room((0, 1)))
 
-        assert two.group[1].unapplied == 2, "they are kept all the same"
+        assert two.group[1].unapplied == 2, "they are still kept"
 
-    def test_the_caller_can_end_the_waiting(self, two: Two) -> None:
+    def test_the_caller_can_end_the_wait(self, two: Two) -> None:
         for start in range(2):
             two.submit((0, 1), 0, start, start + 1)
         flush(two)
@@ -301,8 +299,8 @@ class TestRoom:
 
         assert two.group[0].unapplied == 2
 
-    def test_a_shard_without_a_model_is_not_waited_for(self, two: Two) -> None:
-        """Somebody has to make the first one again, and it may be this worker."""
+    def test_does_not_wait_for_a_shard_without_a_model(self, two: Two) -> None:
+        """A worker has to make the first snapshot again, and it may be this one."""
         for start in range(2):
             two.submit((1,), 0, start, start + 1)
         flush(two)
@@ -315,7 +313,7 @@ class TestRoom:
 
 
 class TestSettled:
-    def test_what_any_shard_lost_has_to_be_done_again_and_is_said_once(self, two: Two) -> None:
+    def test_a_loss_in_any_shard_is_reported_once(self, two: Two) -> None:
         two.submit((1,), 0, 2, 4)
         flush(two)
 

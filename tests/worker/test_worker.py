@@ -1,4 +1,4 @@
-"""The worker and the user's code: what it does wrong is said, with its traceback, and at once."""
+"""A worker reports errors of the user's code at once, with their traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Eventually = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
-    """Servers and keeper for jobs whose faults are all their own."""
+    """Servers and a job loop for jobs that fail by themselves."""
     stage = Plain(tmp_path_factory.mktemp("stage"))
     try:
         stage.start_server()
@@ -30,7 +30,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
 
 
 class User:
-    """Somebody who writes a task and submits it."""
+    """A user with a task to submit."""
 
     def __init__(self, stage: Plain, directory: Path, eventually: Eventually) -> None:
         self.stage = stage
@@ -38,7 +38,7 @@ class User:
         self.eventually = eventually
 
     def submits(self, code: str, workers: int = 1, **fields: Any) -> str:
-        """``code`` is the module with the class ``Mine``; 100 samples in 5 subtasks."""
+        """Submit a job of 100 samples in 5 subtasks; ``code`` is the module with class ``Mine``."""
         head = "import torch\nfrom vcasgd.chaos.task.audit import Audit\n\n"
         (self.directory / "train.py").write_text(head + textwrap.dedent(code))
         wanted = {"samples": 100, "subtasks": 5, "epochs": 1, "push_every": 1, **fields}
@@ -56,16 +56,16 @@ def user(stage: Plain, tmp_path: Path, eventually: Eventually) -> User:
     return User(stage, tmp_path, eventually)
 
 
-# --- the user's code is wrong from the start -------------------------------------------
+# --- the user's code can't be loaded --------------------------------------------------
 
 
 def test_a_task_that_cannot_be_imported_fails_the_job_with_the_users_traceback(
     user: User,
 ) -> None:
-    # Given a module that imports what is not there
+    # Given a module with an import that doesn't exist
     job = user.submits("import sklearm\n\nclass Mine(Audit): ...")
 
-    # Then the job fails, and shows the user's own line
+    # Then the job fails and shows the user's line
     failed = user.sees(job, JobState.FAILED)
     assert failed.reason is not None
     assert failed.reason.startswith("task: train:Mine can't be loaded: ModuleNotFoundError")
@@ -73,7 +73,7 @@ def test_a_task_that_cannot_be_imported_fails_the_job_with_the_users_traceback(
     assert "import sklearm" in failed.traceback
     assert "train.py" in failed.traceback
 
-    # and the worker goes, since there is nothing left to do
+    # and the worker leaves
     assert list(user.stage.workers.values())[-1].wait() == 0
 
 
@@ -112,10 +112,10 @@ def test_data_that_cannot_be_cut_fails_the_job_and_names_the_field(
     failed = user.sees(user.submits("class Mine(Audit): ...", **fields), JobState.FAILED)
     assert failed.reason is not None
     assert failed.reason.startswith(reason)
-    assert len(user.stage.jobs.failures(failed.id)) == 1, "trying again would not help"
+    assert len(user.stage.jobs.failures(failed.id)) == 1, "another attempt would not help"
 
 
-# --- the user's code goes wrong --------------------------------------------------------
+# --- the user's code fails ------------------------------------------------------------
 
 
 def test_a_loss_that_is_not_a_number_fails_the_job_at_its_first_step(user: User) -> None:
@@ -130,7 +130,7 @@ def test_a_loss_that_is_not_a_number_fails_the_job_at_its_first_step(user: User)
         epochs=1000,
     )
 
-    # Then it fails with that reason, and nothing was applied
+    # Then it fails with that reason, and no update was applied
     failed = user.sees(job, JobState.FAILED)
     assert failed.reason is not None
     assert failed.reason.startswith("the loss is nan in local step 1")
@@ -138,7 +138,7 @@ def test_a_loss_that_is_not_a_number_fails_the_job_at_its_first_step(user: User)
 
 
 def test_parameters_that_overflow_fail_the_job_and_are_never_applied(user: User) -> None:
-    # Given a learning rate with which the first step leads beyond what float32 can hold
+    # Given a learning rate that makes the first step overflow float32
     job = user.submits(
         """
         class Mine(Audit):
@@ -150,7 +150,7 @@ def test_parameters_that_overflow_fail_the_job_and_are_never_applied(user: User)
         """
     )
 
-    # Then the job fails with that reason, and nothing was applied
+    # Then the job fails with that reason, and no update was applied
     failed = user.sees(job, JobState.FAILED)
     assert failed.reason is not None
     assert failed.reason.startswith("the model's parameters are no longer finite")
@@ -171,7 +171,7 @@ def test_an_error_at_one_sample_fails_the_job_after_three_attempts(user: User) -
         push_every=2,
     )
 
-    # Then the same piece of work is tried three times, by both workers
+    # Then the same subtask is tried three times, by both workers
     failed = user.sees(job, JobState.FAILED)
     failures = user.stage.jobs.failures(job)
     assert len(failures) >= 3
@@ -182,8 +182,8 @@ def test_an_error_at_one_sample_fails_the_job_after_three_attempts(user: User) -
     assert 'raise ZeroDivisionError("sample 7 is empty")' in failed.traceback
 
 
-def test_an_error_that_passes_does_no_harm(user: User) -> None:
-    # Given an error that comes once on every machine
+def test_a_transient_error_does_no_harm(user: User) -> None:
+    # Given an error that occurs once on every machine
     job = user.submits(
         """
         seen = []
@@ -217,9 +217,7 @@ def test_an_error_that_passes_does_no_harm(user: User) -> None:
     ],
     ids=["raises", "no count", "no dict"],
 )
-def test_an_evaluation_that_does_not_work_fails_the_job(
-    user: User, evaluate: str, reason: str
-) -> None:
+def test_a_failing_evaluation_fails_the_job(user: User, evaluate: str, reason: str) -> None:
     job = user.submits(
         f"""
         class Mine(Audit):
@@ -234,7 +232,7 @@ def test_an_evaluation_that_does_not_work_fails_the_job(
 
 
 def test_what_the_users_code_prints_is_in_the_jobs_log(user: User) -> None:
-    # Given a chatty task
+    # Given a task that prints
     job = user.submits(
         """
         class Mine(Audit):
@@ -244,21 +242,21 @@ def test_what_the_users_code_prints_is_in_the_jobs_log(user: User) -> None:
         """
     )
 
-    # Then its lines can be read, with the worker's name
+    # Then the log has its lines with the worker's name
     user.sees(job, JobState.SUCCEEDED)
     lines = user.stage.jobs.logs(job)
     (said,) = {(each["worker"], each["line"]) for each in lines if "user" in each["line"]}
     assert said == (list(user.stage.workers)[-1], "a line of the user's")
 
 
-# --- the user's code stands still ------------------------------------------------------
+# --- the user's code hangs ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plain", [0.05], indirect=True, ids=["fast heartbeat"])
-def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_although_it_beats(
+def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_despite_heartbeats(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
-    # Given a task that hangs for ever on the machine that comes first
+    # Given a task that hangs on the first machine
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "train.py").write_text(HANGING)
     job = plain.submit_audit(
@@ -275,7 +273,7 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_although_it_beats
     eventually((tmp_path / "hangs").exists)
     assert plain.jobs.leases(job) == {"train:0": hanging}
 
-    # whose lease is renewed for a while, since a step may take long
+    # whose lease is renewed for a while, because a step may take long
     def until() -> float:
         return float(plain.ledger.connection.zscore(LedgerKeys(job).leases, "train:0"))
 
@@ -285,12 +283,12 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_although_it_beats
     # When another worker comes
     other = plain.start_worker(job)
 
-    # Then it gets the lease once the first one made no step for too long
+    # Then it gets the lease once the first one makes no step for too long
     eventually(lambda: plain.jobs.leases(job).get("train:0") != hanging)
     eventually(lambda: plain.jobs.get(job).finished_epochs == 1)
     assert plain.vector(job).tolist() == [1.0] * 100
 
-    # although the heart of the first one still beats
+    # although the first one still sends heartbeats
     beat = plain.jobs.workers(job)[hanging].at or 0.0
     eventually(lambda: (plain.jobs.workers(job)[hanging].at or 0.0) > beat)
     eventually(lambda: plain.jobs.workers(job)[other].samples == 100)
@@ -335,7 +333,7 @@ def test_memory_does_not_grow_with_the_number_of_updates(plain: Plain) -> None:
     before = {who: process.resident_bytes() for who, process in watched.items()}
     training.reach(250 * BATCH)
 
-    # Then no process has become larger by more than a handful of them
+    # Then no process has grown by more than a few updates
     update = 4 * 1_000_000
     for who, process in watched.items():
         grown = process.resident_bytes() - before[who]

@@ -14,7 +14,7 @@ from vcasgd.store.ledger.leases import Leases
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What never changes during the life of a worker.
+    """The parts of a worker that never change.
 
     ``nodes`` are the tensors servers of all store nodes; ``key`` signs this worker's updates;
     None if workers have no keys.

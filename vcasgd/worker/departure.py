@@ -54,7 +54,7 @@ class Departure:
 
     @property
     def job_over(self) -> bool:
-        """True if nobody needs this worker's updates any more."""
+        """True if the job has ended, so it needs no more updates."""
         return _is_over(self._job_state)
 
     def leave(self, reason: str) -> None:
@@ -97,7 +97,7 @@ class Departure:
     def _finish_and_leave(self) -> None:
         """Leave after the current subtask.
 
-        The replacement is at work already and the machine stays for a while, so there is time to
+        The replacement is training already and the machine stays for a while, so there is time to
         finish; but the controller kills a worker that takes too long.
         """
         if self._finish_by is None:

@@ -9,7 +9,7 @@ from vcasgd.store.ledger.leases import Lease, WorkKind
 
 
 class WorkInterrupted(Exception):
-    """The current piece of work ends early, and its lease is taken care of."""
+    """The current work ends early, and its lease is taken care of."""
 
 
 class HeldLeases:

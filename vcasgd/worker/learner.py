@@ -78,7 +78,7 @@ class Learner:
         self._optimizer: Optimizer | None = None
         self._rates: Rates | None = None
         self._momenta: Momenta | None = None
-        #: The last two subtasks that were begun.
+        #: The last two subtasks that were started.
         self._begun: deque[int] = deque(maxlen=2)
 
     @property
@@ -102,7 +102,7 @@ class Learner:
 
     @cached_property
     def plan(self) -> EpochPlan:
-        """How epochs are cut into subtasks.
+        """The cut of the epochs into subtasks.
 
         Raises :class:`SpecError` if the data set is empty or has too few samples.
         """

@@ -1,4 +1,4 @@
-"""The worker's main loop: lease a piece of work and do it, until it has to leave."""
+"""The worker's main loop: lease a work item and do it, until it has to leave."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Worker:
     # -- life --------------------------------------------------------------------------------------
 
     def run(self) -> str:
-        """Work until the job is over or the worker has to leave; return why it left."""
+        """Work until the job has ended or the worker has to leave; return why it left."""
         with self._capture.installed():
             self._heartbeat.start()
             if self._watch:
@@ -130,7 +130,7 @@ class Worker:
             self._context.leases.release(lease)
             self._held.drop(lease.piece)
 
-    # -- one piece of work after the other ---------------------------------------------------------
+    # -- one work item after the other -------------------------------------------------------------
 
     def _round(self) -> None:
         try:

@@ -21,7 +21,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def run(job: str, worker: str, instance: str) -> None:
-    """Work until the job is over or the machine has to leave.
+    """Work until the job has ended or the machine has to leave.
 
     Settings come from the environment.
     """

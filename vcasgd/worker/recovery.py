@@ -1,4 +1,4 @@
-"""What a worker does when a piece of work fails."""
+"""Reactions of a worker to errors that end its current work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Recovery:
         self._status = status
         #: Start of the time in which a server refused this worker and nothing else went wrong.
         self._denied_at: float | None = None
-        #: Pieces of work in a row that the user's code failed.
+        #: Failures of the user's code in a row.
         self._failures = 0
         self._samples_at_failure = 0
 

@@ -38,7 +38,7 @@ SPEED_INTERVALS = 5
 
 
 class TunedSettings:
-    """What the controller tunes for this worker; the heartbeat thread refreshes it."""
+    """Settings that the controller tunes for this worker; the heartbeat refreshes them."""
 
     def __init__(self, ledger: RedisClient, job: str, worker: str) -> None:
         self._tunings = Tunings(ledger, job)

@@ -1,4 +1,4 @@
-"""What the audit's task does, and the traced one writes down, as an ordinary script."""
+"""The traced task as an ordinary script."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ parser.add_argument("--batch_size", type=int, required=True)
 parser.add_argument("--step_seconds", type=float, default=0.0)
 parser.add_argument("--copies", type=int, default=1)
 parser.add_argument("--trace", required=True)
-parser.add_argument("--hold", type=Path, help="steps take time while this file is there")
+parser.add_argument("--hold", type=Path, help="steps take time while this file exists")
 options = parser.parse_args()
 
 

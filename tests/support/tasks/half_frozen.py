@@ -1,4 +1,4 @@
-"""The audit's task, with twice as many frozen parameters behind those that count."""
+"""The audit's task, followed by twice as many frozen parameters."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The audit's task, with its counters in a table of one row for each."""
+"""The audit's task, with its counters in a table of one row each."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""The audit's task, which also writes down what it trains: a line for each local step."""
+"""The audit's task with a trace: a line for each local step."""
 
 import os
 from typing import Any
@@ -15,6 +15,6 @@ class Traced(Audit):
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         samples = " ".join(str(sample) for sample in batch.tolist())
-        # one write to a file opened for appending is never torn, and outlives its process
+        # A write to a file opened for appending is atomic, and survives the process.
         os.write(self._trace, f"{os.getpid()} {samples}\n".encode())
         return super().loss(model, batch)

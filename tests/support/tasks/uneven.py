@@ -1,4 +1,4 @@
-"""The audit's task on machines of which some are slower, with an optimizer that has momentum."""
+"""Variants of the audit's task: with a slow machine, momentum, or a falling accuracy."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from vcasgd.chaos.task.audit import Audit
 
 
 class Uneven(Audit):
-    """The first process to touch ``slow`` is the slow one, by ``slow_seconds`` in each step."""
+    """The process that creates ``slow`` takes ``slow_seconds`` longer for each step."""
 
     def __init__(self, slow: str, slow_seconds: float, **args: Any) -> None:
         super().__init__(**args)
@@ -32,7 +32,7 @@ class Uneven(Audit):
 
 
 class Rolling(Audit):
-    """With momentum; that of each step is in the trace."""
+    """A task with momentum; the trace has the momentum of each step."""
 
     def __init__(self, trace: str, **args: float) -> None:
         super().__init__(**args)
@@ -48,7 +48,7 @@ class Rolling(Audit):
 
 
 class Worsening(Audit):
-    """Good at first, and then worse with each epoch."""
+    """A task whose accuracy falls with each epoch."""
 
     def evaluate(self, model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
         sums = super().evaluate(model, batch)
