@@ -1,4 +1,4 @@
-"""Writes the API's own description, from which the types of the dashboard are generated."""
+"""Write the API's OpenAPI description, the source of the dashboard's types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vcasgd.store.connection import connect
 
 
 def main() -> None:
-    # the description needs the routes alone: nothing is connected to
+    # The description needs only the routes; no connection is opened.
     ledger = connect("redis://127.0.0.1:1")
     app = create_app(Settings(token=SecretStr("none")), ledger, cast("Storage", None))
     Path(sys.argv[1]).write_text(json.dumps(app.openapi(), indent=1) + "\n")

@@ -1,6 +1,6 @@
-"""Pictures of every page, at both widths and in both themes, of a real stack at work.
+"""Take screenshots of every page of a real stack, at both widths and in both themes.
 
-Two jobs run before: one to its end, one with a machine that is killed and one that is evicted.
+One job runs to its end before; a second one loses a killed and an evicted machine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits" / "demo.yaml"
 WIDTHS = {1440: 900, 390: 844}
 THEMES = ("light", "dark")
-#: few colours make small files, and pages have few
+#: Reduces the size of the files; pages have few colors.
 COLORS = 256
-#: for charts and news to come in
+#: Time for charts and updates to arrive.
 SETTLE_SECONDS = 2.5
 WORKERS = 4
 
@@ -70,7 +70,7 @@ def _submit(client: Client, name: str, epochs: int) -> str:
 
 
 def _lose_machines(client: Client, job: str) -> None:
-    """One without a notice, one with it, and time for those that replace them."""
+    """Kill a machine, evict another, and wait for their replacements."""
     _await(client, job, 0.06)
     first, second, *_ = sorted(row["instance"] for row in client.workers(job))
     client.evict(instance=first, kill=True)
@@ -104,7 +104,7 @@ def _shoot(browser: Browser, url: str, token: str, job: str, out: Path) -> None:
         _save(page, out / f"sign-in-{width}-{theme}.png")
         page.get_by_role("button", name="Sign in").click()
         page.get_by_role("heading", name="Jobs", exact=True).wait_for()
-    # the same page in all shapes one after the other, while the job is still at work
+    # All variants of a page follow each other, while the job is still running.
     for name, path in {**pages, "submit": "/submit"}.items():
         for (width, theme), page in signed_in.items():
             page.goto(url + path)

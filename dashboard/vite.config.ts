@@ -1,7 +1,7 @@
 import react from "@vitejs/plugin-react";
 import { defineConfig } from "vitest/config";
 
-// `npm run dev` shows a stack that `vcasgd up` started
+// `npm run dev` connects to the stack that `vcasgd up` started.
 const API = process.env.VCASGD_API_URL ?? "http://127.0.0.1:8700";
 
 export default defineConfig({
@@ -9,7 +9,7 @@ export default defineConfig({
   build: {
     outDir: "../vcasgd/api/static",
     emptyOutDir: true,
-    // echarts alone is larger than the default; it is loaded with the first chart
+    // ECharts alone exceeds the default; it is loaded with the first chart.
     chunkSizeWarningLimit: 900,
   },
   server: { proxy: { "/api": API } },
@@ -17,7 +17,7 @@ export default defineConfig({
     environment: "jsdom",
     include: ["test/**/*.test.{ts,tsx}"],
     setupFiles: ["test/setup.ts"],
-    // a machine that is busy is no fault of a page
+    // Tests must not fail on a busy machine.
     testTimeout: 30_000,
   },
 });

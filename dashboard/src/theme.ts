@@ -20,7 +20,7 @@ export const theme = createTheme({
       h3: { fontSize: "13px", lineHeight: "1.4" },
     },
   },
-  // cooler and quieter than the default: panels differ from the page by a line, not by a shadow
+  // Cooler and quieter than the default: a line separates panels from the page, not a shadow.
   colors: {
     dark: [
       "#d5d9e0",

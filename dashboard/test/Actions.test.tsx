@@ -14,25 +14,25 @@ test.each([
   expect(screen.queryAllByRole("button").map((each) => each.textContent)).toEqual(names);
 });
 
-test("a job whose budget is spent goes on with another one", async () => {
+test("a job with an exhausted budget resumes with a new one", async () => {
   const paused = aJob({ state: "paused" });
   const job = { ...paused, spec: { ...paused.spec, stop: { max_cost_usd: 2 } } } as typeof paused;
-  const asked = anApi({
+  const requests = anApi({
     "/api/v1/jobs/digits-abc123/cost": { body: aCost(job.id, { spent_usd: 1.99 }) },
     "/api/v1/jobs/digits-abc123/resume": { body: job },
   });
   show(<Actions job={job} />);
 
   await userEvent.click(screen.getByRole("button", { name: "Resume" }));
-  const budget = await screen.findByLabelText("Budget in USD, all in all");
+  const budget = await screen.findByLabelText("Total budget in USD");
   await userEvent.clear(budget);
   await userEvent.type(budget, "1");
-  expect(await screen.findByText("$1.99 are spent already")).toBeTruthy();
+  expect(await screen.findByText("The job has already spent $1.99")).toBeTruthy();
   await userEvent.clear(budget);
   await userEvent.type(budget, "5");
   await userEvent.click(screen.getByRole("button", { name: "Resume the job" }));
 
-  const sent = asked.find((each) => each.method === "POST");
+  const sent = requests.find((each) => each.method === "POST");
   expect(await sent?.clone().json()).toEqual({ max_cost_usd: 5 });
 });
 
@@ -42,16 +42,16 @@ test("a finished model can be downloaded", () => {
   expect(link.getAttribute("href")).toBe("/api/v1/jobs/digits-abc123/model");
 });
 
-test("a job is cancelled only after a question, with the header that marks our own requests", async () => {
-  const asked = anApi({ "/api/v1/jobs": { body: aJob({ state: "cancelled" }) } });
+test("cancelling asks for confirmation and sends the request header", async () => {
+  const requests = anApi({ "/api/v1/jobs": { body: aJob({ state: "cancelled" }) } });
   show(<Actions job={aJob()} />);
 
   await userEvent.click(screen.getByRole("button", { name: "Cancel" }));
-  expect(asked).toHaveLength(0);
+  expect(requests).toHaveLength(0);
   await userEvent.click(await screen.findByRole("button", { name: "Cancel the job" }));
 
-  expect(asked.map((each) => `${each.method} ${new URL(each.url).pathname}`)).toEqual([
+  expect(requests.map((each) => `${each.method} ${new URL(each.url).pathname}`)).toEqual([
     "POST /api/v1/jobs/digits-abc123/cancel",
   ]);
-  expect(asked[0]?.headers.get("X-Vcasgd-Request")).toBe("dashboard");
+  expect(requests[0]?.headers.get("X-Vcasgd-Request")).toBe("dashboard");
 });

@@ -18,7 +18,7 @@ function anApiWithJobs() {
   });
 }
 
-test("each job has its state, progress, workers, cost and saving in a row", async () => {
+test("a row shows state, progress, workers, cost and savings", async () => {
   anApiWithJobs();
   show(<JobsPage />);
 
@@ -33,7 +33,7 @@ test("each job has its state, progress, workers, cost and saving in a row", asyn
   expect(other.getByText("1 min 30 s")).toBeTruthy();
 });
 
-test("jobs are found by name and put in order by accuracy", async () => {
+test("jobs can be searched by name and sorted by accuracy", async () => {
   anApiWithJobs();
   show(<JobsPage />);
   const names = () =>
@@ -49,16 +49,16 @@ test("jobs are found by name and put in order by accuracy", async () => {
   expect(screen.getByText("1 of 2 jobs")).toBeTruthy();
 
   await userEvent.type(screen.getByLabelText("Search by name"), "zzz");
-  expect(screen.getByText("No job is like that")).toBeTruthy();
+  expect(screen.getByText("No matching jobs")).toBeTruthy();
 });
 
-test("without jobs it says how to submit one", async () => {
+test("an empty list shows how to submit a job", async () => {
   anApi({ "/api/v1/jobs": { body: [] } });
   show(<JobsPage />);
   expect(await screen.findByText("No jobs yet")).toBeTruthy();
 });
 
-test("an error is told in the API's words, with its remedy", async () => {
+test("an error shows the API's message and remedy", async () => {
   const problem = { detail: "the token is wrong", remedy: "send another one" };
   anApi({ "/api/v1/jobs": { status: 422, body: problem } });
   show(<JobsPage />);

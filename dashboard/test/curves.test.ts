@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { curve, placed } from "../src/lib/curves";
+import { curve, positionOf } from "../src/lib/curves";
 
 const METRICS = [
   { at: 100, samples: 0, spent_usd: null, loss: 2 },
@@ -13,15 +13,15 @@ test.each([
   ["samples", 130, 1000],
   ["money", 115, 0.2],
   ["money", 90, 0.1],
-] as const)("against %s, what happened at %d stands at %d", (against, at, x) => {
-  expect(placed(METRICS, against, 100, at)).toBeCloseTo(x);
+] as const)("against %s, the time %d is at %d", (against, at, x) => {
+  expect(positionOf(METRICS, against, 100, at)).toBeCloseTo(x);
 });
 
-test("nothing stands anywhere while nothing is known", () => {
-  expect(placed([{ at: 1 }], "money", 0, 1)).toBeNull();
+test("without data there is no position", () => {
+  expect(positionOf([{ at: 1 }], "money", 0, 1)).toBeNull();
 });
 
-test("a curve leaves out points that lack one of their two numbers", () => {
+test("a curve omits points that lack a coordinate", () => {
   const loss = (each: (typeof METRICS)[number]) => each.loss;
   expect(curve(METRICS, "time", 100, loss)).toEqual([
     [0, 2],

@@ -95,22 +95,22 @@ export function aPlan(changes: Partial<Plan> = {}): Plan {
 
 type Answer = { status?: number; body: unknown };
 
-/** An API that knows some addresses, the longest first, and answers each with the next of a list
- * until its last; returns what it was asked. */
+/** Stubs fetch: the longest matching path answers with the next of its answers, and repeats the
+ * last one. Returns the list of requests. */
 export function anApi(answers: Record<string, Answer | Answer[]>): Request[] {
-  const asked: Request[] = [];
+  const requests: Request[] = [];
   const paths = Object.keys(answers).sort((a, b) => b.length - a.length);
   vi.stubGlobal("fetch", async (input: Request) => {
-    asked.push(input);
+    requests.push(input);
     const { pathname } = new URL(input.url);
-    const found = paths.find((path) => pathname.startsWith(path));
-    const { status, body } = (found && next(answers[found])) || { status: 404, body: {} };
+    const match = paths.find((path) => pathname.startsWith(path));
+    const { status, body } = (match && next(answers[match])) || { status: 404, body: {} };
     return new Response(JSON.stringify(body), {
       status: status ?? 200,
       headers: { "Content-Type": "application/json" },
     });
   });
-  return asked;
+  return requests;
 }
 
 function next(answers: Answer | Answer[] | undefined): Answer | undefined {

@@ -14,8 +14,8 @@ test.each([
   [duration(59.6), "1 min 0 s"],
   [duration(3_660), "1 h 1 min"],
   [duration(200_000), "2 d 7 h"],
-])("%s is read as %s", (text, wanted) => {
-  expect(text).toBe(wanted);
+])("%s equals %s", (text, expected) => {
+  expect(text).toBe(expected);
 });
 
 test.each([null, undefined, Number.NaN, Number.POSITIVE_INFINITY])("%s is a dash", (value) => {
@@ -24,7 +24,7 @@ test.each([null, undefined, Number.NaN, Number.POSITIVE_INFINITY])("%s is a dash
   );
 });
 
-test("a time of another day has its date", () => {
+test("a time on another day includes the date", () => {
   const now = new Date(2026, 4, 2, 12).getTime();
   expect(clock(now / 1000, now)).toBe("12:00:00");
   expect(clock(now / 1000 - 86_400, now)).toBe("2026-05-01 12:00:00");

@@ -2,16 +2,16 @@ import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { follow, stale, throttled } from "../src/api/live";
 import { KEPT, merged } from "../src/api/tail";
 
-/** The browser's own, as far as it is used: what it does on the wire is for the browser test. */
+/** Fake EventSource; the browser test covers the real one. */
 class Source {
   static CLOSED = 2;
-  static made: Source[] = [];
+  static created: Source[] = [];
   readyState = 0;
   onopen: () => void = () => {};
   onerror: () => void = () => {};
   handlers = new Map<string, (event: unknown) => void>();
   constructor(readonly url: string) {
-    Source.made.push(this);
+    Source.created.push(this);
   }
   addEventListener(kind: string, handler: (event: unknown) => void) {
     this.handlers.set(kind, handler);
@@ -27,24 +27,24 @@ class Source {
 
 beforeEach(() => {
   vi.useFakeTimers();
-  Source.made = [];
+  Source.created = [];
   vi.stubGlobal("EventSource", Source);
 });
 afterEach(() => vi.useRealTimers());
 
 function latest(): Source {
-  const source = Source.made.at(-1);
+  const source = Source.created.at(-1);
   if (!source) throw new Error("no stream was opened");
   return source;
 }
 
-test("a stream that was refused is opened again, later each time, after what was seen", () => {
+test("a refused stream reopens after the last event, with growing pauses", () => {
   const states: string[] = [];
-  const news: string[] = [];
+  const received: string[] = [];
   const stop = follow(
     "/x",
     ["job"],
-    (_, event) => news.push(event.data),
+    (_, event) => received.push(event.data),
     (s) => states.push(s),
   );
   latest().onopen();
@@ -55,19 +55,19 @@ test("a stream that was refused is opened again, later each time, after what was
   expect(latest().url).toBe("/x?after=7-0");
   latest().refuse();
   vi.advanceTimersByTime(500);
-  expect(Source.made).toHaveLength(2);
+  expect(Source.created).toHaveLength(2);
   vi.advanceTimersByTime(500);
-  expect(Source.made).toHaveLength(3);
+  expect(Source.created).toHaveLength(3);
   latest().onopen();
 
-  expect(news).toEqual(["one"]);
+  expect(received).toEqual(["one"]);
   expect(states).toEqual(["live", "broken", "broken", "live"]);
   stop();
   vi.advanceTimersByTime(60_000);
-  expect(Source.made).toHaveLength(3);
+  expect(Source.created).toHaveLength(3);
 });
 
-test("a stream that only broke is left to the browser", () => {
+test("the browser reopens a broken stream", () => {
   const states: string[] = [];
   const stop = follow(
     "/x",
@@ -77,26 +77,26 @@ test("a stream that only broke is left to the browser", () => {
   );
   latest().onerror();
   vi.advanceTimersByTime(60_000);
-  expect(Source.made).toHaveLength(1);
+  expect(Source.created).toHaveLength(1);
   expect(states).toEqual(["broken"]);
   stop();
 });
 
-test("much news of one kind is one look, and the last is never lost", () => {
-  const looks: string[] = [];
-  const quiet = throttled((key) => looks.push(key), 1000);
-  for (let each = 0; each < 50; each += 1) quiet.call("job");
-  quiet.call("store");
+test("throttled calls are merged, and the last one is never dropped", () => {
+  const calls: string[] = [];
+  const throttle = throttled((key) => calls.push(key), 1000);
+  for (let each = 0; each < 50; each += 1) throttle.call("job");
+  throttle.call("store");
   vi.advanceTimersByTime(0);
-  expect(looks).toEqual(["job", "store"]);
-  quiet.call("job");
+  expect(calls).toEqual(["job", "store"]);
+  throttle.call("job");
   vi.advanceTimersByTime(999);
-  expect(looks).toHaveLength(2);
+  expect(calls).toHaveLength(2);
   vi.advanceTimersByTime(1);
-  expect(looks).toEqual(["job", "store", "job"]);
+  expect(calls).toEqual(["job", "store", "job"]);
 });
 
-test("entries that come again are not shown again, and old ones make room", () => {
+test("merged drops duplicates and the oldest entries", () => {
   const ids = (from: number, number: number) =>
     Array.from({ length: number }, (_, each) => ({ id: String(from + each) }));
   expect(merged(ids(1, 3), ids(3, 2)).map((each) => each.id)).toEqual(["1", "2", "3", "4"]);
@@ -104,7 +104,7 @@ test("entries that come again are not shown again, and old ones make room", () =
   expect([many.length, many[0]?.id]).toEqual([KEPT, "10"]);
 });
 
-test("news of a job makes old what it may have changed, and nothing of other jobs", () => {
+test("an event makes only related queries stale", () => {
   const keys = [
     ["jobs", "list"],
     ["job", "a", "metrics"],
@@ -114,9 +114,9 @@ test("news of a job makes old what it may have changed, and nothing of other job
     ["fleet", "pools"],
     ["store"],
   ];
-  const old = (kind: string) => keys.filter(stale(kind, "a")).map((key) => key.join(" "));
-  expect(old("job")).toEqual(["jobs list", "job a metrics"]);
-  expect(old("event")).toEqual(["job a metrics", "job a machines", "job a events"]);
-  expect(old("fleet")).toEqual(["job a machines", "fleet pools"]);
-  expect(old("store")).toEqual(["store"]);
+  const staleKeys = (kind: string) => keys.filter(stale(kind, "a")).map((key) => key.join(" "));
+  expect(staleKeys("job")).toEqual(["jobs list", "job a metrics"]);
+  expect(staleKeys("event")).toEqual(["job a metrics", "job a machines", "job a events"]);
+  expect(staleKeys("fleet")).toEqual(["job a machines", "fleet pools"]);
+  expect(staleKeys("store")).toEqual(["store"]);
 });

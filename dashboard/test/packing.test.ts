@@ -1,17 +1,17 @@
 import { unzipSync } from "fflate";
 import { expect, test } from "vitest";
 import { lineOf } from "../src/lib/lines";
-import { packageOf, wanted } from "../src/lib/packing";
+import { filter, packageOf } from "../src/lib/packing";
 
 function file(path: string, text: string): File {
-  const made = new File([text], path.split("/").at(-1) ?? path);
-  Object.defineProperty(made, "webkitRelativePath", { value: path });
-  // jsdom's files can't be read this way
-  made.arrayBuffer = async () => new TextEncoder().encode(text).buffer;
-  return made;
+  const created = new File([text], path.split("/").at(-1) ?? path);
+  Object.defineProperty(created, "webkitRelativePath", { value: path });
+  // jsdom's files don't support this method.
+  created.arrayBuffer = async () => new TextEncoder().encode(text).buffer;
+  return created;
 }
 
-test("a folder is packed without its own name and without what is not code", async () => {
+test("a package contains a folder's files without its name and ignored files", async () => {
   const folder = [file("job/train.py", "x"), file("job/.git/HEAD", "y"), file("job/lib/a.py", "z")];
 
   const { name, files, zip } = await packageOf(folder);
@@ -22,13 +22,50 @@ test("a folder is packed without its own name and without what is not code", asy
   expect(again.zip).toEqual(zip);
 });
 
+test("a package leaves out files that .vcasgdignore lists", async () => {
+  const { zip } = await packageOf([
+    file("job/.vcasgdignore", "# data\n\n  /data  \n*.bin\n!keep.bin\n!.git\n"),
+    file("job/train.py", "x"),
+    file("job/data/raw.csv", "x"),
+    file("job/lib/data/kept.csv", "x"),
+    file("job/lib/big.bin", "x"),
+    file("job/keep.bin", "x"),
+    file("job/.git/HEAD", "x"),
+  ]);
+
+  expect(Object.keys(unzipSync(zip))).toEqual([
+    ".vcasgdignore",
+    "keep.bin",
+    "lib/data/kept.csv",
+    "train.py",
+  ]);
+});
+
+test("the name of the chosen folder is not matched", async () => {
+  const { files } = await packageOf([file("venv/train.py", "x")]);
+  expect(files).toBe(1);
+});
+
+// The same cases as in tests/unit/test_package.py.
 test.each([
-  ["train.py", true],
-  ["a/__pycache__/train.pyc", false],
-  ["node_modules/x/index.js", false],
-  ["venvs/notes.txt", true],
-])("%s is packed: %s", (path, answer) => {
-  expect(wanted(path)).toBe(answer);
+  ["", "train.py", true],
+  ["", "a/__pycache__/train.pyc", false],
+  ["", "node_modules/x/index.js", false],
+  ["", "job.egg-info/PKG-INFO", false],
+  ["", "venvs/notes.txt", true],
+  ["data/", "data/raw/big.bin", false],
+  ["data/raw/*", "data/raw/big.bin", false],
+  ["**/big.bin", "data/raw/big.bin", false],
+  ["b?g.[a-c]in", "data/raw/big.bin", false],
+  ["raw/", "data/raw/big.bin", false],
+  ["/big.bin", "data/raw/big.bin", true],
+  ["data/*.bin", "data/raw/big.bin", true],
+  ["*.bin\n!big.bin", "data/raw/big.bin", true],
+  ["big.bin/", "data/raw/big.bin", true],
+  ["\\*.bin", "data/raw/big.bin", true],
+  ["BIG.bin", "data/raw/big.bin", true],
+])("with the patterns %j, a package includes %s: %s", (patterns, path, included) => {
+  expect(filter(patterns)(path)).toBe(included);
 });
 
 test.each([

@@ -1,10 +1,10 @@
 import { expect, test } from "vitest";
-import { described, fieldsAt, placeAt, type Schema, valuesAt } from "../src/lib/schema";
+import { fieldsAt, helpFor, placeAt, type Schema, valuesAt } from "../src/lib/schema";
 
 const SCHEMA: Schema = {
   required: ["name"],
   properties: {
-    name: { type: "string", description: "of the job" },
+    name: { type: "string", description: "Name of the job" },
     epochs: { type: "integer", minimum: 1, maximum: 10, default: 3 },
     push_every: { anyOf: [{ const: "subtask" }, { type: "integer", minimum: 1 }] },
     update: { oneOf: [{ $ref: "#/$defs/Vc" }, { $ref: "#/$defs/Fed" }] },
@@ -32,19 +32,19 @@ test.each([
   expect(at(text)).toEqual(place);
 });
 
-test("fields are those of all forms, each with what is known of it", () => {
+test("fieldsAt merges all alternatives and adds help", () => {
   expect(fieldsAt(SCHEMA, ["update"]).map((each) => each.name)).toEqual(["rule", "codec", "beta"]);
   expect(fieldsAt(SCHEMA, [])[0]).toEqual({
     name: "name",
     required: true,
-    says: "of the job; string",
+    help: "Name of the job; string",
   });
-  expect(described(SCHEMA, ["epochs"])).toBe("integer from 1 to 10; default 3");
-  expect(described(SCHEMA, ["push_every"])).toBe("subtask or integer from 1");
-  expect(described(SCHEMA, ["nothing"])).toBeNull();
+  expect(helpFor(SCHEMA, ["epochs"])).toBe("integer from 1 to 10; default 3");
+  expect(helpFor(SCHEMA, ["push_every"])).toBe("subtask or integer from 1");
+  expect(helpFor(SCHEMA, ["nothing"])).toBeNull();
 });
 
-test("values are listed where there are few", () => {
+test("valuesAt lists the values of enumerations", () => {
   expect(valuesAt(SCHEMA, ["update", "rule"])).toEqual(["vc-asgd", "fedasync"]);
   expect(valuesAt(SCHEMA, ["update", "codec"])).toEqual(["float32", "bfloat16"]);
   expect(valuesAt(SCHEMA, ["name"])).toEqual([]);

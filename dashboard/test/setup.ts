@@ -1,7 +1,7 @@
 import { cleanup, configure } from "@testing-library/react";
 import { afterEach, vi } from "vitest";
 
-// what jsdom has not, and the components ask for
+// Browser APIs that components use and jsdom lacks.
 vi.stubGlobal(
   "ResizeObserver",
   class {
@@ -17,7 +17,7 @@ vi.stubGlobal("matchMedia", (query: string) => ({
   removeEventListener() {},
 }));
 
-// a machine that is busy is no fault of a page
+// Tests must not fail on a busy machine.
 configure({ asyncUtilTimeout: 10_000 });
 
 afterEach(() => {

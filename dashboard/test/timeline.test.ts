@@ -13,7 +13,7 @@ const killed = aMachine(
 );
 const next = aMachine("b", [{ state: "booting", from: 62, to: null }]);
 
-test("spans stand next to each other on the scale of the whole", () => {
+test("spans are laid out on a common scale", () => {
   const { lanes, from, to } = layout([killed, next], 1000, 100);
 
   expect([from, to]).toEqual([0, 100]);
@@ -33,14 +33,14 @@ test("an arrow leads from the loss of a machine to its replacement", () => {
   ]);
 });
 
-test("a death at the very end is within the drawing", () => {
+test("a loss at the end is inside the drawing", () => {
   const { lanes } = layout([aMachine("a", [{ state: "dead", from: 100, to: null }])], 500, 100);
 
   const bar = lanes[0]?.bars[0];
   expect((bar?.x ?? 0) + (bar?.width ?? 0)).toBeLessThanOrEqual(500);
 });
 
-test("a machine that was given back is gone, not lost", () => {
+test("a released machine is gone, not lost", () => {
   expect(stateOf(killed)).toBe("dead");
   expect(stateOf({ ...killed, lost: false })).toBe("gone");
   expect(stateOf(aMachine("c", [{ state: "running", from: 0, to: 5 }]))).toBe("gone");
@@ -55,9 +55,9 @@ test("200 machines with 5,000 spans are laid out within a frame", () => {
       { replaced_by: `m${row + 1}` },
     ),
   );
-  const begun = performance.now();
+  const started = performance.now();
   const { lanes, arrows } = layout(machines, 1200, 25);
-  expect(performance.now() - begun).toBeLessThan(100);
+  expect(performance.now() - started).toBeLessThan(100);
   expect([lanes.length, arrows.length]).toEqual([200, 199]);
 });
 
@@ -65,11 +65,11 @@ test.each([
   [45, 5, [0, 10, 20, 30, 40]],
   [100, 4, [0, 30, 60, 90]],
   [4 * 86400, 4, [0, 86400, 172800, 259200, 345600]],
-])("%d seconds in about %d steps", (seconds, wanted, found) => {
-  expect(ticks(seconds, wanted)).toEqual(found);
+])("%d seconds in about %d steps", (seconds, number, expected) => {
+  expect(ticks(seconds, number)).toEqual(expected);
 });
 
-test("many machines that were lost together are one event, a few are not", () => {
+test("many simultaneous losses are one bulk loss", () => {
   const lost = (name: string, at: number) =>
     aMachine(
       name,
@@ -82,12 +82,12 @@ test("many machines that were lost together are one event, a few are not", () =>
   const stays = Array.from({ length: 4 }, (_, each) =>
     aMachine(`s${each}`, [{ state: "running", from: 0, to: null }]),
   );
-  const given = { ...lost("g", 101), lost: false };
+  const released = { ...lost("g", 101), lost: false };
   const machines = [
     lost("a", 100),
     lost("b", 110),
     lost("c", 130),
-    given,
+    released,
     lost("d", 300),
     ...stays,
   ];

@@ -2,12 +2,12 @@ import { describe, expect, it } from "vitest";
 import { tunedOf } from "../src/pages/job/Tuned";
 import { aJob } from "./factories";
 
-describe("what a job has set itself", () => {
-  it("is nothing unless it asks for it", () => {
+describe("tunedOf", () => {
+  it("returns nothing without tuning", () => {
     expect(tunedOf(aJob())).toEqual([]);
   });
 
-  it("is what it asks for, as the job says while nothing was found", () => {
+  it("returns each enabled setting, with the default until a value is tuned", () => {
     const spec = {
       ...aJob().spec,
       tuning: { local_steps: true, momentum: true, mixing: true, learners_per_machine: 4 },

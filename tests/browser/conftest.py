@@ -1,4 +1,4 @@
-"""A real stack, and a real browser that looks at it."""
+"""Fixtures with a real stack and a real browser."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from support.pages import Dashboard, Notes, Site
 from vcasgd.settings import Settings
 from vcasgd.stack import running
 
-#: of Debian; no browser is downloaded
+#: Debian's browser; tests download none.
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 WORKERS = 3
-#: how long a page may take to show what it should, on a machine that is busy
+#: Milliseconds that a page can take on a busy machine.
 PATIENCE_MS = 240_000
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Gone with this folder's file: while it is there, no other test can run an event loop."""
+    """Browser for one module; while it runs, other tests can't run an event loop."""
     program = shutil.which("chromium") or CHROMIUM
     if not Path(program).exists():
         reason = f"there is no {CHROMIUM}; apt install chromium"
@@ -32,14 +32,14 @@ def browser() -> Iterator[Browser]:
             pytest.fail(reason)
         pytest.skip(reason)
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
-        yield found
-        found.close()
+        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="module")
 def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One stack for all tests of this folder; machines have made-up prices."""
+    """Stack for all tests of this folder, with simulated prices."""
     settings = Settings(
         home=tmp_path_factory.mktemp("browser") / "home",
         api_port=0,
@@ -56,13 +56,13 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def notes() -> Notes:
-    """What the browser complains about; a test that provokes complaints clears it."""
+    """Messages of the browser. A test that expects messages clears them."""
     return Notes()
 
 
 @pytest.fixture
 def stranger(browser: Browser, site: Site, notes: Notes) -> Iterator[Dashboard]:
-    """A page of somebody who is not signed in."""
+    """Page of a signed-out user."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
     context.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
@@ -76,6 +76,6 @@ def stranger(browser: Browser, site: Site, notes: Notes) -> Iterator[Dashboard]:
 
 @pytest.fixture
 def dashboard(stranger: Dashboard) -> Dashboard:
-    """A page of somebody who is signed in."""
+    """Page of a signed-in user."""
     stranger.sign_in()
     return stranger

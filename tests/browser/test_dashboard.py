@@ -19,43 +19,43 @@ pytestmark = pytest.mark.slow
 Eventually = Callable[..., Any]
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 WIDTHS = (1440, 390)
-#: what the first page may load, compressed
+#: Maximum size of all scripts of the first page, compressed.
 SCRIPT_BYTES = 400_000
-#: keeps all that the connection was said to be
+#: Records all connection states that the page shows.
 REMEMBER = """() => {
   window.seen = [];
-  const look = () => seen.push(document.querySelector("[role=status]")?.textContent.trim());
+  const record = () => seen.push(document.querySelector("[role=status]")?.textContent.trim());
   const options = {childList: true, characterData: true, subtree: true};
-  new MutationObserver(look).observe(document.body, options);
+  new MutationObserver(record).observe(document.body, options);
 }"""
 
 
 @pytest.fixture(scope="module")
 def job(site: Site) -> str:
-    """A job that others may look at, running or over."""
+    """Job for tests that only read, running or ended."""
     return site.submit()
 
 
-def test_a_job_from_its_submission_to_its_model(
+def test_job_from_submission_to_model(
     dashboard: Dashboard, eventually: Eventually, tmp_path: Path
 ) -> None:
     page = dashboard.page
 
-    # When somebody submits a job
+    # When a user submits a job
     text, code, hold = held_example(tmp_path)
     job = dashboard.submit(text, code)
 
-    # Then its progress moves by itself, and each machine has a lane
+    # Then its progress updates live, and each machine has a lane
     eventually(lambda: dashboard.fraction() > 5)
     eventually(lambda: len(dashboard.machines("running")) == 3)
     before = set(dashboard.machines("running"))
 
     # When a worker is killed
     victim = min(before)
-    page.get_by_role("button", name=f"Take {victim} away").click()
+    page.get_by_role("button", name=f"Evict {victim}").click()
     page.get_by_role("menuitem", name="Kill without notice").click()
 
-    # Then its lane turns red, and an arrow leads to the one that replaces it
+    # Then its lane turns red, and an arrow leads to its replacement
     eventually(lambda: victim in dashboard.machines("dead"))
     red = dashboard.drawn(victim, "dead").evaluate("bar => getComputedStyle(bar).fill")
     assert red == "rgb(224, 49, 49)"
@@ -64,7 +64,7 @@ def test_a_job_from_its_submission_to_its_model(
     expect(page.locator(f"path[data-arrow={newcomer}]")).to_have_count(1)
     hold.unlink()
 
-    # And the model can be downloaded, and is one
+    # And the downloaded file is the model
     link = page.get_by_role("link", name="Download model")
     expect(link).to_be_visible()
     with page.expect_download() as download:
@@ -76,7 +76,7 @@ def test_a_job_from_its_submission_to_its_model(
     assert dashboard.site.client.job(job).kills == 1
 
 
-def test_a_job_file_is_written_with_help(dashboard: Dashboard) -> None:
+def test_editor_completes_fields_and_values(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.open("/submit")
     editor = page.get_by_role("textbox", name="job.yaml", exact=True)
@@ -87,14 +87,14 @@ def test_a_job_file_is_written_with_help(dashboard: Dashboard) -> None:
     for typed, offered in (("codec", "codec"), ("bf", "bfloat16")):
         editor.press_sequentially(typed)
         expect(page.get_by_role("option", name=offered)).to_be_visible()
-        # a list that has just opened takes no key for 75 ms, so that nobody picks by accident
+        # A new list ignores keys for 75 ms to prevent accidental choices.
         page.wait_for_timeout(200)
         editor.press("Enter")
 
     expect(editor).to_contain_text("codec: bfloat16")
 
 
-def test_a_curve_tells_its_values_where_the_pointer_is(
+def test_chart_shows_values_under_the_pointer(
     dashboard: Dashboard, job: str, eventually: Eventually
 ) -> None:
     page, site = dashboard.page, dashboard.site
@@ -104,22 +104,22 @@ def test_a_curve_tells_its_values_where_the_pointer_is(
     expect(curve.locator("canvas")).to_be_visible()
     accuracies = {f"{each.metrics['accuracy']:.1%}" for each in site.client.job(job).evaluations}
 
-    def told() -> bool:
+    def shows_value() -> bool:
         curve.hover()
         text = curve.inner_text()
         return any(each in text for each in accuracies)
 
-    eventually(told)
+    eventually(shows_value)
 
 
-def test_a_wrong_token_is_refused(stranger: Dashboard) -> None:
+def test_wrong_token_is_refused(stranger: Dashboard) -> None:
     stranger.open("/fleet")
     stranger.page.get_by_label("Token", exact=True).fill("not-the-token")
     stranger.page.get_by_role("button", name="Sign in").click()
-    expect(stranger.page.get_by_text("This is not the token.")).to_be_visible()
+    expect(stranger.page.get_by_text("Invalid token.")).to_be_visible()
 
 
-def test_who_signs_out_is_out(dashboard: Dashboard) -> None:
+def test_sign_out_ends_the_session(dashboard: Dashboard) -> None:
     page = dashboard.page
     assert dashboard.site.token not in page.evaluate(
         "JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}, location.href])"
@@ -133,8 +133,8 @@ def test_who_signs_out_is_out(dashboard: Dashboard) -> None:
     assert page.context.cookies() == []
 
 
-def test_each_page_can_be_used_by_everybody(dashboard: Dashboard, job: str) -> None:
-    """In both themes and at both widths; the page itself is loaded once."""
+def test_pages_are_accessible(dashboard: Dashboard, job: str) -> None:
+    """Check both themes and both widths of each page, loaded once."""
     page = dashboard.page
     findings: dict[str, list[str]] = {}
     tabs = [f"/jobs/{job}?tab={tab}" for tab in ("events", "logs", "checkpoints", "yaml")]
@@ -152,7 +152,7 @@ def test_each_page_can_be_used_by_everybody(dashboard: Dashboard, job: str) -> N
     assert {path: each for path, each in findings.items() if each} == {}
 
 
-def test_signing_in_can_be_done_by_everybody(stranger: Dashboard) -> None:
+def test_sign_in_page_is_accessible(stranger: Dashboard) -> None:
     page = stranger.page
     stranger.open("/")
     for theme, width in itertools.product(THEMES, WIDTHS):
@@ -163,34 +163,34 @@ def test_signing_in_can_be_done_by_everybody(stranger: Dashboard) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_connection_that_breaks_is_shown_and_heals(
+def test_broken_connection_is_shown_and_recovers(
     dashboard: Dashboard, notes: Notes, eventually: Eventually
 ) -> None:
     state = dashboard.page.get_by_role("status")
     expect(state).to_have_text("Live")
-    # it may be back before anybody has looked
+    # Record states, because the connection can recover quickly.
     dashboard.page.evaluate(REMEMBER)
 
     dashboard.site.kill_api()
 
     dashboard.page.wait_for_function("seen.includes('Offline')")
     expect(state).to_have_text("Live")
-    # And news arrive again, without a click
-    job = _patiently(dashboard.site, eventually)
+    # And updates arrive again
+    job = _submit_when_ready(dashboard.site, eventually)
     expect(dashboard.page.get_by_role("link", name=job.replace("-", " "))).to_be_visible()
-    # what the browser says about the connection that was cut is no fault of the page
+    # The browser reports the broken connection; that is not an error of the page.
     assert all("Failed to load" in each or "net::" in each for each in notes.complaints)
     notes.complaints.clear()
 
 
-def test_the_first_page_is_small(stranger: Dashboard) -> None:
+def test_first_page_is_small(stranger: Dashboard) -> None:
     finished: list[Request] = []
     stranger.page.on("requestfinished", lambda request: finished.append(request))
 
     stranger.sign_in()
 
     sizes = [each.sizes()["responseBodySize"] for each in finished if each.url.endswith(".js")]
-    assert sum(sizes) > 100_000, "they were measured"
+    assert sum(sizes) > 100_000, "sizes were measured"
     assert sum(sizes) <= SCRIPT_BYTES
 
 
@@ -201,7 +201,7 @@ def _choose(page: Page, theme: str) -> None:
     expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", theme)
 
 
-def _patiently(site: Site, eventually: Eventually) -> str:
+def _submit_when_ready(site: Site, eventually: Eventually) -> str:
     with Client(site.url, site.token) as client:
         eventually(lambda: client.status()["controller"])
     return site.submit(epochs=1)

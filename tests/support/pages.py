@@ -1,4 +1,4 @@
-"""The dashboard as a person uses it: by the names of what is on the screen."""
+"""Page objects of the dashboard, which use its visible names."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from vcasgd.task.package import pack
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "digits"
 AXE = ROOT / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
-#: how a page learns that nobody is signed in
+#: Expected message of the browser while the user is signed out.
 _NOT_SIGNED_IN = re.compile(r"status of 401")
-#: findings that keep somebody from using a page
+#: Impacts of accessibility findings that fail a test.
 SERIOUS = ("serious", "critical")
 
 
 class Site:
-    """The stack behind the pages."""
+    """Stack behind the pages."""
 
     def __init__(self, settings: Settings) -> None:
         self.home = StackHome(settings.home_path)
@@ -59,12 +59,12 @@ class Site:
         self.client.close()
 
     def submit(self, **fields: Any) -> str:
-        """A job of about 15 seconds on three machines, unless it is told otherwise."""
+        """Submit a job that takes about 15 seconds on three machines by default."""
         spec = load_job(EXAMPLE / "demo.yaml")
         return self.client.submit_directory(spec.model_copy(update={"epochs": 8, **fields})).id
 
     def kill_api(self) -> None:
-        """SIGKILL; fails if it was dead already. The supervisor starts it again."""
+        """Kill the API with SIGKILL; the supervisor restarts it. Fails if it was not running."""
         process = StackState.read(self.home.path).parts["api"].process
         assert process is not None
         assert process.alive(), "the fault did not fire"
@@ -72,29 +72,29 @@ class Site:
 
 
 class Notes:
-    """What a page complains about, and whom it talks to."""
+    """Console messages of a page and the hosts that it contacts."""
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
         self.hosts: set[str] = set()
 
     def follow(self, page: Page) -> None:
-        page.on("console", self._said)
+        page.on("console", self._on_message)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", lambda request: self._asked(request.url))
+        page.on("request", lambda request: self._on_request(request.url))
 
-    def _said(self, message: ConsoleMessage) -> None:
+    def _on_message(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and not _NOT_SIGNED_IN.search(message.text):
             self.complaints.append(f"{message.type}: {message.text}")
 
-    def _asked(self, url: str) -> None:
+    def _on_request(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("data", "blob"):
             self.hosts.add(parts.netloc)
 
 
 class Dashboard:
-    """One page of a browser."""
+    """One browser page with the dashboard."""
 
     def __init__(self, page: Page, site: Site) -> None:
         self.page = page
@@ -110,7 +110,7 @@ class Dashboard:
         expect(self.page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
 
     def submit(self, text: str, code: Path) -> str:
-        """By hand: the YAML, the code, a look at the plan, the order. Returns the job's name."""
+        """Submit a job with the form: YAML, code, plan. Returns the job's ID."""
         page = self.page
         page.get_by_role("link", name="Submit a job").click()
         page.get_by_role("textbox", name="job.yaml", exact=True).fill(text)
@@ -123,14 +123,14 @@ class Dashboard:
         return page.url.rpartition("/")[2]
 
     def figure(self, name: str) -> Locator:
-        """The value of a figure of the job's summary."""
+        """Return the value of a figure in the job's summary."""
         return self.page.locator("dl > div", has_text=name).locator("dd").first
 
     def fraction(self) -> float:
         return float(self.figure("Progress").inner_text().rstrip("%"))
 
     def machines(self, state: str) -> list[str]:
-        """Names of the machines whose lanes show a state."""
+        """Return the names of the machines whose lanes show a state."""
         lanes = self.page.locator(f"li[data-machine][data-state={state}]")
         return [str(lane.get_attribute("data-machine")) for lane in lanes.all()]
 
@@ -138,21 +138,21 @@ class Dashboard:
         return self.page.locator(f"g[data-lane={machine}] rect[data-state={state}]")
 
     def serious_findings(self) -> list[str]:
-        """Of axe-core, with the elements that they are about."""
-        # a tip that fades has any contrast
+        """Return serious findings of axe-core with their elements."""
+        # A fading tooltip fails the contrast check.
         self.page.mouse.move(0, 0)
         expect(self.page.get_by_role("tooltip")).to_have_count(0)
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        results = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         return [
             f"{each['id']}: {json.dumps([node['html'][:200] for node in each['nodes']][:3])}"
-            for each in found["violations"]
+            for each in results["violations"]
             if each["impact"] in SERIOUS
         ]
 
 
-#: takes its time while a test holds it up
+#: Task that runs slowly while a file exists.
 HELD = """
 from pathlib import Path
 from paced import PacedDigits
@@ -170,7 +170,7 @@ class HeldDigits(PacedDigits):
 
 
 def held_example(folder: Path) -> tuple[str, Path, Path]:
-    """Its YAML, its code, and the file that holds it up."""
+    """Return the YAML, the zipped code, and the file that keeps the job slow."""
     hold, code = folder / "hold", folder / "digits.zip"
     hold.touch()
     with TemporaryDirectory() as copy:

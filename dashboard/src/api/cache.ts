@@ -4,7 +4,7 @@ import { ApiError } from "./client";
 export const SESSION_KEY = ["session"] as const;
 const MAX_RETRIES = 2;
 
-/** A cache that notices the end of the session, whichever request meets it first. */
+/** Returns a query cache that ends the session if any request is unauthorized. */
 export function makeQueryClient(): QueryClient {
   const client = new QueryClient({
     queryCache: new QueryCache({
@@ -16,11 +16,11 @@ export function makeQueryClient(): QueryClient {
     }),
     defaultOptions: {
       queries: {
-        // news come by the stream; this bounds how old a page is without it
+        // The stream invalidates queries; this bounds their age without it.
         staleTime: 2_000,
         gcTime: 60_000,
         retry: (failures, error) =>
-          failures < MAX_RETRIES && !(error instanceof ApiError && !error.passing),
+          failures < MAX_RETRIES && !(error instanceof ApiError && !error.retryable),
       },
     },
   });

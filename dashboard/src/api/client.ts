@@ -1,7 +1,7 @@
 import createClient, { type Middleware } from "openapi-fetch";
 import type { paths } from "./schema";
 
-/** What the API answered instead of a result: an RFC 9457 problem, or no answer at all. */
+/** Error of a request: an RFC 9457 problem, or no answer. */
 export class ApiError extends Error {
   constructor(
     message: string,
@@ -13,8 +13,8 @@ export class ApiError extends Error {
     this.name = "ApiError";
   }
 
-  /** Whether asking again may help. */
-  get passing(): boolean {
+  /** True if a retry can help. */
+  get retryable(): boolean {
     return this.status === 0 || this.status >= 500 || this.status === 429;
   }
 }
@@ -32,7 +32,7 @@ const sameOrigin: Middleware = {
     }
   },
   onError() {
-    return new ApiError("The API can't be reached.", 0, "It is tried again by itself.");
+    return new ApiError("The API can't be reached.", 0, "The page retries automatically.");
   },
 };
 
@@ -49,7 +49,7 @@ export const api = createClient<paths>({
 });
 api.use(sameOrigin);
 
-/** The body of an answer; what is not one was thrown before. */
+/** Returns the body of an answer; errors are thrown before. */
 export function body<T>(answer: { data?: T }): T {
   return answer.data as T;
 }

@@ -4,14 +4,14 @@ import { usePolling } from "./live";
 import type { Cost, Job } from "./types";
 
 const LIST_LIMIT = 500;
-/** Points of a curve: about one for each pixel of a narrow panel. */
+/** Points of a curve; about one per pixel of a narrow panel. */
 const POINTS = 500;
-/** What is drawn of each point; the rest would be most of the answer. */
+/** Fields that the charts use; without this filter, answers are several times larger. */
 const SERIES = "loss,updates_per_second,staleness_mean,samples,spent_usd";
-const OVER: readonly string[] = ["succeeded", "failed", "cancelled"];
+const ENDED: readonly string[] = ["succeeded", "failed", "cancelled"];
 
 export function isOver(job: Pick<Job, "state">): boolean {
-  return OVER.includes(job.state);
+  return ENDED.includes(job.state);
 }
 
 export function useJobs() {
@@ -23,7 +23,7 @@ export function useJobs() {
   });
 }
 
-/** How many workers each job has that is not over. */
+/** Number of workers of each active job. */
 export function useWorkerCounts() {
   return useQuery({
     queryKey: ["jobs", "workers"],
@@ -38,7 +38,7 @@ export function useWorkerCounts() {
   });
 }
 
-/** Costs of some jobs, by id; what a job that is over has cost changes no more. */
+/** Costs of jobs by ID; the costs of an ended job no longer change. */
 export function useCosts(jobs: Job[]): Map<string, Cost> {
   return useQueries({
     queries: jobs.map((job) => ({
@@ -122,7 +122,7 @@ export function useCheckpoints(job: string) {
   });
 }
 
-/** The job's spec, as YAML; only a new budget changes it. */
+/** Spec of a job as YAML; only a new budget changes it. */
 export function useSpecText(job: string) {
   return useQuery({
     queryKey: ["job", job, "spec"],
@@ -132,7 +132,7 @@ export function useSpecText(job: string) {
   });
 }
 
-/** `budget` in USD, all in all, for a job that goes on. */
+/** Command for a job; `budget` is its new total budget in USD. */
 export type Command = { name: "pause" | "resume" | "cancel"; budget?: number };
 
 export function useCommand(job: string) {
@@ -152,13 +152,13 @@ export function useCommand(job: string) {
   });
 }
 
-export type Taking = { instance: string; kill: boolean };
+export type Eviction = { instance: string; kill: boolean };
 
-/** Takes a machine: with the notice that is usual in its cloud, or with none. */
+/** Evicts a machine, with the usual notice of its provider or without notice. */
 export function useEvict() {
   const queries = useQueryClient();
   return useMutation({
-    mutationFn: async ({ instance, kill }: Taking) =>
+    mutationFn: async ({ instance, kill }: Eviction) =>
       api.POST("/api/v1/instances/{instance}/evict", {
         params: { path: { instance } },
         body: { kill, notice_seconds: null },

@@ -4,24 +4,24 @@ import { useEffect, useSyncExternalStore } from "react";
 export type Connection = "connecting" | "live" | "broken";
 
 export const STREAM = "/api/v1/stream";
-/** Between two looks at the same part, however much news there is. */
-const QUIET_MS = 1_000;
-/** How old a page may get while there is no stream. */
+/** Minimum time between two refreshes of the same data. */
+const REFRESH_MS = 1_000;
+/** Polling interval without a stream. */
 export const POLL_MS = 5_000;
 const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 10_000;
 
-/** The kinds of news that there are. */
+/** Kinds of stream events. */
 const KINDS = ["job", "event", "fleet", "store"];
-/** What moves with every update of a job; the rest of it changes with its events. */
-const MOVING = ["view", "metrics", "staleness", "subtasks", "cost"];
+/** Queries that change with every update of a job; others change with its events. */
+const PER_UPDATE = ["view", "metrics", "staleness", "subtasks", "cost"];
 
-/** Which queries news makes old: `job` is the one that it is about, if it is about one. */
+/** Returns a test for the queries that a stream event makes stale; `job` is its job, if any. */
 export function stale(kind: string, job: string): (key: QueryKey) => boolean {
   const own = (key: QueryKey) => key[0] === "job" && key[1] === job;
   switch (kind) {
     case "job":
-      return (key) => key[0] === "jobs" || (own(key) && MOVING.includes(String(key[2])));
+      return (key) => key[0] === "jobs" || (own(key) && PER_UPDATE.includes(String(key[2])));
     case "event":
       return own;
     case "fleet":
@@ -34,7 +34,7 @@ export function stale(kind: string, job: string): (key: QueryKey) => boolean {
 let state: Connection = "connecting";
 const listeners = new Set<() => void>();
 
-function become(next: Connection) {
+function setConnection(next: Connection) {
   if (next === state) return;
   state = next;
   for (const listener of listeners) listener();
@@ -49,32 +49,32 @@ export function useConnection(): Connection {
   return useSyncExternalStore(subscribe, () => state);
 }
 
-/** For `refetchInterval`: without the stream a page looks for news itself. */
-export function usePolling(wanted = true): number | false {
+/** Returns a `refetchInterval` that polls while there is no stream. */
+export function usePolling(enabled = true): number | false {
   const connection = useConnection();
-  return wanted && connection !== "live" ? POLL_MS : false;
+  return enabled && connection !== "live" ? POLL_MS : false;
 }
 
-/** Follows the stream as long as the component is there; only the shell does. */
+/** Follows the stream while the component is mounted; only the shell uses it. */
 export function useLive(): Connection {
   const queries = useQueryClient();
   useEffect(() => {
-    const look = throttled((about) => {
+    const refresh = throttled((about) => {
       const [kind = "", job = ""] = about.split(" ");
-      const old = stale(kind, job);
-      queries.invalidateQueries({ predicate: ({ queryKey }) => old(queryKey) });
-    }, QUIET_MS);
-    const onNews = (kind: string, event: MessageEvent<string>) =>
-      look.call(`${kind} ${subject(kind, event.data)}`);
-    const stop = follow(STREAM, KINDS, onNews, (next) => {
-      // what happened meanwhile is on no stream for sure
+      const isStale = stale(kind, job);
+      queries.invalidateQueries({ predicate: ({ queryKey }) => isStale(queryKey) });
+    }, REFRESH_MS);
+    const onEvent = (kind: string, event: MessageEvent<string>) =>
+      refresh.call(`${kind} ${subject(kind, event.data)}`);
+    const stop = follow(STREAM, KINDS, onEvent, (next) => {
+      // The stream may have missed events meanwhile.
       if (next === "live" && state === "broken") queries.invalidateQueries();
-      become(next);
+      setConnection(next);
     });
     return () => {
       stop();
-      look.stop();
-      become("connecting");
+      refresh.stop();
+      setConnection("connecting");
     };
   }, [queries]);
   return useConnection();
@@ -82,18 +82,18 @@ export function useLive(): Connection {
 
 function subject(kind: string, data: string): string {
   if (kind !== "job" && kind !== "event") return "";
-  const news = JSON.parse(data) as { id: string; job?: string };
-  return kind === "event" ? (news.job ?? "") : news.id;
+  const event = JSON.parse(data) as { id: string; job?: string };
+  return kind === "event" ? (event.job ?? "") : event.id;
 }
 
 /**
- * Server-sent events with patience: the browser resumes a stream that broke, with the id of the
- * last event; one that was refused is opened again here, later and later.
+ * Follows server-sent events. The browser resumes a broken stream after the last event; a refused
+ * stream is reopened here with growing pauses.
  */
 export function follow(
   url: string,
   kinds: string[],
-  onNews: (kind: string, event: MessageEvent<string>) => void,
+  onEvent: (kind: string, event: MessageEvent<string>) => void,
   onState: (state: Connection) => void,
 ): () => void {
   let source: EventSource | null = null;
@@ -118,40 +118,40 @@ export function follow(
     for (const kind of kinds) {
       current.addEventListener(kind, (event) => {
         lastId = event.lastEventId || lastId;
-        onNews(kind, event);
+        onEvent(kind, event);
       });
     }
   };
-  const again = () => {
+  const reopen = () => {
     clearTimeout(timer);
     source?.close();
     open();
   };
   open();
-  // a laptop that wakes up does not wait for the timer
-  window.addEventListener("online", again);
+  // Reconnect at once when the network returns.
+  window.addEventListener("online", reopen);
   return () => {
-    window.removeEventListener("online", again);
+    window.removeEventListener("online", reopen);
     clearTimeout(timer);
     source?.close();
   };
 }
 
-/** Calls for the same key at most once in `quietMs`; the last one is never lost. */
-export function throttled(work: (key: string) => void, quietMs: number) {
+/** Limits calls for the same key to one per `intervalMs`; the last call is never dropped. */
+export function throttled(work: (key: string) => void, intervalMs: number) {
   const timers = new Map<string, ReturnType<typeof setTimeout>>();
   const last = new Map<string, number>();
   const run = (key: string) => {
     timers.delete(key);
     last.set(key, Date.now());
-    // a page that is open for days hears of many jobs
-    for (const [other, at] of last) if (at + quietMs < Date.now()) last.delete(other);
+    // Bounds the memory of a page that stays open for days.
+    for (const [other, at] of last) if (at + intervalMs < Date.now()) last.delete(other);
     work(key);
   };
   return {
     call: (key: string) => {
       if (timers.has(key)) return;
-      const wait = Math.max(0, (last.get(key) ?? 0) + quietMs - Date.now());
+      const wait = Math.max(0, (last.get(key) ?? 0) + intervalMs - Date.now());
       timers.set(
         key,
         setTimeout(() => run(key), wait),

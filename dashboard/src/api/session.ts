@@ -3,7 +3,7 @@ import { SESSION_KEY } from "./cache";
 import { ApiError, api, body } from "./client";
 import type { Session } from "./types";
 
-/** Who is signed in; null: nobody. */
+/** Session of the user, or null if nobody is signed in. */
 export function useSession() {
   return useQuery({ queryKey: SESSION_KEY, queryFn: readSession, staleTime: 60_000 });
 }
@@ -33,7 +33,7 @@ export function useSignOut() {
     mutationFn: () => api.DELETE("/api/v1/session"),
     onSuccess: () => {
       client.setQueryData(SESSION_KEY, null);
-      // nothing that was seen stays behind
+      // Remove all cached data of the session.
       client.removeQueries({ predicate: ({ queryKey }) => queryKey[0] !== SESSION_KEY[0] });
     },
   });

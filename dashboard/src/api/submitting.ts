@@ -5,7 +5,7 @@ import type { Schema } from "../lib/schema";
 import { ApiError, api, body, problemOf } from "./client";
 import type { Job, Plan, Spec, Validation } from "./types";
 
-/** What the API makes of the text: the job that it describes, or what is wrong with it. */
+/** Validates a job file; the result has the spec, or the errors. */
 export function useValidation(text: string) {
   return useQuery({
     queryKey: ["validation", text],
@@ -17,7 +17,7 @@ export function useValidation(text: string) {
   });
 }
 
-/** What a job file may say. */
+/** JSON schema of a job file. */
 export function useSpecSchema() {
   return useQuery({
     queryKey: ["schema", "job"],
@@ -26,7 +26,7 @@ export function useSpecSchema() {
   });
 }
 
-/** A controller that has just started tells its pools soon. */
+/** Retries for a controller that has just started and has not published its pools. */
 const PLAN_RETRIES = 10;
 const PLAN_RETRY_MS = 1_000;
 
@@ -40,14 +40,14 @@ export function usePlan() {
   });
 }
 
-export type Order = { spec: Spec; zip: Uint8Array; key: string };
+export type Submission = { spec: Spec; zip: Uint8Array; key: string };
 
-/** Uploads the package, then submits; `key` makes a repetition harmless. */
+/** Uploads the package and submits the job; `key` makes repetitions idempotent. */
 export function useSubmit() {
   const queries = useQueryClient();
   return useMutation({
-    mutationFn: async ({ spec, zip, key }: Order): Promise<Job> => {
-      // crypto.subtle is only there over https, and a stack at home has none
+    mutationFn: async ({ spec, zip, key }: Submission): Promise<Job> => {
+      // crypto.subtle requires https, which a local stack does not have.
       const digest = bytesToHex(sha256(zip));
       await upload(digest, zip);
       return body(

@@ -4,26 +4,26 @@ import { api, body } from "./client";
 import { type Connection, follow, usePolling } from "./live";
 import type { JobEvent, LogLine } from "./types";
 
-/** The newest entries that a page keeps, so that one open for hours does not grow. */
+/** Maximum number of entries that a page keeps; bounds its memory. */
 export const KEPT = 2_000;
-/** Entries are shown together, not one by one. */
-const GATHER_MS = 150;
+/** Time to collect entries before they are shown. */
+const COLLECT_MS = 150;
 const BATCH = 1_000;
 
 type Entry = { id: string };
 
-/** What happened to a job; each look asks only for what came after the last one. */
+/** Events of a job; each refresh fetches only newer events. */
 export function useEvents(job: string) {
   const queries = useQueryClient();
   const queryKey = ["job", job, "events"];
   return useQuery({
     queryKey,
     queryFn: async () => {
-      let known = queries.getQueryData<JobEvent[]>(queryKey) ?? [];
+      let events = queries.getQueryData<JobEvent[]>(queryKey) ?? [];
       for (;;) {
-        const fresh = await eventsAfter(job, known.at(-1)?.id ?? "0");
-        known = merged(known, fresh);
-        if (fresh.length < BATCH) return known;
+        const fresh = await eventsAfter(job, events.at(-1)?.id ?? "0");
+        events = merged(events, fresh);
+        if (fresh.length < BATCH) return events;
       }
     },
     refetchInterval: usePolling(),
@@ -33,11 +33,11 @@ export function useEvents(job: string) {
 async function eventsAfter(job: string, after: string): Promise<JobEvent[]> {
   const query = { after, limit: BATCH };
   const answer = await api.GET("/api/v1/jobs/{job}/events", { params: { path: { job }, query } });
-  // as a list, unless a stream is asked for
+  // The answer is a list, because the request does not ask for a stream.
   return body(answer) as JobEvent[];
 }
 
-/** What a job's workers print, as it comes; `ended`: there will be no more. */
+/** Live output of a job's workers; `ended` is true after the last line. */
 export function useLogs(job: string) {
   const [lines, setLines] = useState<LogLine[]>([]);
   const [state, setState] = useState<Connection>("connecting");
@@ -53,16 +53,16 @@ export function useLogs(job: string) {
       fresh = [];
       setLines((before) => merged(before, added));
     };
-    const onNews = (kind: string, event: MessageEvent<string>) => {
+    const onEvent = (kind: string, event: MessageEvent<string>) => {
       if (kind === "end") {
         stop();
         setEnded(true);
         return;
       }
       fresh.push(JSON.parse(event.data) as LogLine);
-      timer ??= setTimeout(flush, GATHER_MS);
+      timer ??= setTimeout(flush, COLLECT_MS);
     };
-    const stop = follow(`/api/v1/jobs/${job}/logs`, ["line", "end"], onNews, setState);
+    const stop = follow(`/api/v1/jobs/${job}/logs`, ["line", "end"], onEvent, setState);
     return () => {
       stop();
       clearTimeout(timer);
@@ -71,8 +71,8 @@ export function useLogs(job: string) {
   return { lines, state, ended };
 }
 
-/** A resumed stream may repeat what is there already. */
+/** Appends entries without duplicates, which a resumed stream can repeat. */
 export function merged<T extends Entry>(before: T[], added: T[]): T[] {
-  const known = new Set(before.map((each) => each.id));
-  return [...before, ...added.filter((each) => !known.has(each.id))].slice(-KEPT);
+  const ids = new Set(before.map((each) => each.id));
+  return [...before, ...added.filter((each) => !ids.has(each.id))].slice(-KEPT);
 }

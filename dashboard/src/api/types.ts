@@ -1,6 +1,6 @@
 import type { paths } from "./schema";
 
-/** What the API answers, by the path that answers it. */
+/** Answer of a GET request by its path. */
 type Got<P extends keyof paths> = paths[P] extends {
   get: { responses: { 200: { content: { "application/json": infer T } } } };
 }
@@ -33,7 +33,7 @@ export type StoreNode = StoreView["nodes"][number];
 export type Spend = Got<"/api/v1/fleet/spend">;
 export type Validation = Posted<"/api/v1/jobs/validate">;
 export type Mistake = Validation["errors"][number];
-/** A job as it is sent: what it does not say has its default. */
+/** Spec in a request; missing fields have their defaults. */
 export type Spec =
   paths["/api/v1/plan"]["post"]["requestBody"]["content"]["application/json"]["spec"];
 export type Plan = Posted<"/api/v1/plan">;

@@ -5,8 +5,8 @@ import classes from "./Chart.module.css";
 import { type Ink, readInk } from "./ink";
 
 /**
- * A chart that keeps its instance while its data changes. `describe` makes the options from the
- * colours of the theme; `label` is what a screen reader says of it.
+ * Chart that keeps its instance while its data changes. `describe` returns the options for the
+ * theme's colors; `label` is the text for screen readers.
  */
 export function Chart({
   label,
@@ -21,23 +21,23 @@ export function Chart({
   const [chart, setChart] = useState<EChartsType | null>(null);
   const scheme = useComputedColorScheme("light");
   useEffect(() => {
-    let made: EChartsType | undefined;
-    let gone = false;
-    const resize = new ResizeObserver(() => made?.resize());
+    let instance: EChartsType | undefined;
+    let unmounted = false;
+    const resize = new ResizeObserver(() => instance?.resize());
     import("./engine").then(({ echarts }) => {
-      if (gone || !box.current) return;
-      made = echarts.init(box.current);
+      if (unmounted || !box.current) return;
+      instance = echarts.init(box.current);
       resize.observe(box.current);
-      setChart(made);
+      setChart(instance);
     });
     return () => {
-      gone = true;
+      unmounted = true;
       resize.disconnect();
-      made?.dispose();
+      instance?.dispose();
       setChart(null);
     };
   }, []);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: the colours change with the scheme
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the colors change with the scheme
   useEffect(() => {
     if (chart && !chart.isDisposed()) chart.setOption(describe(readInk()), { notMerge: true });
   }, [chart, describe, scheme]);

@@ -1,4 +1,4 @@
-// the parts of ECharts that are used, and no others; loaded with the first chart
+// Only the modules of ECharts that are used; loaded with the first chart.
 import { BarChart, LineChart } from "echarts/charts";
 import { AriaComponent, GridComponent, TooltipComponent } from "echarts/components";
 import * as echarts from "echarts/core";

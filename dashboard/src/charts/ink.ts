@@ -1,4 +1,4 @@
-/** The colours of the theme, for what draws on a canvas. */
+/** Colors of the theme for canvas drawings. */
 export type Ink = {
   text: string;
   dim: string;

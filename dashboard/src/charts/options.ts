@@ -7,12 +7,12 @@ export type Curve = {
   points: Point[];
   color: keyof Ink;
   name: string;
-  /** Marks each point: for the few that were measured one by one. */
+  /** Marks each point; for curves with few points. */
   marked?: boolean;
   fill?: boolean;
 };
 
-/** `log`: where the values span so much that the small ones would lie on the ground. */
+/** Axis of a chart; `log` is for values that span several orders of magnitude. */
 export type Axis = {
   log?: boolean;
   format: (value: number) => string;
@@ -22,7 +22,7 @@ export type Axis = {
 
 const FONT = { fontFamily: "inherit", fontSize: 11 };
 
-/** Curves over a common axis. */
+/** Returns the options of a line chart. */
 export function lines(ink: Ink, x: Axis, y: Axis, curves: Curve[]): EChartsCoreOption {
   return {
     ...frame(ink, x.format, y.format),
@@ -48,7 +48,7 @@ export function lines(ink: Ink, x: Axis, y: Axis, curves: Curve[]): EChartsCoreO
   };
 }
 
-/** Bars with names below them. */
+/** Returns the options of a bar chart. */
 export function bars(ink: Ink, names: string[], values: number[], y: Axis): EChartsCoreOption {
   return {
     ...frame(ink, String, y.format),

@@ -3,12 +3,12 @@ import type { Connection as State } from "../api/live";
 import classes from "./Connection.module.css";
 
 const WORDS: Record<State, { word: string; help: string }> = {
-  connecting: { word: "Connecting", help: "Waiting for the stream of news" },
-  live: { word: "Live", help: "News arrive as they happen" },
-  broken: { word: "Offline", help: "The connection broke; it is tried again by itself" },
+  connecting: { word: "Connecting", help: "Waiting for live updates" },
+  live: { word: "Live", help: "Updates arrive as they happen" },
+  broken: { word: "Offline", help: "Connection lost; reconnecting automatically" },
 };
 
-/** Whether what is shown is what is. */
+/** State of the connection for live updates. */
 export function Connection({ state }: { state: State }) {
   const { word, help } = WORDS[state];
   return (

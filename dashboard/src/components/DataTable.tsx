@@ -6,16 +6,16 @@ import classes from "./DataTable.module.css";
 export type Column<Row> = {
   name: string;
   cell: (row: Row) => ReactNode;
-  /** What it is sorted by; without it the column can't be. */
+  /** Sort key; without one, the column is not sortable. */
   key?: (row: Row) => number | string | null | undefined;
   right?: boolean;
-  /** Not shown where there is no room. */
+  /** Hidden on narrow screens. */
   wide?: boolean;
 };
 
 type Order = { column: string; down: boolean };
 
-/** A table with columns to sort by; on a narrow screen it keeps the columns that matter. */
+/** Sortable table. Narrow screens show only the most important columns. */
 export function DataTable<Row>({
   label,
   columns,
@@ -29,7 +29,7 @@ export function DataTable<Row>({
 }) {
   const [order, setOrder] = useState<Order | null>(null);
   const shown = order ? sorted(rows, columns, order) : rows;
-  const turn = (column: string) =>
+  const toggle = (column: string) =>
     setOrder((before) =>
       before?.column !== column
         ? { column, down: false }
@@ -38,7 +38,7 @@ export function DataTable<Row>({
           : { column, down: true },
     );
   return (
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: a scrollable area must be reachable by keyboard
     <section className={classes.scroll} tabIndex={0} aria-label={label}>
       <table className={classes.table}>
         <thead>
@@ -51,7 +51,7 @@ export function DataTable<Row>({
                 aria-sort={sortOf(column.name, order)}
               >
                 {column.key ? (
-                  <UnstyledButton className={classes.sort} onClick={() => turn(column.name)}>
+                  <UnstyledButton className={classes.sort} onClick={() => toggle(column.name)}>
                     {column.name}
                     {order?.column === column.name && <Mark down={order.down} />}
                   </UnstyledButton>
@@ -92,7 +92,7 @@ function sortOf(name: string, order: Order | null) {
   return order.down ? "descending" : "ascending";
 }
 
-/** What has no value comes last, whichever way it is sorted. */
+/** Sorts rows; rows without a value come last in both directions. */
 export function sorted<Row>(rows: Row[], columns: Column<Row>[], order: Order): Row[] {
   const key = columns.find((column) => column.name === order.column)?.key;
   if (!key) return rows;

@@ -2,7 +2,7 @@ import { Text } from "@mantine/core";
 import type { ReactNode } from "react";
 import classes from "./State.module.css";
 
-/** A place where nothing is yet, and how something comes there. */
+/** Placeholder for missing content, with a hint. */
 export function EmptyState({
   icon,
   title,

@@ -3,7 +3,7 @@ import { IconPlugConnectedX } from "@tabler/icons-react";
 import { ApiError } from "../api/client";
 import classes from "./State.module.css";
 
-/** What went wrong, in the API's words, and what to do about it. */
+/** Message and remedy of an error, with a button to retry. */
 export function ErrorState({ error, onRetry }: { error: unknown; onRetry?: () => void }) {
   const message = error instanceof Error ? error.message : String(error);
   const remedy = error instanceof ApiError ? error.remedy : null;

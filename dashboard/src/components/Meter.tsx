@@ -1,6 +1,6 @@
 import classes from "./Meter.module.css";
 
-/** How much of a whole: a bar with its figure beside it. */
+/** Progress bar with a figure beside it. */
 export function Meter({
   fraction,
   text,

@@ -2,7 +2,7 @@ import { IconAlertTriangle } from "@tabler/icons-react";
 import type { ReactNode } from "react";
 import classes from "./Notice.module.css";
 
-/** Something that should not be missed. */
+/** Warning or error message. */
 export function Notice({
   tone,
   title,

@@ -2,7 +2,7 @@ import type { ReactNode } from "react";
 import { useEffect } from "react";
 import classes from "./PageHead.module.css";
 
-/** A page's name, what can be done on it, and the title of the window. */
+/** Heading and actions of a page; also sets the window title. */
 export function PageHead({
   title,
   window = title,

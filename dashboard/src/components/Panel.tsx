@@ -2,7 +2,7 @@ import type { ReactNode } from "react";
 import { useId } from "react";
 import classes from "./Panel.module.css";
 
-/** A part of a page with its own heading; `flush`: its content reaches the border. */
+/** Section of a page with a heading. With `flush`, its content has no padding. */
 export function Panel({
   title,
   note,

@@ -15,14 +15,14 @@ const PAGES = [
   { to: "/store", name: "Store" },
 ];
 
-/** What surrounds every page: where one is, whether it is live, and the way out. */
+/** Frame of every page: navigation, connection state, theme, and sign-out. */
 export function Shell({ session, children }: { session: Session; children: ReactNode }) {
   const connection = useLive();
   const signOut = useSignOut();
   return (
     <>
       <a className="skip" href="#main">
-        Skip to the content
+        Skip to content
       </a>
       <header className={classes.header}>
         <div className={classes.bar}>

@@ -18,7 +18,7 @@ const TONES: Record<string, "live" | "good" | "bad" | "warn" | "quiet"> = {
   idle: "quiet",
 };
 
-/** A state as a word with a dot: never by colour alone. */
+/** State as a word with a colored dot. */
 export function StateBadge({ state }: { state: string }) {
   return (
     <span className={classes.badge} data-tone={TONES[state] ?? "quiet"}>

@@ -1,7 +1,7 @@
 import type { ReactNode } from "react";
 import classes from "./Stats.module.css";
 
-/** A row of figures, each with its name above and a remark below. */
+/** Row of figures, each with a label and a note. */
 export function Stats({ children }: { children: ReactNode }) {
   return <dl className={classes.row}>{children}</dl>;
 }

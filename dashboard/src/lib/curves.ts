@@ -1,6 +1,6 @@
 import type { Point } from "../charts/options";
 
-/** What a curve is drawn against. */
+/** Horizontal axis of a curve. */
 export type Against = "time" | "samples" | "money";
 
 type Metric = { at: number; samples?: number | null; spent_usd?: number | null };
@@ -8,10 +8,10 @@ type Metric = { at: number; samples?: number | null; spent_usd?: number | null }
 const FIELD = { samples: "samples", money: "spent_usd" } as const;
 
 /**
- * Where on the axis something of the time `at` stands: seconds since `start`, samples or USD.
- * Between two points it is interpolated; null where nothing is known.
+ * Returns the position of the time `at` on the axis: seconds since `start`, samples or USD.
+ * Interpolates between two points; null if there is no data.
  */
-export function placed(
+export function positionOf(
   metrics: readonly Metric[],
   against: Against,
   start: number,
@@ -37,11 +37,11 @@ function between(
   const high = after[field] ?? 0;
   if (!before) return high;
   const low = before[field] ?? 0;
-  const part = after.at > before.at ? (at - before.at) / (after.at - before.at) : 1;
-  return low + part * (high - low);
+  const share = after.at > before.at ? (at - before.at) / (after.at - before.at) : 1;
+  return low + share * (high - low);
 }
 
-/** A field of the metrics as a curve; points without it are left out. */
+/** Returns a field of the metrics as a curve, without points that lack it. */
 export function curve<M extends Metric>(
   metrics: readonly M[],
   against: Against,

@@ -1,4 +1,4 @@
-/** Numbers as people read them. What is not known is a dash. */
+/** Number formats for the pages. Unknown values become a dash. */
 
 export const DASH = "–";
 
@@ -8,25 +8,25 @@ const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
 
 export function count(value: Maybe): string {
-  return known(value, (number) => WHOLE.format(number));
+  return orDash(value, (number) => WHOLE.format(number));
 }
 
 export function compact(value: Maybe): string {
-  return known(value, (number) => COMPACT.format(number));
+  return orDash(value, (number) => COMPACT.format(number));
 }
 
 export function decimal(value: Maybe, digits = 2): string {
-  return known(value, (number) => number.toFixed(digits));
+  return orDash(value, (number) => number.toFixed(digits));
 }
 
-/** A fraction of 1. */
+/** Formats a fraction of 1. */
 export function percent(value: Maybe, digits = 1): string {
-  return known(value, (number) => `${(100 * number).toFixed(digits)}%`);
+  return orDash(value, (number) => `${(100 * number).toFixed(digits)}%`);
 }
 
-/** Cents are too coarse for a spot machine's minute. */
+/** Formats an amount; small amounts have four digits, because a minute costs less than a cent. */
 export function usd(value: Maybe): string {
-  return known(value, (number) => {
+  return orDash(value, (number) => {
     const size = Math.abs(number);
     const digits = size > 0 && size < 0.1 ? 4 : 2;
     return `${number < 0 ? "−" : ""}$${size.toFixed(digits)}`;
@@ -34,7 +34,7 @@ export function usd(value: Maybe): string {
 }
 
 export function bytes(value: Maybe): string {
-  return known(value, (number) => {
+  return orDash(value, (number) => {
     const units = ["B", "kB", "MB", "GB", "TB"];
     let size = number;
     let unit = 0;
@@ -46,9 +46,9 @@ export function bytes(value: Maybe): string {
   });
 }
 
-/** A length of time, its two largest units. */
+/** Formats a duration in its two largest units. */
 export function duration(seconds: Maybe): string {
-  return known(seconds, (value) => {
+  return orDash(seconds, (value) => {
     const whole = Math.max(0, Math.round(value));
     const [d, h, m, s] = [
       Math.floor(whole / 86400),
@@ -63,9 +63,9 @@ export function duration(seconds: Maybe): string {
   });
 }
 
-/** Of Unix seconds; with the date where it is not today's. */
+/** Formats Unix seconds as a time, with the date if it is not today. */
 export function clock(at: Maybe, now = Date.now()): string {
-  return known(at, (seconds) => {
+  return orDash(at, (seconds) => {
     const date = new Date(seconds * 1000);
     const time = date.toLocaleTimeString("en-GB");
     const today = date.toDateString() === new Date(now).toDateString();
@@ -73,6 +73,6 @@ export function clock(at: Maybe, now = Date.now()): string {
   });
 }
 
-function known(value: Maybe, text: (value: number) => string): string {
+function orDash(value: Maybe, text: (value: number) => string): string {
   return value === null || value === undefined || !Number.isFinite(value) ? DASH : text(value);
 }

@@ -1,6 +1,6 @@
 import { isMap, LineCounter, parseDocument } from "yaml";
 
-/** The line, from 0, on which a field such as `update.alpha` stands; where it misses, its parent's. */
+/** Returns the line, from 0, of a field such as `update.alpha`, or that of its closest parent. */
 export function lineOf(text: string, field: string): number {
   const counter = new LineCounter();
   const document = parseDocument(text, { lineCounter: counter });

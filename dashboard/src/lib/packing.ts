@@ -1,59 +1,71 @@
 import { zipSync } from "fflate";
+import ignore from "ignore";
 
-/** Never part of a package, as on the command line. */
-const IGNORED = new Set([
+/** Patterns that are never part of a package; the same as in `vcasgd/task/package.py`. */
+const IGNORED = [
   ".git",
   ".venv",
   "venv",
   "node_modules",
   "__pycache__",
+  "*.pyc",
+  "*.egg-info",
+  ".DS_Store",
   ".mypy_cache",
   ".pytest_cache",
   ".ruff_cache",
   ".ipynb_checkpoints",
-  ".DS_Store",
-]);
-/** The same for each file, so that equal content gives an equal digest. */
+];
+const IGNORE_FILE = ".vcasgdignore";
+/** Date of every file, so that equal content gives an equal digest. */
 const DATE = new Date(1980, 0, 1, 0, 0, 0);
 
 export type Package = { name: string; files: number; zip: Uint8Array };
 
-type Chosen = { path: string; data: Uint8Array };
+type Entry = { path: string; data: Uint8Array };
 
-/** A zip as it was chosen, or the files of a folder as a zip. */
+/** Returns a chosen zip as it is, or the files of a chosen folder as a zip. */
 export async function packageOf(files: File[]): Promise<Package> {
   const [first] = files;
   if (!first) throw new Error("no file was chosen");
   if (files.length === 1 && !first.webkitRelativePath && first.name.endsWith(".zip")) {
     return { name: first.name, files: 1, zip: await content(first) };
   }
-  const chosen = await Promise.all(
+  const ignoreFile = files.find((file) => pathIn(file) === IGNORE_FILE);
+  const patterns = ignoreFile ? new TextDecoder().decode(await content(ignoreFile)) : "";
+  const included = filter(patterns);
+  const entries = await Promise.all(
     files
-      .filter((file) => wanted(pathOf(file)))
-      .map(async (file) => ({ path: inside(pathOf(file)), data: await content(file) })),
+      .filter((file) => included(pathIn(file)))
+      .map(async (file) => ({ path: pathIn(file), data: await content(file) })),
   );
-  if (chosen.length === 0) throw new Error("the folder holds no files");
+  if (entries.length === 0) throw new Error("the folder contains no files");
   const folder = first.webkitRelativePath.split("/")[0];
-  return { name: folder || `${chosen.length} files`, files: chosen.length, zip: packed(chosen) };
+  return { name: folder || `${entries.length} files`, files: entries.length, zip: zipOf(entries) };
 }
 
-export function wanted(path: string): boolean {
-  return !path.endsWith(".pyc") && !path.split("/").some((part) => IGNORED.has(part));
+/**
+ * Returns a test for the paths of a package. `patterns` is the content of an ignore file, with the
+ * semantics of gitignore.
+ */
+export function filter(patterns: string): (path: string) => boolean {
+  const lines = patterns.split(/\r?\n/).map((line) => line.trim());
+  // The last match decides, so no pattern of the file can re-include IGNORED.
+  return ignore({ ignorecase: false })
+    .add([...lines, ...IGNORED])
+    .createFilter();
 }
 
-function packed(files: Chosen[]): Uint8Array {
-  const entries = files
+function zipOf(entries: Entry[]): Uint8Array {
+  const files = entries
     .sort((a, b) => (a.path < b.path ? -1 : 1))
     .map(({ path, data }) => [path, [data, { mtime: DATE }]] as const);
-  return zipSync(Object.fromEntries(entries) as Parameters<typeof zipSync>[0]);
+  return zipSync(Object.fromEntries(files) as Parameters<typeof zipSync>[0]);
 }
 
-function pathOf(file: File): string {
-  return file.webkitRelativePath || file.name;
-}
-
-/** Without the name of the folder itself. */
-function inside(path: string): string {
+/** Returns a file's path in the chosen folder. */
+function pathIn(file: File): string {
+  const path = file.webkitRelativePath || file.name;
   return path.includes("/") ? path.slice(path.indexOf("/") + 1) : path;
 }
 

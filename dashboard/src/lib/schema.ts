@@ -1,4 +1,4 @@
-/** What a JSON schema says of the fields of a YAML file, as far as an editor needs it. */
+/** Lookups in a JSON schema for the help of the YAML editor. */
 
 export type Schema = {
   $ref?: string;
@@ -20,28 +20,28 @@ export type Schema = {
   exclusiveMaximum?: number;
 };
 
-export type Field = { name: string; required: boolean; says: string };
+export type Field = { name: string; required: boolean; help: string };
 
-/** Where somebody types: behind which fields, whose value it is, and what of it is there. */
+/** Cursor position: path of the parent, key of the value or null, and the text before it. */
 export type Place = { path: string[]; key: string | null; typed: string };
 
 const KEY = /^(\s*)(?:- )?([A-Za-z_][\w-]*):/;
 const FLOW = /([A-Za-z_][\w-]*):\s*\{([^{}]*)$/;
 
-/** The fields that may stand below a path. */
+/** Returns the fields that are allowed below a path. */
 export function fieldsAt(schema: Schema, path: readonly string[]): Field[] {
-  const found = new Map<string, Field>();
+  const fields = new Map<string, Field>();
   for (const form of formsAt(schema, path)) {
     for (const [name, field] of Object.entries(form.properties ?? {})) {
-      if (found.has(name)) continue;
+      if (fields.has(name)) continue;
       const required = form.required?.includes(name) ?? false;
-      found.set(name, { name, required, says: summary(schema, field) });
+      fields.set(name, { name, required, help: summary(schema, field) });
     }
   }
-  return [...found.values()];
+  return [...fields.values()];
 }
 
-/** The values that a field may have, where they can be listed. */
+/** Returns the values that a field can have, if they can be listed. */
 export function valuesAt(schema: Schema, path: readonly string[]): string[] {
   const values = formsAt(schema, path).flatMap((form) => {
     if (form.enum) return form.enum;
@@ -52,15 +52,15 @@ export function valuesAt(schema: Schema, path: readonly string[]): string[] {
   return [...new Set(values.map(String))];
 }
 
-/** What is known of a field, on one line or more. */
-export function described(schema: Schema, path: readonly string[]): string | null {
+/** Returns the help text of a field. */
+export function helpFor(schema: Schema, path: readonly string[]): string | null {
   const parent = formsAt(schema, path.slice(0, -1));
   const name = path.at(-1) ?? "";
   const field = parent.map((form) => form.properties?.[name]).find(Boolean);
   return field ? summary(schema, field) : null;
 }
 
-/** All forms that a value may have, references resolved. */
+/** Returns all alternatives of a value, with references resolved. */
 export function formsAt(schema: Schema, path: readonly string[]): Schema[] {
   let forms = formsOf(schema, schema);
   for (const part of path) {
@@ -105,7 +105,7 @@ function kind(form: Schema): string {
   return low === undefined ? `${word} up to ${high}` : `${word} from ${low} to ${high}`;
 }
 
-/** The place at an offset of a file in block style, or within braces on one line. */
+/** Returns the place at an offset, in block style or in braces on one line. */
 export function placeAt(text: string, offset: number): Place {
   const start = text.lastIndexOf("\n", offset - 1) + 1;
   const before = text.slice(start, offset);
@@ -119,17 +119,17 @@ export function placeAt(text: string, offset: number): Place {
   return { path, key: null, typed: inner ?? "" };
 }
 
-/** The fields above that are less and less indented. */
+/** Returns the parent fields, found by their smaller indentation. */
 function parents(above: string, indent: number): string[] {
-  const found: string[] = [];
+  const fields: string[] = [];
   let limit = indent;
   for (const line of above.split("\n").reverse()) {
     const match = KEY.exec(line);
     const own = match?.[1]?.length ?? limit;
     if (!match || own >= limit) continue;
-    found.unshift(match[2] ?? "");
+    fields.unshift(match[2] ?? "");
     limit = own;
     if (limit === 0) break;
   }
-  return found;
+  return fields;
 }

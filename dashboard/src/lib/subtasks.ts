@@ -1,6 +1,6 @@
 export type Kind = "o" | "l" | "p" | "r" | "a";
 
-/** The states of a subtask, by the letter that the API sends. */
+/** States of a subtask by the letter that the API sends. */
 export const KINDS: { key: Kind; name: string }[] = [
   { key: "a", name: "applied" },
   { key: "p", name: "partly applied" },
@@ -9,7 +9,7 @@ export const KINDS: { key: Kind; name: string }[] = [
   { key: "o", name: "open" },
 ];
 
-/** How many subtasks are in each state. */
+/** Counts the subtasks in each state. */
 export function tally(states: string): Record<Kind, number> {
   const counts: Record<Kind, number> = { o: 0, l: 0, p: 0, r: 0, a: 0 };
   for (const letter of states) {

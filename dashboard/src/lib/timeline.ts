@@ -8,7 +8,7 @@ export type Lane = { machine: Machine; y: number; bars: Bar[]; lostAt: number };
 
 export type Arrow = { from: string; to: string; x1: number; y1: number; x2: number; y2: number };
 
-/** Machines that were lost together: most losses come in such events. */
+/** Machines lost at about the same time, as in most spot reclamations. */
 export type Bulk = { at: number; machines: string[]; x: number; width: number };
 
 export type Layout = {
@@ -22,14 +22,14 @@ export type Layout = {
 
 export const LANE = 26;
 export const BAR_PAD = 6;
-/** A death takes no time, and must be seen all the same. */
+/** Minimum width in pixels, because a loss has no duration. */
 const LEAST_WIDTH = 6;
-/** Losses within such a time are one event, if they are so many, and such a part of all. */
+/** Losses within this time are a bulk if they are this many, and this fraction of all machines. */
 const BULK_SECONDS = 30;
 const BULK_MACHINES = 3;
-const BULK_PART = 0.2;
+const BULK_FRACTION = 0.2;
 
-/** Where each machine's states are drawn, in pixels; `now` is where open spans end. */
+/** Lays out the machines' states in pixels; open spans end at `now`. */
 export function layout(machines: readonly Machine[], width: number, now: number): Layout {
   const starts = machines.flatMap((each) => each.spans.map((span) => span.from));
   const from = Math.min(now, ...starts);
@@ -39,14 +39,14 @@ export function layout(machines: readonly Machine[], width: number, now: number)
   );
   const x = (at: number) => ((at - from) / (to - from)) * width;
   const lanes = machines.map((machine, row) => lane(machine, row * LANE, x, width, now));
-  const together = bulks(machines, now).map(({ at, until, lost }) => ({
+  const bulkLosses = bulks(machines, now).map(({ at, until, lost }) => ({
     at,
     machines: lost,
     x: Math.min(x(at), width - LEAST_WIDTH),
     width: Math.max(LEAST_WIDTH, x(until) - x(at)),
   }));
   const height = lanes.length * LANE;
-  return { lanes, arrows: arrows(lanes), bulks: together, height, from, to };
+  return { lanes, arrows: arrows(lanes), bulks: bulkLosses, height, from, to };
 }
 
 function lane(
@@ -67,12 +67,12 @@ function lane(
       to,
     };
   });
-  // the replacement is ordered when the loss is known, which may be before the end
-  const told = machine.spans.find((span) => span.state === "notice" || span.state === "dead");
-  return { machine, y, bars, lostAt: x(told?.from ?? now) };
+  // The replacement is ordered when the loss is known, which can be before the end.
+  const loss = machine.spans.find((span) => span.state === "notice" || span.state === "dead");
+  return { machine, y, bars, lostAt: x(loss?.from ?? now) };
 }
 
-/** When many machines were lost at once, and which. */
+/** Returns the bulk losses with their times and machines. */
 export function bulks(
   machines: readonly Machine[],
   now: number,
@@ -93,7 +93,7 @@ export function bulks(
   }
   return groups.filter(
     ({ at, lost }) =>
-      lost.length >= BULK_MACHINES && lost.length >= BULK_PART * present(machines, at, now),
+      lost.length >= BULK_MACHINES && lost.length >= BULK_FRACTION * present(machines, at, now),
   );
 }
 
@@ -129,18 +129,18 @@ function arrows(lanes: Lane[]): Arrow[] {
   });
 }
 
-/** Times for the axis: round numbers of seconds since the start, about `wanted` of them. */
-export function ticks(seconds: number, wanted: number): number[] {
+/** Returns about `number` round times for the axis, in seconds since the start. */
+export function ticks(seconds: number, number: number): number[] {
   const steps = [
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400,
   ];
-  const step = steps.find((each) => seconds / each <= wanted) ?? Math.ceil(seconds / wanted);
-  const found: number[] = [];
-  for (let at = 0; at <= seconds; at += step) found.push(at);
-  return found;
+  const step = steps.find((each) => seconds / each <= number) ?? Math.ceil(seconds / number);
+  const times: number[] = [];
+  for (let at = 0; at <= seconds; at += step) times.push(at);
+  return times;
 }
 
-/** As people see it: a machine that we gave back is no loss. */
+/** Returns the state to show; a terminated machine that was not lost is "gone". */
 export function stateOf(machine: Machine): Shown {
   const last = machine.spans.at(-1);
   if (!last || (last.to !== null && last.state !== "dead")) return "gone";

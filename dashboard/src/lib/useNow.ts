@@ -1,6 +1,6 @@
 import { useEffect, useState } from "react";
 
-/** Unix seconds, anew every `everyMs` while `active`. */
+/** Returns Unix seconds, refreshed every `everyMs` while `active`. */
 export function useNow(active = true, everyMs = 1000): number {
   const [now, setNow] = useState(() => Date.now() / 1000);
   useEffect(() => {

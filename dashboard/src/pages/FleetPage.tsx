@@ -9,7 +9,7 @@ import { Instances } from "./fleet/Instances";
 import { Offers } from "./fleet/Offers";
 import { Pools } from "./fleet/Pools";
 
-/** Where machines are bought, which there are, and what they cost. */
+/** Pools, machines, and their costs. */
 export function FleetPage() {
   const pools = usePools();
   const instances = useInstances();
@@ -53,26 +53,26 @@ function Figures({
 }) {
   const joined = instances?.filter((each) => each.joined).length;
   const now = Date.now() / 1000;
-  const resting = pools?.filter((each) => (each.blocked_until ?? 0) > now).length ?? 0;
+  const backingOff = pools?.filter((each) => (each.blocked_until ?? 0) > now).length ?? 0;
   return (
     <Stats>
-      <Stat label="Machines" value={count(instances?.length)} note={`${count(joined)} at work`} />
+      <Stat label="Machines" value={count(instances?.length)} note={`${count(joined)} running`} />
       <Stat
         label="Spend per hour"
         value={usd(spend?.usd_per_hour)}
         note={`${usd(spend?.on_demand_usd_per_hour)} on demand`}
       />
-      <Stat label="Spent in all" value={usd(spend?.spent_usd)} note="by all jobs" />
+      <Stat label="Total spend" value={usd(spend?.spent_usd)} note="by all jobs" />
       <Stat
         label="Pools"
         value={count(pools?.length)}
-        note={resting ? `${resting} left alone for now` : "none left alone"}
-        tone={resting ? "warn" : undefined}
+        note={backingOff ? `${backingOff} backing off` : "No pools backing off"}
+        tone={backingOff ? "warn" : undefined}
       />
       <Stat
         label="Controller"
-        value={controller === undefined ? "–" : controller ? "At work" : "Away"}
-        note={controller === false ? "no machine is bought meanwhile" : "buys and replaces"}
+        value={controller === undefined ? "–" : controller ? "Running" : "Unavailable"}
+        note={controller === false ? "no machines are launched" : "launches and replaces machines"}
         tone={controller === false ? "bad" : undefined}
       />
     </Stats>

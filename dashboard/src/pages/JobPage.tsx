@@ -15,7 +15,7 @@ import { Overview } from "./job/Overview";
 import { SpecText } from "./job/SpecText";
 import { Summary } from "./job/Summary";
 
-const TROUBLED = ["paused", "failed", "cancelled"];
+const PROBLEM_STATES = ["paused", "failed", "cancelled"];
 const TABS = [
   { key: "overview", name: "Overview", Content: Overview },
   { key: "events", name: "Events", Content: Events },
@@ -34,14 +34,14 @@ export default function JobPage() {
       <PageHead title={job.data.id} beside={<StateBadge state={job.data.state} />}>
         <Actions job={job.data} />
       </PageHead>
-      <Trouble job={job.data} />
+      <Problem job={job.data} />
       <Summary job={job.data} />
-      <Parts job={job.data} />
+      <JobTabs job={job.data} />
     </div>
   );
 }
 
-function Parts({ job }: { job: Job }) {
+function JobTabs({ job }: { job: Job }) {
   const [search, setSearch] = useSearchParams();
   const tab = search.get("tab") ?? "overview";
   return (
@@ -66,8 +66,8 @@ function Parts({ job }: { job: Job }) {
   );
 }
 
-function Trouble({ job }: { job: Job }) {
-  if (!job.reason || !TROUBLED.includes(job.state)) return null;
+function Problem({ job }: { job: Job }) {
+  if (!job.reason || !PROBLEM_STATES.includes(job.state)) return null;
   return (
     <Notice tone={job.state === "failed" ? "bad" : "warn"} title={job.reason}>
       {job.traceback && <pre className={classes.traceback}>{job.traceback}</pre>}

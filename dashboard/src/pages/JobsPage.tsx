@@ -23,8 +23,8 @@ export function JobsPage() {
   const [text, setText] = useState("");
   const [state, setState] = useState<string | null>(null);
   const [page, setPage] = useState(1);
-  const found = (jobs.data ?? []).filter((job) => matches(job, text, state));
-  const pages = Math.max(1, Math.ceil(found.length / PAGE));
+  const matching = (jobs.data ?? []).filter((job) => matches(job, text, state));
+  const pages = Math.max(1, Math.ceil(matching.length / PAGE));
   const current = Math.min(page, pages);
   return (
     <div className="stack">
@@ -56,12 +56,12 @@ export function JobsPage() {
               value={state}
               onChange={setState}
             />
-            <span className={classes.count}>{countOf(found.length, jobs.data.length)}</span>
+            <span className={classes.count}>{countOf(matching.length, jobs.data.length)}</span>
           </div>
-          {found.length === 0 ? (
-            <EmptyState title="No job is like that">Change the search or the state.</EmptyState>
+          {matching.length === 0 ? (
+            <EmptyState title="No matching jobs">Change the search or the state.</EmptyState>
           ) : (
-            <JobsTable jobs={found.slice((current - 1) * PAGE, current * PAGE)} />
+            <JobsTable jobs={matching.slice((current - 1) * PAGE, current * PAGE)} />
           )}
           {pages > 1 && (
             <div className={classes.pages}>
@@ -74,9 +74,9 @@ export function JobsPage() {
   );
 }
 
-function countOf(found: number, all: number): string {
+function countOf(shown: number, all: number): string {
   const jobs = all === 1 ? "1 job" : `${count(all)} jobs`;
-  return found === all ? jobs : `${count(found)} of ${jobs}`;
+  return shown === all ? jobs : `${count(shown)} of ${jobs}`;
 }
 
 function matches(job: Job, text: string, state: string | null): boolean {
@@ -102,7 +102,7 @@ function columns(
   workers: Map<string, number> | undefined,
   now: number,
 ): Column<Job>[] {
-  const working = (job: Job) => (isOver(job) ? null : (workers?.get(job.id) ?? 0));
+  const workersOf = (job: Job) => (isOver(job) ? null : (workers?.get(job.id) ?? 0));
   const age = (job: Job) => (job.ended_at ?? now) - job.created_at;
   return [
     {
@@ -141,8 +141,8 @@ function columns(
       name: "Workers",
       right: true,
       wide: true,
-      key: working,
-      cell: (job) => (isOver(job) ? DASH : `${working(job)} / ${job.spec.workers?.max ?? DASH}`),
+      key: workersOf,
+      cell: (job) => (isOver(job) ? DASH : `${workersOf(job)} / ${job.spec.workers?.max ?? DASH}`),
     },
     {
       name: "Cost",
@@ -166,7 +166,7 @@ function NoJobs() {
   return (
     <section className={classes.panel} aria-label="All jobs">
       <EmptyState icon={<IconStack2 size={30} stroke={1.4} aria-hidden />} title="No jobs yet">
-        Submit one here, or from a shell: <Code>vcasgd submit job.yaml --follow</Code>
+        Submit a job here, or from a shell: <Code>vcasgd submit job.yaml --follow</Code>
       </EmptyState>
     </section>
   );

@@ -6,8 +6,8 @@ import { PageHead } from "../components/PageHead";
 export function NotFoundPage() {
   return (
     <>
-      <PageHead title="Nothing here" />
-      <EmptyState title="There is no such page">
+      <PageHead title="Page not found" />
+      <EmptyState title="This page does not exist">
         <Anchor component={Link} to="/">
           All jobs
         </Anchor>

@@ -21,27 +21,28 @@ export function SignInPage() {
           label="Token"
           description={
             <>
-              The API's token. On the machine of the stack: <code>cat ~/.vcasgd/token</code>
+              The API token. On the stack's machine: <code>cat ~/.vcasgd/token</code>
             </>
           }
           autoFocus
           autoComplete="current-password"
           value={token}
           onChange={(event) => setToken(event.currentTarget.value)}
-          error={signIn.isError && complaint(signIn.error)}
+          error={signIn.isError && messageOf(signIn.error)}
         />
         <Button type="submit" fullWidth disabled={!token.trim()} loading={signIn.isPending}>
           Sign in
         </Button>
         <Text size="xs" c="dimmed">
-          The token is exchanged for a cookie that scripts can't read; it is not kept here.
+          The browser exchanges the token for a cookie that scripts can't read, and does not store
+          it.
         </Text>
       </form>
     </main>
   );
 }
 
-function complaint(error: unknown): string {
-  if (error instanceof ApiError && error.status === 401) return "This is not the token.";
+function messageOf(error: unknown): string {
+  if (error instanceof ApiError && error.status === 401) return "Invalid token.";
   return error instanceof Error ? error.message : String(error);
 }

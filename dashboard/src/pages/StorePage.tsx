@@ -11,7 +11,7 @@ import { compact, count, decimal } from "../lib/format";
 import { Models } from "./store/Models";
 import { Servers } from "./store/Servers";
 
-/** The servers that hold the models and the books. */
+/** Servers that store models and the ledger. */
 export function StorePage() {
   const store = useStore();
   return (
@@ -41,7 +41,7 @@ function Content({ store }: { store: StoreView }) {
         <Stat
           label="Updates waiting"
           value={count(total(nodes, (node) => sum(node.queued)))}
-          note="pushed and not applied yet"
+          note="pushed, not yet applied"
         />
         <Stat
           label="Operations per second"
@@ -56,7 +56,7 @@ function Content({ store }: { store: StoreView }) {
           <Models nodes={nodes} />
         ) : (
           <EmptyState icon={<IconDatabase size={28} stroke={1.4} aria-hidden />} title="No models">
-            A parameter server holds the models of the jobs that are not over.
+            Parameter servers hold the models of active jobs.
           </EmptyState>
         )}
       </Panel>
@@ -66,22 +66,22 @@ function Content({ store }: { store: StoreView }) {
 
 function Replication({ store }: { store: StoreView }) {
   const servers = [...store.nodes, store.ledger];
-  const alone = servers.filter((each) => each.unreplicated_since).length;
+  const unreplicated = servers.filter((each) => each.unreplicated_since).length;
   const replicas = total(servers, (each) => each.replicas);
   return (
     <Stat
       label="Replication"
-      value={alone ? "Behind" : replicas ? "In step" : "None"}
-      note={alone ? `${alone} without its replicas` : `${count(replicas)} replicas`}
-      tone={alone ? "bad" : undefined}
+      value={unreplicated ? "Behind" : replicas ? "In sync" : "None"}
+      note={unreplicated ? `${unreplicated} without replicas` : `${count(replicas)} replicas`}
+      tone={unreplicated ? "bad" : undefined}
     />
   );
 }
 
-/** Of what is known; null where nothing is. */
+/** Sums the known values; null if there are none. */
 function total<T>(rows: T[], value: (row: T) => number | null | undefined): number | null {
-  const known = rows.map(value).filter((each) => each !== null && each !== undefined);
-  return known.length ? known.reduce((all, each) => all + each, 0) : null;
+  const values = rows.map(value).filter((each) => each !== null && each !== undefined);
+  return values.length ? values.reduce((all, each) => all + each, 0) : null;
 }
 
 function sum(counts: StoreNode["queued"]): number {

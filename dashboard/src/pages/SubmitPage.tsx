@@ -19,27 +19,27 @@ import { TEMPLATE } from "./submit/template";
 const TYPING_MS = 350;
 const NONE: Mistake[] = [];
 
-/** A new job: its YAML, its code, what it would cost, and then the order. */
+/** Form for a new job: YAML, code, plan, and submission. */
 export default function SubmitPage() {
   const [text, setText] = useState(TEMPLATE);
   const [code, setCode] = useState<Package | null>(null);
   const [settled] = useDebouncedValue(text, TYPING_MS);
   const checked = useValidation(settled);
   const mistakes = checked.data?.errors ?? NONE;
-  // what was checked is not what is there now while somebody types
+  // While the user types, the last validation does not match the text.
   const spec = settled === text && !checked.isPlaceholderData ? checked.data?.spec : null;
   const schema = useSpecSchema().data;
   const plan = usePlan();
   const submit = useSubmit();
   const navigate = useNavigate();
-  // one key for one intention: pressed twice, it is one job
+  // One key per page, so that pressing the button twice submits one job.
   const key = useRef(crypto.getRandomValues(new Uint32Array(4)).join("-"));
   const change = (next: string) => {
     setText(next);
     plan.reset();
     submit.reset();
   };
-  const order = () => {
+  const send = () => {
     if (!code || !spec) return;
     submit.mutate(
       { spec, zip: code.zip, key: key.current },
@@ -52,7 +52,7 @@ export default function SubmitPage() {
       <div className={classes.columns}>
         <Panel title="job.yaml" note={<Verdict checked={checked} />} flush>
           <Editor initial={TEMPLATE} mistakes={mistakes} schema={schema} onChange={change} />
-          <Mistakes found={mistakes} />
+          <Mistakes mistakes={mistakes} />
         </Panel>
         <div className="stack">
           <Code code={code} onCode={setCode} />
@@ -65,16 +65,18 @@ export default function SubmitPage() {
                 fullWidth
                 disabled={!spec || !code || !(plan.isSuccess || plan.isError)}
                 loading={submit.isPending}
-                onClick={order}
+                onClick={send}
               >
                 Submit the job
               </Button>
             }
           />
           {!code && plan.isSuccess && (
-            <span className={classes.hint}>Choose the working directory to submit it.</span>
+            <span className={classes.hint}>
+              Choose the working directory before you submit the job.
+            </span>
           )}
-          {submit.isError && <Refusal error={submit.error} />}
+          {submit.isError && <SubmitError error={submit.error} />}
         </div>
       </div>
     </div>
@@ -82,22 +84,22 @@ export default function SubmitPage() {
 }
 
 function Verdict({ checked }: { checked: ReturnType<typeof useValidation> }) {
-  if (checked.isError) return <span className={classes.bad}>can't be checked now</span>;
+  if (checked.isError) return <span className={classes.bad}>validation unavailable</span>;
   if (!checked.data) return <span>checking</span>;
   return checked.data.valid ? (
     <span className={classes.good}>valid</span>
   ) : (
     <span className={classes.bad}>
-      {checked.data.errors.length === 1 ? "1 mistake" : `${checked.data.errors.length} mistakes`}
+      {checked.data.errors.length === 1 ? "1 error" : `${checked.data.errors.length} errors`}
     </span>
   );
 }
 
-function Mistakes({ found }: { found: Mistake[] }) {
-  if (found.length === 0) return null;
+function Mistakes({ mistakes }: { mistakes: Mistake[] }) {
+  if (mistakes.length === 0) return null;
   return (
     <ul className={classes.mistakes} aria-live="polite">
-      {found.map((each) => (
+      {mistakes.map((each) => (
         <li key={`${each.path} ${each.message}`}>
           {each.path && <b>{each.path}: </b>}
           {each.message}
@@ -109,19 +111,19 @@ function Mistakes({ found }: { found: Mistake[] }) {
 }
 
 function Code({ code, onCode }: { code: Package | null; onCode: (code: Package) => void }) {
-  const [trouble, setTrouble] = useState<string | null>(null);
+  const [problem, setProblem] = useState<string | null>(null);
   const take = async (files: File[]) => {
     try {
       onCode(await packageOf(files));
-      setTrouble(null);
+      setProblem(null);
     } catch (error) {
-      setTrouble(error instanceof Error ? error.message : String(error));
+      setProblem(error instanceof Error ? error.message : String(error));
     }
   };
   return (
     <Panel
       title="Working directory"
-      note={code ? `${code.name}, ${bytes(code.zip.length)}` : "the code that the workers run"}
+      note={code ? `${code.name}, ${bytes(code.zip.length)}` : "the code that workers run"}
     >
       <Group gap="xs">
         <FileButton
@@ -155,12 +157,12 @@ function Code({ code, onCode }: { code: Package | null; onCode: (code: Package) 
           )}
         </FileButton>
       </Group>
-      {trouble && <span className={classes.bad}>{trouble}</span>}
+      {problem && <span className={classes.bad}>{problem}</span>}
     </Panel>
   );
 }
 
-function Refusal({ error }: { error: Error }) {
+function SubmitError({ error }: { error: Error }) {
   return (
     <Notice tone="bad" title={error.message}>
       {error instanceof ApiError && error.remedy}

@@ -8,14 +8,14 @@ import { StateBadge } from "../../components/StateBadge";
 import { DASH, duration, usd } from "../../lib/format";
 import { useNow } from "../../lib/useNow";
 
-/** Machines that are there now. */
+/** Current machines. */
 export function Instances({ instances }: { instances: Instance[] }) {
   const now = useNow(instances.length > 0);
   return (
     <Panel title="Machines" flush>
       {instances.length === 0 ? (
         <EmptyState icon={<IconServerOff size={28} stroke={1.4} aria-hidden />} title="No machines">
-          They are bought when a job needs them and given back when none does.
+          Machines are launched when a job needs them, and released afterwards.
         </EmptyState>
       ) : (
         <DataTable label="Machines" columns={columns(now)} rows={instances} id={(row) => row.id} />

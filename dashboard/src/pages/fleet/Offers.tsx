@@ -20,7 +20,7 @@ type Offer = {
   as_of: number;
 };
 
-/** What the pools sell, cheapest first. */
+/** Offers of the pools, cheapest first. */
 export function Offers({ pools }: { pools: Pool[] }) {
   const [all, setAll] = useState(false);
   const offers = pools
@@ -33,8 +33,8 @@ export function Offers({ pools }: { pools: Pool[] }) {
       flush
     >
       {offers.length === 0 ? (
-        <EmptyState title="No prices known">
-          Pools tell what they sell when they are asked first.
+        <EmptyState title="No prices available">
+          Prices appear after the controller has queried the pools.
         </EmptyState>
       ) : (
         <DataTable
@@ -73,7 +73,7 @@ const COLUMNS: Column<Offer>[] = [
     key: discount,
     cell: (row) => percent(discount(row), 0),
   },
-  { name: "Price of", right: true, wide: true, cell: (row) => clock(row.as_of) },
+  { name: "Price as of", right: true, wide: true, cell: (row) => clock(row.as_of) },
 ];
 
 function discount(offer: Offer): number | null {

@@ -7,15 +7,13 @@ import { count, DASH, duration, usd } from "../../lib/format";
 import { useNow } from "../../lib/useNow";
 import classes from "./Fleet.module.css";
 
-/** Places to buy machines, and which are left alone for a while. */
+/** Pools with their machines, prices and back-off. */
 export function Pools({ pools, spend }: { pools: Pool[]; spend: Spend | undefined }) {
   const now = useNow(pools.some((each) => each.blocked_until));
   return (
     <Panel title="Pools" flush>
       {pools.length === 0 ? (
-        <EmptyState title="No pools yet">
-          A controller tells of them as soon as it is at work.
-        </EmptyState>
+        <EmptyState title="No pools yet">Pools appear when the controller is running.</EmptyState>
       ) : (
         <DataTable
           label="Pools"
@@ -75,7 +73,7 @@ function columns(now: number, spend: Spend | undefined): Column<Pool>[] {
             ))
           : DASH,
     },
-    { name: "State", cell: (row) => <Rest pool={row} now={now} /> },
+    { name: "State", cell: (row) => <Availability pool={row} now={now} /> },
   ];
 }
 
@@ -84,12 +82,12 @@ function cheapest(pool: Pool): number | null {
   return prices.length ? Math.min(...prices) : null;
 }
 
-function Rest({ pool, now }: { pool: Pool; now: number }) {
+function Availability({ pool, now }: { pool: Pool; now: number }) {
   const left = (pool.blocked_until ?? 0) - now;
-  if (left <= 0) return <span className={classes.ready}>buying</span>;
+  if (left <= 0) return <span className={classes.ready}>available</span>;
   return (
     <span className={classes.resting} title={pool.reason ?? undefined}>
-      left alone for {duration(left)}
+      backing off for {duration(left)}
       {pool.reason && <span className={classes.reason}>{pool.reason}</span>}
     </span>
   );

@@ -8,13 +8,13 @@ import { Resume } from "./Resume";
 
 const ICON = { size: 16, stroke: 1.7 };
 
-/** What may be done with the job in its state. */
+/** Buttons for the commands that the job's state allows. */
 export function Actions({ job }: { job: Job }) {
   const command = useCommand(job.id);
-  const [asking, ask] = useDisclosure(false);
+  const [cancelling, confirm] = useDisclosure(false);
   const [resuming, resume] = useDisclosure(false);
-  const send = (wanted: Command) =>
-    command.mutate(wanted, {
+  const send = (request: Command) =>
+    command.mutate(request, {
       onError: (error) => notifications.show({ color: "red", message: error.message }),
     });
   return (
@@ -33,14 +33,14 @@ export function Actions({ job }: { job: Job }) {
         <Button
           leftSection={<IconPlayerPlay {...ICON} />}
           loading={command.isPending}
-          // without a budget there is nothing to ask
+          // A job without a budget resumes without a dialog.
           onClick={() => (job.spec.stop?.max_cost_usd ? resume.open() : send({ name: "resume" }))}
         >
           Resume
         </Button>
       )}
       {!isOver(job) && (
-        <Button variant="default" leftSection={<IconPlayerStop {...ICON} />} onClick={ask.open}>
+        <Button variant="default" leftSection={<IconPlayerStop {...ICON} />} onClick={confirm.open}>
           Cancel
         </Button>
       )}
@@ -65,20 +65,19 @@ export function Actions({ job }: { job: Job }) {
           }}
         />
       )}
-      <Modal opened={asking} onClose={ask.close} title={`Cancel ${job.id}?`} centered>
+      <Modal opened={cancelling} onClose={confirm.close} title={`Cancel ${job.id}?`} centered>
         <Text size="sm">
-          Its machines are given back. What it has learned stays in its checkpoints, and it can't be
-          resumed.
+          Its machines are released and its checkpoints are kept. A cancelled job can't be resumed.
         </Text>
         <Group justify="flex-end" mt="lg">
-          <Button variant="default" onClick={ask.close}>
-            Keep it
+          <Button variant="default" onClick={confirm.close}>
+            Keep running
           </Button>
           <Button
             color="red"
             onClick={() => {
               send({ name: "cancel" });
-              ask.close();
+              confirm.close();
             }}
           >
             Cancel the job

@@ -8,21 +8,21 @@ import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
 import { bytes, clock, count, DASH } from "../../lib/format";
 
-/** The files that the job can go on from, newest first. */
+/** Checkpoints of the job, newest first. */
 export function Checkpoints({ job }: { job: Job }) {
-  const found = useCheckpoints(job.id);
-  const rows = [...(found.data ?? [])].reverse();
+  const checkpoints = useCheckpoints(job.id);
+  const rows = [...(checkpoints.data ?? [])].reverse();
   return (
     <Panel
       title="Checkpoints"
-      note={`the newest ${job.spec.checkpoint?.keep ?? 3} and the best are kept`}
+      note={`the newest ${job.spec.checkpoint?.keep ?? 3} and the best checkpoints are kept`}
       flush
     >
-      {found.isError && !found.data ? (
-        <ErrorState error={found.error} onRetry={found.refetch} />
+      {checkpoints.isError && !checkpoints.data ? (
+        <ErrorState error={checkpoints.error} onRetry={checkpoints.refetch} />
       ) : rows.length === 0 ? (
         <EmptyState title="No checkpoints yet">
-          The end of the first epoch brings the first one.
+          The first epoch ends with the first checkpoint.
         </EmptyState>
       ) : (
         <DataTable label="Checkpoints" columns={columns(job)} rows={rows} id={(row) => row.name} />

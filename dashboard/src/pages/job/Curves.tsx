@@ -7,20 +7,20 @@ import type { Ink } from "../../charts/ink";
 import { lines, type Point } from "../../charts/options";
 import { EmptyState } from "../../components/EmptyState";
 import { Panel } from "../../components/Panel";
-import { type Against, curve, placed } from "../../lib/curves";
+import { type Against, curve, positionOf } from "../../lib/curves";
 import { compact, decimal, duration, percent, usd } from "../../lib/format";
 import classes from "./Curves.module.css";
 
 const AXES: { value: Against; label: string; format: (value: number) => string }[] = [
   { value: "time", label: "Time", format: duration },
   { value: "samples", label: "Samples", format: compact },
-  { value: "money", label: "Money", format: usd },
+  { value: "money", label: "Cost", format: usd },
 ];
-/** From so many times the least value on, an axis has equal steps for equal factors. */
-const WIDE = 20;
+/** Ratio of the largest to the smallest value from which an axis is logarithmic. */
+const LOG_RATIO = 20;
 const NONE: MetricPoint[] = [];
 
-/** Loss while training and accuracy on the validation data. */
+/** Training loss and validation accuracy. */
 export function Curves({ job }: { job: Job }) {
   const [against, setAgainst] = useState<Against>("time");
   const metrics = useMetrics(job.id).data ?? NONE;
@@ -51,11 +51,11 @@ export function Curves({ job }: { job: Job }) {
   );
   return (
     <Panel
-      title="Learning"
+      title="Training"
       tools={
         <SegmentedControl
           size="xs"
-          aria-label="Against"
+          aria-label="Horizontal axis"
           data={AXES.map(({ value, label }) => ({ value, label }))}
           value={against}
           onChange={(value) => setAgainst(value as Against)}
@@ -68,9 +68,9 @@ export function Curves({ job }: { job: Job }) {
             Training loss <b>{decimal(loss.at(-1)?.[1], 3)}</b>
           </figcaption>
           {loss.length ? (
-            <Chart label={said("Training loss", loss, decimalOf)} describe={describeLoss} />
+            <Chart label={labelOf("Training loss", loss, decimalOf)} describe={describeLoss} />
           ) : (
-            <Nothing against={against} first="The first update brings the first loss." />
+            <NoData against={against} first="The loss appears with the first update." />
           )}
         </figure>
         <figure className={classes.figure}>
@@ -79,11 +79,11 @@ export function Curves({ job }: { job: Job }) {
           </figcaption>
           {accuracy.length ? (
             <Chart
-              label={said("Validation accuracy", accuracy, percentOf)}
+              label={labelOf("Validation accuracy", accuracy, percentOf)}
               describe={describeAccuracy}
             />
           ) : (
-            <Nothing against={against} first="The end of an epoch brings the first evaluation." />
+            <NoData against={against} first="The accuracy appears at the end of an epoch." />
           )}
         </figure>
       </div>
@@ -91,10 +91,10 @@ export function Curves({ job }: { job: Job }) {
   );
 }
 
-function Nothing({ against, first }: { against: Against; first: string }) {
+function NoData({ against, first }: { against: Against; first: string }) {
   return (
-    <EmptyState title="Nothing to draw yet">
-      {against === "money" ? "What the machines cost is not known yet." : first}
+    <EmptyState title="No data yet">
+      {against === "money" ? "The cost of the machines is not known yet." : first}
     </EmptyState>
   );
 }
@@ -107,12 +107,12 @@ function evaluated(
 ): Point[] {
   return evaluations.flatMap((each) => {
     const y = each.metrics.accuracy;
-    const x = placed(metrics, against, start, each.at);
+    const x = positionOf(metrics, against, start, each.at);
     return y === null || y === undefined || x === null ? [] : [[x, y] as Point];
   });
 }
 
-function said(name: string, points: Point[], text: (value: number) => string): string {
+function labelOf(name: string, points: Point[], text: (value: number) => string): string {
   const [first, last] = [points[0], points.at(-1)];
   return first && last ? `${name}: from ${text(first[1])} to ${text(last[1])}` : name;
 }
@@ -120,7 +120,7 @@ function said(name: string, points: Point[], text: (value: number) => string): s
 function spread(points: Point[]): boolean {
   const values = points.map(([, y]) => y);
   const least = Math.min(...values);
-  return least > 0 && Math.max(...values) / least > WIDE;
+  return least > 0 && Math.max(...values) / least > LOG_RATIO;
 }
 
 function decimalOf(value: number): string {

@@ -8,23 +8,25 @@ import { Panel } from "../../components/Panel";
 import { clock, count } from "../../lib/format";
 import classes from "./Events.module.css";
 
-/** Shown at once; the filters reach all. */
+/** Maximum number of shown events; filters search all. */
 const SHOWN = 300;
 const BAD = /kill|fail|crash|lost|refused|missing|reject|quarantine|damaged/;
 const WARN = /evict|notice|advice|pause|stopped|budget/;
 
-/** What happened, newest first. */
+/** Events of the job, newest first. */
 export function Events({ job }: { job: Job }) {
   const events = useEvents(job.id);
   const [kinds, setKinds] = useState<string[]>([]);
   const [text, setText] = useState("");
   const all = events.data ?? [];
-  const found = all.filter((each) => matches(each, kinds, text)).reverse();
+  const matching = all.filter((each) => matches(each, kinds, text)).reverse();
   return (
     <Panel
       title="Events"
       note={
-        found.length > SHOWN ? `the newest ${SHOWN} of ${count(found.length)}` : count(found.length)
+        matching.length > SHOWN
+          ? `the newest ${SHOWN} of ${count(matching.length)}`
+          : count(matching.length)
       }
       tools={
         <>
@@ -51,11 +53,11 @@ export function Events({ job }: { job: Job }) {
     >
       {events.isError && !events.data ? (
         <ErrorState error={events.error} onRetry={events.refetch} />
-      ) : found.length === 0 ? (
-        <EmptyState title={all.length ? "No event is like that" : "Nothing has happened yet"} />
+      ) : matching.length === 0 ? (
+        <EmptyState title={all.length ? "No matching events" : "No events yet"} />
       ) : (
         <ol className={classes.list}>
-          {found.slice(0, SHOWN).map((each) => (
+          {matching.slice(0, SHOWN).map((each) => (
             <li key={each.id} className={classes.event} data-tone={tone(each.kind)}>
               <time className={classes.time}>{clock(each.at)}</time>
               <span className={classes.kind}>{each.kind}</span>
@@ -69,10 +71,10 @@ export function Events({ job }: { job: Job }) {
 }
 
 function matches(event: JobEvent, kinds: string[], text: string): boolean {
-  const wanted = text.trim().toLowerCase();
+  const search = text.trim().toLowerCase();
   return (
     (kinds.length === 0 || kinds.includes(event.kind)) &&
-    `${event.kind} ${event.text}`.toLowerCase().includes(wanted)
+    `${event.kind} ${event.text}`.toLowerCase().includes(search)
   );
 }
 

@@ -7,13 +7,13 @@ import { Panel } from "../../components/Panel";
 import { clock, count } from "../../lib/format";
 import classes from "./Logs.module.css";
 
-/** What the workers print, as it comes. */
+/** Live output of the workers. */
 export function Logs({ job }: { job: Job }) {
   const { lines, state, ended } = useLogs(job.id);
   const [worker, setWorker] = useState<string | null>(null);
   const [text, setText] = useState("");
   const [following, setFollowing] = useState(true);
-  const found = lines.filter(
+  const matching = lines.filter(
     (each) => (!worker || each.worker === worker) && each.line.includes(text),
   );
   return (
@@ -48,31 +48,31 @@ export function Logs({ job }: { job: Job }) {
       }
       flush
     >
-      {found.length === 0 ? (
-        <EmptyState title={lines.length ? "No line is like that" : "Nothing printed"}>
-          {!lines.length && "What the task prints on its workers appears here."}
+      {matching.length === 0 ? (
+        <EmptyState title={lines.length ? "No matching lines" : "No output yet"}>
+          {!lines.length && "Output of the task on its workers appears here."}
         </EmptyState>
       ) : (
-        <Lines lines={found} following={following} />
+        <Lines lines={matching} following={following} />
       )}
     </Panel>
   );
 }
 
 function noteOf(number: number, ended: boolean, broken: boolean): string {
-  if (broken) return "the connection broke; it is tried again";
+  if (broken) return "connection lost; reconnecting";
   const kept = number >= KEPT ? `the newest ${count(KEPT)} lines` : `${count(number)} lines`;
   return ended ? `${kept}, complete` : kept;
 }
 
 function Lines({ lines, following }: { lines: LogLine[]; following: boolean }) {
   const box = useRef<HTMLElement>(null);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: new lines are what it moves for
+  // biome-ignore lint/correctness/useExhaustiveDependencies: it scrolls when lines are added
   useEffect(() => {
     if (following && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [lines, following]);
   return (
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: a scrollable area must be reachable by keyboard
     <section ref={box} className={classes.lines} tabIndex={0} aria-label="Lines">
       {lines.map((each) => (
         <div key={each.id} className={classes.line}>

@@ -8,21 +8,21 @@ import { bulks, stateOf } from "../../lib/timeline";
 import { useNow } from "../../lib/useNow";
 import { Timeline } from "./Timeline";
 
-/** Machines that came and went. */
+/** Machines of the job over time. */
 export function Machines({ job }: { job: Job }) {
   const machines = useMachines(job.id);
   const now = useNow(!isOver(job));
   const until = Math.min(now, job.ended_at ?? now);
   const lanes = machines.data ?? [];
   return (
-    <Panel title="Machines" note={lanes.length ? counted(lanes, until) : undefined}>
+    <Panel title="Machines" note={lanes.length ? noteOf(lanes, until) : undefined}>
       {machines.isError && !machines.data ? (
         <ErrorState error={machines.error} onRetry={machines.refetch} />
       ) : lanes.length === 0 ? (
         <EmptyState title="No machines yet">
           {isOver(job)
-            ? "It ended before it had any."
-            : "They are ordered as soon as a pool has some."}
+            ? "The job ended before a machine started."
+            : "Machines start as soon as a pool has capacity."}
         </EmptyState>
       ) : (
         <Timeline machines={lanes} now={until} over={isOver(job)} />
@@ -31,10 +31,10 @@ export function Machines({ job }: { job: Job }) {
   );
 }
 
-function counted(machines: Machine[], now: number): string {
+function noteOf(machines: Machine[], now: number): string {
   const lost = machines.filter((each) => stateOf(each) === "dead").length;
-  const together = bulks(machines, now).map(
+  const bulkLosses = bulks(machines, now).map(
     (each) => `, ${each.lost.length} of them at once at ${clock(each.at)}`,
   );
-  return `${machines.length} so far, ${lost} lost${together.slice(-1).join("")}`;
+  return `${machines.length} so far, ${lost} lost${bulkLosses.slice(-1).join("")}`;
 }

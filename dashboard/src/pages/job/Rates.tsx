@@ -11,7 +11,7 @@ import { decimal, duration } from "../../lib/format";
 
 const NONE: MetricPoint[] = [];
 
-/** How fast updates are applied. */
+/** Rate of applied updates. */
 export function Rates({ job }: { job: Job }) {
   const metrics = useMetrics(job.id).data ?? NONE;
   const start = job.started_at ?? job.created_at;
@@ -38,7 +38,7 @@ export function Rates({ job }: { job: Job }) {
           describe={describe}
         />
       ) : (
-        <EmptyState title="No updates yet">Workers push their first ones soon.</EmptyState>
+        <EmptyState title="No updates yet">The rate appears with the first updates.</EmptyState>
       )}
     </Panel>
   );

@@ -5,15 +5,15 @@ import { EmptyState } from "../../components/EmptyState";
 import { Panel } from "../../components/Panel";
 import { count, percent } from "../../lib/format";
 
-/** Updates that were not applied, by reason. */
+/** Rejected updates by reason. */
 export function Rejected({ job }: { job: Job }) {
   const rows = Object.entries(job.totals.rejected ?? {}).sort(([, a], [, b]) => b - a);
   const sum = rows.reduce((total, [, number]) => total + number, 0);
   return (
-    <Panel title="Rejected updates" note={sum ? `${count(sum)} in all` : undefined} flush>
+    <Panel title="Rejected updates" note={sum ? `${count(sum)} in total` : undefined} flush>
       {rows.length === 0 ? (
         <EmptyState icon={<IconShieldCheck size={28} stroke={1.4} aria-hidden />} title="None">
-          Each update that came was sound, in time and new.
+          All updates were valid.
         </EmptyState>
       ) : (
         <DataTable
@@ -24,7 +24,7 @@ export function Rejected({ job }: { job: Job }) {
             { name: "Reason", cell: ([reason]) => reason },
             { name: "Updates", right: true, cell: ([, number]) => count(number) },
             {
-              name: "Of all",
+              name: "Share",
               right: true,
               cell: ([, number]) => percent(number / (number + (job.totals.updates ?? 0))),
             },

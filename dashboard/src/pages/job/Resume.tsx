@@ -4,7 +4,7 @@ import { useCost } from "../../api/jobs";
 import type { Job } from "../../api/types";
 import { usd } from "../../lib/format";
 
-/** Lets a job that has a budget go on, with more of it if it is wanted. */
+/** Dialog that resumes a job with a budget, and can raise the budget. */
 export function Resume({
   job,
   opened,
@@ -16,34 +16,34 @@ export function Resume({
   onClose: () => void;
   onResume: (budget: number | undefined) => void;
 }) {
-  const present = job.spec.stop?.max_cost_usd ?? undefined;
+  const current = job.spec.stop?.max_cost_usd ?? undefined;
   const spent = useCost(job.id).data?.spent_usd;
-  const [budget, setBudget] = useState<number | string>(present ?? "");
-  const wanted = typeof budget === "number" && budget > 0 ? budget : undefined;
+  const [budget, setBudget] = useState<number | string>(current ?? "");
+  const amount = typeof budget === "number" && budget > 0 ? budget : undefined;
   const least = spent ?? 0;
-  const enough = wanted === undefined || wanted > least;
+  const enough = amount === undefined || amount > least;
   return (
     <Modal opened={opened} onClose={onClose} title={`Resume ${job.id}`} centered>
       <Text size="sm" mb="md">
-        It has spent {usd(spent)}, and pauses before it spends more than its budget.
+        The job has spent {usd(spent)}. It pauses before it exceeds its budget.
       </Text>
       <NumberInput
-        label="Budget in USD, all in all"
+        label="Total budget in USD"
         value={budget}
         onChange={setBudget}
         min={0}
         decimalScale={2}
         prefix="$"
-        error={enough ? undefined : `${usd(least)} are spent already`}
+        error={enough ? undefined : `The job has already spent ${usd(least)}`}
         data-autofocus
       />
       <Group justify="flex-end" mt="lg">
         <Button variant="default" onClick={onClose}>
-          Leave it paused
+          Keep paused
         </Button>
         <Button
-          disabled={!enough || wanted === undefined}
-          onClick={() => onResume(wanted === present ? undefined : wanted)}
+          disabled={!enough || amount === undefined}
+          onClick={() => onResume(amount === current ? undefined : amount)}
         >
           Resume the job
         </Button>

@@ -5,7 +5,7 @@ import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
 import classes from "./SpecText.module.css";
 
-/** The job's YAML. */
+/** Spec of the job as YAML. */
 export function SpecText({ job }: { job: Job }) {
   const spec = useSpecText(job.id);
   return (

@@ -10,15 +10,15 @@ import { Panel } from "../../components/Panel";
 import { curve } from "../../lib/curves";
 import { compact, decimal, duration } from "../../lib/format";
 
-/** From here on a bucket stands for itself and all above. */
+/** The last bucket includes all higher values. */
 const LAST_BUCKET = 32;
 const NONE: MetricPoint[] = [];
 
-/** How old the copies were that updates had been trained from. */
+/** Staleness of the applied updates. */
 export function Staleness({ job }: { job: Job }) {
   const [shown, setShown] = useState("histogram");
   const view = useStaleness(job.id).data;
-  const note = view ? `mean ${decimal(view.mean)}, at most ${view.max}` : undefined;
+  const note = view ? `mean ${decimal(view.mean)}, max ${view.max}` : undefined;
   const empty = !view?.buckets.some((each) => each.updates > 0);
   return (
     <Panel
@@ -27,7 +27,7 @@ export function Staleness({ job }: { job: Job }) {
       tools={
         <SegmentedControl
           size="xs"
-          aria-label="Staleness as"
+          aria-label="Chart type"
           data={[
             { value: "histogram", label: "Histogram" },
             { value: "mean", label: "Mean" },
@@ -38,7 +38,9 @@ export function Staleness({ job }: { job: Job }) {
       }
     >
       {empty ? (
-        <EmptyState title="No updates yet">Staleness is counted as updates are applied.</EmptyState>
+        <EmptyState title="No updates yet">
+          Staleness appears with the first applied update.
+        </EmptyState>
       ) : shown === "histogram" ? (
         <Histogram buckets={view?.buckets ?? []} />
       ) : (

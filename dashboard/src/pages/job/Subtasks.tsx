@@ -14,13 +14,13 @@ const LARGEST = 34;
 const SMALLEST = 3;
 const HEIGHT = 150;
 
-/** Each subtask of the epoch as a square. */
+/** Map of the epoch's subtasks, one square each. */
 export function Subtasks({ job }: { job: Job }) {
   const view = useSubtasks(job.id).data;
   return (
     <Panel
       title="Subtasks"
-      note={view?.states ? `epoch ${view.epoch}, ${count(view.total)} in all` : undefined}
+      note={view?.states ? `epoch ${view.epoch}, ${count(view.total)} in total` : undefined}
     >
       {view?.states ? (
         <>
@@ -29,7 +29,7 @@ export function Subtasks({ job }: { job: Job }) {
         </>
       ) : (
         <EmptyState title="No subtasks yet">
-          An epoch is cut when the data was looked at.
+          Subtasks appear after the first worker has read the data set.
         </EmptyState>
       )}
     </Panel>
@@ -39,7 +39,7 @@ export function Subtasks({ job }: { job: Job }) {
 function Squares({ states }: { states: string }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const scheme = useComputedColorScheme("light");
-  // biome-ignore lint/correctness/useExhaustiveDependencies: the colours change with the scheme
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the colors change with the scheme
   useEffect(() => {
     const element = canvas.current;
     if (!element) return;
@@ -54,7 +54,7 @@ function Squares({ states }: { states: string }) {
   );
 }
 
-/** The largest square of which all fit. */
+/** Returns the largest side at which all squares fit. */
 export function sideOf(number: number, width: number, height: number): number {
   for (let side = LARGEST; side > SMALLEST; side -= 1) {
     const columns = Math.floor((width + GAP) / (side + GAP));

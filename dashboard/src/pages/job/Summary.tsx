@@ -5,12 +5,12 @@ import { count, duration, percent, usd } from "../../lib/format";
 import { saving } from "../../lib/money";
 import { useNow } from "../../lib/useNow";
 
-/** A job in six figures. */
+/** Key figures of a job. */
 export function Summary({ job }: { job: Job }) {
-  const over = isOver(job);
+  const ended = isOver(job);
   const cost = useCost(job.id).data;
   const workers = useJobWorkers(job.id).data ?? [];
-  const now = useNow(!over);
+  const now = useNow(!ended);
   const { progress, totals } = job;
   const saved = saving(cost);
   const running = (job.ended_at ?? now) - (job.started_at ?? job.created_at);
@@ -19,7 +19,7 @@ export function Summary({ job }: { job: Job }) {
       <Stat
         label="Progress"
         value={percent(progress.fraction)}
-        note={`epoch ${Math.min(progress.finished_epochs + (over ? 0 : 1), progress.epochs)} of ${progress.epochs}`}
+        note={`epoch ${Math.min(progress.finished_epochs + (ended ? 0 : 1), progress.epochs)} of ${progress.epochs}`}
       />
       <Stat
         label="Best accuracy"
@@ -30,20 +30,20 @@ export function Summary({ job }: { job: Job }) {
       />
       <Stat
         label="Workers"
-        value={over ? 0 : workers.filter((each) => !each.quarantined).length}
+        value={ended ? 0 : workers.filter((each) => !each.quarantined).length}
         note={`${job.evictions} evicted, ${job.kills} killed`}
       />
       <Stat
         label="Updates"
         value={count(totals.updates)}
-        note={`staleness ${(totals.staleness_mean ?? 0).toFixed(2)} on average`}
+        note={`mean staleness ${(totals.staleness_mean ?? 0).toFixed(2)}`}
       />
       <Stat
         label="Spent"
         value={usd(cost?.spent_usd)}
-        note={saved === null ? "no prices known" : `${percent(saved, 0)} saved against on demand`}
+        note={saved === null ? "no prices available" : `${percent(saved, 0)} below on demand`}
       />
-      <Stat label={over ? "Took" : "Running for"} value={duration(running)} note={lost(job)} />
+      <Stat label={ended ? "Took" : "Running for"} value={duration(running)} note={lost(job)} />
     </Stats>
   );
 }

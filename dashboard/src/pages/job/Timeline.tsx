@@ -19,13 +19,13 @@ import {
 import classes from "./Timeline.module.css";
 
 const STATES = ["booting", "running", "notice", "draining", "dead"] as const;
-const WORDS: Record<string, string> = { running: "training", dead: "lost", gone: "given back" };
-/** Between two names on the axis. */
+const WORDS: Record<string, string> = { running: "training", dead: "lost", gone: "released" };
+/** Pixels between two labels of the axis. */
 const TICK_PIXELS = 110;
-/** To both sides of machines that were lost together. */
+/** Padding on both sides of a bulk loss. */
 const BULK_PAD = 5;
 
-/** One lane for each machine, from its order to its end; arrows lead to replacements. */
+/** Timeline with one lane per machine; arrows lead to replacements. */
 export function Timeline({
   machines,
   now,
@@ -36,26 +36,26 @@ export function Timeline({
   over: boolean;
 }) {
   const { ref, width } = useElementSize();
-  const drawn = useMemo(
+  const timeline = useMemo(
     () => layout(machines, Math.max(width - 2, 50), now),
     [machines, width, now],
   );
   return (
     <>
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard */}
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a scrollable area must be reachable by keyboard */}
       <section className={classes.scroll} tabIndex={0} aria-label="Timeline of machines">
         <div className={classes.grid}>
           <ul className={classes.names}>
-            {drawn.lanes.map((lane) => (
+            {timeline.lanes.map((lane) => (
               <Name key={lane.machine.instance} machine={lane.machine} over={over} />
             ))}
           </ul>
-          <div ref={ref} className={classes.lanes} style={{ height: drawn.height }}>
-            {width > 0 && <Drawing drawn={drawn} width={width} />}
+          <div ref={ref} className={classes.lanes} style={{ height: timeline.height }}>
+            {width > 0 && <Drawing timeline={timeline} width={width} />}
           </div>
         </div>
       </section>
-      <Axis drawn={drawn} width={width} />
+      <Axis timeline={timeline} width={width} />
       <ul className={classes.legend}>
         {STATES.map((state) => (
           <li key={state} data-state={state}>
@@ -67,7 +67,7 @@ export function Timeline({
   );
 }
 
-/** With hundreds of machines, only those are drawn anew that changed. */
+/** Memoized, so that only changed machines are rendered again. */
 const Name = memo(function Name({ machine, over }: { machine: Machine; over: boolean }) {
   const state = stateOf(machine);
   const alive = !over && (state === "running" || state === "booting");
@@ -79,57 +79,57 @@ const Name = memo(function Name({ machine, over }: { machine: Machine; over: boo
       data-state={state}
       data-machine={machine.instance}
     >
-      <span className={classes.label} title={described(machine)}>
+      <span className={classes.label} title={summaryOf(machine)}>
         {short(machine.instance)}
       </span>
       <span className={classes.word}>{word}</span>
-      {alive && <Take instance={machine.instance} />}
+      {alive && <EvictButton instance={machine.instance} />}
     </li>
   );
 });
 
-/** The end of a name is what tells it from the others. */
+/** Shortens a name to its end, which distinguishes it from others. */
 function short(instance: string): string {
   return instance.length > 14 ? `…${instance.slice(-12)}` : instance;
 }
 
-function described(machine: Machine): string {
-  const price = machine.price_per_hour ? `, ${usd(machine.price_per_hour)} an hour` : "";
+function summaryOf(machine: Machine): string {
+  const price = machine.price_per_hour ? `, ${usd(machine.price_per_hour)} per hour` : "";
   const kind = machine.spot ? "spot" : "on demand";
   const why = machine.reason ? `; ${machine.reason}` : "";
   return `${machine.instance}: ${machine.pool} ${machine.zone ?? ""} ${kind}${price}${why}`;
 }
 
-/** How somebody came near a button. */
-type Near = "mouse" | "keyboard" | "click";
+/** Input device that approached a button. */
+type Approach = "mouse" | "keyboard" | "click";
 
-/** A plain button for each machine; the menu is made for those that somebody comes near. */
-function Take({ instance }: { instance: string }) {
-  const [near, setNear] = useState<Near | null>(null);
-  if (near) return <TakeMenu instance={instance} near={near} />;
+/** Button for a machine; its menu is rendered only when the pointer or focus approaches. */
+function EvictButton({ instance }: { instance: string }) {
+  const [approach, setApproach] = useState<Approach | null>(null);
+  if (approach) return <EvictMenu instance={instance} approach={approach} />;
   return (
     <button
       type="button"
       className={classes.take}
-      aria-label={`Take ${instance} away`}
+      aria-label={`Evict ${instance}`}
       aria-haspopup="menu"
-      onPointerEnter={(event) => event.pointerType === "mouse" && setNear("mouse")}
-      onFocus={(event) => event.target.matches(":focus-visible") && setNear("keyboard")}
-      onClick={() => setNear("click")}
+      onPointerEnter={(event) => event.pointerType === "mouse" && setApproach("mouse")}
+      onFocus={(event) => event.target.matches(":focus-visible") && setApproach("keyboard")}
+      onClick={() => setApproach("click")}
     >
       <IconDots size={15} />
     </button>
   );
 }
 
-function TakeMenu({ instance, near }: { instance: string; near: Near }) {
+function EvictMenu({ instance, approach }: { instance: string; approach: Approach }) {
   const target = useRef<HTMLButtonElement>(null);
   useEffect(() => {
-    // it took the place of the button that had the focus
-    if (near !== "mouse") target.current?.focus();
-  }, [near]);
+    // The menu replaces the focused button.
+    if (approach !== "mouse") target.current?.focus();
+  }, [approach]);
   const evict = useEvict();
-  const take = (kill: boolean) =>
+  const send = (kill: boolean) =>
     evict.mutate(
       { instance, kill },
       {
@@ -139,22 +139,22 @@ function TakeMenu({ instance, near }: { instance: string; near: Near }) {
       },
     );
   return (
-    <Menu position="bottom-start" width={210} defaultOpened={near === "click"}>
+    <Menu position="bottom-start" width={210} defaultOpened={approach === "click"}>
       <Menu.Target>
         <button
           type="button"
           ref={target}
           className={classes.take}
-          aria-label={`Take ${instance} away`}
+          aria-label={`Evict ${instance}`}
         >
           <IconDots size={15} />
         </button>
       </Menu.Target>
       <Menu.Dropdown>
-        <Menu.Item leftSection={<IconBell size={15} />} onClick={() => take(false)}>
+        <Menu.Item leftSection={<IconBell size={15} />} onClick={() => send(false)}>
           Evict with notice
         </Menu.Item>
-        <Menu.Item color="red" leftSection={<IconBolt size={15} />} onClick={() => take(true)}>
+        <Menu.Item color="red" leftSection={<IconBolt size={15} />} onClick={() => send(true)}>
           Kill without notice
         </Menu.Item>
       </Menu.Dropdown>
@@ -162,14 +162,14 @@ function TakeMenu({ instance, near }: { instance: string; near: Near }) {
   );
 }
 
-function Drawing({ drawn, width }: { drawn: Layout; width: number }) {
+function Drawing({ timeline, width }: { timeline: Layout; width: number }) {
   return (
     <svg
       width={width}
-      height={drawn.height}
+      height={timeline.height}
       className={classes.drawing}
       role="img"
-      aria-label={`${drawn.lanes.length} machines`}
+      aria-label={`${timeline.lanes.length} machines`}
     >
       <defs>
         <marker
@@ -184,20 +184,20 @@ function Drawing({ drawn, width }: { drawn: Layout; width: number }) {
           <path d="M0 0L6 3L0 6z" className={classes.head} />
         </marker>
       </defs>
-      {drawn.bulks.map((bulk) => (
+      {timeline.bulks.map((bulk) => (
         <rect
           key={bulk.at}
           x={bulk.x - BULK_PAD}
           y={0}
           width={bulk.width + 2 * BULK_PAD}
-          height={drawn.height}
+          height={timeline.height}
           className={classes.bulk}
           data-bulk={bulk.machines.length}
         >
           <title>{`${bulk.machines.length} machines lost at ${clock(bulk.at)}`}</title>
         </rect>
       ))}
-      {drawn.lanes.map((lane) => (
+      {timeline.lanes.map((lane) => (
         <g key={lane.machine.instance} data-lane={lane.machine.instance}>
           <line
             x1={0}
@@ -211,7 +211,7 @@ function Drawing({ drawn, width }: { drawn: Layout; width: number }) {
           ))}
         </g>
       ))}
-      {drawn.arrows.map(({ from, to, x1, y1, x2, y2 }) => (
+      {timeline.arrows.map(({ from, to, x1, y1, x2, y2 }) => (
         <path
           key={`${from} ${to}`}
           data-arrow={to}
@@ -242,8 +242,8 @@ function Block({ lane, bar }: { lane: Lane; bar: Bar }) {
   );
 }
 
-function Axis({ drawn, width }: { drawn: Layout; width: number }) {
-  const seconds = drawn.to - drawn.from;
+function Axis({ timeline, width }: { timeline: Layout; width: number }) {
+  const seconds = timeline.to - timeline.from;
   return (
     <div className={classes.axis} aria-hidden>
       <div className={classes.scale}>

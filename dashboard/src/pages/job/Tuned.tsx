@@ -3,18 +3,18 @@ import { DataTable } from "../../components/DataTable";
 import { Panel } from "../../components/Panel";
 import { decimal, percent } from "../../lib/format";
 
-/** What the job has set itself by what was measured, as far as it asks for it. */
+/** Settings that the job tunes automatically. */
 export function Tuned({ job }: { job: Job }) {
   const rows = tunedOf(job);
   if (rows.length === 0) return null;
   return (
-    <Panel title="Set by itself" flush>
+    <Panel title="Auto-tuned" flush>
       <DataTable
-        label="What the job has set itself"
+        label="Auto-tuned settings"
         rows={rows}
         id={([name]) => name}
         columns={[
-          { name: "What", cell: ([name]) => name },
+          { name: "Setting", cell: ([name]) => name },
           { name: "Now", right: true, cell: ([, value]) => value },
         ]}
       />
@@ -29,12 +29,12 @@ export function tunedOf({ spec, tuned }: Job): [name: string, value: string][] {
     rows.push(["Shortest push interval", percent(Math.min(1, ...shares), 0)]);
   }
   if (spec.tuning?.momentum) {
-    rows.push(["Momentum that asynchrony adds", decimal(tuned.implicit_momentum)]);
+    rows.push(["Momentum added by asynchrony", decimal(tuned.implicit_momentum)]);
   }
   if (spec.tuning?.mixing) rows.push(["Weight of updates", percent(tuned.mixing, 0)]);
   if ((spec.tuning?.learners_per_machine ?? 1) > 1) {
     const learners = Object.values(tuned.learners ?? {});
-    rows.push(["Learners on a machine, at most", String(Math.max(1, ...learners))]);
+    rows.push(["Maximum learners per machine", String(Math.max(1, ...learners))]);
   }
   return rows;
 }

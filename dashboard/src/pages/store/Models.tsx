@@ -5,7 +5,7 @@ import { count } from "../../lib/format";
 
 type Row = { job: string; node: string; version: number; queued: number; published: number };
 
-/** The models that parameter servers hold: one row for each part of each. */
+/** Models on the parameter servers, with one row per shard. */
 export function Models({ nodes }: { nodes: StoreNode[] }) {
   const rows = nodes.flatMap((node) =>
     Object.entries(node.versions ?? {}).map(([job, version]) => ({

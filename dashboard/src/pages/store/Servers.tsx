@@ -12,7 +12,7 @@ type Row = StoreView["ledger"] & {
   publications_per_second?: number | null;
 };
 
-/** What each server holds and does. */
+/** Memory, load and replication of each server. */
 export function Servers({ store }: { store: StoreView }) {
   const now = useNow();
   const rows: Row[] = [
@@ -30,7 +30,7 @@ function columns(now: number): Column<Row>[] {
   return [
     { name: "Server", cell: (row) => <b className={classes.strong}>{row.name}</b> },
     { name: "Memory", right: true, cell: (row) => bytes(row.memory_used_bytes) },
-    { name: "Of its limit", cell: (row) => <Filled row={row} /> },
+    { name: "Memory limit", cell: (row) => <MemoryMeter row={row} /> },
     {
       name: "Operations/s",
       right: true,
@@ -53,14 +53,14 @@ function columns(now: number): Column<Row>[] {
   ];
 }
 
-function Filled({ row }: { row: Row }) {
+function MemoryMeter({ row }: { row: Row }) {
   const { memory_used_bytes: used, memory_limit_bytes: limit } = row;
   if (!used || !limit) return <span className="dim">no limit</span>;
-  const part = used / limit;
+  const share = used / limit;
   return (
     <Meter
-      fraction={part}
-      text={percent(part, part < 0.1 ? 1 : 0)}
+      fraction={share}
+      text={percent(share, share < 0.1 ? 1 : 0)}
       label={`Memory of ${row.name}`}
     />
   );
@@ -68,7 +68,9 @@ function Filled({ row }: { row: Row }) {
 
 function Replicas({ row, now }: { row: Row; now: number }) {
   if (row.unreplicated_since) {
-    return <span className={classes.bad}>away for {duration(now - row.unreplicated_since)}</span>;
+    return (
+      <span className={classes.bad}>unreplicated for {duration(now - row.unreplicated_since)}</span>
+    );
   }
   return count(row.replicas);
 }

@@ -12,7 +12,7 @@ import type { Schema } from "../../lib/schema";
 import { assistance } from "./assistance";
 import classes from "./Editor.module.css";
 
-const look = EditorView.theme({
+const appearance = EditorView.theme({
   "&": { fontSize: "12.5px", backgroundColor: "transparent", color: "inherit" },
   "&.cm-focused": { outline: "none" },
   ".cm-content": {
@@ -37,7 +37,7 @@ const colors = HighlightStyle.define([
   { tag: [tags.string, tags.number, tags.content], color: "inherit" },
 ]);
 
-/** YAML to be edited; mistakes are marked in the lines of their fields, and the schema helps. */
+/** YAML editor with completion; errors are marked in the lines of their fields. */
 export function Editor({
   initial,
   mistakes,
@@ -51,13 +51,13 @@ export function Editor({
 }) {
   const box = useRef<HTMLDivElement>(null);
   const view = useRef<EditorView | null>(null);
-  const known = useRef(schema);
-  known.current = schema;
-  const changed = useRef(onChange);
-  changed.current = onChange;
+  const schemaRef = useRef(schema);
+  schemaRef.current = schema;
+  const onChangeRef = useRef(onChange);
+  onChangeRef.current = onChange;
   useEffect(() => {
     if (!box.current) return;
-    const made = new EditorView({
+    const editor = new EditorView({
       parent: box.current,
       state: EditorState.create({
         doc: initial,
@@ -66,37 +66,37 @@ export function Editor({
           EditorView.lineWrapping,
           yaml(),
           syntaxHighlighting(colors),
-          look,
-          assistance(() => known.current),
+          appearance,
+          assistance(() => schemaRef.current),
           EditorView.contentAttributes.of({ "aria-label": "job.yaml" }),
           EditorView.updateListener.of((update) => {
-            if (update.docChanged) changed.current(update.state.doc.toString());
+            if (update.docChanged) onChangeRef.current(update.state.doc.toString());
           }),
         ],
       }),
     });
-    view.current = made;
-    return () => made.destroy();
+    view.current = editor;
+    return () => editor.destroy();
   }, [initial]);
   const marks = useRef(0);
   useEffect(() => {
-    const made = view.current;
-    // a transaction drops what was typed in the same moment, so there is none without need
-    if (!made || (mistakes.length === 0 && marks.current === 0)) return;
+    const editor = view.current;
+    // A transaction can drop simultaneous input, so none is sent without a change.
+    if (!editor || (mistakes.length === 0 && marks.current === 0)) return;
     marks.current = mistakes.length;
-    made.dispatch(
+    editor.dispatch(
       setDiagnostics(
-        made.state,
-        mistakes.map((each) => marked(made, each)),
+        editor.state,
+        mistakes.map((each) => diagnosticOf(editor, each)),
       ),
     );
   }, [mistakes]);
   return <div ref={box} className={classes.editor} />;
 }
 
-function marked(view: EditorView, { path, message, line: known }: Mistake): Diagnostic {
+function diagnosticOf(view: EditorView, { path, message, line: lineNumber }: Mistake): Diagnostic {
   const { doc } = view.state;
-  const number = known ?? lineOf(doc.toString(), path) + 1;
+  const number = lineNumber ?? lineOf(doc.toString(), path) + 1;
   const line = doc.line(Math.min(Math.max(number, 1), doc.lines));
   return { from: line.from, to: line.to, severity: "error", message };
 }

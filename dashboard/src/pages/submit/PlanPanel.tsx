@@ -8,7 +8,7 @@ import { Panel } from "../../components/Panel";
 import { DASH, duration, usd } from "../../lib/format";
 import classes from "./PlanPanel.module.css";
 
-/** What the job would buy and cost, before anything is bought. */
+/** Plan of a job: machines and cost, before anything is bought. */
 export function PlanPanel({
   plan,
   ready,
@@ -21,11 +21,11 @@ export function PlanPanel({
   action: ReactNode;
 }) {
   return (
-    <Panel title="Plan" note="nothing is bought by looking at it">
+    <Panel title="Plan" note="showing the plan buys nothing">
       <div className="stack">
         {plan.data ? <Priced plan={plan.data} /> : null}
         {plan.isError && (
-          <Notice tone="warn" title="There is no plan">
+          <Notice tone="warn" title="No plan available">
             {plan.error.message}
           </Notice>
         )}
@@ -58,14 +58,14 @@ function Priced({ plan }: { plan: Plan }) {
         />
         <Figure name="Per hour" value={usd(plan.usd_per_hour)} note={`${plan.machines} machines`} />
         <Figure
-          name="Takes"
+          name="Duration"
           value={plan.hours === null ? DASH : duration(3600 * plan.hours)}
           note="about"
         />
       </dl>
       {bought.length > 0 && (
         <DataTable
-          label="What would be bought"
+          label="Planned machines"
           rows={bought}
           id={(row) => `${row.pool} ${row.zone} ${row.instance_type} ${row.spot}`}
           columns={[
@@ -73,13 +73,13 @@ function Priced({ plan }: { plan: Plan }) {
               name: "Machines",
               cell: (row) => `${row.machines} × ${row.instance_type || row.pool}`,
             },
-            { name: "Where", cell: (row) => row.zone || row.pool },
+            { name: "Location", cell: (row) => row.zone || row.pool },
             { name: "USD per hour", right: true, cell: (row) => usd(row.price_per_hour) },
           ]}
         />
       )}
       <ul className={classes.remarks}>
-        {[...fallenOut(plan), ...plan.remedies, ...plan.assumptions].map((each) => (
+        {[...excludedPools(plan), ...plan.remedies, ...plan.assumptions].map((each) => (
           <li key={each}>{each}</li>
         ))}
       </ul>
@@ -87,10 +87,10 @@ function Priced({ plan }: { plan: Plan }) {
   );
 }
 
-function fallenOut(plan: Plan): string[] {
+function excludedPools(plan: Plan): string[] {
   return plan.pools
     .filter((each) => !each.usable)
-    .map((each) => `${each.pool} falls out: ${each.reasons.join("; ")}`);
+    .map((each) => `pool ${each.pool} excluded: ${each.reasons.join("; ")}`);
 }
 
 function Figure({ name, value, note }: { name: string; value: string; note: string }) {

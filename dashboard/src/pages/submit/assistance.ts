@@ -2,20 +2,19 @@ import type { Completion, CompletionContext, CompletionResult } from "@codemirro
 import { yamlLanguage } from "@codemirror/lang-yaml";
 import type { Extension } from "@codemirror/state";
 import { hoverTooltip } from "@codemirror/view";
-import { described, fieldsAt, placeAt, type Schema, valuesAt } from "../../lib/schema";
+import { fieldsAt, helpFor, placeAt, type Schema, valuesAt } from "../../lib/schema";
 
-/** Fields and values are proposed while one types, and explained under the pointer, as soon as
- * the schema is known. */
-export function assistance(known: () => Schema | undefined): Extension {
+/** Extension that completes fields and values and shows help on hover, once the schema is loaded. */
+export function assistance(currentSchema: () => Schema | undefined): Extension {
   return [
     yamlLanguage.data.of({
       autocomplete: (context: CompletionContext) => {
-        const schema = known();
-        return schema ? proposed(schema, context) : null;
+        const schema = currentSchema();
+        return schema ? completions(schema, context) : null;
       },
     }),
     hoverTooltip((view, at) => {
-      const schema = known();
+      const schema = currentSchema();
       if (!schema) return null;
       const text = view.state.doc.toString();
       const line = view.state.doc.lineAt(at);
@@ -23,13 +22,13 @@ export function assistance(known: () => Schema | undefined): Extension {
       const from = line.from + (name?.[0].search(/\S/) ?? 0);
       const to = line.from + (name?.[0].length ?? 1) - 1;
       if (!name?.[1] || at < from || at > to) return null;
-      const says = described(schema, [...placeAt(text, from).path, name[1]]);
-      return says ? { pos: from, end: to, create: () => ({ dom: tooltip(says) }) } : null;
+      const help = helpFor(schema, [...placeAt(text, from).path, name[1]]);
+      return help ? { pos: from, end: to, create: () => ({ dom: tooltip(help) }) } : null;
     }),
   ];
 }
 
-export function proposed(schema: Schema, context: CompletionContext): CompletionResult | null {
+export function completions(schema: Schema, context: CompletionContext): CompletionResult | null {
   const { path, key, typed } = placeAt(context.state.doc.toString(), context.pos);
   if (!typed && !context.explicit && key === null) return null;
   const options = key === null ? fields(schema, path) : values(schema, [...path, key]);
@@ -39,11 +38,11 @@ export function proposed(schema: Schema, context: CompletionContext): Completion
 }
 
 function fields(schema: Schema, path: string[]): Completion[] {
-  return fieldsAt(schema, path).map(({ name, required, says }) => ({
+  return fieldsAt(schema, path).map(({ name, required, help }) => ({
     label: name,
     apply: `${name}: `,
     type: "property",
-    info: says || undefined,
+    info: help || undefined,
     boost: required ? 1 : 0,
   }));
 }
