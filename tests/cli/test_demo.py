@@ -166,7 +166,7 @@ class Demo:
         return any(str(self.scratch) in word for word in words)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_demo_keeps_its_guarantees(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--json")
     status, out, err = demo.end()
