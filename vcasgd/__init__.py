@@ -1,6 +1,6 @@
-"""vcasgd: train PyTorch models on machines that vanish.
+"""vcasgd: train PyTorch models on spot, preemptible, and volunteer machines.
 
-The names below are the public interface; everything else may change.
+The names in ``__all__`` are the public interface; everything else can change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Client", "JobSpec", "Session", "Task", "__version__"]
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "Client": "vcasgd.client",
     "JobSpec": "vcasgd.spec.job",
     "Session": "vcasgd.session.session",
@@ -27,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import, and most of our processes never need it
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    # lazy, because torch takes seconds to import and most processes don't need it
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

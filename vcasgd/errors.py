@@ -1,43 +1,43 @@
-"""Every error that vcasgd raises on purpose.
+"""Errors that vcasgd raises deliberately.
 
 ::
 
     VcasgdError
-    ├── SpecError               a job file, a setting or a request is wrong; names the field
-    ├── PackageError            the working directory can't be packed, is too large or damaged
-    ├── UserCodeError           the user's task raised; carries the traceback as text
+    ├── SpecError               a job file, a setting, or a request is invalid; names the field
+    ├── PackageError            the working directory can't be packaged, is too large, or damaged
+    ├── UserCodeError           the user's code raised an exception; carries its traceback as text
     │   ├── TaskImportError     the task can't be imported or constructed
     │   ├── NonFiniteLoss       the loss was NaN or infinite
-    │   └── DataError           a sharded data set's index or one of its shards can't be used
+    │   └── DataError           the index or a shard of a sharded data set can't be used
     ├── StoreError
-    │   ├── StoreUnavailable    no connection, or no answer in time; trying again may help
-    │   ├── StoreUnsupported    the server is too old, or set up so that data would be lost
+    │   ├── StoreUnavailable    no connection, or no answer in time; a retry may help
+    │   ├── StoreUnsupported    the server is too old, or configured so that data could be lost
     │   ├── StoreDenied         wrong password or missing permission
     │   ├── StoreFull           the server is at its memory limit
-    │   ├── JobUnreadable       what is stored of a job makes no sense
-    │   ├── Fenced              somebody with a newer token has taken over
+    │   ├── JobUnreadable       the stored data of a job is not valid
+    │   ├── Fenced              a process with a newer token has taken over
     │   └── SnapshotMissing     the job has no snapshot in the tensors server
     ├── InvalidUpdate           an update failed a check; carries the reason that is counted
     ├── CheckpointError
     │   ├── CheckpointDamaged   a digest does not match
     │   └── StorageUnavailable  object storage can't be reached, or is full
     ├── FleetError
-    │   ├── NoCapacity          the pool has no machine to give at the moment
-    │   ├── QuotaExceeded       the account may not have more machines of this kind
-    │   ├── CloudDenied         credentials are missing or wrong, or a permission is
+    │   ├── NoCapacity          the pool has no machine available at the moment
+    │   ├── QuotaExceeded       the account's quota for this kind of machine is used up
+    │   ├── CloudDenied         credentials or a permission are missing or wrong
     │   ├── Throttled           too many calls in a short time
-    │   ├── InvalidRequest      the cloud will never accept this: the pool's settings are wrong
-    │   └── CloudUnavailable    the cloud does not answer, or says that it is at fault
-    ├── ClusterError            Ray can't be reached or refused a request
+    │   ├── InvalidRequest      the cloud always rejects the request: the pool's settings are wrong
+    │   └── CloudUnavailable    the cloud does not answer, or reports an internal error
+    ├── ClusterError            Ray can't be reached or rejected a request
     ├── StackError              the embedded stack could not start or stop
-    │   └── PortInUse           another process listens on a port that we were told to use
-    └── ApiError                the API refused a request
+    │   └── PortInUse           another process listens on a configured port
+    └── ApiError                the API rejected a request
         ├── Unauthorized        token missing or wrong
-        ├── Forbidden           a page of somebody else's asks in our user's name
-        ├── NotFound            no such job, worker or checkpoint
-        └── Conflict            not possible in the present state
+        ├── Forbidden           a cross-site request with a user's session
+        ├── NotFound            no such job, worker, or checkpoint
+        └── Conflict            not possible in the current state
 
-All of them survive pickling whole, so they cross process borders as they are.
+All errors can be pickled without loss, so they cross process boundaries unchanged.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from typing import Any, ClassVar
 class VcasgdError(Exception):
     """Root of the tree.
 
-    ``message`` says what is wrong; ``remedy``, if any, says what to do about it.
-    Other keyword arguments are kept in ``details``, also when the error is pickled.
+    ``message`` describes the problem. ``remedy``, if any, says what to do about it. Other keyword
+    arguments are stored in ``details``.
     """
 
     def __init__(self, message: str, *, remedy: str | None = None, **details: Any) -> None:
@@ -72,7 +72,7 @@ def _rebuild(
 
 
 class SpecError(VcasgdError):
-    """A job file, a setting or a request is wrong. ``field`` names where, e.g. ``update.alpha``."""
+    """A job file, a setting, or a request is invalid; ``field`` names it (``update.alpha``)."""
 
     @property
     def field(self) -> str | None:
@@ -81,11 +81,11 @@ class SpecError(VcasgdError):
 
 
 class PackageError(VcasgdError):
-    """The working directory can't be packed, is too large, or arrived damaged."""
+    """The working directory can't be packaged, is too large, or arrived damaged."""
 
 
 class UserCodeError(VcasgdError):
-    """The user's task raised. ``traceback`` is the text to show to the user."""
+    """The user's code raised an exception; ``traceback`` is the text to show to the user."""
 
     @property
     def traceback(self) -> str:
@@ -101,23 +101,23 @@ class NonFiniteLoss(UserCodeError):
 
 
 class DataError(UserCodeError):
-    """A sharded data set's index, or one of its shards, is missing, damaged or of another form."""
+    """The index or a shard of a sharded data set is missing, damaged, or has another format."""
 
 
 class StoreError(VcasgdError):
-    """Something is wrong with a Redis server."""
+    """A Redis server failed or rejected a command."""
 
 
 class StoreUnavailable(StoreError):
-    """No connection, or no answer in time; trying again may help."""
+    """No connection, or no answer in time; a retry may help."""
 
 
 class StoreUnsupported(StoreError):
-    """The server is too old, or set up so that data would be lost."""
+    """The server is too old, or configured so that data could be lost."""
 
 
 class StoreDenied(StoreError):
-    """Wrong password, or a command or key that this user may not touch."""
+    """Wrong password, or no permission for a command or key."""
 
 
 class StoreFull(StoreError):
@@ -125,19 +125,19 @@ class StoreFull(StoreError):
 
 
 class JobUnreadable(StoreError):
-    """What is stored of a job makes no sense, for example because a worker wrote it."""
+    """The stored data of a job is not valid, for example because a worker wrote it."""
 
 
 class Fenced(StoreError):
-    """Somebody with a newer token has taken over; the caller must stop."""
+    """A process with a newer token has taken over; the caller must stop."""
 
 
 class SnapshotMissing(StoreError):
-    """The job has no snapshot in the tensors server: not yet, or the server came back empty."""
+    """The job has no snapshot in the tensors server: not yet, or the server restarted empty."""
 
 
 class InvalidUpdate(VcasgdError):
-    """An update failed a check. ``reason`` is the short name under which it is counted."""
+    """An update failed a check; ``reason`` is the short name under which it is counted."""
 
     @property
     def reason(self) -> str:
@@ -157,12 +157,12 @@ class StorageUnavailable(CheckpointError):
 
 
 class FleetError(VcasgdError):
-    """A provider could not do what it was asked.
+    """A provider could not complete a request.
 
-    ``pool`` and ``zone`` say where, ``code`` how the cloud calls it; ``None`` where unknown.
+    ``pool`` and ``zone`` are the place, ``code`` is the cloud's error code; None if unknown.
     """
 
-    #: whether the same call may succeed later although nobody has changed anything
+    #: True if the same call may succeed later without any change.
     retryable: ClassVar[bool] = False
 
     @property
@@ -183,39 +183,43 @@ class FleetError(VcasgdError):
 
 
 class NoCapacity(FleetError):
-    """The pool has no machine to give at the moment; another zone, type or hour may. Retryable."""
+    """The pool has no machine available; another zone, type, or time may. Retryable."""
 
     retryable = True
 
 
 class QuotaExceeded(FleetError):
-    """The account may not have more machines of this kind, until one ends or a person asks the
-    cloud for more. Not retryable."""
+    """The account's quota for this kind of machine is used up. Not retryable.
+
+    It lasts until a machine ends or a person requests a larger quota.
+    """
 
 
 class CloudDenied(FleetError):
-    """Credentials are missing or wrong, or a permission is. Not retryable."""
+    """Credentials or a permission are missing or wrong. Not retryable."""
 
 
 class Throttled(FleetError):
-    """Too many calls in a short time. Retryable, more slowly."""
+    """Too many calls in a short time. Retryable at a lower rate."""
 
     retryable = True
 
 
 class InvalidRequest(FleetError):
-    """The cloud will never accept this: the pool's settings are wrong. Not retryable."""
+    """The cloud always rejects the request: the pool's settings are wrong. Not retryable."""
 
 
 class CloudUnavailable(FleetError):
-    """The cloud does not answer, or says that it is at fault. What was asked for may have
-    happened. Retryable, with the same token."""
+    """The cloud does not answer, or reports an internal error. Retryable with the same token.
+
+    The request may have been completed.
+    """
 
     retryable = True
 
 
 class ClusterError(VcasgdError):
-    """Ray can't be reached or refused a request."""
+    """Ray can't be reached or rejected a request."""
 
 
 class StackError(VcasgdError):
@@ -223,11 +227,11 @@ class StackError(VcasgdError):
 
 
 class PortInUse(StackError):
-    """Another process listens on a port that we were told to use."""
+    """Another process listens on a configured port."""
 
 
 class ApiError(VcasgdError):
-    """The API refused a request. ``status`` is the HTTP status, ``problem`` the whole document."""
+    """The API rejected a request; ``status`` is the HTTP status."""
 
     @property
     def status(self) -> int:
@@ -239,12 +243,12 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """The request carries a session, and not the signs that our own page made it."""
+    """The request carries a session, but does not come from the dashboard's own pages."""
 
 
 class NotFound(ApiError):
-    """No such job, worker, checkpoint or package."""
+    """No such job, worker, checkpoint, or package."""
 
 
 class Conflict(ApiError):
-    """Not possible in the present state."""
+    """Not possible in the current state."""

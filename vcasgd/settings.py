@@ -1,7 +1,7 @@
-"""The only reader of the environment: every setting is ``VCASGD_<NAME>``.
+"""Settings from the environment: every setting is ``VCASGD_<NAME>``.
 
-All time-outs of the platform derive from one setting, ``heartbeat``: whoever wants faster
-detection lowers it, and nothing has to be kept consistent by hand.
+No other module reads the environment. All timeouts of the platform derive from one setting,
+``heartbeat``: lower it for faster detection of failures, and all others stay consistent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vcasgd.errors import SpecError
 
-#: a lease outlives this many missed heartbeats: long enough for a garbage collection, a
-#: swap storm or a restart of the ledger, short enough that a dead worker is noticed soon
+#: Missed heartbeats that a lease survives. Enough for a garbage collection, swapping, or a restart
+#: of the ledger; few enough that a dead worker is detected soon.
 LEASE_HEARTBEATS = 8
-#: a worker that makes no step for this many lease times no longer renews its lease
+#: Lease times without a step after which a worker stops renewing its lease.
 STALL_LEASES = 15
-#: how long anybody tries again to reach a server before giving up, in lease times
+#: Lease times for which a process retries to reach a server before it gives up.
 PATIENCE_LEASES = 30
 
 
@@ -35,7 +35,7 @@ def _has_form(url: str, schemes: tuple[str, ...]) -> bool:
         parts = urlsplit(url)
         if parts.scheme not in schemes:
             return False
-        # of Sentinel there may be several
+        # a Sentinel URL can have several hosts
         hosts = [urlsplit(f"//{host}") for host in parts.netloc.rpartition("@")[2].split(",")]
         if parts.scheme.endswith("+sentinel") and not (parts.path.strip("/") and parts.netloc):
             return False
@@ -45,7 +45,7 @@ def _has_form(url: str, schemes: tuple[str, ...]) -> bool:
 
 
 def _check_redis_url(url: str) -> None:
-    # it is never shown: it holds a password
+    # the message does not contain the URL, because it holds a password
     if not _has_form(url, _STORE_SCHEMES):
         raise ValueError(
             "is not of the form redis://[[user]:password@]host:port[/db] or "
@@ -54,64 +54,119 @@ def _check_redis_url(url: str) -> None:
 
 
 class Settings(BaseSettings):
-    """Where everything is, and how fast it beats."""
+    """Settings of every process of the platform."""
 
     model_config = SettingsConfigDict(env_prefix="VCASGD_", extra="ignore", env_ignore_empty=True)
 
-    home: Path = Field(default=Path("~/.vcasgd"), description="state of the embedded stack")
-    cluster: str = Field(default="vcasgd", pattern=r"^[a-z0-9-]{1,40}$")
-    ledger_url: SecretStr | None = Field(default=None, description="redis:// URL of the ledger")
+    home: Path = Field(
+        default=Path("~/.vcasgd"), description="Folder for the state of the embedded stack."
+    )
+    cluster: str = Field(
+        default="vcasgd",
+        pattern=r"^[a-z0-9-]{1,40}$",
+        description="Name of the cluster. It tags the cluster's machines and claims its ledger.",
+    )
+    ledger_url: SecretStr | None = Field(
+        default=None, description="URL of the ledger, such as redis://:password@host:6379/0."
+    )
     tensors_url: SecretStr | None = Field(
-        default=None, description="redis:// URL of each store node's tensors server, in order"
+        default=None, description="URLs of the tensors servers of all store nodes, in order."
     )
-    job_users: bool = Field(default=True, description="Redis users that are bounded to a job")
+    job_users: bool = Field(
+        default=True, description="Give workers their own Redis users, limited to a job."
+    )
     job_secret: SecretStr | None = Field(
-        default=None, description="from which passwords and keys of workers are derived"
+        default=None, description="Secret from which passwords and keys of workers derive."
     )
-    worker_key: SecretStr | None = Field(default=None, description="signs a worker's headers")
-    cache_dir: Path | None = Field(default=None, description="where workers unpack code")
-    storage_url: str | None = Field(default=None, description="file://, s3:// or gs:// prefix")
-    pools: Path | None = Field(default=None, description="file of the pools; else only local")
-    prices: Path | None = Field(default=None, description="file of prices that replace our own")
+    worker_key: SecretStr | None = Field(
+        default=None, description="Key that signs the headers of a worker's updates."
+    )
+    cache_dir: Path | None = Field(default=None, description="Folder where workers unpack code.")
+    storage_url: str | None = Field(
+        default=None, description="Prefix of object storage: file://, s3://, or gs://."
+    )
+    pools: Path | None = Field(
+        default=None, description="File with the pools. Defaults to the pool local."
+    )
+    prices: Path | None = Field(
+        default=None, description="File with prices that replace the built-in ones."
+    )
     price_seconds: float = Field(
-        default=300.0, ge=1, description="between two looks at the prices of clouds"
+        default=300.0, ge=1, description="Seconds between two requests for the prices of clouds."
     )
-    compute_url: str | None = Field(default=None, description="of Google's API, if not its own")
-    ray_address: str | None = None
-    ray_token: SecretStr | None = Field(default=None, description="of the Ray cluster")
+    compute_url: str | None = Field(
+        default=None, description="URL of the Compute Engine API, if not Google's own."
+    )
+    ray_address: str | None = Field(default=None, description="Address of the Ray cluster.")
+    ray_token: SecretStr | None = Field(default=None, description="Token of the Ray cluster.")
     ray_dir: Path | None = Field(
-        default=None, description="short folder under which Ray's nodes on this machine keep theirs"
+        default=None,
+        description="Folder with a short path for the files of Ray nodes on this machine.",
     )
-    idle_seconds: float = Field(default=60.0, ge=0, description="after which a machine is given up")
-    metadata_url: str | None = Field(default=None, description="the cloud's, on a worker's machine")
-    metadata_kind: str | None = Field(default=None, description="aws, gcp or local")
-    notice_file: Path | None = Field(default=None, description="where a shutdown is announced")
-    api_url: str = "http://127.0.0.1:8700"
-    api_port: int | None = Field(default=None, ge=0, le=65_535, description="0: any free one")
-    token: SecretStr | None = None
-    node: int = Field(default=0, ge=0, description="which store node a parameter server is on")
+    idle_seconds: float = Field(
+        default=60.0, ge=0, description="Seconds after which an idle machine is terminated."
+    )
+    metadata_url: str | None = Field(
+        default=None, description="URL of the cloud's metadata server on a worker's machine."
+    )
+    metadata_kind: str | None = Field(
+        default=None, description="Kind of the metadata server: aws, gcp, or local."
+    )
+    notice_file: Path | None = Field(
+        default=None, description="File that announces an eviction when it appears."
+    )
+    api_url: str = Field(default="http://127.0.0.1:8700", description="URL of the API.")
+    api_port: int | None = Field(
+        default=None, ge=0, le=65_535, description="Port of the API; 0 for any free one."
+    )
+    token: SecretStr | None = Field(default=None, description="Token of the API.")
+    node: int = Field(default=0, ge=0, description="Number of a parameter server's store node.")
     node_url: SecretStr | None = Field(
-        default=None, description="its tensors server as reached from inside the node"
+        default=None, description="URL of the tensors server from inside its store node."
     )
     store_nodes: int | None = Field(
-        default=None, ge=1, le=64, description="store nodes of the embedded stack"
+        default=None, ge=1, le=64, description="Number of store nodes of the embedded stack."
     )
     tensors_memory_mb: int | None = Field(
-        default=None, ge=16, description="limit of the memory of each embedded tensors server"
+        default=None, ge=16, description="Memory limit of each embedded tensors server, in MiB."
     )
     replicas: int | None = Field(
-        default=None, ge=0, le=1, description="of each server of the embedded stack"
+        default=None, ge=0, le=1, description="Replicas of each server of the embedded stack."
     )
-    redis_server: str | None = Field(default=None, description="path of a redis-server ≥ 7")
-    heartbeat: float = Field(default=1.0, gt=0, le=60, description="seconds")
-    package_limit_mb: float = Field(default=100.0, gt=0)
-    local_capacity: int = Field(default=max(3, os.cpu_count() or 1), ge=0, le=1000)
-    local_boot_seconds: float = Field(default=0.0, ge=0)
-    local_notice_seconds: float = Field(default=5.0, ge=0)
-    local_price_per_hour: float = Field(default=0.0, ge=0, description="USD, spot")
-    local_on_demand_price_per_hour: float = Field(default=0.0, ge=0, description="USD")
-    log_level: str = "INFO"
-    log_format: Literal["text", "json"] = "text"
+    redis_server: str | None = Field(
+        default=None, description="Path of a redis-server, version 7 or newer."
+    )
+    heartbeat: float = Field(
+        default=1.0,
+        gt=0,
+        le=60,
+        description="Seconds between heartbeats; all timeouts derive from it.",
+    )
+    package_limit_mb: float = Field(
+        default=100.0, gt=0, description="Largest size of a package, in MB."
+    )
+    local_capacity: int = Field(
+        default=max(3, os.cpu_count() or 1),
+        ge=0,
+        le=1000,
+        description="Most machines of the pool local.",
+    )
+    local_boot_seconds: float = Field(
+        default=0.0, ge=0, description="Simulated boot time of a local machine, in seconds."
+    )
+    local_notice_seconds: float = Field(
+        default=5.0, ge=0, description="Seconds between the notice and the end of a local machine."
+    )
+    local_price_per_hour: float = Field(
+        default=0.0, ge=0, description="Price of a local spot machine, in USD."
+    )
+    local_on_demand_price_per_hour: float = Field(
+        default=0.0, ge=0, description="Price of a local on-demand machine, in USD."
+    )
+    log_level: str = Field(default="INFO", description="Lowest level of log messages.")
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Format of log lines: text for people, json for programs."
+    )
 
     @field_validator("ledger_url", "node_url")
     @classmethod
@@ -131,39 +186,40 @@ class Settings(BaseSettings):
     @classmethod
     def _is_storage_url(cls, value: str | None) -> str | None:
         if value is not None and not _has_form(value, _STORAGE_SCHEMES):
-            raise ValueError(f"{value} is not of the form file:///folder, s3://… or gs://…")
+            raise ValueError(f"{value} is not of the form file:///folder, s3://…, or gs://…")
         return value
 
     @cached_property
     def home_path(self) -> Path:
+        """The absolute path of ``home``."""
         return self.home.expanduser().resolve()
 
     def secret(self, name: str) -> str:
-        """A setting that holds a secret. Raises :class:`SpecError` where it is not set."""
+        """Return the value of a secret setting. Raises :class:`SpecError` if it is not set."""
         value = getattr(self, name)
         if value is None:
             raise SpecError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
         return str(value.get_secret_value())
 
     def tensors_urls(self) -> list[str]:
-        """The tensors servers, one for each store node. Raises :class:`SpecError`."""
+        """Return the URLs of all tensors servers, by store node. Raises :class:`SpecError`."""
         return self.secret("tensors_url").split()
 
     def own_tensors_url(self) -> str:
-        """The tensors server beside which a parameter server works. Raises :class:`SpecError`."""
+        """Return the URL of a parameter server's own tensors server. Raises :class:`SpecError`."""
         if self.node_url is not None:
             return self.node_url.get_secret_value()
         urls = self.tensors_urls()
         if self.node >= len(urls):
             raise SpecError(
-                f"VCASGD_NODE: there is no store node {self.node}; VCASGD_TENSORS_URL names "
-                f"{len(urls)}, counted from 0",
+                f"VCASGD_NODE: there is no store node {self.node}; VCASGD_TENSORS_URL has "
+                f"{len(urls)}, numbered from 0",
                 field="VCASGD_NODE",
             )
         return urls[self.node]
 
     def required(self, name: str) -> str:
-        """A setting that this process can't do without. Raises :class:`SpecError`."""
+        """Return the value of a required setting. Raises :class:`SpecError` if it is not set."""
         value = getattr(self, name)
         if value is None:
             raise SpecError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
@@ -171,34 +227,37 @@ class Settings(BaseSettings):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What :func:`vcasgd.fleet.machine.notices.notices_from_environment` reads."""
-        told = {
+        """Environment of :func:`vcasgd.fleet.machine.notices.notices_from_environment`."""
+        values = {
             "VCASGD_METADATA_URL": self.metadata_url,
             "VCASGD_METADATA_KIND": self.metadata_kind,
             "VCASGD_NOTICE_FILE": self.notice_file,
         }
-        return {name: str(value) for name, value in told.items() if value is not None}
+        return {name: str(value) for name, value in values.items() if value is not None}
 
     @property
     def lease_seconds(self) -> float:
+        """Duration of a lease."""
         return self.heartbeat * LEASE_HEARTBEATS
 
     @property
     def stall_seconds(self) -> float:
+        """Time without a step after which a worker stops renewing its lease."""
         return self.lease_seconds * STALL_LEASES
 
     @property
     def patience_seconds(self) -> float:
+        """Time for which a process retries to reach a server."""
         return self.lease_seconds * PATIENCE_LEASES
 
 
 def log_format() -> str:
-    """Of all settings this one is needed first: what is wrong with the others is logged."""
+    """Return ``VCASGD_LOG_FORMAT``, which is needed before the other settings are checked."""
     return os.environ.get("VCASGD_LOG_FORMAT", "")
 
 
 def load_settings() -> Settings:
-    """From the environment. Raises :class:`SpecError` that names the wrong variable."""
+    """Load the settings. Raises :class:`SpecError`, which names the invalid variable."""
     try:
         return Settings()
     except ValidationError as error:

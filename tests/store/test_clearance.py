@@ -176,7 +176,7 @@ def test_a_worker_that_claims_anothers_name_gets_no_work(running: Guarded, guess
     running.worker("b", "outside", "the pass of worker b")
     impostor = running.claimed("a", guess)
 
-    assert_refused(impostor.acquire(), "it is not the worker it says")
+    assert_refused(impostor.acquire(), "its pass does not match")
     assert impostor.renew({}, []).uncleared
     assert honest.renew({}, [held]).lost == frozenset()
 

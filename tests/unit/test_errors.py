@@ -1,4 +1,4 @@
-"""The tree in the docstring is the tree in the code, and errors cross process borders whole."""
+"""The drawn tree matches the code, and errors cross process boundaries unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = [kind for kind in family(VcasgdError) if kind.__module__ == errors.__nam
 
 
 def drawn_tree() -> dict[str, str]:
-    """Each error of the drawing with its parent; a level is four columns wide."""
+    """Return each error in the drawing with its parent. A level is four columns wide."""
     assert errors.__doc__
     line = re.compile(r"^    ((?:[│├└─ ]{4})*)([A-Z]\w+)", re.MULTILINE)
     parents: list[str] = []
@@ -32,12 +32,12 @@ def drawn_tree() -> dict[str, str]:
     return tree
 
 
-def test_the_drawn_tree_is_the_real_one() -> None:
+def test_the_drawn_tree_matches_the_code() -> None:
     assert drawn_tree() == {kind.__name__: kind.__bases__[0].__name__ for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_error_survives_pickling_whole(kind: type[VcasgdError]) -> None:
+def test_every_error_survives_pickling(kind: type[VcasgdError]) -> None:
     error = kind("the disk is full", remedy="empty it", field="disk", size=3, traceback="line 1")
 
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
@@ -48,7 +48,7 @@ def test_every_error_survives_pickling_whole(kind: type[VcasgdError]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_error_says_what_it_means(kind: type[VcasgdError]) -> None:
+def test_every_error_has_a_docstring(kind: type[VcasgdError]) -> None:
     assert kind.__doc__
 
 

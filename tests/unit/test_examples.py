@@ -1,4 +1,4 @@
-"""The examples learn under VC-ASGD, and read their data in every form that they promise."""
+"""The examples train with VC-ASGD, and read their data in every documented format."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def nothing() -> None:
     pass
 
 
-def accuracy_of_workers_taking_turns(job: JobSpec, task: Task, workers: int) -> float:
-    """VC-ASGD in one process; every update but the first ones is ``workers − 1`` versions old."""
+def accuracy_of_alternating_workers(job: JobSpec, task: Task, workers: int) -> float:
+    """Train with VC-ASGD in one process. After the start, staleness is ``workers − 1``."""
     data = task.dataset("train")
     plan = EpochPlan(len(data), job.subtasks_per_epoch, job.epochs, job.seed)  # type: ignore[arg-type]
     model, rule, record = build(task, job.seed, "cpu"), make_rule(job.update), AppliedRecord(plan)
@@ -73,7 +73,7 @@ def accuracy_of_workers_taking_turns(job: JobSpec, task: Task, workers: int) -> 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Batches this small only lose by being shared out to threads."""
+    """Use one thread: several are slower for such small batches."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -81,13 +81,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_digits_are_learned_by_three_workers() -> None:
+def test_three_workers_learn_digits() -> None:
     job = JobSpec.load(EXAMPLES / "digits" / "job.yaml").model_copy(update={"epochs": 6})
 
-    assert accuracy_of_workers_taking_turns(job, task_of(job), workers=3) >= 0.955
+    assert accuracy_of_alternating_workers(job, task_of(job), workers=3) >= 0.955
 
 
-def test_digits_have_the_same_parts_every_time() -> None:
+def test_the_split_of_digits_is_reproducible() -> None:
     job = JobSpec.load(EXAMPLES / "digits" / "job.yaml")
     first, second = (task_of(job).dataset("validation") for _ in range(2))
 
@@ -112,7 +112,7 @@ def idx(array: NDArray[np.uint8]) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["npz", "ubyte", "gz"])
-def test_mnist_reads_every_form(
+def test_mnist_reads_every_format(
     tmp_path: Path, arrays: dict[str, NDArray[np.uint8]], form: str
 ) -> None:
     data = tmp_path
@@ -140,12 +140,12 @@ def test_mnist_reads_every_form(
     np.testing.assert_allclose(test_batch[0].squeeze(1).numpy(), pixels, atol=1e-6)
 
 
-def test_missing_data_says_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_data_shows_the_download_command(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"curl .*data/mnist\.npz"):
         mnist(tmp_path / "nowhere").dataset("train")
 
 
-def test_the_arguments_of_the_examples_are_checked() -> None:
+def test_arguments_of_the_examples_are_checked() -> None:
     job = JobSpec.load(EXAMPLES / "digits" / "job.yaml")
 
     with pytest.raises(TaskImportError, match="unexpected keyword argument 'depth'"):

@@ -1,4 +1,4 @@
-"""What log lines know of the job, the worker and the request that they are about."""
+"""Fields of log lines: the job, the worker, and the request that they are about."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextvars import copy_context
 
 import pytest
 
-from vcasgd.logging import REQUEST_ID, bound, present, request_id
+from vcasgd.logging import REQUEST_ID, bound, current_fields, request_id
 
-#: logs as a process of ours does: one line about nothing, one about a job, one that went wrong
+#: Logs one line without fields, one about a job, and one with an exception.
 PROGRAM = """
 import logging
 from vcasgd.logging import bound, identify
@@ -43,7 +43,7 @@ def logged(log_format: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_lines_for_people_end_with_it() -> None:
+def test_text_lines_end_with_the_fields() -> None:
     alone, about, *rest = logged("text")
 
     assert alone.endswith("INFO example: alone")
@@ -51,21 +51,21 @@ def test_lines_for_people_end_with_it() -> None:
     assert rest[-1] == "ZeroDivisionError: division by zero"
 
 
-def test_lines_for_programs_are_objects() -> None:
+def test_json_lines_are_objects_with_the_fields() -> None:
     alone, about, wrong = (json.loads(line) for line in logged("json"))
 
     assert (alone["role"], alone["level"], alone["message"]) == ("worker", "INFO", "alone")
     assert not {"job", "worker", "request"} & alone.keys()
-    known = {"job": "j-1", "worker": "w-1", "request": "r-1"}
-    assert about.items() >= {**known, "logger": "example", "message": "100% of it"}.items()
+    fields = {"job": "j-1", "worker": "w-1", "request": "r-1"}
+    assert about.items() >= {**fields, "logger": "example", "message": "100% of it"}.items()
     assert about["at"] <= wrong["at"]
     assert "ZeroDivisionError" in wrong["exc_info"]
 
 
-def test_what_is_bound_is_bound_inside_and_in_no_other_thread() -> None:
+def test_bound_fields_apply_inside_and_in_no_other_thread() -> None:
     with ThreadPoolExecutor(1) as pool, bound(job="j", request="outer"):
         with bound(request="inner", worker=None):
-            assert present() == {"job": "j", "request": "inner"}
+            assert current_fields() == {"job": "j", "request": "inner"}
             assert pool.submit(request_id).result() is None
             assert pool.submit(copy_context().run, request_id).result() == "inner"
         assert request_id() == "outer"
@@ -73,5 +73,5 @@ def test_what_is_bound_is_bound_inside_and_in_no_other_thread() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a\n", "x" * 65, "ä", 'a"', "a=b", "[a]"])
-def test_what_could_break_a_line_is_no_id(text: str) -> None:
+def test_text_that_needs_quoting_is_not_a_request_id(text: str) -> None:
     assert not REQUEST_ID.fullmatch(text)

@@ -1,4 +1,4 @@
-"""The model of the protocol holds, and a weakened one does not (docs/protocol)."""
+"""The model of the protocol is correct, and a weakened one is not (docs/protocol)."""
 
 from __future__ import annotations
 

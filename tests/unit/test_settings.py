@@ -1,4 +1,4 @@
-"""Store nodes in the settings: several URLs, and which of them is a parameter server's own."""
+"""Store nodes in the settings: several URLs, and the one of a parameter server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TWO = "redis://:first-secret@a:1/0 redis://:other-secret@b:2/0"
 
 
 @pytest.fixture(autouse=True)
-def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TENSORS_URL", "NODE", "NODE_URL", "STORE_NODES"):
         monkeypatch.delenv(f"VCASGD_{name}", raising=False)
 
@@ -25,7 +25,7 @@ def test_several_urls_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["http://b:2", "redis://:other-secret@b:port/0", "b"])
-def test_each_is_checked_and_none_is_shown(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_each_url_is_checked_and_not_shown(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setenv("VCASGD_TENSORS_URL", f"redis://:first-secret@a:1/0 {wrong}")
 
     with pytest.raises(SpecError, match="VCASGD_TENSORS_URL") as caught:
@@ -33,13 +33,13 @@ def test_each_is_checked_and_none_is_shown(monkeypatch: pytest.MonkeyPatch, wron
     assert "secret" not in str(caught.value)
 
 
-def test_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match="VCASGD_TENSORS_URL is not set"):
         load_settings().tensors_urls()
 
 
 @pytest.mark.parametrize(("node", "expected"), [("0", 0), ("1", 1), (None, 0)])
-def test_the_one_beside_a_parameter_server(
+def test_the_url_of_a_parameter_servers_own_node(
     monkeypatch: pytest.MonkeyPatch, node: str | None, expected: int
 ) -> None:
     monkeypatch.setenv("VCASGD_TENSORS_URL", TWO)
@@ -49,16 +49,16 @@ def test_the_one_beside_a_parameter_server(
     assert load_settings().own_tensors_url() == TWO.split()[expected]
 
 
-def test_may_be_reached_in_another_way_from_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_node_url_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VCASGD_TENSORS_URL", TWO)
     monkeypatch.setenv("VCASGD_NODE_URL", "unix://:secret@/tmp/server.sock?db=0")
 
     assert load_settings().own_tensors_url().startswith("unix://")
 
 
-def test_a_node_that_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VCASGD_TENSORS_URL", TWO)
     monkeypatch.setenv("VCASGD_NODE", "2")
 
-    with pytest.raises(SpecError, match="there is no store node 2; VCASGD_TENSORS_URL names 2"):
+    with pytest.raises(SpecError, match="there is no store node 2; VCASGD_TENSORS_URL has 2"):
         load_settings().own_tensors_url()

@@ -1,4 +1,4 @@
-"""What a job may ask for, and how a mistake in it is explained."""
+"""The job specification: defaults, round trips, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from vcasgd.errors import SpecError
-from vcasgd.spec.job import JobSpec, parse_duration
+from vcasgd.spec.duration import parse_duration
+from vcasgd.spec.job import JobSpec
 from vcasgd.spec.update import AsyncLocalSgdSpec, Staleness, VcAsgdSpec
 
 LEAST: dict[str, Any] = {
@@ -63,7 +64,7 @@ def test_everything_set() -> None:
     assert job.stop.max_duration == timedelta(hours=6)
 
 
-def test_the_rule_may_be_left_out() -> None:
+def test_the_rule_is_optional() -> None:
     assert spec(update={"alpha": 0.7}).update == VcAsgdSpec(alpha=0.7)
 
 
@@ -75,7 +76,7 @@ def test_the_rule_may_be_left_out() -> None:
         ({"function": "hinge", "a": 2}, 2.0),
     ],
 )
-def test_steepness_is_that_of_the_paper_unless_given(fields: dict[str, Any], a: float) -> None:
+def test_the_default_steepness_is_that_of_the_paper(fields: dict[str, Any], a: float) -> None:
     assert Staleness.model_validate(fields).a == a
 
 
@@ -87,12 +88,12 @@ def test_json_round_trip(job: JobSpec) -> None:
     assert JobSpec.parse(json.loads(job.model_dump_json())) == job
 
 
-def test_a_spec_can_not_be_changed() -> None:
+def test_a_spec_is_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         spec().epochs = 3
 
 
-def test_the_json_schema_can_be_made() -> None:
+def test_the_json_schema() -> None:
     for mode in ("validation", "serialization"):
         assert JobSpec.model_json_schema(mode=mode)["title"] == "JobSpec"
 
@@ -129,7 +130,7 @@ def test_the_json_schema_can_be_made() -> None:
         ({"push_every": True}, "push_every", "not True"),
         ({"push_every": "epoch"}, "push_every", "not 'epoch'"),
         ({"push_every": 1.5}, "push_every", "not 1.5"),
-        ({"name": "My Job"}, "name", "'My Job' is not a name .*lower-case"),
+        ({"name": "My Job"}, "name", "'My Job' is not a name .*lowercase"),
         ({"task": "train"}, "task", r"neither module:Class nor a script .*\(for example train:My"),
         ({"task": "../train.py"}, "task", "'../train.py' is neither module:Class nor a script"),
         ({"task": "/code/train.py"}, "task", "is neither module:Class nor a script"),
@@ -192,7 +193,7 @@ def test_a_mistake_is_explained(fields: dict[str, Any], field: str, message: str
 
 
 @pytest.mark.parametrize("field", sorted(LEAST))
-def test_what_is_required(field: str) -> None:
+def test_required_fields(field: str) -> None:
     fields = {key: value for key, value in LEAST.items() if key != field}
 
     with pytest.raises(SpecError, match=f"{field}: is required"):
@@ -200,7 +201,7 @@ def test_what_is_required(field: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], "job", 3])
-def test_what_is_no_mapping(value: object) -> None:
+def test_a_job_that_is_not_a_mapping(value: object) -> None:
     with pytest.raises(SpecError, match="job: must be a mapping of fields"):
         JobSpec.parse(value)
 
@@ -264,13 +265,13 @@ def test_durations(text: object, seconds: float) -> None:
     "text",
     ["", "m", "5 minutes", "-5m", "1e3", 0, -1, True, None, [1], float("nan"), timedelta(0)],
 )
-def test_what_is_no_duration(text: object) -> None:
+def test_invalid_durations(text: object) -> None:
     with pytest.raises(ValueError, match=r"is not a duration|must be longer than 0"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("text", [float("inf"), 10**400, "9999999999d", "9" * 400 + "s"])
-def test_what_is_too_long(text: object) -> None:
+def test_durations_that_are_too_long(text: object) -> None:
     with pytest.raises(ValueError, match="is too long"):
         parse_duration(text)
 
@@ -281,9 +282,7 @@ class TestLoad:
         file.write_text(text)
         return file
 
-    def test_the_working_directory_is_taken_from_the_folder_of_the_file(
-        self, tmp_path: Path
-    ) -> None:
+    def test_the_working_directory_is_relative_to_the_file(self, tmp_path: Path) -> None:
         (tmp_path / "jobs").mkdir()
         file = self.write(tmp_path / "jobs", f"{json.dumps({**LEAST, 'working_dir': '../code'})}\n")
 
@@ -305,7 +304,7 @@ class TestLoad:
             JobSpec.load(file)
         assert str(caught.value).startswith(f"{file}: ")
 
-    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="can't be read: No such file"):
             JobSpec.load(tmp_path / "job.yaml")
 

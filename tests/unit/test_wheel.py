@@ -1,4 +1,4 @@
-"""What is built for others: the dashboard is in it, and the example that vcasgd demo needs."""
+"""The wheel contains the dashboard, and the example for ``vcasgd demo``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PAGES = "vcasgd/api/static/"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a copy of this source, by way of the source distribution, as it is published."""
+    """Build a wheel from a copy of the source, through the source distribution."""
     folder = tmp_path_factory.mktemp("source")
     for name in ("vcasgd", "examples", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         path = ROOT / name
         copy = shutil.copytree if path.is_dir() else shutil.copy
         copy(path, folder / name)
     if not (folder / PAGES / "index.html").exists():
-        # no node was at hand; that what is there is taken can be seen all the same
+        # without Node.js there are no pages; placeholders still show that pages are included
         (folder / PAGES / "assets").mkdir(parents=True)
         (folder / PAGES / "index.html").write_text("<!doctype html><title>vcasgd</title>")
         (folder / PAGES / "assets" / "index.js").write_text("")
@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-def test_the_pages_of_a_wheel_are_served(wheel: Path, tmp_path: Path) -> None:
+def test_pages_in_a_wheel_are_served(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path)
@@ -66,7 +66,7 @@ async def _text(app: Pages, path: str) -> str:
         return (await client.get(path)).text
 
 
-def test_a_wheel_holds_what_it_needs_and_nothing_of_the_tests(wheel: Path) -> None:
+def test_a_wheel_contains_scripts_and_examples_but_no_tests(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
 

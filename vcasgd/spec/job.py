@@ -1,15 +1,13 @@
-"""What a job may ask for: ``job.yaml`` and the body of ``POST /api/v1/jobs`` in one model.
+"""The specification of a job: ``job.yaml``, and the body of ``POST /api/v1/jobs``.
 
-A field that is not listed here is refused, so that a misspelt setting is never silently
-ignored. All durations accept seconds (``90``) or a number with a unit (``30s``, ``5m``,
-``6h``, ``2d``).
+Unknown fields are errors, so that a misspelled setting is never silently ignored. Durations are
+seconds (``90``) or a number with a unit (``30s``, ``5m``, ``6h``, ``2d``).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -20,60 +18,18 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    PlainSerializer,
     ValidationError,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from vcasgd.errors import SpecError
+from vcasgd.spec.duration import Duration
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.tuning import Tuning
 from vcasgd.spec.update import RULES, Update, VcAsgdSpec
 from vcasgd.spec.yaml import load_mapping
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION_SCHEMA = {
-    "anyOf": [
-        {"type": "number", "exclusiveMinimum": 0, "description": "seconds"},
-        {"type": "string", "pattern": r"^\d+(\.\d+)?[smhd]?$", "examples": ["5m"]},
-    ]
-}
-
-
-def parse_duration(value: object) -> timedelta:
-    """Seconds as a number, or text such as ``5m``, to :class:`~datetime.timedelta`.
-
-    Raises :class:`ValueError` for what is neither, not above 0, or longer than a timedelta.
-    """
-    try:
-        length = value if isinstance(value, timedelta) else timedelta(seconds=_seconds(value))
-    except OverflowError as error:
-        raise ValueError(f"{value!r} is too long") from error
-    if length <= timedelta(0):
-        raise ValueError(f"must be longer than 0 seconds; not {value!r}")
-    return length
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value if type(value) is str else "")
-    if match is None:
-        raise ValueError(
-            f"{value!r} is not a duration; write a number of seconds or for example 30s, 5m, 6h, 2d"
-        )
-    return float(match[1]) * _UNITS[match[2] or "s"]
-
-
-Duration = Annotated[
-    timedelta,
-    BeforeValidator(parse_duration),
-    PlainSerializer(lambda value: value.total_seconds(), return_type=float),
-    WithJsonSchema(_DURATION_SCHEMA, mode="validation"),
-]
 
 
 def _push_interval(value: object) -> object:
@@ -82,7 +38,7 @@ def _push_interval(value: object) -> object:
     raise ValueError(f"must be a number of local steps above 0 or the word subtask; not {value!r}")
 
 
-#: what data is, as far as the places are concerned that may see it: ``confidential``, ``eu-only``
+#: A requirement on the pools that may process the data, such as ``confidential`` or ``eu-only``.
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
 
@@ -92,15 +48,15 @@ def _set_of_labels(value: object) -> object:
     raise ValueError(f"must be a list of labels such as [confidential, eu-only]; not {value!r}")
 
 
-#: in order, each once
+#: Sorted labels without duplicates.
 Labels = Annotated[tuple[Label, ...], BeforeValidator(_set_of_labels)]
 
 
 class Workers(StrictModel):
-    """How many machines the job wants, and from which pools, in order of preference.
+    """Number of machines, and the pools to get them from, in order of preference.
 
-    ``fallback: on-demand``: once all spot pools have refused for ``fallback_after``, the minimum
-    is bought without the risk. ``on_demand_min``: so many are, from the beginning.
+    ``fallback: on-demand`` buys ``min`` machines on demand once all spot pools have refused for
+    ``fallback_after``. ``on_demand_min`` machines are on demand from the start.
     """
 
     min: int = Field(default=1, ge=0, le=10_000, strict=True)
@@ -112,7 +68,7 @@ class Workers(StrictModel):
     )
     on_demand_min: int = Field(default=0, ge=0, le=10_000, strict=True)
     max_price_per_hour: float | None = Field(
-        default=None, gt=0, strict=True, description="USD, of one machine"
+        default=None, gt=0, strict=True, description="USD per machine"
     )
 
     @model_validator(mode="after")
@@ -124,13 +80,13 @@ class Workers(StrictModel):
 
 
 class Data(StrictModel):
-    """What the task reads: ``labels`` bound it to pools that may see all of them."""
+    """The data of the task. ``labels`` restrict it to pools that are cleared for all of them."""
 
     labels: Labels = ()
 
 
 class Checkpoint(StrictModel):
-    """When to write checkpoints beside those at the end of each epoch, and how many to keep."""
+    """Interval of checkpoints, in addition to the one after each epoch, and how many to keep."""
 
     every: Duration = Field(default=timedelta(minutes=5), json_schema_extra={"default": 300})
     keep: int = Field(default=3, ge=1, le=1000, strict=True)
@@ -201,12 +157,12 @@ class Stop(StrictModel):
 
 
 class JobSpec(StrictModel):
-    """One training run, as the user asks for it."""
+    """The specification of one training run."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
     task: str = Field(
         pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|([\w-][\w.-]*/)*[\w-][\w.-]*\.py)$",
-        description="module:Class, or the path of a script",
+        description="module:Class, or the path of a script in working_dir",
     )
     working_dir: str = "."
     args: dict[str, Any] = Field(default_factory=dict)
@@ -216,7 +172,7 @@ class JobSpec(StrictModel):
         Literal["subtask"] | Annotated[int, Field(ge=1)], BeforeValidator(_push_interval)
     ] = "subtask"
     optimizer_state: Literal["reset", "keep"] = Field(
-        default="reset", description="of the local optimizer, between two subtasks of a worker"
+        default="reset", description="state of the local optimizer at the start of a subtask"
     )
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_epoch_lead: int = Field(default=1, ge=0, le=100, strict=True)
@@ -225,7 +181,7 @@ class JobSpec(StrictModel):
     workers: Workers = Workers()
     checkpoint: Checkpoint = Checkpoint()
     stop: Stop = Stop()
-    labels: Labels = Field(default=(), description="of the job's code and model")
+    labels: Labels = Field(default=(), description="labels of the job's code and model")
     data: Data = Data()
 
     @model_validator(mode="before")
@@ -238,30 +194,31 @@ class JobSpec(StrictModel):
     @field_validator("args")
     @classmethod
     def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """The arguments travel as JSON, and must not arrive as something else."""
+        """Raise ValueError for arguments that JSON would change."""
         try:
             same = json.loads(json.dumps(value, allow_nan=False)) == value
         except (TypeError, ValueError, RecursionError):
             same = False
         if not same:
             raise ValueError(
-                "may hold text, finite numbers, booleans, nulls, lists and mappings with text as "
-                "keys; put quotes around anything else, such as a date"
+                "can contain text, finite numbers, booleans, nulls, lists, and mappings with text "
+                "as keys; put quotes around anything else, such as a date"
             )
         return value
 
     @property
     def total_subtasks(self) -> int:
+        """Number of subtasks in all epochs."""
         return self.epochs * self.subtasks_per_epoch
 
     @property
     def required_labels(self) -> tuple[str, ...]:
-        """All that a pool must be cleared for to work on the job, in order."""
+        """Sorted labels that a pool must be cleared for to work on the job."""
         return tuple(sorted({*self.labels, *self.data.labels}))
 
     @classmethod
     def parse(cls, value: object) -> JobSpec:
-        """From plain data. Raises :class:`SpecError` that names the first wrong field."""
+        """Parse plain data. Raises :class:`SpecError`, which names the first invalid field."""
         try:
             return cls.model_validate(value)
         except ValidationError as error:
@@ -269,7 +226,10 @@ class JobSpec(StrictModel):
 
     @classmethod
     def load(cls, path: Path) -> JobSpec:
-        """From a YAML file; a relative ``working_dir`` is taken from the file's folder."""
+        """Load a YAML file. A relative ``working_dir`` is relative to the file's folder.
+
+        Raises :class:`SpecError`.
+        """
         value = load_job_mapping(path)
         try:
             spec = cls.parse(value)
@@ -284,58 +244,58 @@ class JobSpec(StrictModel):
 
 def load_job_mapping(source: str | Path) -> dict[str, Any]:
     """Return the fields of a job file, or of its text, unchecked. Raises :class:`SpecError`."""
-    remedy = "write at least name, task, epochs and subtasks_per_epoch"
+    remedy = "write at least name, task, epochs, and subtasks_per_epoch"
     return load_mapping(source, "a job", remedy=remedy)
 
 
 def spec_error(error: ValidationError, model: type[BaseModel] = JobSpec) -> SpecError:
-    """A pydantic error as ours: names the first wrong field, counts the others."""
+    """Convert a pydantic error: name the first invalid field, and count the others."""
     first, *others = spec_errors(error, model)
     more = f" (and {len(others)} more)" if others else ""
     return SpecError(f"{first.message}{more}", remedy=first.remedy, **first.details)
 
 
 def spec_errors(error: ValidationError, model: type[BaseModel] = JobSpec) -> list[SpecError]:
-    """One of ours for each field that is wrong."""
+    """Convert a pydantic error to one error for each invalid field."""
     return [_spec_error(each, model) for each in error.errors(include_url=False)]
 
 
-def _spec_error(wrong: ErrorDetails, model: type[BaseModel]) -> SpecError:
-    path = wrong["loc"]
-    # pydantic puts the tag of a discriminated union into the path; the user wrote no such level
+def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
+    path = details["loc"]
+    # pydantic adds the tag of a discriminated union to the path, which is no level of the file
     field = ".".join(str(part) for part in path if part not in RULES and part != "[key]")
     remedy = None
-    match wrong["type"]:
+    match details["type"]:
         case "extra_forbidden":
             message = "there is no such field"
             remedy = f"known fields: {', '.join(sorted(_fields_at(model, path[:-1])))}"
         case "union_tag_invalid":
             field = f"{field}.rule"
-            message = f"unknown rule {wrong['ctx']['tag']!r}"
-            remedy = f"choose one of {wrong['ctx']['expected_tags']}"
+            message = f"unknown rule {details['ctx']['tag']!r}"
+            remedy = f"choose one of {details['ctx']['expected_tags']}"
         case "missing":
             message = "is required"
         case "dict_type" | "model_type" | "model_attributes_type":
-            message = f"must be a mapping of fields, not {_short(wrong['input'])}"
+            message = f"must be a mapping of fields, not {_short(details['input'])}"
         case "tuple_type" | "too_short":
-            message = f"must be a list of at least one, not {_short(wrong['input'])}"
+            message = f"must be a list of at least one item, not {_short(details['input'])}"
         case "string_pattern_mismatch" if field == "task":
-            message = f"{wrong['input']!r} is neither module:Class nor a script of working_dir"
+            message = f"{details['input']!r} is neither module:Class nor a script of working_dir"
             remedy = "for example train:MyTask, or train.py"
         case "string_pattern_mismatch" if field == "name":
-            message = f"{wrong['input']!r} is not a name"
-            remedy = "use up to 63 lower-case letters, digits and dashes"
+            message = f"{details['input']!r} is not a name"
+            remedy = "use up to 63 lowercase letters, digits, and dashes"
         case "value_error":
-            message = wrong["msg"].removeprefix("Value error, ")
+            message = details["msg"].removeprefix("Value error, ")
         case _:
-            wanted = wrong["msg"].replace("Input should be", "must be")
-            message = f"{wanted}; not {_short(wrong['input'])}"
+            expected = details["msg"].replace("Input should be", "must be")
+            message = f"{expected}; not {_short(details['input'])}"
     field = field or "job"
     return SpecError(f"{field}: {message}", remedy=remedy, field=field)
 
 
 def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
-    """The fields of the part of a model that a path leads to."""
+    """Return the fields of the section of a model at a path."""
     for part in path:
         annotation = RULES.get(part) or model.model_fields[part].annotation
         # An optional section is a union with None.

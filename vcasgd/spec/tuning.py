@@ -1,5 +1,6 @@
-"""The part ``tuning`` of a job: what it may set itself by what is measured while it trains.
-:mod:`vcasgd.learning.tuning` has the decisions.
+"""The section ``tuning`` of a job: settings that vcasgd may tune from measurements.
+
+:mod:`vcasgd.learning.tuning` contains the decisions.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from vcasgd.spec.strict import StrictModel
 
 
 class Tuning(StrictModel):
-    """All of it is off unless it is asked for: with it a run depends on how fast its machines
-    happened to be, and is not the same a second time.
+    """Settings that are tuned from measurements.
 
-    ``local_steps``: slower workers make fewer of them in a push interval, so that all push at the
-    same rate. ``momentum``: that of the local optimizers is lowered by as much as asynchrony adds.
-    ``mixing``: updates get less weight while validation worsens. ``learners_per_machine``: as many
-    as raise a machine's throughput, and at most so many.
+    All are off by default: with self-tuning, a run depends on the speed of its machines and can't
+    be reproduced exactly. ``local_steps``: slower workers make fewer local steps in a push
+    interval, so that all push at the same rate. ``momentum``: the momentum of local optimizers is
+    reduced by the momentum that asynchrony adds. ``mixing``: updates get less weight while
+    validation worsens. ``learners_per_machine``: the largest number of learners on a machine;
+    learners are added while they raise its throughput.
     """
 
     local_steps: bool = Field(default=False, strict=True)
@@ -26,10 +28,10 @@ class Tuning(StrictModel):
 
     @property
     def of_workers(self) -> bool:
-        """Whether workers follow something that is measured."""
+        """True if workers use tuned values."""
         return self.local_steps or self.momentum
 
     @property
     def of_job(self) -> bool:
-        """Whether something is decided for the job as a whole."""
+        """True if the controller tunes values of the job."""
         return self.of_workers or self.mixing

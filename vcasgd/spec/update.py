@@ -1,5 +1,6 @@
-"""The part ``update`` of a job: which rule blends updates, how stale ones are weighted, and how
-they are encoded. :mod:`vcasgd.learning.rules` derives the formulas.
+"""The section ``update`` of a job: the update rule, the weight of stale updates, the encoding.
+
+:mod:`vcasgd.learning.rules` derives the formulas.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from vcasgd.spec.strict import StrictModel
 
 
 class Staleness(StrictModel):
-    """How an update loses weight with its staleness τ (FedAsync, Xie 2019, section 5.2).
+    """Weight of an update by its staleness τ (FedAsync, Xie 2019, section 5.2).
 
     ``constant``: 1. ``polynomial``: (1+τ)^−a. ``hinge``: 1 if τ ≤ b, else 1/(a(τ−b)+1).
-    Unless given, a is 0.5, for hinge 10, as in the paper.
+    The default of a is that of the paper: 0.5, or 10 for hinge.
     """
 
     function: Literal["constant", "polynomial", "hinge"] = "constant"
-    a: float = Field(default=0.5, gt=0, strict=True, description="steepness; 10 for hinge")
-    b: float = Field(default=4.0, ge=0, strict=True, description="hinge: nothing is lost up to b")
+    a: float = Field(
+        default=0.5, gt=0, strict=True, description="steepness; the default is 10 for hinge"
+    )
+    b: float = Field(
+        default=4.0, ge=0, strict=True, description="hinge: full weight up to this staleness"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -38,7 +43,7 @@ _Buffer = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 
 
 class VcAsgdSpec(StrictModel):
-    """``W ← αW + (1−α)w`` (Atre 2021); ``alpha: var`` is α = e/(e+1) in epoch e = 1, 2, …"""
+    """``W ← αW + (1−α)w`` (Atre 2021); ``alpha: var`` is α = e/(e+1) in epoch e (1, 2, …)."""
 
     rule: Literal["vc-asgd"] = "vc-asgd"
     alpha: Annotated[float, Field(gt=0, lt=1)] | Literal["var"] = "var"
@@ -67,8 +72,10 @@ class FedAsyncSpec(StrictModel):
 
 
 class EasgdSpec(StrictModel):
-    """``W ← W + α·s(τ)·(w − W)``, and the worker's copy, which it keeps, moves by α towards W
-    (Zhang 2015). ``moving_rate`` is α; the paper's is 0.9 divided by the number of workers."""
+    """``W ← W + α·s(τ)·(w − W)``, and the worker's own copy moves by α towards W (Zhang 2015).
+
+    ``moving_rate`` is α; in the paper it is 0.9 divided by the number of workers.
+    """
 
     rule: Literal["easgd"]
     moving_rate: float = Field(default=0.225, gt=0, lt=1, strict=True)
@@ -77,9 +84,11 @@ class EasgdSpec(StrictModel):
 
 
 class SmaSpec(StrictModel):
-    """As ``easgd``, and the central average has momentum (CROSSBOW, Koliousis 2019):
-    ``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v``. ``moving_rate`` is α, near 1 divided by the
-    number of workers in the paper; ``momentum`` is μ."""
+    """Like ``easgd``, with momentum for the central average (CROSSBOW, Koliousis 2019).
+
+    ``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v``. ``moving_rate`` is α, in the paper about 1 divided
+    by the number of workers; ``momentum`` is μ.
+    """
 
     rule: Literal["sma"]
     moving_rate: float = Field(default=0.25, gt=0, lt=1, strict=True)
@@ -89,19 +98,25 @@ class SmaSpec(StrictModel):
 
 
 class _Differences(StrictModel):
-    """What rules have in common that add differences: ``eta`` is η; running statistics are
-    averaged with weight ``statistics_mix``, never summed. Under ``codec: partition`` each update
-    carries one of so many ``partitions``."""
+    """Fields of rules that add differences.
+
+    ``eta`` is η. Running statistics are averaged with weight ``statistics_mix``, not summed. With
+    ``codec: partition`` each update carries one of ``partitions`` parts.
+    """
 
     eta: float = Field(default=1.0, gt=0, le=10, strict=True)
     statistics_mix: float = Field(default=0.5, gt=0, le=1, strict=True)
     codec: _DeltaCodec = "float32"
-    partitions: int = Field(default=4, ge=2, le=64, strict=True, description="of codec partition")
+    partitions: int = Field(
+        default=4, ge=2, le=64, strict=True, description="parts of codec partition"
+    )
 
 
 class AsyncLocalSgdSpec(_Differences):
-    """``W ← W + η·s(τ)·Δ`` (Liu 2024); running statistics are averaged with weight
-    ``statistics_mix``, never summed."""
+    """``W ← W + η·s(τ)·Δ`` (Liu 2024).
+
+    Running statistics are averaged with weight ``statistics_mix``, not summed.
+    """
 
     rule: Literal["async-local-sgd"]
     staleness: Staleness = Staleness()
@@ -114,8 +129,10 @@ class DownpourSpec(_Differences):
 
 
 class DelayedNesterovSpec(_Differences):
-    """``W ← W + η·s(τ)·Δ/N``, and with each N-th update a step of momentum (Liu 2024).
-    ``buffer`` is N, ``momentum`` β."""
+    """``W ← W + η·s(τ)·Δ/N``, and a momentum step with each N-th update (Liu 2024).
+
+    ``buffer`` is N, ``momentum`` is β.
+    """
 
     rule: Literal["delayed-nesterov"]
     buffer: _Buffer = 4
@@ -124,8 +141,10 @@ class DelayedNesterovSpec(_Differences):
 
 
 class FedBuffSpec(_Differences):
-    """``W ← W + (η/K)·Σ s(τᵢ)Δᵢ`` with each K-th update, and at the end of each epoch
-    (Nguyen 2022). ``buffer`` is K."""
+    """``W ← W + (η/K)·Σ s(τᵢ)Δᵢ`` with each K-th update and after each epoch (Nguyen 2022).
+
+    ``buffer`` is K.
+    """
 
     rule: Literal["fedbuff"]
     buffer: _Buffer = 10
@@ -133,9 +152,11 @@ class FedBuffSpec(_Differences):
 
 
 class DcAsgdSpec(_Differences):
-    """``W ← W + η·s(τ)·(Δ − λ·Δ⊙Δ⊙(W − w₀))`` (Zheng 2017). ``compensation`` is λ: the paper's
-    divided by the local learning rate and by the local steps of a push. ``history``: how many
-    published versions the parameter server remembers; updates of older ones are not compensated.
+    """``W ← W + η·s(τ)·(Δ − λ·Δ⊙Δ⊙(W − w₀))`` (Zheng 2017).
+
+    ``compensation`` is λ: the paper's value divided by the local learning rate and by the local
+    steps of a push. ``history`` is the number of published versions that the parameter server
+    keeps; updates from older versions are not compensated.
     """
 
     rule: Literal["dc-asgd"]
@@ -157,7 +178,7 @@ _AnyRule = (
 )
 Update = Annotated[_AnyRule, Field(discriminator="rule")]
 
-#: the part that belongs to the name of a rule
+#: The model of the section ``update`` for each name of a rule.
 RULES: dict[str | int, type[StrictModel]] = {
     get_args(part.model_fields["rule"].annotation)[0]: part for part in get_args(_AnyRule)
 }

@@ -1,11 +1,12 @@
--- A parameter server tells what it applied to its shard. Telling it twice changes nothing.
+-- Reports the work that a parameter server applied to its shard. Idempotent.
 -- KEYS  1 work  2 leases  3 holders  4 open  5 done  6 evaluations  7 shards  8 applied
 --       9 counters
--- ARGV  1 shard  2 how many shards there are  3 server token  4 version  5 finished epochs
+-- ARGV  1 shard  2 number of shards  3 server token  4 version  5 finished epochs
 --       6 totals, as JSON  7… done subtasks
--- Returns 1, or 0 where something newer is already known.
--- For the job a subtask is done, and an epoch is finished, once it is so in every shard.
--- no worker may run SREM, so none gets to the loops, which would be as long as it says
+-- Returns 1, or 0 if the ledger already has a newer report.
+-- A subtask is done, and an epoch finished, once it is so in every shard.
+
+-- Workers have no permission for SREM, so they fail here, before loops whose length they control.
 redis.call('SREM', KEYS[5], '')
 local shard, version, finished = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
 local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'finished')
@@ -35,7 +36,7 @@ local function is_done(subtask)
 end
 local function settle(subtask)
   if not is_done(subtask) then return end
-  -- those of finished epochs are known by that number alone, also when this is told again
+  -- subtasks of finished epochs are only counted, also if this report is repeated
   redis.call(subtask < everywhere * per_epoch and 'SREM' or 'SADD', KEYS[5], subtask)
   local piece = 'train:' .. subtask
   redis.call('ZREM', KEYS[2], piece)

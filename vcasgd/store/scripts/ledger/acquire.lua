@@ -1,12 +1,12 @@
--- Leases one piece of work to a worker.
+-- Leases one work item to a worker.
 -- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 done  8 counters
 --       9 placed  10 clearances  11 refused  12 events
--- ARGV  1 worker  2 lease in ms  3 kind of the piece, '' for any  4 the worker's pass
+-- ARGV  1 worker  2 lease in ms  3 kind of work item, '' for any  4 the worker's pass
 -- Includes ledger/clearance.lua
 -- Returns {kind, number, token, deadline} or {'wait', reason}.
--- Pieces of work are named kind:number. Given out first: what has lost its holder, chores
--- (first snapshot, evaluations) before subtasks; then the next subtask, at most `lead` epochs
--- ahead of the slowest one that is not done.
+-- Work items are named kind:number. Order: items that lost their holder, with the first snapshot
+-- and evaluations before subtasks; then the next subtask, at most `lead` epochs ahead of the
+-- slowest unfinished one.
 if redis.call('HEXISTS', KEYS[6], ARGV[1]) == 1 then return {'wait', 'quarantined'} end
 local missing = clearance_missing(KEYS[1], KEYS[9], KEYS[10], ARGV[1], ARGV[4])
 if missing then
@@ -36,7 +36,7 @@ local function grant(piece, again)
   return {kind, tonumber(number), token, deadline}
 end
 
--- before the first snapshot there is nothing to train; while finishing only chores are left
+-- a starting job leases only its first snapshot, a finishing one only evaluations
 local may_train = state == 'running'
 if state ~= 'running' and state ~= 'starting' and state ~= 'finishing' then
   return {'wait', state}
@@ -53,7 +53,7 @@ if not may_train then return {'wait', state} end
 local work = redis.call('HMGET', KEYS[2], 'total', 'per_epoch', 'finished', 'lead')
 local total, per_epoch, finished = tonumber(work[1]), tonumber(work[2]), tonumber(work[3])
 local next = tonumber(redis.call('HGET', KEYS[8], 'next') or 0)
--- somebody may have trained without a lease: what is applied is done all the same
+-- work applied without a lease is done anyway
 next = math.max(next, finished * per_epoch)
 while redis.call('SISMEMBER', KEYS[7], next) == 1 do next = next + 1 end
 if next >= total then return {'wait', 'nothing left to lease'} end

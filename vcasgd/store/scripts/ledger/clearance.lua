@@ -1,14 +1,14 @@
--- Labelled data stays in pools that may see it; included by scripts that give or renew leases.
--- Believed is what the controller recorded of a worker, and nothing that the worker says but its
--- pass, of which only a digest is kept here. A job without labels asks for nothing.
--- Returns why not and whether it is that worker that asks; nil where it may.
+-- Keeps labelled data in cleared pools; included by scripts that grant or renew leases.
+-- Trusts only what the controller recorded about a worker, and the worker's pass, whose digest is
+-- stored here. A job without labels needs no clearance.
+-- Returns nil if the worker is cleared; else the reason, and true if the pass is valid.
 local function clearance_missing(record, placed, clearances, worker, pass)
   local labels = redis.call('HGET', record, 'labels')
   if not labels or labels == '' then return nil end
   local entry = redis.call('HGET', placed, worker)
   if not entry then return 'the controller placed no such worker' end
   local pool, digest = string.match(entry, '^([^|]*)|(.*)$')
-  if digest ~= '' and redis.sha1hex(pass) ~= digest then return 'it is not the worker it says' end
+  if digest ~= '' and redis.sha1hex(pass) ~= digest then return 'its pass does not match' end
   local seen = ' ' .. (redis.call('HGET', clearances, pool) or '') .. ' '
   for label in string.gmatch(labels, '%S+') do
     if not string.find(seen, ' ' .. label .. ' ', 1, true) then
@@ -18,7 +18,7 @@ local function clearance_missing(record, placed, clearances, worker, pass)
   return nil
 end
 
--- an event for each new reason, not for each time that somebody asks
+-- Records an event for each new reason, not for each request.
 local function say_refused(refused, events, worker, why)
   if redis.call('HGET', refused, worker) == why then return end
   redis.call('HSET', refused, worker, why)

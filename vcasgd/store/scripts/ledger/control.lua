@@ -1,7 +1,7 @@
 -- Takes or renews the controller's lease.
 -- KEYS  1 controller
 -- ARGV  1 owner  2 lease in ms
--- Returns the token, or 0 where somebody else holds it.
+-- Returns the token, or 0 if another controller holds the lease.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local held = redis.call('HMGET', KEYS[1], 'owner', 'deadline', 'token')

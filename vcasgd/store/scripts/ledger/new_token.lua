@@ -1,15 +1,15 @@
--- A token for a parameter server that starts, greater than all before.
+-- Creates a token for a starting parameter server, greater than all earlier ones.
 -- KEYS  1 server tokens
 -- ARGV  1 node  2 nonce, below 2^20
--- Returns the token as text: a count, and in its lowest 20 bits the nonce.
--- After a failover this server may have forgotten the newest tokens. The nonce makes those that
--- would be given out a second time differ all the same, so that one of two servers is fenced;
--- the clock makes the count overtake all that was forgotten, so that the newer one wins. (Only
--- the second depends on the clock, and it is a matter of progress, not of safety.)
+-- Returns the token as text: a count, with the nonce in the lowest 20 bits.
+-- After a failover this server may have lost the newest tokens. The nonce makes repeated counts
+-- differ, so that one of two parameter servers is fenced. The clock makes the count exceed all
+-- lost ones, so that the newer parameter server wins. Only this second property depends on the
+-- clock, and it matters for progress, not for safety.
 local SHIFT = 1048576
 local known = math.floor(tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) / SHIFT)
 local count = math.max(known + 1, tonumber(redis.call('TIME')[1]))
--- below 2^53, so the number is exact; as text, because its digits would be rounded otherwise
+-- below 2^53, so the number is exact; returned as text, because a reply would round it
 local token = string.format('%.0f', count * SHIFT + tonumber(ARGV[2]))
 redis.call('HSET', KEYS[1], ARGV[1], token)
 return token

@@ -1,19 +1,20 @@
--- Makes the ledger agree with the applied record of a shard's snapshot: after a parameter
--- server took over, or went back to an older snapshot.
+-- Makes the ledger agree with the applied record of a shard's snapshot, after a parameter server
+-- took over or went back to an older snapshot.
 -- KEYS  1 work  2 leases  3 holders  4 open  5 done  6 evaluations  7 shards  8 applied
 --       9 counters
--- ARGV  1 shard  2 how many shards there are  3 server token  4 version  5 finished epochs
---       6 totals, as JSON  7 '1' where the first snapshot has to be made again
+-- ARGV  1 shard  2 number of shards  3 server token  4 version  5 finished epochs
+--       6 totals, as JSON  7 '1' if the first snapshot must be created again
 --       8… done subtasks
--- Returns how many subtasks were opened again.
--- For the job a subtask is done, and an epoch is finished, once it is so in every shard.
--- no worker may run SREM, so none gets to the loops, which would be as long as it says
+-- Returns the number of reopened subtasks.
+-- A subtask is done, and an epoch finished, once it is so in every shard.
+
+-- Workers have no permission for SREM, so they fail here, before loops whose length they control.
 redis.call('SREM', KEYS[5], '')
 local shard, finished = ARGV[1], tonumber(ARGV[5])
 local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'total')
 local per_epoch, total = tonumber(work[1]), tonumber(work[2])
 if not per_epoch then return 0 end
--- a worker wrote it, and nobody else could use the ledger during a loop to what it may say
+-- a worker can write any number, and a loop up to it would block the ledger
 local next = math.min(tonumber(redis.call('HGET', KEYS[9], 'next')) or 0, total)
 local token = redis.call('HGET', KEYS[7], shard .. ':token') or '0'
 if tonumber(token) > tonumber(ARGV[3]) then
@@ -25,7 +26,7 @@ redis.call('HSET', KEYS[7], shard .. ':token', ARGV[3], shard .. ':version', ARG
 for _, member in ipairs(redis.call('SMEMBERS', KEYS[8])) do
   local of, subtask = string.match(member, '^(%d+):(%d+)$')
   if of == shard then redis.call('SREM', KEYS[8], member) end
-  -- whatever was ever applied was given out
+  -- every applied subtask has been leased
   next = math.max(next, of == shard and 0 or tonumber(subtask) + 1)
 end
 for i = 8, #ARGV do
@@ -69,7 +70,7 @@ for subtask = everywhere * per_epoch, next - 1 do
     reopened = reopened + redis.call('ZADD', KEYS[4], 'NX', subtask, piece)
   end
 end
--- results of epochs that are no longer in the model say nothing about it
+-- drop results of epochs that are no longer in the model
 for _, epoch in ipairs(redis.call('HKEYS', KEYS[6])) do
   if tonumber(epoch) > everywhere then redis.call('HDEL', KEYS[6], epoch) end
 end

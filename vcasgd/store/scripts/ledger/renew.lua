@@ -1,10 +1,11 @@
--- A worker's heartbeat: it is alive, and goes on with what it holds.
+-- Stores a worker's heartbeat and renews its leases.
 -- KEYS  1 record  2 leases  3 holders  4 workers  5 draining  6 quarantine
 --       7 placed  8 clearances  9 refused  10 events  11 open
 -- ARGV  1 worker  2 lease in ms  3 heartbeat, as JSON  4 the worker's pass
---       5… piece, token, piece, token, …
--- Returns {state, leave, lost piece…}: `leave` is 'drain', 'quarantine', 'not cleared: …' or ''.
--- Who is no longer cleared loses all it holds; others may lease it at once.
+--       5… work item, token, work item, token, …
+-- Returns {state, leave, lost work item…}.
+-- `leave` is 'drain', 'quarantine', 'not cleared: …', or ''.
+-- A worker that is no longer cleared loses all its leases; others can take them at once.
 -- Includes ledger/clearance.lua
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,7 +1,7 @@
--- Creates a job, once for each idempotency key.
--- KEYS  1 idempotency key ('' key is never used)  2 jobs  3 active  4 record  5 work
+-- Creates a job, once per idempotency key.
+-- KEYS  1 idempotency key (not used if ARGV 3 is '0')  2 jobs  3 active  4 record  5 work
 --       6 open  7 events
--- ARGV  1 job  2 digest of the request  3 seconds the key is remembered ('0': no key)
+-- ARGV  1 job  2 digest of the request  3 lifetime of the key in seconds ('0': no key)
 --       4 event, as JSON  5 number of work fields  6… work fields, then record fields
 -- Returns {job, digest of the request that created it}.
 if ARGV[3] ~= '0' then
@@ -13,7 +13,7 @@ if ARGV[3] ~= '0' then
   redis.call('SET', KEYS[1], ARGV[1] .. '|' .. ARGV[2], 'EX', ARGV[3])
 end
 local time = redis.call('TIME')
--- in microseconds, put together as text: a Lua number would be rounded on its way
+-- in microseconds, assembled as text, because a Lua number would be rounded
 redis.call('ZADD', KEYS[2], time[1] .. string.format('%06d', time[2]), ARGV[1])
 redis.call('SADD', KEYS[3], ARGV[1])
 local split = 5 + 2 * tonumber(ARGV[5])

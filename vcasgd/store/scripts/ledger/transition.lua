@@ -1,8 +1,8 @@
--- Changes a job's state, if it is in one of those from which this is allowed.
+-- Changes a job's state, if its current state is one of the allowed ones.
 -- KEYS  1 record  2 active  3 events
--- ARGV  1 job  2 new state  3 '1' where this is the end  4 event, as JSON
---       5 number of further fields  6… fields, then the states allowed before
--- Returns {1, new state} or {0, present state}; {0, ''} where there is no such job.
+-- ARGV  1 job  2 new state  3 '1' for a final state  4 event, as JSON
+--       5 number of further fields  6… fields, then the allowed current states
+-- Returns {1, new state} or {0, current state}; {0, ''} if there is no such job.
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return {0, ''} end
 local split = 5 + 2 * tonumber(ARGV[5])
