@@ -325,9 +325,9 @@ inline commit_lua(token, answer) {
 #define SENDING  2          /* its chunks were written */
 #define SENT     3
 
-byte fate[UPDATES];         /* outboxes; here, so that a worker that dies can lose it in one step */
+byte fate[UPDATES];         /* pending updates; here, so that a worker that dies can lose it in one step */
 
-/* of this worker: nothing is before the next update in its outbox */
+/* of this worker: nothing is before the next pending update */
 #if INTERVALS > 1
 #define all_sent  (fate[me * INTERVALS] % 3 == 0 && fate[me * INTERVALS + 1] % 3 == 0)
 #else
@@ -339,7 +339,7 @@ inline begin_again(u) {     /* Settled.rework */
 }
 
 /* how many updates are unapplied, and up to where those of this lease go */
-inline look_into_outbox() {
+inline look_at_pending() {
     unapplied = 0; reached = 0; i_ = me * INTERVALS;
     do :: i_ < (me + 1) * INTERVALS ->
             if :: fate[i_] != NONE ->
@@ -382,13 +382,13 @@ end:
             if :: answer == NOSNAPSHOT
                :: answer == FENCED -> token = 0; s = 0
                :: answer == DONE ->
-                    d_step { look_into_outbox(); position = max(at, reached) };
+                    d_step { look_at_pending(); position = max(at, reached) };
                     unapplied = 0; reached = 0
             fi; at = 0; answer = 0 }
 
-    /* an interval: the rest of the subtask, or less of it; the outbox writes its chunks */
+    /* an interval: the rest of the subtask, or less of it; the push thread writes its chunks */
     :: atomic { token != 0 && position < SIZE && trained < INTERVALS && all_sent ->
-            d_step { look_into_outbox() };
+            d_step { look_at_pending() };
             if :: unapplied < UNAPPLIED ->
                     u = me * INTERVALS + trained; trained++;
                     u_subtask[u] = s; u_start[u] = position; u_token[u] = token;
@@ -431,7 +431,7 @@ end:
                :: else
             fi; u = 0; answer = 0 }
 
-    /* gives the lease back, done or after a notice; what is in the outbox is still sent */
+    /* gives the lease back, done or after a notice; what is pending is still sent */
     :: atomic { token != 0 -> token = 0; s = 0; position = UNKNOWN }
     /* killed: the memory is gone, the lease expires some day */
     :: atomic { token = 0; s = 0; position = UNKNOWN; u = me * INTERVALS;

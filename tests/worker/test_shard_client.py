@@ -106,6 +106,37 @@ class TestSending:
         assert not client._push_thread.is_alive()
 
 
+class TestBugs:
+    """An unexpected error in a thread reaches the training thread."""
+
+    def test_an_error_of_the_push_thread_is_raised(
+        self, world: World, client: ShardClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(client._sender, "push", raising(TypeError("a bug")))
+        submit(world, client, 0, 0, 2)
+
+        assert not client.flush(10), "it returns at once"
+        with pytest.raises(TypeError, match="a bug"):
+            settle(client)
+
+    def test_an_error_of_the_request_thread_is_raised(
+        self, client: ShardClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(client._sender, "status", raising(TypeError("a bug")))
+        with pytest.raises(TypeError, match="a bug"):
+            client.settle().result(10)
+
+        monkeypatch.undo()
+        assert version_of(client) == (0, 0), "the thread is still running"
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_args: Any) -> Any:
+        raise error
+
+    return fail
+
+
 class TestLost:
     def test_updates_are_pushed_again_to_a_server_that_came_back_empty(
         self, world: World, client: ShardClient

@@ -144,9 +144,11 @@ class ShardClient:
     def flush(self, seconds: float) -> bool:
         """Wait until all updates are in the stream; False if that takes longer than ``seconds``."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._pending.next_unsent() is None, timeout=seconds
+            self._changed.wait_for(
+                lambda: self._pending.next_unsent() is None or self._push_error is not None,
+                timeout=seconds,
             )
+            return self._pending.next_unsent() is None
 
     def reached(self, subtask: int, token: int) -> int:
         """Return the end of the updates made under a lease, in samples; 0 if there are none."""
@@ -318,7 +320,9 @@ class ShardClient:
                     time.sleep(RETRY_SECONDS)
         except Exception as error:
             log.exception("pushing to shard %d", self.part.shard)
-            self._push_error = error
+            with self._changed:
+                self._push_error = error
+                self._changed.notify_all()
 
     def _next_unsent(self) -> PendingUpdate | None:
         """Wait for an update to push; None once the client is closed."""

@@ -67,7 +67,7 @@ class TunedSettings:
 
 @dataclass(frozen=True)
 class _Work:
-    """The subtask in progress: its lease, epoch, and number of samples."""
+    """The subtask in progress, with its epoch and its number of samples."""
 
     lease: Lease
     learner: Learner

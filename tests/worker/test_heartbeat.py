@@ -1,0 +1,180 @@
+"""The threads beside the training: heartbeat, notices, and captured output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from vcasgd.errors import StoreUnavailable
+from vcasgd.store.ledger.heartbeats import Heartbeat
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Lease, Leases, Renewal, WorkKind
+from vcasgd.worker.heartbeat import HeartbeatSender, capacity
+from vcasgd.worker.held_leases import HeldLeases
+from vcasgd.worker.log_capture import LINES_KEPT, LONGEST_LINE, LineCapture
+from vcasgd.worker.notices import NoticeLike, NoticeWatch
+
+Eventually = Callable[..., Any]
+SUBTASKS = [Lease(WorkKind.TRAIN, number, 1) for number in range(2)]
+
+
+@dataclass
+class Ledger:
+    """A ledger that records what it receives; the leases in ``lost`` have expired."""
+
+    heartbeats: list[Any] = field(default_factory=list)
+    held: list[Lease] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    lost: frozenset[str] = frozenset()
+    available: bool = True
+
+    def renew(self, heartbeat: Any, held: list[Lease]) -> Renewal:
+        self.heartbeats.append(heartbeat)
+        self.held = held
+        return Renewal("running", "", self.lost)
+
+    def add_logs(self, _job: str, _worker: str, lines: list[str]) -> None:
+        if not self.available:
+            raise StoreUnavailable("away")
+        self.lines += lines
+
+
+class Sender:
+    """A heartbeat sender with a short period."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.held = HeldLeases()
+        self.alive = True
+        self.errors: list[Exception] = []
+        self.thread = HeartbeatSender(
+            cast("Leases", self.ledger),
+            self.held,
+            period=0.01,
+            describe=self.describe,
+            alive=lambda: self.alive,
+            on_renewal=lambda _renewal: None,
+            flush_logs=lambda: None,
+        )
+        for lease in SUBTASKS:
+            self.held.add(lease)
+
+    def describe(self) -> Heartbeat:
+        if self.errors:
+            raise self.errors.pop()
+        return Heartbeat(at=1.0)
+
+
+@pytest.fixture
+def sender() -> Iterator[Sender]:
+    sender = Sender()
+    yield sender
+    sender.thread.stop()
+
+
+def test_a_heartbeat_renews_the_leases_and_drops_the_lost_ones(
+    sender: Sender, eventually: Eventually
+) -> None:
+    sender.ledger.lost = frozenset({SUBTASKS[1].piece})
+    sender.thread.start()
+
+    eventually(lambda: sender.held.all() == SUBTASKS[:1])
+    assert sender.ledger.heartbeats[0]["at"] == 1.0
+
+
+def test_a_worker_without_progress_renews_no_lease(sender: Sender, eventually: Eventually) -> None:
+    sender.alive = False
+    sender.thread.start()
+
+    eventually(lambda: sender.ledger.heartbeats)
+    assert sender.ledger.held == []
+
+
+def test_the_heartbeat_survives_an_unexpected_error(sender: Sender, eventually: Eventually) -> None:
+    sender.errors = [TypeError("a bug")]
+    sender.thread.start()
+
+    eventually(lambda: len(sender.ledger.heartbeats) >= 2)
+    assert not sender.errors
+
+
+def test_stop_sends_a_last_heartbeat(sender: Sender) -> None:
+    sender.thread.start()
+    sender.thread.stop()
+
+    before = len(sender.ledger.heartbeats)
+    assert before >= 1
+    assert not sender.thread.is_alive()
+
+
+def test_capacity_has_fields_of_a_heartbeat() -> None:
+    heartbeat = Heartbeat(**capacity())
+
+    assert heartbeat.cores
+    assert heartbeat.memory_bytes
+    assert heartbeat.memory_bytes >= (heartbeat.resident_bytes or 0) > 0
+
+
+@dataclass(frozen=True)
+class Notice:
+    kind: str
+    at: float | None = None
+
+
+@dataclass
+class Source:
+    """A source of notices; an exception is raised."""
+
+    answers: list[Notice | Exception | None]
+
+    def poll(self) -> NoticeLike | None:
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_each_kind_of_notice_is_reported_once_despite_errors(eventually: Eventually) -> None:
+    rebalance, terminate = Notice("rebalance"), Notice("terminate", 5.0)
+    source = Source([None, rebalance, rebalance, OSError("no answer"), terminate, rebalance])
+    reported: list[NoticeLike] = []
+    watch = NoticeWatch(source, 0.001, reported.append)
+
+    watch.start()
+
+    eventually(lambda: not watch.is_alive())
+    assert reported == [rebalance, terminate]
+
+
+def test_captured_lines_are_kept_until_they_are_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(available=False)
+    capture = LineCapture(cast("Jobs", ledger), "job", "worker")
+    with capture.installed():
+        sys.stdout.write("one\n\ntw")
+        sys.stdout.write("o\nincomplete")
+        sys.stderr.write("x" * 2 * LONGEST_LINE + "\n")
+
+    with pytest.raises(StoreUnavailable):
+        capture.flush()
+    ledger.available = True
+    capture.flush()
+    capture.flush()
+
+    assert ledger.lines == ["one", "two", "x" * LONGEST_LINE]
+    assert capsys.readouterr().out == "one\n\ntwo\nincomplete"
+
+
+def test_too_many_lines_are_counted() -> None:
+    ledger = Ledger()
+    capture = LineCapture(cast("Jobs", ledger), "job", "worker")
+    for number in range(LINES_KEPT + 3):
+        capture.add(str(number))
+
+    capture.flush()
+
+    assert len(ledger.lines) == LINES_KEPT + 1
+    assert ledger.lines[-1] == "… 3 more lines were printed"
