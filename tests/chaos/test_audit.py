@@ -51,7 +51,7 @@ def test_nothing_is_lost_or_repeated_whatever_dies(
     ("counts", "lost", "repeated"),
     [([3, 3, 3], 0, 0), ([3, 2, 3], 1, 0), ([3, 4, 3], 0, 1), ([0, 3, 5], 3, 2)],
 )
-def test_the_report_tells_lost_samples_from_repeated_ones(
+def test_report_counts_lost_and_repeated_samples(
     counts: list[int], lost: int, repeated: int
 ) -> None:
     report = AuditReport(seed=0)

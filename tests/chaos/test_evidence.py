@@ -11,14 +11,14 @@ import pytest
 
 from vcasgd.chaos import killers
 from vcasgd.chaos.audit import AuditOptions, as_json, audit, audit_spec, describe
-from vcasgd.chaos.evidence import gather, lines_of
+from vcasgd.chaos.evidence import as_lines, collect
 from vcasgd.settings import Settings
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 
-#: whose first strike takes workers and nothing else
+#: Seed of a plan whose first group contains only workers.
 SEED = 11
 
 
@@ -44,15 +44,15 @@ def test_it_tells_how_the_parts_the_job_and_the_workers_are(
     Leases(ledger, job, f"{job}.local-1", 8.0).renew({"at": 1.0, "steps": 5}, [])
     jobs.event(job, "restored", "the model is back")
 
-    found = gather(home, ledger, job)
+    found = collect(home, ledger, job)
 
     ledger.close()
     assert any("ledger: process" in line and ", ready," in line for line in found["parts"])
     assert "starting" in found["job"][0]
     assert "restored: the model is back" in found["events"][-1]
     assert '"steps": 5' in found["heartbeats"][0]
-    assert "ready to accept connections" in " ".join(found["ledger ends"]).lower()
-    assert "ledger is ready" in "\n".join(lines_of(found))
+    assert "ready to accept connections" in " ".join(found["ledger log"]).lower()
+    assert "ledger is ready" in "\n".join(as_lines(found))
 
 
 def test_no_secret_is_in_it(home: StackHome) -> None:
@@ -61,7 +61,7 @@ def test_no_secret_is_in_it(home: StackHome) -> None:
     home.log("talkative").write_text("\n".join(secrets))
     ledger = ledger_of(home)
 
-    text = json.dumps(gather(home, ledger, "unknown"))
+    text = json.dumps(collect(home, ledger, "unknown"))
 
     ledger.close()
     assert "***" in text
@@ -71,11 +71,11 @@ def test_no_secret_is_in_it(home: StackHome) -> None:
 def test_a_ledger_that_is_away_hides_nothing_else(home: StackHome) -> None:
     nobody = connect("redis://127.0.0.1:1", answer_seconds=1)
 
-    found = gather(home, nobody, "unknown")
+    found = collect(home, nobody, "unknown")
 
     assert "StoreUnavailable" in found["events"][0]
     assert found["parts"]
-    assert found["ledger ends"]
+    assert found["ledger log"]
 
 
 @pytest.mark.extended

@@ -1,4 +1,4 @@
-"""The audit: kill everything while a job trains that counts, and then look at the counts."""
+"""Audit that kills all kinds of processes during a job and checks the count of every sample."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vcasgd.chaos.evidence import Evidence, gather, keep_logs_of_ray, lines_of
+from vcasgd.chaos.evidence import Evidence, as_lines, collect, copy_ray_logs
 from vcasgd.chaos.killers import Fault, Killer, Target, audit_task
-from vcasgd.chaos.plan import UNREPLICATED, Strike, plan_strikes
+from vcasgd.chaos.plan import UNREPLICATED, KillGroup, plan_kills
 from vcasgd.client import Client
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
@@ -34,12 +34,12 @@ from vcasgd.store.ledger.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
-#: for one recovery; a machine of the local pool boots in about ten seconds, and in many
-#: times that where the machine is busy
+#: Seconds for one recovery. A machine of the local pool boots in about ten seconds, but in many
+#: times that on a busy computer.
 RECOVERY_SECONDS = 300.0
-#: for the job, after the last kill
+#: Seconds for the job after the last kill.
 FINISH_SECONDS = 600.0
-#: the job is made so long that three workers need about this much time for each kill
+#: Seconds of training by three workers for each kill; determines the length of the job.
 SECONDS_PER_KILL = 20.0
 STEP_SECONDS = 0.1
 BATCH_SIZE = 5
@@ -48,12 +48,13 @@ SAMPLES = 2000
 WORKERS = 3
 POLL_SECONDS = 0.05
 
-Say = Callable[[str], None]
+#: Callback that prints progress.
+Print = Callable[[str], None]
 
 
 @dataclass
 class AuditReport:
-    """What ``vcasgd chaos audit --json`` prints."""
+    """Report of an audit; ``vcasgd chaos audit --json`` prints its fields."""
 
     seed: int
     seconds: float = 0.0
@@ -67,19 +68,19 @@ class AuditReport:
     recovery_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     failure: str | None = None
-    #: of an audit that did not pass: where everything is, and the most telling of it
+    #: Folder and evidence of a failed audit.
     folder: str | None = None
     evidence: Evidence = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
-        """Nothing lost, nothing repeated, and every kill really happened."""
+        """True if no sample was lost or repeated, and every fault fired."""
         return self.failure is None and not self.samples_lost and not self.samples_repeated
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What to audit. ``epochs``: ``None`` is long enough for the kills."""
+    """Options of an audit. By default, ``epochs`` is long enough for the kills."""
 
     kills: int = 12
     seed: int = 7
@@ -89,29 +90,28 @@ class AuditOptions:
     replicas: int = 0
 
 
-def audit(options: AuditOptions, say: Say) -> AuditReport:
-    """Runs the whole of it on a stack of its own. Leaves nothing behind where it passed, else
-    the stack's folder.
+def audit(options: AuditOptions, log: Print) -> AuditReport:
+    """Run an audit on its own stack. Keeps the stack's folder only if the audit fails.
 
     Raises :class:`~vcasgd.errors.SpecError` for too few kills, and
-    :class:`~vcasgd.errors.StackError` where the stack does not start.
+    :class:`~vcasgd.errors.StackError` if the stack does not start.
     """
     rng = random.Random(options.seed)
-    strikes = plan_strikes(options.kills, rng, tuple(Target) if options.replicas else UNREPLICATED)
-    say(f"seed {options.seed}: {options.kills} kills in {len(strikes)} strikes")
+    groups = plan_kills(options.kills, rng, tuple(Target) if options.replicas else UNREPLICATED)
+    log(f"seed {options.seed}: {options.kills} kills in {len(groups)} groups")
     report, started = AuditReport(options.seed), time.monotonic()
     with _folder(report) as folder:
         settings = _settings(folder / "home", options)
         with running(settings) as state:
-            run = _Run(settings, state, options, report, say)
+            run = _Run(settings, state, options, report, log)
             try:
-                run.strike_all(strikes, rng)
+                run.kill_all(groups, rng)
                 run.finish(folder / "model.safetensors")
             except VcasgdError as error:
                 report.failure = str(error)
             finally:
                 if not report.passed:
-                    run.leave_evidence(folder)
+                    run.keep_evidence(folder)
                 run.close()
     report.seconds = round(time.monotonic() - started, 1)
     return report
@@ -119,7 +119,7 @@ def audit(options: AuditOptions, say: Say) -> AuditReport:
 
 @contextlib.contextmanager
 def _folder(report: AuditReport) -> Iterator[Path]:
-    """It stays where there is something to look for in it."""
+    """Create a temporary folder, and remove it unless the report refers to it."""
     folder = Path(tempfile.mkdtemp(prefix="vcasgd-audit-"))
     try:
         yield folder
@@ -144,8 +144,10 @@ def _settings(home: Path, options: AuditOptions) -> Settings:
 
 
 def audit_spec(options: AuditOptions, hold: Path | None = None) -> JobSpec:
-    """A job that lasts longer than the kills, or comes to its end soon after the file ``hold`` is
-    gone; with weight 1 every sample counts exactly once."""
+    """Return a job that lasts longer than the kills, in which every sample has weight 1.
+
+    With ``hold``, the job ends soon after that file is removed.
+    """
     steps_per_epoch = SAMPLES / BATCH_SIZE
     seconds_per_epoch = steps_per_epoch * STEP_SECONDS / WORKERS
     epochs = options.epochs or max(2, round(options.kills * SECONDS_PER_KILL / seconds_per_epoch))
@@ -159,7 +161,7 @@ def audit_spec(options: AuditOptions, hold: Path | None = None) -> JobSpec:
                 "batch_size": BATCH_SIZE,
                 "step_seconds": STEP_SECONDS,
                 "hold": str(hold) if hold else None,
-                # so that each store node counts all samples
+                # Each store node counts all samples.
                 "copies": options.store_nodes,
             },
             "epochs": epochs,
@@ -173,16 +175,18 @@ def audit_spec(options: AuditOptions, hold: Path | None = None) -> JobSpec:
 
 
 class _Run:
+    """One audit on a running stack."""
+
     def __init__(
         self,
         settings: Settings,
         state: StackState,
         options: AuditOptions,
         report: AuditReport,
-        say: Say,
+        log: Print,
     ) -> None:
         self._report = report
-        self._say = say
+        self._print = log
         home = StackHome(settings.home_path)
         token = home.token()
         if token is None:
@@ -210,27 +214,27 @@ class _Run:
         self._client.close()
         self._ledger.close()
 
-    def leave_evidence(self, folder: Path) -> None:
-        """While the stack still runs."""
+    def keep_evidence(self, folder: Path) -> None:
+        """Collect evidence from the running stack."""
         self._report.folder = str(folder)
-        self._report.evidence = gather(self._home, self._ledger, self._job)
-        keep_logs_of_ray(StackState.read(self._home.path), folder / "ray")
+        self._report.evidence = collect(self._home, self._ledger, self._job)
+        copy_ray_logs(StackState.read(self._home.path), folder / "ray")
 
     # -- killing ----------------------------------------------------------------------------------
 
-    def strike_all(self, strikes: list[Strike], rng: random.Random) -> None:
-        """Carries out the plan. Raises :class:`StackError` where a fault did not fire."""
-        for strike in strikes:
-            if not strike.overlaps:
+    def kill_all(self, groups: list[KillGroup], rng: random.Random) -> None:
+        """Execute the plan. Raises :class:`StackError` if a fault did not fire."""
+        for group in groups:
+            if not group.overlaps:
                 self._await_recovery()
-            time.sleep(strike.pause)
-            self._strike(strike, rng)
+            time.sleep(group.pause)
+            self._kill(group, rng)
         self._await_recovery()
 
-    def _strike(self, strike: Strike, rng: random.Random) -> None:
-        if self._client_job_is_over():
-            raise StackError("the job was over before all faults had fired")
-        self._say("kill " + ", ".join(strike.targets))
+    def _kill(self, group: KillGroup, rng: random.Random) -> None:
+        if self._job_has_ended():
+            raise StackError("the job ended before all faults had fired")
+        self._print("kill " + ", ".join(group.targets))
         errors: list[str] = []
 
         def fire(target: Target, seed: float) -> None:
@@ -240,7 +244,7 @@ class _Run:
                 errors.append(str(error))
 
         threads = [
-            threading.Thread(target=fire, args=(target, rng.random())) for target in strike.targets
+            threading.Thread(target=fire, args=(target, rng.random())) for target in group.targets
         ]
         for thread in threads:
             thread.start()
@@ -249,8 +253,8 @@ class _Run:
         if errors:
             raise StackError("; ".join(errors))
 
-    def _client_job_is_over(self) -> bool:
-        # the ledger may be the one that was just killed; then the job is not over either
+    def _job_has_ended(self) -> bool:
+        # A killed ledger does not answer, and then the job has not ended either.
         with contextlib.suppress(Exception):
             return self._jobs.get(self._job).state.over
         return False
@@ -259,7 +263,7 @@ class _Run:
         kills = Counter(self._report.kills)
         kills[fault.target.value] += 1
         self._report.kills = dict(kills)
-        self._report.faults.append(f"{fault.target}: {fault.victim}")
+        self._report.faults.append(f"{fault.target}: {fault.name}")
         watcher = threading.Thread(target=self._measure, args=(fault,), daemon=True)
         self._watchers.append(watcher)
         watcher.start()
@@ -272,7 +276,7 @@ class _Run:
                     self._recoveries[fault.target.value].append(time.time() - fault.at)
                     return
             time.sleep(POLL_SECONDS)
-        self._problems.append(f"no recovery from {fault.target} ({fault.victim})")
+        self._problems.append(f"no recovery from {fault.target} ({fault.name})")
 
     def _await_recovery(self) -> None:
         for watcher in self._watchers:
@@ -284,8 +288,8 @@ class _Run:
     # -- counting ---------------------------------------------------------------------------
 
     def finish(self, model: Path) -> None:
-        """Waits for the job and counts. Raises :class:`StackError` where it did not succeed."""
-        self._say("all faults fired; waiting for the job")
+        """Wait for the job and count samples. Raises :class:`StackError` if it did not succeed."""
+        self._print("all faults fired; waiting for the job")
         self._hold.unlink()
         job = self._client.wait(self._job, FINISH_SECONDS)
         report = self._report
@@ -301,7 +305,7 @@ class _Run:
 
 
 def count_samples(counts: Tensor, epochs: int, report: AuditReport) -> None:
-    """Fills in what the final vector says: each coordinate should be the number of epochs."""
+    """Count samples in the final vector; each coordinate should be the number of epochs."""
     report.samples_expected = counts.numel() * epochs
     report.samples_lost = int((epochs - counts).clamp(min=0).sum())
     report.samples_repeated = int((counts - epochs).clamp(min=0).sum())
@@ -318,11 +322,12 @@ def _ledger_url(home: StackHome, state: StackState) -> str:
 
 
 def describe(report: AuditReport) -> Iterator[str]:
-    """The report for people, line by line."""
+    """Yield the report as lines of text."""
     killed = ", ".join(f"{count} × {target}" for target, count in sorted(report.kills.items()))
     yield f"killed: {killed}"
     for target, seconds in report.recovery_seconds.items():
-        yield f"  {target}: back after {seconds['median']} s (median), {seconds['max']} s (most)"
+        median, most = seconds["median"], seconds["max"]
+        yield f"  {target}: recovered after {median} s (median), {most} s (max)"
     yield (
         f"samples: {report.samples_expected} expected, {report.samples_applied} applied, "
         f"{report.samples_lost} lost, {report.samples_repeated} repeated"
@@ -330,10 +335,10 @@ def describe(report: AuditReport) -> Iterator[str]:
     yield f"updates: {report.updates_applied} applied, {report.updates_rejected} rejected"
     if report.failure:
         yield f"failed: {report.failure}"
-    yield from lines_of(report.evidence)
+    yield from as_lines(report.evidence)
     if report.folder:
-        yield f"everything else that is left is in {report.folder}"
-    yield f"{'passed' if report.passed else 'NOT PASSED'} in {report.seconds} s"
+        yield f"logs and data are in {report.folder}"
+    yield f"{'passed' if report.passed else 'FAILED'} in {report.seconds} s"
 
 
 def as_json(report: AuditReport) -> dict[str, Any]:

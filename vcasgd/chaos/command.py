@@ -1,4 +1,4 @@
-"""``vcasgd chaos``: faults on purpose, from the command line."""
+"""``vcasgd chaos``: command-line interface of fault injection."""
 
 from __future__ import annotations
 
@@ -7,37 +7,41 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Faults on purpose.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
 def chaos() -> None:
-    """Faults on purpose."""
+    """Inject faults and count lost samples."""
 
 
 @app.command("audit")
 def audit_command(
-    kills: Annotated[int, typer.Option(help="How many processes and machines to kill.")] = 12,
-    seed: Annotated[int, typer.Option(help="Of the moments and the victims.")] = 7,
+    kills: Annotated[int, typer.Option(help="Number of processes and machines to kill.")] = 12,
+    seed: Annotated[int, typer.Option(help="Random seed for kill times and targets.")] = 7,
     store_nodes: Annotated[
-        int, typer.Option("--store-nodes", min=1, max=64, help="Over which the model is cut.")
+        int,
+        typer.Option(
+            "--store-nodes", min=1, max=64, help="Number of store nodes to shard the model over."
+        ),
     ] = 1,
     replicas: Annotated[
-        int, typer.Option(min=0, max=1, help="Of each server; with one, primaries die for good.")
+        int,
+        typer.Option(min=0, max=1, help="Replicas of each server; with one, primaries fail over."),
     ] = 0,
     as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Kill everything while a job trains that counts, and prove that nothing was lost or repeated.
+    """Kill processes during a job, and check that no sample is lost or repeated.
 
-    Starts a stack of its own in a temporary folder. Exit status 0 only if every sample of
-    every epoch was applied exactly once and every kill really happened.
+    Starts a stack in a temporary folder. Exits with status 0 only if every sample of every epoch
+    was applied exactly once and every fault fired.
     """
-    # torch takes seconds to import, and no other command needs it
+    # Imported here because torch takes seconds to import.
     from vcasgd.chaos.audit import AuditOptions, as_json, audit, describe
 
     report = audit(
         AuditOptions(kills=kills, seed=seed, store_nodes=store_nodes, replicas=replicas),
-        say=lambda text: typer.echo(text, err=as_json_),
+        log=lambda text: typer.echo(text, err=as_json_),
     )
     if as_json_:
         typer.echo(json.dumps(as_json(report)))

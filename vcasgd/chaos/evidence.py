@@ -1,4 +1,4 @@
-"""What a failed audit leaves for whoever looks for the cause."""
+"""Evidence of a failed audit: state of the stack, and the ends of all logs."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
 
-#: enough to see what each part did last, and little enough for a test's report
+#: Lines per log; shows the last actions of a part and fits into the report of a test.
 LOG_LINES = 12
 LINE_LENGTH = 240
 EVENTS = 15
-#: machines and workers whose logs are shown, the newest
+#: Number of machines and of workers with logs in the evidence.
 NEWEST = 4
-#: larger files of Ray's are left out
+#: Maximum size of a copied log file of Ray.
 LARGEST_BYTES = 1_000_000
 
-#: what was looked at, and what it said, line by line
+#: Title of a source → its lines.
 Evidence = dict[str, list[str]]
 
 
-def gather(home: StackHome, ledger: RedisClient, job: str) -> Evidence:
-    """What a stack that still runs says of itself; what can't be asked says why.
+def collect(home: StackHome, ledger: RedisClient, job: str) -> Evidence:
+    """Collect the state of a running stack, without its secrets.
 
-    None of the stack's secrets is in it.
+    A source that can't be read contains the error instead.
     """
     state, jobs, control = StackState.read(home.path), Jobs(ledger), Control(ledger)
-    looks: dict[str, Callable[[], Iterable[str]]] = {
+    sources: dict[str, Callable[[], Iterable[str]]] = {
         "parts": lambda: _parts(state),
         "job": lambda: [_job(jobs, job)],
         "events": lambda: [_event(each) for each in jobs.events(job)[-EVENTS:]],
-        "heartbeats": lambda: [_beat(*each) for each in sorted(jobs.workers(job).items())],
+        "heartbeats": lambda: [_heartbeat(*each) for each in sorted(jobs.workers(job).items())],
         "leases": lambda: _rows(jobs.leases(job)),
         "machines": lambda: _rows(control.instances()),
         "pools": lambda: _rows(control.pools()),
     }
-    found = {what: _answer(look) for what, look in looks.items()}
-    found |= {f"{_title(log)} ends": last_lines(log, LOG_LINES) for log in _logs(home, state)}
+    evidence = {title: _read(source) for title, source in sources.items()}
+    evidence |= {f"{_title(log)} log": last_lines(log, LOG_LINES) for log in _logs(home, state)}
     return {
-        what: [home.without_secrets(line)[:LINE_LENGTH] for line in lines]
-        for what, lines in found.items()
+        title: [home.without_secrets(line)[:LINE_LENGTH] for line in lines]
+        for title, lines in evidence.items()
         if lines
     }
 
 
-def keep_logs_of_ray(state: StackState, folder: Path) -> None:
-    """Copies what Ray wrote on each machine, which goes with the stack."""
+def copy_ray_logs(state: StackState, folder: Path) -> None:
+    """Copy Ray's logs of each machine, which are removed with the stack."""
     for logs in _ray_logs(state):
-        # a machine may go at any moment, and its files with it
+        # A machine can stop at any moment and remove its files.
         with contextlib.suppress(OSError):
             for file in logs.iterdir():
                 if file.is_file() and 0 < file.stat().st_size <= LARGEST_BYTES:
@@ -67,16 +67,16 @@ def keep_logs_of_ray(state: StackState, folder: Path) -> None:
                     shutil.copy(file, target)
 
 
-def lines_of(evidence: Evidence) -> Iterator[str]:
-    """For people."""
-    for what, lines in evidence.items():
-        yield f"{what}:"
+def as_lines(evidence: Evidence) -> Iterator[str]:
+    """Yield the evidence as lines of text."""
+    for title, lines in evidence.items():
+        yield f"{title}:"
         yield from (f"    {line}" for line in lines)
 
 
-def _answer(look: Callable[[], Iterable[str]]) -> list[str]:
+def _read(source: Callable[[], Iterable[str]]) -> list[str]:
     try:
-        return list(look())
+        return list(source())
     except VcasgdError as error:
         return [f"{type(error).__name__}: {error}"]
 
@@ -102,7 +102,7 @@ def _event(event: Mapping[str, Any]) -> str:
     return f"{time.time() - event['at']:.1f} s ago {event['kind']}: {event['text']}"
 
 
-def _beat(worker: str, beat: Heartbeat) -> str:
+def _heartbeat(worker: str, beat: Heartbeat) -> str:
     shown = {name: each for name, each in beat.to_json().items() if name != "at"}
     return f"{worker}: {time.time() - (beat.at or 0.0):.1f} s ago {json.dumps(shown)}"
 
@@ -112,7 +112,7 @@ def _rows(rows: Mapping[str, Any]) -> list[str]:
 
 
 def _logs(home: StackHome, state: StackState) -> list[Path]:
-    """Of the parts, of the newest machines, and of the newest workers."""
+    """Return the logs of the parts, the newest machines, and the newest workers."""
     machines = _newest(home.path.glob("instances/*/instance.log"))
     workers = _newest(log for logs in _ray_logs(state) for log in logs.glob("worker-*.err"))
     return [*sorted(home.logs.glob("*.log")), *machines, *workers]
@@ -127,7 +127,7 @@ def _newest(logs: Iterable[Path]) -> list[Path]:
 
 
 def _ray_logs(state: StackState) -> list[Path]:
-    # beside each session there is a link to the latest
+    # The pattern excludes the link to the latest session.
     with contextlib.suppress(OSError):
         return sorted(Path(state.scratch).glob("*/session_2*/logs")) if state.scratch else []
     return []

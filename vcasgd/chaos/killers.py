@@ -1,4 +1,4 @@
-"""What kills: each target of the audit, on the embedded stack, with SIGKILL to real processes."""
+"""Faults of the audit: SIGKILL to processes and machines of a local stack."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from vcasgd.store.sentinel import named_primary
 
 T = TypeVar("T")
 
-#: how long a fault may wait for something to hit, and may take to show
+#: Seconds for a fault to find a target and take effect.
 FIRE_SECONDS = 300.0
-#: a worker whose last heartbeat is older is not at work
+#: Number of heartbeat intervals after which a worker does not count as training.
 FRESH_HEARTBEATS = 4
 POLL_SECONDS = 0.05
 
 
 class Target(StrEnum):
-    """What the audit kills. ``worker-notice`` is an eviction that is announced; ``failover``
-    the primary of a server that has a replica, which must then be promoted."""
+    """Kind of process that the audit kills.
+
+    ``worker-notice`` is an eviction with notice; ``failover`` kills the primary of a replicated
+    server, whose replica must then be promoted.
+    """
 
     WORKER = "worker"
     WORKER_NOTICE = "worker-notice"
@@ -46,19 +49,19 @@ class Target(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that fired. ``recovered`` tells whether everything is as good as before."""
+    """Fault that fired, with a check for recovery."""
 
     target: Target
-    victim: str
+    name: str
     at: float
     recovered: Callable[[], bool]
 
 
 class Killer:
-    """Kills parts of a stack and machines of its local pool.
+    """Fault injector for the parts of a stack and the machines of its local pool.
 
-    Every method returns only after the victim is dead, and raises :class:`StackError` where
-    it could not be killed: a fault that did not fire proves nothing.
+    Each method returns after its target is dead, and raises :class:`StackError` if it could not
+    be killed, because a fault that did not fire proves nothing.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Killer:
         heartbeat: float,
         services: Mapping[str, str],
     ) -> None:
-        """``services``: URLs of the servers that have a replica, by name."""
+        """Initialize with the URLs of replicated ``services`` by name."""
         self._home = home
         self._provider = provider
         self._jobs = jobs
@@ -80,6 +83,7 @@ class Killer:
         self._fresh_seconds = FRESH_HEARTBEATS * heartbeat
 
     def fire(self, target: Target, rng: random.Random) -> Fault:
+        """Kill a random process or machine of the target's kind."""
         match target:
             case Target.WORKER:
                 return self._take_worker(target, rng)
@@ -93,10 +97,10 @@ class Killer:
     # -- parts of the stack -------------------------------------------------------------------
 
     def _kill_part(self, target: Target, rng: random.Random) -> Fault:
-        """A part's own process and all of its helpers, as when its machine is switched off."""
+        """Kill a part's process and all of its helpers, as a power failure would."""
         parts = StackState.read(self._home.path).parts
         name = rng.choice(sorted(name for name in parts if kind_of(name) == target))
-        self._await_whole(name)
+        self._await_replica(name)
         return self._kill_named(target, name)
 
     def _kill_named(self, target: Target, name: str) -> Fault:
@@ -107,9 +111,9 @@ class Killer:
         return Fault(target, f"{name} {process.pid}", at, lambda: self._part_is_back(name, process))
 
     def _fail_over(self, target: Target, rng: random.Random) -> Fault:
-        """The primary dies, and is not started again before its replica was promoted."""
+        """Kill a primary, and wait until its replica is promoted."""
         service = rng.choice(sorted(self._services))
-        self._await_whole(service)
+        self._await_replica(service)
         state, before = StackState.read(self._home.path), self._primary(service)
         name = next(each for each in (service, replica_of(service)) if state.ports[each] == before)
         fault = self._kill_named(target, name)
@@ -117,23 +121,23 @@ class Killer:
         return fault
 
     def _primary(self, service: str) -> int | None:
-        found = named_primary(self._services[service])
-        return found[1] if found else None
+        primary = named_primary(self._services[service])
+        return primary[1] if primary else None
 
-    def _await_whole(self, name: str) -> None:
-        """Until a server has its replica, if it is to have one: of two only one may die."""
+    def _await_replica(self, name: str) -> None:
+        """Wait for the replica of a replicated server, because only one of the two may die."""
         url = self._services.get(service_of(name))
         if url is None:
             return
         client = connect(url)
 
-        def is_whole() -> bool:
+        def has_replica() -> bool:
             try:
                 return "online" in client.info("replication").get("slave0", {}).get("state", "")
             except StoreError:
                 return False
 
-        _await(is_whole, f"replica of {name}")
+        _await(has_replica, f"replica of {name}")
         client.close()
 
     def _part_process(self, name: str) -> Process | None:
@@ -148,19 +152,19 @@ class Killer:
     # -- machines -------------------------------------------------------------------------------
 
     def _take_worker(self, target: Target, rng: random.Random) -> Fault:
-        """A machine whose worker is training now."""
-        busy = _await(self._busy_machines, "machine with a worker at work")
-        victim = rng.choice(sorted(busy, key=lambda one: one.id))
-        crew = processes_of(victim.id, None)
+        """Kill or evict a machine whose worker is training."""
+        busy = _await(self._busy_machines, "machine with a training worker")
+        machine = rng.choice(sorted(busy, key=lambda one: one.id))
+        processes = processes_of(machine.id, None)
         at, workers = time.time(), len(busy)
         if target is Target.WORKER:
-            self._provider.kill(victim.id)
+            self._provider.kill(machine.id)
         else:
-            self._provider.evict(victim.id, rng.uniform(1.0, 4.0))
-        _await(lambda: self._is_gone(victim.id), f"end of {victim.id}")
-        if any(process.alive() for process in crew):
-            raise StackError(f"parts of {victim.id} are still alive")
-        return Fault(target, victim.id, at, lambda: len(self._busy_machines()) >= workers)
+            self._provider.evict(machine.id, rng.uniform(1.0, 4.0))
+        _await(lambda: self._is_gone(machine.id), f"end of {machine.id}")
+        if any(process.alive() for process in processes):
+            raise StackError(f"parts of {machine.id} are still alive")
+        return Fault(target, machine.id, at, lambda: len(self._busy_machines()) >= workers)
 
     def _is_gone(self, instance: str) -> bool:
         present = {one.id for one in self._provider.instances()}
@@ -172,26 +176,26 @@ class Killer:
         except StoreError:
             return []
         fresh = time.time() - self._fresh_seconds
-        at_work = {beat.instance for beat in beats if (beat.at or 0.0) > fresh and beat.steps}
+        training = {beat.instance for beat in beats if (beat.at or 0.0) > fresh and beat.steps}
         return [
             one
             for one in self._provider.instances()
-            if one.id in at_work and one.state is InstanceState.RUNNING
+            if one.id in training and one.state is InstanceState.RUNNING
         ]
 
 
 def audit_task() -> Path:
-    """The working directory of the task that counts."""
+    """Return the working directory of the task that counts samples."""
     return Path(__file__).parent / "task"
 
 
-def _await(look: Callable[[], T | None], what: str) -> T:
-    """The first result that is not empty; a fault that finds no victim is an error."""
+def _await(poll: Callable[[], T | None], what: str) -> T:
+    """Return the first non-empty result, or raise :class:`StackError` after a time limit."""
     deadline = time.monotonic() + FIRE_SECONDS
     while True:
-        found = look()
-        if found:
-            return found
+        result = poll()
+        if result:
+            return result
         if time.monotonic() > deadline:
             raise StackError(f"the fault did not fire: no {what} within {FIRE_SECONDS:.0f} s")
         time.sleep(POLL_SECONDS)

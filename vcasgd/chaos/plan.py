@@ -1,4 +1,4 @@
-"""Which kills, when, from a seed: pure, so that a run can be repeated and the plan tested."""
+"""Random plan of kills. It depends only on the seed, so that runs can be repeated."""
 
 from __future__ import annotations
 
@@ -9,59 +9,67 @@ from dataclasses import dataclass
 from vcasgd.chaos.killers import Target
 from vcasgd.errors import SpecError
 
-#: what there is to kill in a stack without replicas
+#: Targets in a stack without replicas.
 UNREPLICATED = tuple(target for target in Target if target is not Target.FAILOVER)
 _SERVERS = frozenset({Target.LEDGER, Target.TENSORS})
-#: seconds between the recovery from one group of kills and the next group
+#: Range of seconds between the recovery from one group and the next group.
 PAUSE_SECONDS = (0.3, 3.0)
-#: how many fall in the same moment, drawn from this
+#: Sizes of groups, drawn with equal probability.
 GROUP_SIZES = (1, 1, 1, 2, 2, 3)
-#: how often a group does not wait for the recovery from the one before
+#: Probability that a group does not wait for the recovery from the previous one.
 OVERLAP = 0.25
 
 
 @dataclass(frozen=True)
-class Strike:
-    """Kills that fall in the same moment, ``pause`` seconds after the last strike, or after
-    the recovery from it where ``overlaps`` is false."""
+class KillGroup:
+    """Simultaneous kills.
+
+    They happen ``pause`` seconds after the previous group if it ``overlaps``, or else after the
+    recovery from it.
+    """
 
     targets: tuple[Target, ...]
     pause: float
     overlaps: bool
 
 
-def plan_strikes(
+def plan_kills(
     kills: int, rng: random.Random, among: Sequence[Target] = UNREPLICATED
-) -> list[Strike]:
-    """Exactly ``kills`` kills, each target at least once, several of them at once.
+) -> list[KillGroup]:
+    """Return a plan with exactly ``kills`` kills, each target at least once, some at once.
 
-    Raises :class:`SpecError` where there are fewer kills than targets.
+    Raises :class:`SpecError` if there are fewer kills than targets.
     """
     if kills < len(among):
         raise SpecError(
-            f"kills: {kills} can't hit each of the {len(among)} targets",
+            f"kills: {kills} is less than the number of targets, {len(among)}",
             remedy=f"use at least {len(among)}",
             field="kills",
         )
     targets = [*among, *rng.choices(list(among), k=kills - len(among))]
     rng.shuffle(targets)
-    strikes: list[Strike] = []
+    groups: list[KillGroup] = []
     while targets:
-        group = _group(targets, max(rng.choice(GROUP_SIZES), 1 if strikes else 2))
-        overlaps = bool(strikes) and rng.random() < OVERLAP
-        strikes.append(Strike(group, rng.uniform(*PAUSE_SECONDS), overlaps))
-    return strikes
+        group = _group(targets, max(rng.choice(GROUP_SIZES), 1 if groups else 2))
+        overlaps = bool(groups) and rng.random() < OVERLAP
+        groups.append(KillGroup(group, rng.uniform(*PAUSE_SECONDS), overlaps))
+    return groups
 
 
 def _excludes(group: list[Target], target: Target) -> bool:
-    """Of a server and its replica only one may die at a time."""
+    """Return True if the target can't die together with the group.
+
+    Only one of a server and its replica can die at a time.
+    """
     pair = {Target.FAILOVER} & {*group, target} and _SERVERS & {*group, target}
     return target in group or bool(pair)
 
 
 def _group(targets: list[Target], size: int) -> tuple[Target, ...]:
-    """Takes up to ``size`` targets from the list; a part of the stack can die only once at a
-    time, machines can die in any number."""
+    """Remove up to ``size`` targets from the list and return them.
+
+    A part of the stack can die only once at a time; any number of machines can die.
+    """
     group: list[Target] = []
     for target in list(targets):
         repeatable = target in (Target.WORKER, Target.WORKER_NOTICE)

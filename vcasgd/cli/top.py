@@ -28,7 +28,7 @@ MOST_ROWS = 15
 
 
 @dataclass(frozen=True)
-class Overview:
+class FleetOverview:
     """State of the fleet at one moment."""
 
     jobs: Sequence[JobView]
@@ -75,12 +75,12 @@ def _watch(client: Client) -> None:
             return
 
 
-def _fetch(client: Client) -> Overview:
+def _fetch(client: Client) -> FleetOverview:
     jobs = [job for job in client.jobs(limit=MOST_ROWS * 2) if not job.over]
-    return Overview(jobs, client.instances(), client.pools(), client.store(), client.spend())
+    return FleetOverview(jobs, client.instances(), client.pools(), client.store(), client.spend())
 
 
-def picture(overview: Overview, problem: str | None = None) -> RenderableType:
+def picture(overview: FleetOverview, problem: str | None = None) -> RenderableType:
     """Return the overview as one screen, with the error of the last refresh in ``problem``."""
     parts: list[RenderableType] = [
         _head(overview), Text(), _jobs(overview), Text(), _machines(overview), Text(),
@@ -94,7 +94,7 @@ def picture(overview: Overview, problem: str | None = None) -> RenderableType:
     return Lines(*parts)
 
 
-def _head(overview: Overview) -> RenderableType:
+def _head(overview: FleetOverview) -> RenderableType:
     states = Counter(str(row.get("state")) for row in overview.machines)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
     spend = overview.spend
@@ -105,7 +105,7 @@ def _head(overview: Overview) -> RenderableType:
     )  # fmt: skip
 
 
-def _jobs(overview: Overview) -> RenderableType:
+def _jobs(overview: FleetOverview) -> RenderableType:
     table = _table("JOB", "STATE", "EPOCH", "DONE", "ACCURACY", "MACHINES", "LOST")
     workers = Counter(row.get("job") for row in overview.machines)
     for job in overview.jobs[:MOST_ROWS]:
@@ -118,7 +118,7 @@ def _jobs(overview: Overview) -> RenderableType:
     return table if overview.jobs else Text("no active jobs", style="dim")
 
 
-def _machines(overview: Overview) -> RenderableType:
+def _machines(overview: FleetOverview) -> RenderableType:
     table = _table("INSTANCE", "POOL", "STATE", "JOB", "LAUNCHED", "USD/H")
     rows = sorted(overview.machines, key=lambda row: row.get("launched_at") or 0.0, reverse=True)
     for row in rows[:MOST_ROWS]:

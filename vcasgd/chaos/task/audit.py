@@ -1,4 +1,4 @@
-"""A task that counts: after training, every coordinate says how often its sample was applied.
+"""Task that counts: after training, each coordinate is the number of times its sample was applied.
 
 Each sample owns one coordinate of the only parameter, in each of its copies. The gradient of the
 loss is −1 on the coordinates of the batch and 0 elsewhere, and the optimizer is plain SGD with
@@ -6,11 +6,11 @@ learning rate 1, so a push adds exactly 1 to each coordinate that it trained. Wi
 `async-local-sgd` and weight 1 the final vector equals the number of epochs everywhere, if and
 only if every sample of every epoch was applied exactly once. (float32 counts exactly up to 2²⁴.)
 
-With as many copies as there are store nodes each shard holds one of them whole, and so says for
-itself what was applied to it.
+With as many copies as store nodes, each shard holds one whole copy, which counts what was applied
+to that shard.
 
-Where there is a `hold`, a local step takes time only while that file is there: whoever put it there
-says when the job may come to its end, however slow the machine is.
+With `hold`, local steps take time only while that file exists. Removing it lets the job end soon,
+also on a slow machine.
 """
 
 import time
