@@ -15,10 +15,10 @@ from vcasgd.learning.rules import (
     Context,
     Payload,
     Rule,
+    interval_start,
     make_rule,
     merge_integers,
     payload_of,
-    pulled,
 )
 from vcasgd.learning.vector import Layout, gather
 from vcasgd.spec.update import (
@@ -101,7 +101,7 @@ def test_easgd_moves_the_weights_and_the_worker() -> None:
     rule = make_rule(EasgdSpec(rule="easgd", moving_rate=0.25))
     weights, local = torch.tensor([10.0, 20.0]), torch.tensor([14.0, 12.0])
 
-    start = pulled(rule, local, weights)
+    start = interval_start(rule, local, weights)
     rule.blend(weights, local, FRESH)
 
     assert weights.tolist() == [11.0, 18.0]  # W + 0.25·(w − W)
@@ -111,8 +111,8 @@ def test_easgd_moves_the_weights_and_the_worker() -> None:
 def test_a_worker_without_its_own_copy_starts_from_the_snapshot() -> None:
     base, local = torch.tensor([1.0]), torch.tensor([5.0])
 
-    assert pulled(make_rule(EasgdSpec(rule="easgd")), None, base) is base
-    assert pulled(make_rule(VcAsgdSpec()), local, base) is base
+    assert interval_start(make_rule(EasgdSpec(rule="easgd")), None, base) is base
+    assert interval_start(make_rule(VcAsgdSpec()), local, base) is base
 
 
 def test_sma_has_momentum_for_parameters_only() -> None:

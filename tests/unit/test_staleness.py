@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcasgd.learning.staleness import weight
+from vcasgd.learning.rules.base import staleness_weight
 from vcasgd.spec.update import Staleness
 
 
@@ -24,7 +24,7 @@ from vcasgd.spec.update import Staleness
     ],
 )
 def test_formulas(spec: dict[str, object], tau: int, expected: float) -> None:
-    assert weight(Staleness.model_validate(spec), tau) == pytest.approx(expected)
+    assert staleness_weight(Staleness.model_validate(spec), tau) == pytest.approx(expected)
 
 
 specs = st.builds(
@@ -37,9 +37,9 @@ specs = st.builds(
 
 @given(specs, st.integers(0, 10_000))
 def test_older_updates_never_weigh_more(spec: Staleness, tau: int) -> None:
-    assert 0 < weight(spec, tau + 1) <= weight(spec, tau) <= 1
+    assert 0 < staleness_weight(spec, tau + 1) <= staleness_weight(spec, tau) <= 1
 
 
 @given(specs, st.integers(max_value=-1))
 def test_negative_staleness_counts_as_zero(spec: Staleness, tau: int) -> None:
-    assert weight(spec, tau) == weight(spec, 0) == 1
+    assert staleness_weight(spec, tau) == staleness_weight(spec, 0) == 1

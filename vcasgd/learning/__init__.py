@@ -5,8 +5,7 @@ numbers computed by hand and replayed in a simulation.
 
 ``vector``     a module's state as one flat vector, and back
 ``shards``     the vector cut into shards, and the next interval to train
-``rules``      update rules: how an update changes the global vector
-``staleness``  s(τ): the weight of an update by its age
+``rules``      update rules: how an update changes the global vector, and its weight by age
 ``encodings``  payloads of updates: codecs, formats, error feedback
 ``subtasks``   an epoch's seeded order cut into subtasks, and the applied record
 ``rates``      learning rates over the job's progress, and gradient clipping

@@ -18,7 +18,7 @@ from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.rates import Rates
-from vcasgd.learning.rules import Payload, make_rule, payload_of, pulled
+from vcasgd.learning.rules import Payload, interval_start, make_rule, payload_of
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
@@ -218,7 +218,7 @@ class Learner:
         rates, plan = self._rates, self.plan
         momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
         self._announce(subtask, start)
-        start_from = pulled(self._rule, self._local, base.floats)
+        start_from = interval_start(self._rule, self._local, base.floats)
         scatter(start_from, base.integers, self._model, self.layout)
         torch.manual_seed(seed_for(self._spec.seed, subtask, start))
         interval = train(

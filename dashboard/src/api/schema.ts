@@ -705,8 +705,9 @@ export interface components {
     schemas: {
         /**
          * AsyncLocalSgdSpec
-         * @description ``W ← W + η·s(τ)·Δ`` (Liu 2024); running statistics are averaged with weight
-         *     ``statistics_mix``, never summed.
+         * @description ``W ← W + η·s(τ)·Δ`` (Liu 2024).
+         *
+         *     Running statistics are averaged with weight ``statistics_mix``, not summed.
          */
         AsyncLocalSgdSpec: {
             /**
@@ -727,7 +728,7 @@ export interface components {
             codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
             /**
              * Partitions
-             * @description of codec partition
+             * @description parts of codec partition
              * @default 4
              */
             partitions: number;
@@ -764,7 +765,7 @@ export interface components {
         };
         /**
          * Checkpoint
-         * @description When to write checkpoints beside those at the end of each epoch, and how many to keep.
+         * @description Interval of checkpoints, in addition to the one after each epoch, and how many to keep.
          */
         "Checkpoint-Input": {
             /**
@@ -780,7 +781,7 @@ export interface components {
         };
         /**
          * Checkpoint
-         * @description When to write checkpoints beside those at the end of each epoch, and how many to keep.
+         * @description Interval of checkpoints, in addition to the one after each epoch, and how many to keep.
          */
         "Checkpoint-Output": {
             /**
@@ -841,7 +842,7 @@ export interface components {
         };
         /**
          * Data
-         * @description What the task reads: ``labels`` bound it to pools that may see all of them.
+         * @description The data of the task. ``labels`` restrict it to pools that are cleared for all of them.
          */
         Data: {
             /**
@@ -852,9 +853,11 @@ export interface components {
         };
         /**
          * DcAsgdSpec
-         * @description ``W ← W + η·s(τ)·(Δ − λ·Δ⊙Δ⊙(W − w₀))`` (Zheng 2017). ``compensation`` is λ: the paper's
-         *     divided by the local learning rate and by the local steps of a push. ``history``: how many
-         *     published versions the parameter server remembers; updates of older ones are not compensated.
+         * @description ``W ← W + η·s(τ)·(Δ − λ·Δ⊙Δ⊙(W − w₀))`` (Zheng 2017).
+         *
+         *     ``compensation`` is λ: the paper's value divided by the local learning rate and by the local
+         *     steps of a push. ``history`` is the number of published versions that the parameter server
+         *     keeps; updates from older versions are not compensated.
          */
         DcAsgdSpec: {
             /**
@@ -875,7 +878,7 @@ export interface components {
             codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
             /**
              * Partitions
-             * @description of codec partition
+             * @description parts of codec partition
              * @default 4
              */
             partitions: number;
@@ -902,8 +905,9 @@ export interface components {
         };
         /**
          * DelayedNesterovSpec
-         * @description ``W ← W + η·s(τ)·Δ/N``, and with each N-th update a step of momentum (Liu 2024).
-         *     ``buffer`` is N, ``momentum`` β.
+         * @description ``W ← W + η·s(τ)·Δ/N``, and a momentum step with each N-th update (Liu 2024).
+         *
+         *     ``buffer`` is N, ``momentum`` is β.
          */
         DelayedNesterovSpec: {
             /**
@@ -924,7 +928,7 @@ export interface components {
             codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
             /**
              * Partitions
-             * @description of codec partition
+             * @description parts of codec partition
              * @default 4
              */
             partitions: number;
@@ -975,7 +979,7 @@ export interface components {
             codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
             /**
              * Partitions
-             * @description of codec partition
+             * @description parts of codec partition
              * @default 4
              */
             partitions: number;
@@ -987,8 +991,9 @@ export interface components {
         };
         /**
          * EasgdSpec
-         * @description ``W ← W + α·s(τ)·(w − W)``, and the worker's copy, which it keeps, moves by α towards W
-         *     (Zhang 2015). ``moving_rate`` is α; the paper's is 0.9 divided by the number of workers.
+         * @description ``W ← W + α·s(τ)·(w − W)``, and the worker's own copy moves by α towards W (Zhang 2015).
+         *
+         *     ``moving_rate`` is α; in the paper it is 0.9 divided by the number of workers.
          */
         EasgdSpec: {
             /**
@@ -1126,8 +1131,9 @@ export interface components {
         };
         /**
          * FedBuffSpec
-         * @description ``W ← W + (η/K)·Σ s(τᵢ)Δᵢ`` with each K-th update, and at the end of each epoch
-         *     (Nguyen 2022). ``buffer`` is K.
+         * @description ``W ← W + (η/K)·Σ s(τᵢ)Δᵢ`` with each K-th update and after each epoch (Nguyen 2022).
+         *
+         *     ``buffer`` is K.
          */
         FedBuffSpec: {
             /**
@@ -1148,7 +1154,7 @@ export interface components {
             codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
             /**
              * Partitions
-             * @description of codec partition
+             * @description parts of codec partition
              * @default 4
              */
             partitions: number;
@@ -1226,14 +1232,14 @@ export interface components {
         };
         /**
          * JobSpec
-         * @description One training run, as the user asks for it.
+         * @description The specification of one training run.
          */
         "JobSpec-Input": {
             /** Name */
             name: string;
             /**
              * Task
-             * @description module:Class, or the path of a script
+             * @description module:Class, or the path of a script in working_dir
              */
             task: string;
             /**
@@ -1256,7 +1262,7 @@ export interface components {
             push_every: "subtask" | number;
             /**
              * Optimizer State
-             * @description of the local optimizer, between two subtasks of a worker
+             * @description state of the local optimizer at the start of a subtask
              * @default reset
              * @enum {string}
              */
@@ -1317,7 +1323,7 @@ export interface components {
             stop: components["schemas"]["Stop-Input"];
             /**
              * Labels
-             * @description of the job's code and model
+             * @description labels of the job's code and model
              * @default []
              */
             labels: string[];
@@ -1330,14 +1336,14 @@ export interface components {
         };
         /**
          * JobSpec
-         * @description One training run, as the user asks for it.
+         * @description The specification of one training run.
          */
         "JobSpec-Output": {
             /** Name */
             name: string;
             /**
              * Task
-             * @description module:Class, or the path of a script
+             * @description module:Class, or the path of a script in working_dir
              */
             task: string;
             /**
@@ -1360,7 +1366,7 @@ export interface components {
             push_every: "subtask" | number;
             /**
              * Optimizer State
-             * @description of the local optimizer, between two subtasks of a worker
+             * @description state of the local optimizer at the start of a subtask
              * @default reset
              * @enum {string}
              */
@@ -1421,7 +1427,7 @@ export interface components {
             stop: components["schemas"]["Stop-Output"];
             /**
              * Labels
-             * @description of the job's code and model
+             * @description labels of the job's code and model
              * @default []
              */
             labels: string[];
@@ -1434,7 +1440,7 @@ export interface components {
         };
         /**
          * JobState
-         * @description ``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → one of the last three.
+         * @description State of a job: ``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → a final state.
          * @enum {string}
          */
         JobState: "starting" | "running" | "paused" | "finishing" | "succeeded" | "failed" | "cancelled";
@@ -1962,9 +1968,10 @@ export interface components {
         };
         /**
          * SmaSpec
-         * @description As ``easgd``, and the central average has momentum (CROSSBOW, Koliousis 2019):
-         *     ``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v``. ``moving_rate`` is α, near 1 divided by the
-         *     number of workers in the paper; ``momentum`` is μ.
+         * @description Like ``easgd``, with momentum for the central average (CROSSBOW, Koliousis 2019).
+         *
+         *     ``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v``. ``moving_rate`` is α, in the paper about 1 divided
+         *     by the number of workers; ``momentum`` is μ.
          */
         SmaSpec: {
             /**
@@ -2032,10 +2039,10 @@ export interface components {
         };
         /**
          * Staleness
-         * @description How an update loses weight with its staleness τ (FedAsync, Xie 2019, section 5.2).
+         * @description Weight of an update by its staleness τ (FedAsync, Xie 2019, section 5.2).
          *
          *     ``constant``: 1. ``polynomial``: (1+τ)^−a. ``hinge``: 1 if τ ≤ b, else 1/(a(τ−b)+1).
-         *     Unless given, a is 0.5, for hinge 10, as in the paper.
+         *     The default of a is that of the paper: 0.5, or 10 for hinge.
          */
         Staleness: {
             /**
@@ -2046,13 +2053,13 @@ export interface components {
             function: "constant" | "polynomial" | "hinge";
             /**
              * A
-             * @description steepness; 10 for hinge
+             * @description steepness; the default is 10 for hinge
              * @default 0.5
              */
             a: number;
             /**
              * B
-             * @description hinge: nothing is lost up to b
+             * @description hinge: full weight up to this staleness
              * @default 4
              */
             b: number;
@@ -2244,13 +2251,14 @@ export interface components {
         };
         /**
          * Tuning
-         * @description All of it is off unless it is asked for: with it a run depends on how fast its machines
-         *     happened to be, and is not the same a second time.
+         * @description Settings that are tuned from measurements.
          *
-         *     ``local_steps``: slower workers make fewer of them in a push interval, so that all push at the
-         *     same rate. ``momentum``: that of the local optimizers is lowered by as much as asynchrony adds.
-         *     ``mixing``: updates get less weight while validation worsens. ``learners_per_machine``: as many
-         *     as raise a machine's throughput, and at most so many.
+         *     All are off by default: with self-tuning, a run depends on the speed of its machines and can't
+         *     be reproduced exactly. ``local_steps``: slower workers make fewer local steps in a push
+         *     interval, so that all push at the same rate. ``momentum``: the momentum of local optimizers is
+         *     reduced by the momentum that asynchrony adds. ``mixing``: updates get less weight while
+         *     validation worsens. ``learners_per_machine``: the largest number of learners on a machine;
+         *     learners are added while they raise its throughput.
          */
         Tuning: {
             /**
@@ -2287,7 +2295,7 @@ export interface components {
         };
         /**
          * VcAsgdSpec
-         * @description ``W ← αW + (1−α)w`` (Atre 2021); ``alpha: var`` is α = e/(e+1) in epoch e = 1, 2, …
+         * @description ``W ← αW + (1−α)w`` (Atre 2021); ``alpha: var`` is α = e/(e+1) in epoch e (1, 2, …).
          */
         VcAsgdSpec: {
             /**
@@ -2413,10 +2421,10 @@ export interface components {
         };
         /**
          * Workers
-         * @description How many machines the job wants, and from which pools, in order of preference.
+         * @description Number of machines, and the pools to get them from, in order of preference.
          *
-         *     ``fallback: on-demand``: once all spot pools have refused for ``fallback_after``, the minimum
-         *     is bought without the risk. ``on_demand_min``: so many are, from the beginning.
+         *     ``fallback: on-demand`` buys ``min`` machines on demand once all spot pools have refused for
+         *     ``fallback_after``. ``on_demand_min`` machines are on demand from the start.
          */
         "Workers-Input": {
             /**
@@ -2450,16 +2458,16 @@ export interface components {
             on_demand_min: number;
             /**
              * Max Price Per Hour
-             * @description USD, of one machine
+             * @description USD per machine
              */
             max_price_per_hour?: number | null;
         };
         /**
          * Workers
-         * @description How many machines the job wants, and from which pools, in order of preference.
+         * @description Number of machines, and the pools to get them from, in order of preference.
          *
-         *     ``fallback: on-demand``: once all spot pools have refused for ``fallback_after``, the minimum
-         *     is bought without the risk. ``on_demand_min``: so many are, from the beginning.
+         *     ``fallback: on-demand`` buys ``min`` machines on demand once all spot pools have refused for
+         *     ``fallback_after``. ``on_demand_min`` machines are on demand from the start.
          */
         "Workers-Output": {
             /**
@@ -2493,7 +2501,7 @@ export interface components {
             on_demand_min: number;
             /**
              * Max Price Per Hour
-             * @description USD, of one machine
+             * @description USD per machine
              */
             max_price_per_hour?: number | null;
         };

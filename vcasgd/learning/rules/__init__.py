@@ -17,7 +17,14 @@ and a sum of differences would move it once per worker.
 from __future__ import annotations
 
 from vcasgd.learning.rules.averaging import Easgd, FedAsync, Sma, VcAsgd
-from vcasgd.learning.rules.base import Context, Payload, Rule, merge_integers, payload_of, pulled
+from vcasgd.learning.rules.base import (
+    Context,
+    Payload,
+    Rule,
+    interval_start,
+    merge_integers,
+    payload_of,
+)
 from vcasgd.learning.rules.differences import (
     AsyncLocalSgd,
     DcAsgd,
@@ -27,7 +34,15 @@ from vcasgd.learning.rules.differences import (
 )
 from vcasgd.spec.update import Update
 
-__all__ = ["Context", "Payload", "Rule", "make_rule", "merge_integers", "payload_of", "pulled"]
+__all__ = [
+    "Context",
+    "Payload",
+    "Rule",
+    "interval_start",
+    "make_rule",
+    "merge_integers",
+    "payload_of",
+]
 
 _RULES: dict[str, type[Rule]] = {
     "vc-asgd": VcAsgd,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vcasgd.learning.rules.base import Context, Payload, Rule
-from vcasgd.learning.staleness import weight
+from vcasgd.learning.rules.base import Context, Payload, Rule, staleness_weight
 from vcasgd.spec.update import EasgdSpec as EasgdSpec
 from vcasgd.spec.update import FedAsyncSpec as FedAsyncSpec
 from vcasgd.spec.update import SmaSpec as SmaSpec
@@ -22,7 +21,9 @@ class Averaging(Rule):
     _spec: VcAsgdSpec | FedAsyncSpec | EasgdSpec
 
     def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
-        mixing = self._mixing(context.epoch) * weight(self._spec.staleness, context.staleness)
+        mixing = self._mixing(context.epoch) * staleness_weight(
+            self._spec.staleness, context.staleness
+        )
         weights.lerp_(update, mixing)
         return mixing
 
@@ -89,7 +90,7 @@ class Sma(Rule):
 
     def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
         assert context.state is not None
-        mixing = self._spec.moving_rate * weight(self._spec.staleness, context.staleness)
+        mixing = self._spec.moving_rate * staleness_weight(self._spec.staleness, context.staleness)
         start = max(context.parameters, 0)
         velocity = context.state[:start]
         velocity.mul_(self._spec.momentum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
+from vcasgd.spec.update import Staleness
 
 
 class Payload(StrEnum):
@@ -83,6 +85,22 @@ class Rule:
         raise NotImplementedError
 
 
+def staleness_weight(spec: Staleness, tau: int) -> float:
+    """Return s(τ) in (0, 1], with s(0) = 1 (FedAsync, Xie 2019, section 5.2).
+
+    ``constant``: 1. ``polynomial``: (1+τ)^−a. ``hinge``: 1 if τ ≤ b, else 1/(a(τ−b)+1).
+    A negative τ, which can follow from a restored snapshot, counts as 0.
+    """
+    late = max(tau, 0)
+    match spec.function:
+        case "constant":
+            return 1.0
+        case "polynomial":
+            return math.pow(1 + late, -spec.a)
+        case "hinge":
+            return 1.0 if late <= spec.b else 1 / (spec.a * (late - spec.b) + 1)
+
+
 def payload_of(
     rule_payload: Payload, layout_parameters: int, local: Tensor, base: Tensor, out: Tensor
 ) -> Tensor:
@@ -99,7 +117,7 @@ def payload_of(
     return out
 
 
-def pulled(rule: Rule, local: Tensor | None, base: Tensor) -> Tensor:
+def interval_start(rule: Rule, local: Tensor | None, base: Tensor) -> Tensor:
     """Return the start of a worker's next interval, float32 ``[n]``.
 
     It is ``base`` or, under the elastic rules, the worker's own copy moved by α towards the base:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vcasgd.learning.rules.base import Context, Payload, Rule
-from vcasgd.learning.staleness import weight
+from vcasgd.learning.rules.base import Context, Payload, Rule, staleness_weight
 from vcasgd.spec.update import AsyncLocalSgdSpec as AsyncLocalSgdSpec
 from vcasgd.spec.update import DcAsgdSpec as DcAsgdSpec
 from vcasgd.spec.update import DelayedNesterovSpec as DelayedNesterovSpec
@@ -33,7 +32,7 @@ class Differences(Rule):
 
     def _age(self, staleness: int) -> float:
         assert not isinstance(self._spec, DownpourSpec)
-        return weight(self._spec.staleness, staleness)
+        return staleness_weight(self._spec.staleness, staleness)
 
     def _add(
         self,
