@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +16,13 @@ from vcasgd.client import Client
 pytestmark = pytest.mark.slow
 
 Eventually = Callable[..., Any]
-THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-WIDTHS = (1440, 390)
+View = tuple[Literal["light", "dark"], int]
+#: Theme and width in pixels: each once. The other two combinations are extended.
+VIEWS: tuple[View, ...] = (("light", 1440), ("dark", 390))
+OTHER_VIEWS: tuple[View, ...] = (("dark", 1440), ("light", 390))
+each_view = pytest.mark.parametrize(
+    "views", [VIEWS, pytest.param(OTHER_VIEWS, marks=pytest.mark.extended)], ids=["two", "others"]
+)
 #: Maximum size of all scripts of the first page, compressed.
 SCRIPT_BYTES = 400_000
 #: Records all connection states that the page shows.
@@ -133,8 +137,9 @@ def test_sign_out_ends_the_session(dashboard: Dashboard) -> None:
     assert page.context.cookies() == []
 
 
-def test_pages_are_accessible(dashboard: Dashboard, job: str) -> None:
-    """Check both themes and both widths of each page, loaded once."""
+@each_view
+def test_pages_are_accessible(dashboard: Dashboard, job: str, views: tuple[View, ...]) -> None:
+    """Check themes and widths of each page, loaded once."""
     page = dashboard.page
     findings: dict[str, list[str]] = {}
     tabs = [f"/jobs/{job}?tab={tab}" for tab in ("events", "logs", "checkpoints", "yaml")]
@@ -143,7 +148,7 @@ def test_pages_are_accessible(dashboard: Dashboard, job: str) -> None:
         expect(page.get_by_role("status")).to_have_text("Live")
         expect(page.locator("main h1")).to_be_visible()
         page.wait_for_load_state("load")
-        for theme, width in itertools.product(THEMES, WIDTHS):
+        for theme, width in views:
             page.set_viewport_size({"width": width, "height": 900})
             _choose(page, theme)
             findings[f"{path} {theme} {width}"] = dashboard.serious_findings()
@@ -152,10 +157,11 @@ def test_pages_are_accessible(dashboard: Dashboard, job: str) -> None:
     assert {path: each for path, each in findings.items() if each} == {}
 
 
-def test_sign_in_page_is_accessible(stranger: Dashboard) -> None:
+@each_view
+def test_sign_in_page_is_accessible(stranger: Dashboard, views: tuple[View, ...]) -> None:
     page = stranger.page
     stranger.open("/")
-    for theme, width in itertools.product(THEMES, WIDTHS):
+    for theme, width in views:
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=theme)
         expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", theme)

@@ -25,7 +25,12 @@ export function SpecText({ job }: { job: Job }) {
     >
       {spec.isPending && <Skeleton height={200} />}
       {spec.isError && <ErrorState error={spec.error} onRetry={spec.refetch} />}
-      {spec.data && <pre className={classes.text}>{spec.data}</pre>}
+      {spec.data && (
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: a scrollable area must be reachable by keyboard
+        <section className={classes.text} tabIndex={0} aria-label="job.yaml">
+          <pre>{spec.data}</pre>
+        </section>
+      )}
     </Panel>
   );
 }
