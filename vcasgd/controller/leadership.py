@@ -1,4 +1,4 @@
-"""Which of several controllers acts: the one that holds the lease in the ledger."""
+"""Leadership: of several controllers, only the one that holds the lease in the ledger acts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
 
-#: of the lease; after that share of it without a renewal its holder stops acting, so that it
-#: has stopped for certain before another one may begin
+#: Share of the lease after which its holder stops acting without a renewal, so that it has stopped
+#: before another controller can start.
 SURE_SHARE = 0.5
 
 
 class Leadership(threading.Thread):
-    """Takes the lease when it is free, and renews it, until :meth:`stop`."""
+    """Thread that takes the lease when it is free, and renews it until :meth:`stop`."""
 
     def __init__(self, control: Control, settings: Settings) -> None:
         super().__init__(name="leadership", daemon=True)
@@ -34,20 +34,22 @@ class Leadership(threading.Thread):
 
     @property
     def sure(self) -> bool:
-        """Whether this process may act."""
+        """True if this process may act."""
         renewed = self._renewed_at
         within = self._lease_seconds * SURE_SHARE
         return renewed is not None and time.monotonic() - renewed < within
 
     def run(self) -> None:
+        """Take and renew the lease."""
         while not self._stopped.is_set():
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             try:
                 held = self._control.hold(self._owner, self._lease_seconds) > 0
-                self._renewed_at = asked_at if held else None
+                self._renewed_at = sent_at if held else None
             except StoreError as error:
                 log.warning("ledger: %s", error)
             self._stopped.wait(self._period)
 
     def stop(self) -> None:
+        """Stop renewing; the lease expires."""
         self._stopped.set()

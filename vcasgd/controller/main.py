@@ -1,4 +1,4 @@
-"""The controller's process: both loops, under the controller's lease."""
+"""The controller's process: the fleet loop and the job loop, under the controller's lease."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import threading
 from typing import NoReturn
 
-from vcasgd.controller.fleet.context import ControllerContext
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.jobs.loop import JobLoop
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Both loops, under the controller's lease."""
+    """Runs the fleet loop in this thread and the job loop in another one."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -32,51 +31,55 @@ class Controller:
         self._control = Control(self._ledger)
         self._leadership = Leadership(self._control, settings)
         self._stop = threading.Event()
-        self._looked = False
+        self._reported = False
 
     def stop(self) -> None:
+        """Make :meth:`run` return after the present round."""
         self._stop.set()
 
     def run(self) -> None:
-        """Until :meth:`stop`. Raises :class:`ClusterError` when Ray's head was lost, and
-        :class:`~vcasgd.errors.SpecError` where the ledger is another cluster's."""
-        own = Control(self._ledger)
-        patiently(lambda: own.claim(self._settings.cluster), self._settings.patience_seconds)
+        """Run both loops until :meth:`stop`.
+
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost, and
+        :class:`~vcasgd.errors.SpecError` if the ledger belongs to another cluster.
+        """
+        patiently(
+            lambda: self._control.claim(self._settings.cluster), self._settings.patience_seconds
+        )
         self._leadership.start()
         while not self._stop.is_set() and not self._leadership.sure:
             self._stop.wait(self._settings.heartbeat / 4)
         jobs = JobLoop(self._settings, self._ledger, self._nodes, self._leadership)
         jobs.start()
         try:
-            self._keep_fleet()
+            self._run_fleet()
         finally:
             jobs.stop(checkpoint=self._stop.is_set())
             self._leadership.stop()
 
-    def _keep_fleet(self) -> None:
-        settings, estate = self._settings, PoolRegistry(self._settings)
+    def _run_fleet(self) -> None:
+        settings, pools = self._settings, PoolRegistry(self._settings)
         fleet = patiently(
-            lambda: FleetLoop(ControllerContext.over(settings, self._ledger, estate)),
-            settings.patience_seconds,
+            lambda: FleetLoop(settings, self._ledger, pools), settings.patience_seconds
         )
         while not self._stop.is_set():
             if self._leadership.sure:
                 try:
                     fleet.round()
-                    self._note_look()
+                    self._report_first_round()
                 except StoreUnavailable as error:
                     log.warning("ledger: %s", error)
             self._stop.wait(settings.heartbeat / 2)
 
-    def _note_look(self) -> None:
-        """Once: whoever started this process may go on."""
-        if not self._looked:
+    def _report_first_round(self) -> None:
+        """Report the first round in the ledger; ``vcasgd up`` waits for it."""
+        if not self._reported:
             self._control.record_round()
-            self._looked = True
+            self._reported = True
 
 
 def main() -> NoReturn:
-    """The process. Exit status 0 after SIGTERM, 1 after an error; it is meant to be restarted."""
+    """Run the process. It exits with status 0 after SIGTERM and 1 after an error."""
     configure_logging("controller")
     status = 0
     try:
@@ -87,5 +90,5 @@ def main() -> NoReturn:
     except VcasgdError as error:
         status = exit_status(error)
     logging.shutdown()
-    # Ray's own farewell would wait for a head that is dead
+    # Ray's own shutdown would wait for a dead head.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""Carries out what was decided; every action may be carried out twice."""
+"""Execution of decisions; every action can be executed twice."""
 
 from __future__ import annotations
 
@@ -8,86 +8,64 @@ from collections.abc import Mapping
 from typing import Any
 
 from vcasgd.controller.fleet.boot import node_boot
-from vcasgd.controller.fleet.context import DRAIN_LEASES, ControllerContext
-from vcasgd.controller.fleet.names import job_of, worker_name
-from vcasgd.controller.fleet.observe import Observer
-from vcasgd.controller.fleet.status import stillborn
-from vcasgd.errors import ClusterError, FleetError
+from vcasgd.controller.fleet.clearance import ClearancePolicy
+from vcasgd.controller.fleet.cloud_cache import CloudCache
+from vcasgd.controller.fleet.costs import CostLedger
+from vcasgd.controller.fleet.events import FleetEvents
+from vcasgd.controller.fleet.launch_history import FAILED_BOOT_SECONDS, LaunchHistory
+from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.controller.fleet.ray_view import RayView
+from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.controller.fleet.worker_names import job_of, worker_name
+from vcasgd.errors import FleetError
 from vcasgd.fleet.observed import Observed
-from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, Provider
 from vcasgd.logging import bound
+from vcasgd.settings import Settings
 from vcasgd.store.admission import worker_environment
-from vcasgd.worker import main as agent
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.worker import main as worker
 
 log = logging.getLogger(__name__)
 
+#: Lease times after which a worker that was asked to leave is killed.
+DRAIN_LEASES = 2.0
 
-class Actuator:
-    """Launches, starts, stops and terminates."""
 
-    def __init__(self, parts: ControllerContext, lookout: Observer) -> None:
-        self._parts = parts
-        self._settings = parts.settings
-        self._jobs = parts.jobs
-        self._lookout = lookout
-        self._draining: dict[str, float] = {}
+def drain_seconds(settings: Settings) -> float:
+    """Return the seconds that a worker has to leave."""
+    return DRAIN_LEASES * settings.lease_seconds
 
-    def act(self, action: Action, state: Observed) -> None:
-        """``state``: that it was decided from."""
+
+class MachineActuator:
+    """Launches, evicts, and terminates machines."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        jobs: Jobs,
+        pools: PoolRegistry,
+        cloud: CloudCache,
+        launches: LaunchHistory,
+        costs: CostLedger,
+        events: FleetEvents,
+    ) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._pools = pools
+        self._cloud = cloud
+        self._launches = launches
+        self._costs = costs
+        self._events = events
+
+    def launch(self, action: Launch, state: Observed) -> None:
+        """Launch machines in a market; record the answer of its provider."""
+        offers = _matching_offers(action, state)
         try:
-            match action:
-                case Launch():
-                    self._launch(action, state)
-                case Blame():
-                    stillborn(self._parts, action)
-                case StartWorker():
-                    self._start_worker(action, state)
-                case StopWorker():
-                    self._stop_worker(action)
-                case Terminate():
-                    log.info("terminate %s: %s", action.instance_id, action.reason)
-                    self._parts.chronicle.ended_by_us(action.instance_id, action.reason)
-                    self._provider_of(action.instance_id).terminate(action.instance_id)
-                    self._parts.listing.forget()
-        except (ClusterError, FleetError) as error:
-            # the next round sees what came of it, and decides anew
-            log.warning("%s: %s", action, error)
-
-    def kill_lingering(self) -> None:
-        """Those that were asked to leave and did not."""
-        alive, cluster = self._lookout.alive, self._lookout.cluster
-        self._draining = {name: at for name, at in self._draining.items() if name in alive}
-        for name, deadline in self._draining.items():
-            if time.time() > deadline and cluster is not None:
-                log.warning("%s did not leave in time", name)
-                cluster.stop_worker(name)
-
-    def serve_requests(self) -> None:
-        """What people asked for."""
-        for request in self._parts.control.take_requests():
-            with bound(request=request.get("request")):
-                if request["kind"] == "evict":
-                    self._evict(request["instance"], request)
-                else:
-                    log.warning("unknown request %s", request["kind"])
-
-    def _evict(self, instance: str, how: Mapping[str, Any]) -> None:
-        log.info("asked to %s %s", "kill" if how.get("kill") else "evict", instance)
-        try:
-            provider = self._provider_of(instance)
-            if how.get("kill"):
-                provider.kill(instance)
-            else:
-                provider.evict(instance, how.get("notice_seconds"))
-        except FleetError as error:
-            log.warning("evict %s: %s", instance, error)
-
-    def _launch(self, action: Launch, state: Observed) -> None:
-        offers = _offers(action, state)
-        try:
-            granted = self._parts.estate.providers[action.pool].launch(
+            granted = self._pools.providers[action.pool].launch(
                 action.pool,
                 action.count,
                 self._boot(action.pool, offers),
@@ -97,67 +75,125 @@ class Actuator:
                 spot=action.spot,
             )
         except FleetError as error:
-            kind = (
-                self._parts.estate.pools[action.pool].spot if action.spot is None else action.spot
-            )
-            held = sum(one.pool == action.pool and one.spot == kind for one in state.staying())
-            self._parts.memory.refused(action, error, held, time.time())
+            spot = self._pools.specs[action.pool].spot if action.spot is None else action.spot
+            held = sum(one.pool == action.pool and one.spot == spot for one in state.staying())
+            self._launches.refused(action, error, held, time.time())
             return
         log.info("launched in %s: %s", action.pool, ", ".join(granted))
-        # a launch that was not recorded is answered as it was the first time
-        fresh = [each for each in granted if not self._parts.books.ended(each)]
-        machines = [_machine(each, action, offers) for each in fresh]
-        self._lookout.launched(machines)
-        self._parts.books.launched(machines, action.jobs)
-        self._parts.memory.granted(action)
+        # A repeated launch gets the first answer, whose machines may have ended meanwhile.
+        fresh = [each for each in granted if not self._costs.ended(each)]
+        machines = [_launched_machine(each, action, offers) for each in fresh]
+        self._cloud.launched(machines, time.time())
+        self._costs.launched(machines, action.jobs)
+        self._launches.granted(action)
+
+    def terminate(self, action: Terminate) -> None:
+        """Terminate a machine. Raises :class:`FleetError`."""
+        log.info("terminate %s: %s", action.instance_id, action.reason)
+        self._events.mark_terminated(action.instance_id, action.reason)
+        self._provider_of(action.instance_id).terminate(action.instance_id)
+        self._cloud.invalidate()
+
+    def evict(self, instance: str, request: Mapping[str, Any]) -> None:
+        """Evict or kill a machine on a user's request."""
+        kill = bool(request.get("kill"))
+        log.info("request: %s %s", "kill" if kill else "evict", instance)
+        try:
+            provider = self._provider_of(instance)
+            if kill:
+                provider.kill(instance)
+            else:
+                provider.evict(instance, request.get("notice_seconds"))
+        except FleetError as error:
+            log.warning("evict %s: %s", instance, error)
+
+    def record_failed_boot(
+        self, blame: Blame, waits: tuple[float, float] = FAILED_BOOT_SECONDS
+    ) -> None:
+        """Block the market of a machine that never joined, and tell the job that pays for it."""
+        self._launches.boot_failed(blame, time.time(), waits)
+        job = self._costs.payer(blame.instance_id)
+        if job is not None:
+            text = f"{blame.instance_id} of pool {blame.pool} {blame.reason}"
+            details = {"instance": blame.instance_id, "pool": blame.pool, "why": blame.reason}
+            self._jobs.event(job, "boot-failed", text, **details)
 
     def _boot(self, pool: str, offers: list[Offer]) -> Boot:
+        spec = self._pools.specs[pool]
         return node_boot(
             self._settings,
-            local=self._parts.estate.pools[pool].provider == "local",
+            local=spec.provider == "local",
             pool=pool,
-            labels=self._parts.estate.pools[pool].labels,
-            # of several types the smallest: what is more is still used by the worker's threads
+            labels=spec.labels,
+            # The smallest of several types; a worker's threads use the cores beyond that anyway.
             cpus=min((each.cpus for each in offers), default=1.0),
             gpus=min((each.gpus for each in offers), default=0),
         )
 
-    def _start_worker(self, action: StartWorker, state: Observed) -> None:
-        cluster = self._lookout.cluster
-        assert cluster is not None
+    def _provider_of(self, instance: str) -> Provider:
+        """Return the provider of a machine. Raises :class:`FleetError`."""
+        pool = self._events.pool_of(instance)
+        provider = self._cloud.provider_of(instance) or self._pools.providers.get(pool or "")
+        if provider is None:
+            raise FleetError(f"instance {instance} is in no known pool")
+        return provider
+
+
+class WorkerActuator:
+    """Starts workers, asks them to leave, and kills those that don't."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        jobs: Jobs,
+        ray: RayView,
+        clearance: ClearancePolicy,
+        restarts: RestartBackoff,
+    ) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._ray = ray
+        self._clearance = clearance
+        self._restarts = restarts
+        #: Deadlines of the workers that were asked to leave, in Unix seconds.
+        self._draining: dict[str, float] = {}
+
+    def start(self, action: StartWorker, state: Observed) -> None:
+        """Start a worker, unless it has to back off. Raises :class:`ClusterError`."""
         name = worker_name(action.instance_id, action.job, action.learner)
-        if not self._parts.crashes.may_start(name):
+        if not self._restarts.may_start(name):
             return
         with bound(job=action.job, worker=name, request=self._jobs.request_of(action.job)):
             log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
         self._jobs.remove_worker(action.job, name)
         pool = next(one.pool for one in state.instances if one.id == action.instance_id)
-        self._parts.guard.place(action.job, name, pool)
+        self._clearance.place(action.job, name, pool)
         env = worker_environment(self._settings, action.job, name)
-        cluster.start_worker(action.instance_id, name, agent.ENTRY, arguments, env)
+        self._ray.cluster.start_worker(action.instance_id, name, worker.ENTRY, arguments, env)
 
-    def _stop_worker(self, action: StopWorker) -> None:
+    def stop(self, action: StopWorker) -> None:
+        """Ask a worker to leave."""
         if action.name not in self._draining:
             job = job_of(action.name)
             with bound(job=job, worker=action.name, request=self._jobs.request_of(job)):
                 log.info("stop %s: %s", action.name, action.reason)
             self._jobs.drain(job, action.name)
-            limit = DRAIN_LEASES * self._settings.lease_seconds
-            self._draining[action.name] = time.time() + limit
+            self._draining[action.name] = time.time() + drain_seconds(self._settings)
 
-    def _provider_of(self, instance_id: str) -> Provider:
-        """Raises :class:`FleetError`."""
-        known = self._parts.listing.provider_of(instance_id)
-        pool = self._parts.chronicle.pool_of(instance_id)
-        provider = known or self._parts.estate.providers.get(pool or "")
-        if provider is None:
-            raise FleetError(f"nobody knows instance {instance_id}")
-        return provider
+    def kill_lingering(self) -> None:
+        """Kill workers that did not leave in time. Raises :class:`ClusterError`."""
+        alive = self._ray.alive
+        self._draining = {name: at for name, at in self._draining.items() if name in alive}
+        for name, deadline in self._draining.items():
+            if time.time() > deadline:
+                log.warning("%s did not leave in time", name)
+                self._ray.cluster.stop_worker(name)
 
 
-def _offers(action: Launch, state: Observed) -> list[Offer]:
-    """Those that the launch may be answered with."""
+def _matching_offers(action: Launch, state: Observed) -> list[Offer]:
+    """Return the offers that can answer a launch."""
     pool = next(each for each in state.pools if each.name == action.pool)
     return [
         each
@@ -167,8 +203,8 @@ def _offers(action: Launch, state: Observed) -> list[Offer]:
     ]
 
 
-def _machine(instance: str, action: Launch, offers: list[Offer]) -> Instance:
-    """As it will be listed, as far as is known; at the highest price that it may have."""
+def _launched_machine(instance: str, action: Launch, offers: list[Offer]) -> Instance:
+    """Return a launched machine as far as it is known, at the highest price of its offers."""
     spot = action.spot is not False
     return Instance(
         id=instance,

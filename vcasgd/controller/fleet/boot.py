@@ -1,6 +1,6 @@
-"""What a new machine runs: a node of the cluster, with what any worker on it has to know.
+"""Boot command of a new machine: a Ray node with the settings that every worker on it needs.
 
-Nothing that opens a server: that is told to each worker when it is started.
+It contains no credentials for servers; each worker receives its own when it is started.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ def node_boot(
     cpus: float = 1.0,
     gpus: int = 0,
 ) -> Boot:
-    """``local``: on this computer, whose folders it shares and whose Python it has.
+    """Return the boot command.
 
-    Raises :class:`~vcasgd.errors.SpecError` where a setting is missing.
+    ``local``: the machine is this computer, whose folders and Python interpreter it shares.
+
+    Raises :class:`~vcasgd.errors.SpecError` if a setting is missing.
     """
     shared = settings.ray_dir if local else None
     command = node_command(
@@ -49,8 +51,11 @@ def node_boot(
 
 
 def cache_name(pool: str, labels: Collection[str]) -> str:
-    """What is cached in one pool is not for the eyes of another, nor of the same one when it may
-    see something else."""
+    """Return the folder name of a pool's cache.
+
+    Data cached in one pool must not be visible to another, nor to the same pool under other
+    labels.
+    """
     if not labels:
         return pool
     return f"{pool}.{hashlib.sha256(' '.join(sorted(labels)).encode()).hexdigest()[:16]}"

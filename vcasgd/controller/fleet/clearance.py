@@ -1,4 +1,4 @@
-"""Which pools may see which jobs: what is told to the ledger, to the plan, and to people."""
+"""Clearance of pools: which ones may see the code, model, and data of a job."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from vcasgd.store.ledger.jobs import Jobs
 
 
 def missing_labels(spec: JobSpec, pool: PoolSpec) -> list[str]:
-    """Labels of the job that the pool may not see, in order."""
+    """Return the labels of the job that the pool may not see, in order."""
     return [label for label in spec.required_labels if label not in pool.labels]
 
 
 class ClearancePolicy:
-    """Nothing of a job is placed where it may not be; the ledger refuses it a second time."""
+    """Keeps jobs out of pools that may not see them; the ledger checks it again for each lease."""
 
     def __init__(self, settings: Settings, ledger: RedisClient) -> None:
         self._settings = settings
         self._jobs = Jobs(ledger)
         self._clearances = Clearances(ledger)
-        self._told: dict[str, frozenset[str]] | None = None
+        self._published: dict[str, frozenset[str]] | None = None
         self._pools: dict[str, PoolSpec] = {}
 
-    def know(self, pools: dict[str, PoolSpec]) -> None:
-        """As the file says now; the ledger hears of it before anything else happens."""
+    def set_pools(self, pools: dict[str, PoolSpec]) -> None:
+        """Set the present pools, and publish their labels to the ledger before anything else."""
         allowed = {name: frozenset(pool.labels) for name, pool in pools.items()}
-        if allowed != self._told:
+        if allowed != self._published:
             self._clearances.allow(allowed)
-            self._told = allowed
+            self._published = allowed
         self._pools = pools
 
     def divide(self, job: JobRecord) -> tuple[tuple[str, ...], frozenset[str]]:
-        """The job's pools that may see it, in its order, and those of all that may not."""
+        """Return the job's pools that may see it, in its order, and all pools that may not."""
         barred = {}
         for name, pool in self._pools.items():
             if missing := missing_labels(job.spec, pool):
@@ -44,10 +44,10 @@ class ClearancePolicy:
         named = [name for name in job.spec.workers.pools if name in self._pools]
         for name in named:
             if name in barred and self._clearances.record_refusal(job.id, name, barred[name]):
-                text = f"no machine of pool {name} works on this job: it {barred[name]}"
+                text = f"pool {name} can't run this job: it {barred[name]}"
                 self._jobs.event(job.id, "pool-refused", text, pool=name, why=barred[name])
         return tuple(name for name in named if name not in barred), frozenset(barred)
 
-    def place(self, job: str, name: str, pool: str) -> None:
-        """Before a worker of that name is started there."""
-        self._clearances.place(job, name, pool, worker_lease_pass(self._settings, job, name))
+    def place(self, job: str, worker: str, pool: str) -> None:
+        """Record the pool of a worker; call it before the worker is started."""
+        self._clearances.place(job, worker, pool, worker_lease_pass(self._settings, job, worker))

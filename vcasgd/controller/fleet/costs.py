@@ -1,11 +1,11 @@
-"""Keeps the machines' meters: who pays for what, and what it was good for."""
+"""Meters of all machines: which job pays for each, and what the machine does for it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from vcasgd.controller.fleet.names import worker_name
+from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.costs import Charge, Doing, Meter, accrued, charge, last_charge, opened, report
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.connection import RedisClient
@@ -14,13 +14,12 @@ from vcasgd.store.ledger.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
-#: a machine that is gone may be listed again for a while, and must not be paid twice
+#: Seconds that the meter of an ended machine is kept: a cloud may list it again for a while.
 REMEMBERED_SECONDS = 24 * 3600.0
 
 
 class CostLedger:
-    """Every machine that is listed has a meter; the ledger has all of them, so a restarted
-    controller goes on where they stand."""
+    """Keeps one meter per machine; a restarted controller continues from the ledger's meters."""
 
     def __init__(self, ledger: RedisClient) -> None:
         self._costs = Costs(ledger)
@@ -31,7 +30,7 @@ class CostLedger:
 
     @property
     def payers(self) -> dict[str, str]:
-        """Machine to who pays for it."""
+        """Job that pays for each machine."""
         return {
             name: meter.job
             for name, meter in self._meters.items()
@@ -39,57 +38,57 @@ class CostLedger:
         }
 
     def payer(self, machine: str) -> str | None:
-        """Also of one that is gone."""
+        """Return the job that pays for a machine, also for one that has ended."""
         meter = self._meters.get(machine)
         return meter.job if meter else None
 
     def spent(self, job: str, now: float) -> float:
-        """USD, also what is not booked yet."""
+        """Return what a job has spent in USD, including the time that is not booked yet."""
         open_ = sum(accrued(each, now) for each in self._meters.values() if each.job == job)
         return report(self._costs.of(job)).spent_usd + open_
 
     def paid_by(self, job: str, machines: Iterable[Instance]) -> list[Instance]:
+        """Return the machines that a job pays for."""
         payers = self.payers
         return [one for one in machines if payers.get(one.id) == job]
 
     def ended(self, machine: str) -> bool:
-        """It is known to be gone."""
+        """Return True if a machine is known to have ended."""
         meter = self._meters.get(machine)
         return meter is not None and meter.closed
 
     def launched(self, machines: Iterable[Instance], jobs: Iterable[str]) -> None:
-        """Machines that were granted, at the price that was offered, and for whom."""
+        """Open the meters of launched machines, at the price of their offer, for these jobs."""
         for one, job in zip(machines, jobs, strict=False):
             if one.id not in self._meters:
                 meter = opened(one, job, Doing.BOOTING, one.launched_at)
                 self._book(Charge(one.id, None, meter))
 
-    def look(
+    def record(
         self,
         machines: Iterable[Instance],
         *,
-        nodes: frozenset[str] | None,
-        joined: Iterable[str],
+        joined: Collection[str],
         works_for: Mapping[str, str],
-        coming: Iterable[str],
+        unlisted: Iterable[str],
         billing_seconds: float,
         now: float,
     ) -> None:
-        """Books what each machine cost since it was booked last.
+        """Book what each machine cost since it was booked last.
 
-        ``nodes``: of machines that are in the cluster, ``None`` where that is not known;
-        ``joined``: that were; ``works_for``: machine to job; ``coming``: granted, not listed yet;
-        ``billing_seconds``: what a machine is charged for at least.
+        ``joined``: machines that are or were in the cluster. ``works_for``: machine to job.
+        ``unlisted``: launched machines that are not listed yet. ``billing_seconds``: the least
+        time that a cloud bills.
         """
-        known, listed = {*joined, *(nodes or ())}, set()
+        listed = set()
         for one in machines:
             listed.add(one.id)
             self._seen[one.id] = now
             job = works_for.get(one.id)
-            due = charge(self._meters.get(one.id), one, job, _doing(one, job, known), now)
+            due = charge(self._meters.get(one.id), one, job, _doing(one, job, joined), now)
             if due is not None:
                 self._book(due)
-        for name in self._meters.keys() - listed - set(coming):
+        for name in self._meters.keys() - listed - set(unlisted):
             self._end(name, billing_seconds, now)
 
     def _end(self, name: str, billing_seconds: float, now: float) -> None:
@@ -100,15 +99,15 @@ class CostLedger:
                 del self._meters[name]
                 self._seen.pop(name, None)
             return
-        never_there = name not in self._seen and meter.until == meter.since
-        billing = 0.0 if never_there else billing_seconds
+        never_listed = name not in self._seen and meter.until == meter.since
+        billing = 0.0 if never_listed else billing_seconds
         seen = self._seen.get(name, meter.until)
         due = last_charge(name, meter, seen, billing, self._unpushed(name, meter))
         if due is not None:
             self._book(due)
 
     def _unpushed(self, name: str, meter: Meter) -> float | None:
-        """As the last heartbeat of its worker says, which is not to be trusted with more."""
+        """Return since when the machine's worker had unpushed work, by its last heartbeat."""
         if meter.job is None:
             return None
         beat = self._jobs.workers(meter.job).get(worker_name(name, meter.job))
@@ -120,15 +119,15 @@ class CostLedger:
         if booked:
             self._meters[due.instance] = due.after
         else:
-            log.warning("%s: somebody else moved its meter", due.instance)
+            log.warning("%s: another controller advanced its meter", due.instance)
             self._load()
 
     def _load(self) -> None:
         self._meters = {name: Meter.from_json(text) for name, text in self._costs.meters().items()}
 
 
-def _doing(one: Instance, job: str | None, known: set[str]) -> Doing:
+def _doing(one: Instance, job: str | None, joined: Collection[str]) -> Doing:
     if job is not None:
         return Doing.WORKING
-    booting = one.id not in known and one.state in (InstanceState.BOOTING, InstanceState.RUNNING)
+    booting = one.id not in joined and one.state in (InstanceState.BOOTING, InstanceState.RUNNING)
     return Doing.BOOTING if booting else Doing.IDLE

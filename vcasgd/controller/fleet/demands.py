@@ -1,88 +1,122 @@
-"""What jobs ask for, within their budgets and their labels."""
+"""Demands of the active jobs, within their budgets and their labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 
-from vcasgd.controller.fleet.context import ControllerContext
+from vcasgd.controller.fleet.clearance import ClearancePolicy
+from vcasgd.controller.fleet.costs import CostLedger
+from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.errors import JobUnreadable, NotFound
 from vcasgd.fleet.budget import affordable, commitment, pause_reason
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Instance, Offer
 from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.jobs import Jobs
 
-#: in which a job has machines
-AT_WORK = (JobState.STARTING, JobState.RUNNING)
+log = logging.getLogger(__name__)
+
+#: States in which a job has machines.
+WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
 
 
 class Demands:
-    """Of all active jobs, one look at a time."""
+    """Computes what each job asks for; pauses and fails jobs that can't get machines."""
 
-    def __init__(self, parts: ControllerContext) -> None:
-        self._parts = parts
-        self._jobs = parts.jobs
+    def __init__(
+        self, jobs: Jobs, costs: CostLedger, clearance: ClearancePolicy, speeds: Speeds
+    ) -> None:
+        self._jobs = jobs
+        self._costs = costs
+        self._clearance = clearance
+        self._speeds = speeds
         self._ended: dict[str, JobRecord | None] = {}
+
+    def active_jobs(self, pools: Collection[str]) -> list[JobRecord]:
+        """Return the active jobs, oldest first; fail those that none of ``pools`` can serve."""
+        jobs = []
+        for name in self._jobs.active():
+            try:
+                jobs.append(self._jobs.get(name))
+            except JobUnreadable as error:
+                log.warning("%s", error)
+        for job in jobs:
+            if job.state is JobState.STARTING and not self._clearance.divide(job)[0]:
+                why = _no_pool(job, pools)
+                self._jobs.transition(job.id, JobState.FAILED, [JobState.STARTING], why=why)
+        return jobs
 
     def of(
         self,
         job: JobRecord,
         machines: Sequence[Instance],
         offers: Mapping[str, Sequence[Offer]],
+        limits: Limits,
         now: float,
     ) -> JobDemand:
-        """Pauses the job first, if its budget says so. ``machines``: also those that were granted
-        and are not listed yet."""
+        """Return the demand of a job; pause the job first if its budget is used up.
+
+        ``machines`` includes those that were launched and are not listed yet.
+        """
         workers = job.spec.workers
-        pools, barred = self._parts.guard.divide(job)
-        left, why = self._budget(job, machines, _least(self._parts.limits, pools, offers), now)
-        at_work = job.state in AT_WORK
-        if at_work and why:
-            self._jobs.transition(job.id, JobState.PAUSED, AT_WORK, why=why)
+        pools, barred = self._clearance.divide(job)
+        left, why = self._budget(job, machines, limits, _least_cost(limits, pools, offers), now)
+        has_machines = job.state in WITH_MACHINES
+        if has_machines and why:
+            self._jobs.transition(job.id, JobState.PAUSED, WITH_MACHINES, why=why)
         return JobDemand(
             job=job.id,
             minimum=workers.min,
             maximum=workers.max,
             pools=pools,
-            wants=self._wants(job),
-            running=at_work and not why,
+            wants=self._work_items(job),
+            running=has_machines and not why,
             barred=barred,
             on_demand_minimum=workers.on_demand_min,
             fallback_after=workers.fallback_after.total_seconds() if workers.fallback else None,
             max_price=workers.max_price_per_hour,
             affordable=left,
-            rates=self._parts.speeds.rates(job),
+            rates=self._speeds.rates(job),
             learners=job.spec.tuning.learners_per_machine,
         )
 
+    def unpaid(self, jobs: Sequence[JobRecord]) -> dict[str, str]:
+        """Return the machines whose payer has a budget and no longer uses machines, with why."""
+        active = {job.id: job for job in jobs}
+        reasons = {}
+        for machine, payer in self._costs.payers.items():
+            job = active.get(payer) or self._inactive(payer)
+            if job is not None and job.spec.stop.max_cost_usd and job.state not in WITH_MACHINES:
+                reasons[machine] = f"{payer} has a budget and is {job.state}"
+        return reasons
+
     def _budget(
-        self, job: JobRecord, machines: Sequence[Instance], least: float, now: float
+        self,
+        job: JobRecord,
+        machines: Sequence[Instance],
+        limits: Limits,
+        least: float,
+        now: float,
     ) -> tuple[float | None, str | None]:
-        """USD that may still be promised, and why the job has to rest. ``least``: what a machine
-        costs at least; a job that can't pay that would wait for ever."""
+        """Return the USD that the job can still commit, and why it must be paused.
+
+        ``least``: the cost of the cheapest machine. A job that can't pay it would wait forever.
+        """
         budget = job.spec.stop.max_cost_usd
         if budget is None:
             return None, None
-        own = self._parts.books.paid_by(job.id, machines)
-        spent = self._parts.books.spent(job.id, now)
-        committed = commitment(own, self._parts.limits, now)
+        own = self._costs.paid_by(job.id, machines)
+        spent = self._costs.spent(job.id, now)
+        committed = commitment(own, limits, now)
         why = pause_reason(budget, spent, committed)
         if why is None and not own:
             why = pause_reason(budget, spent, least, "the least that a machine costs")
         return affordable(budget, spent, committed), why
 
-    def unpaid(self, jobs: Sequence[JobRecord]) -> dict[str, str]:
-        """Machines whose payer has a budget and is not at work, and why it pays no longer."""
-        known = {job.id: job for job in jobs}
-        found = {}
-        for machine, payer in self._parts.books.payers.items():
-            job = known.get(payer) or self._over(payer)
-            if job is not None and job.spec.stop.max_cost_usd and job.state not in AT_WORK:
-                found[machine] = f"{payer} has a budget and is {job.state}"
-        return found
-
-    def _over(self, job: str) -> JobRecord | None:
-        """One that is not active; what it was does not change any more."""
+    def _inactive(self, job: str) -> JobRecord | None:
+        """Return an ended job, whose state can't change any more."""
         if job not in self._ended:
             try:
                 self._ended[job] = self._jobs.get(job)
@@ -90,15 +124,25 @@ class Demands:
                 self._ended[job] = None
         return self._ended[job]
 
-    def _wants(self, job: JobRecord) -> int:
+    def _work_items(self, job: JobRecord) -> int:
         work = self._jobs.work(job.id)
         left = work["total"] - work["finished"] * work["per_epoch"]
-        # after the last epoch there is its evaluation still to do
+        # The evaluation of the last epoch follows its last subtask.
         return max(1, left)
 
 
-def _least(limits: Limits, pools: Sequence[str], offers: Mapping[str, Sequence[Offer]]) -> float:
-    """USD that the cheapest machine costs at least."""
+def _no_pool(job: JobRecord, pools: Collection[str]) -> str:
+    names = ", ".join(job.spec.workers.pools)
+    if set(pools) & set(job.spec.workers.pools):
+        labels = ", ".join(job.spec.required_labels)
+        return f"workers.pools: none of {names} may see data labelled {labels}"
+    return f"workers.pools: there is no pool {names}; known: {', '.join(pools)}"
+
+
+def _least_cost(
+    limits: Limits, pools: Sequence[str], offers: Mapping[str, Sequence[Offer]]
+) -> float:
+    """Return the USD that the cheapest machine costs at least."""
     prices = [price_of(each, spot=each.spot) for pool in pools for each in offers.get(pool, ())]
     seconds = max(limits.billing_seconds, limits.exit_seconds)
     return min(prices, default=0.0) * seconds / 3600

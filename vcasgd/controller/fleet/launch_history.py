@@ -1,4 +1,4 @@
-"""How pools and their markets answered, in the ledger: what makes tokens, back-off and quotas."""
+"""Launch history: how pools and their markets answered, for launch tokens, back-off, and quotas."""
 
 from __future__ import annotations
 
@@ -15,42 +15,44 @@ from vcasgd.store.ledger.servers import Control, Pool
 
 log = logging.getLogger(__name__)
 
-#: who refused is asked again after the first number of seconds, later up to the second
+#: Seconds before a market is retried after its first refusal, and at most after later ones.
 BACKOFF_SECONDS = (1.0, 300.0)
-#: the same where machines were granted and never joined: each of those attempts costs money
-STILLBORN_SECONDS = (60.0, 3600.0)
-#: an account's quota may have been raised after so long; until then only places that become free
-#: are taken again
+#: The same after machines that were granted and never joined: each such attempt costs money.
+FAILED_BOOT_SECONDS = (60.0, 3600.0)
+#: Seconds after which an account's quota may have been raised; until then, a launch only replaces
+#: machines that ended.
 QUOTA_SECONDS = 3600.0
 
 
 class LaunchHistory:
-    """One look at a time; every answer is written at once."""
+    """Reads the ledger once per round, and writes every answer at once."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._rows: dict[str, Pool] = {}
 
     def load(self) -> None:
+        """Read all rows."""
         self._rows = self._control.all_pools()
 
     def pool(self, name: str) -> Pool:
+        """Return the row of a pool or market; an empty one if it has none."""
         return self._rows.get(name, Pool())
 
     def markets(self, pool: str, now: float) -> dict[tuple[str, bool], Market]:
-        """By zone and whether it is spot."""
-        found = {}
+        """Return the markets of a pool by zone and whether they are spot."""
+        markets = {}
         for name, row in self._rows.items():
-            place, zone, kind = _parts(name)
-            if place == pool and zone not in ("", "*"):
+            owner, zone, kind = _parts(name)
+            if owner == pool and zone not in ("", "*"):
                 reason = row.reason if row.blocked_until > now else None
-                found[zone, kind == "spot"] = Market(
+                markets[zone, kind == "spot"] = Market(
                     row.launches, row.blocked_until, reason, row.refused_since
                 )
-        return found
+        return markets
 
     def quotas(self, pool: str, now: float) -> dict[bool, int]:
-        """By whether it is spot, as far as a refusal told lately."""
+        """Return the quotas that recent refusals revealed, by whether they are for spot."""
         rows = {spot: self.pool(_quota_name(pool, spot)) for spot in (True, False)}
         return {
             spot: row.quota
@@ -59,31 +61,31 @@ class LaunchHistory:
         }
 
     def reasons(self, pool: str, now: float) -> list[str]:
-        """Why which part of the pool is left alone, for people."""
-        found = []
+        """Return why parts of the pool are blocked, as text for users."""
+        reasons = []
         for name, row in sorted(self._rows.items()):
-            place, zone, kind = _parts(name)
-            if place == pool and row.blocked_until > now and row.reason:
+            owner, zone, kind = _parts(name)
+            if owner == pool and row.blocked_until > now and row.reason:
                 where = f"{zone} ({kind}): " if zone not in ("", "*") else ""
-                found.append(where + row.reason)
-        return found
+                reasons.append(where + row.reason)
+        return reasons
 
     def launches(self, pool: str) -> int:
-        """Of all its markets."""
+        """Return the number of launches in all markets of a pool."""
         return sum(row.launches for name, row in self._rows.items() if _parts(name)[0] == pool)
 
     # -- answers -------------------------------------------------------------------------------
 
     def granted(self, launch: Launch) -> None:
+        """Record a launch that was granted."""
         name = market_name(launch.pool, launch.zone, launch.spot)
         row = self.pool(name)
-        still = row.stillborn > 0
         self._set(
             name,
             Pool(
                 row.launches + 1,
-                # who grants machines that never join has not answered well yet
-                refused_since=row.refused_since if still else None,
+                # Granted machines count as an answer only once one of them joins.
+                refused_since=row.refused_since if row.stillborn else None,
                 stillborn=row.stillborn,
                 given_up_at=row.given_up_at,
             ),
@@ -93,24 +95,27 @@ class LaunchHistory:
             self._set(launch.pool, Pool(whole.launches))
 
     def refused(self, launch: Launch, error: FleetError, held: int, now: float) -> None:
-        """``held``: machines of that kind that the pool has."""
+        """Record a launch that was refused. ``held``: machines of its kind that the pool has."""
         name = market_name(launch.pool, launch.zone, launch.spot)
-        # what may have happened all the same is asked for again under the same token
+        # A launch that may have happened anyway is retried with the same token.
         if not isinstance(error, CloudUnavailable | Throttled):
             row = self.pool(name)
             self._set(name, replace(row, launches=row.launches + 1))
         if isinstance(error, QuotaExceeded):
-            why = f"quota: the account may have {held} machines of it: {error}"
+            why = f"quota: the account may have {held} such machines: {error}"
             row = Pool(blocked_until=now + QUOTA_SECONDS, reason=why, quota=held)
             self._set(_quota_name(launch.pool, launch.spot is not False), row)
         elif not isinstance(error, NoCapacity):
             name = launch.pool
         self._block(name, str(error), now)
 
-    def blamed(
-        self, blame: Blame, now: float, waits: tuple[float, float] = STILLBORN_SECONDS
+    def boot_failed(
+        self, blame: Blame, now: float, waits: tuple[float, float] = FAILED_BOOT_SECONDS
     ) -> None:
-        """``waits``: seconds for the first in a row, and at most."""
+        """Block the market of a machine that never joined.
+
+        ``waits``: seconds after the first one in a row, and at most after later ones.
+        """
         name = market_name(blame.pool, blame.zone or None, blame.spot)
         row = self.pool(name)
         count = row.stillborn + 1
@@ -130,7 +135,7 @@ class LaunchHistory:
         )
 
     def joined(self, machines: Iterable[Instance]) -> None:
-        """Markets whose machines join are good again."""
+        """Unblock the markets of machines that joined."""
         for one in machines:
             name = market_name(one.pool, one.zone or None, one.spot)
             row = self._rows.get(name)
@@ -141,7 +146,7 @@ class LaunchHistory:
         row = self.pool(name)
         failures = row.failures + 1
         wait = backoff(failures, *BACKOFF_SECONDS)
-        log.info("%s refuses: %s; next attempt in %.0f s", name, why, wait)
+        log.info("%s refused a launch: %s; next attempt in %.0f s", name, why, wait)
         self._set(
             name,
             replace(
@@ -163,7 +168,7 @@ def _quota_name(pool: str, spot: bool) -> str:
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """Pool, zone, kind; the last two are empty for the pool as a whole."""
+    """Return pool, zone, and kind; the last two are empty for a whole pool."""
     pool, _, rest = name.partition("/")
     zone, _, kind = rest.partition("/")
     return pool, zone, kind

@@ -1,49 +1,128 @@
-"""Keeps the machines: observe → :func:`vcasgd.fleet.plan.decide` → act."""
+"""The controller's fleet loop: observe, decide, act."""
 
 from __future__ import annotations
 
 import logging
 import time
 
-from vcasgd.controller.fleet.act import Actuator
-from vcasgd.controller.fleet.context import ControllerContext
+from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
+from vcasgd.controller.fleet.clearance import ClearancePolicy
+from vcasgd.controller.fleet.cloud_cache import CloudCache
+from vcasgd.controller.fleet.costs import CostLedger
+from vcasgd.controller.fleet.demands import Demands
+from vcasgd.controller.fleet.events import FleetEvents
+from vcasgd.controller.fleet.launch_history import BACKOFF_SECONDS, LaunchHistory
 from vcasgd.controller.fleet.learners import Learners
+from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.controller.fleet.observe import Observer
+from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.controller.fleet.ray_view import RayView
+from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.controller.fleet.status import StatusPublisher
-from vcasgd.errors import FleetError
-from vcasgd.fleet.plan import decide
+from vcasgd.errors import ClusterError, FleetError
+from vcasgd.fleet.observed import Observed
+from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate, decide
+from vcasgd.logging import bound
+from vcasgd.settings import Settings
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
 
 
 class FleetLoop:
-    """Every action may be carried out twice, and every round may be cut off at any line."""
+    """Keeps the machines. Every action can be executed twice, and every round can be cut off."""
 
-    def __init__(self, parts: ControllerContext) -> None:
-        self._parts = parts
-        self._lookout = Observer(parts)
-        self._hands = Actuator(parts, self._lookout)
-        self._teller = StatusPublisher(parts)
-        self._learners = Learners(parts.ledger, parts.settings.heartbeat)
+    def __init__(self, settings: Settings, ledger: RedisClient, pools: PoolRegistry) -> None:
+        """Raise :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable."""
+        jobs, self._control = Jobs(ledger), Control(ledger)
+        costs, speeds, restarts = CostLedger(ledger), Speeds(ledger), RestartBackoff(jobs)
+        launches, events = LaunchHistory(self._control), FleetEvents(self._control, jobs)
+        self._pools, self._cloud = pools, CloudCache(pools)
+        self._clearance = ClearancePolicy(settings, ledger)
+        self._ray = RayView(settings, restarts)
+        self._observer = Observer(
+            settings,
+            jobs=jobs,
+            demands=Demands(jobs, costs, self._clearance, speeds),
+            pools=pools,
+            cloud=self._cloud,
+            ray=self._ray,
+            launches=launches,
+            costs=costs,
+            speeds=speeds,
+        )
+        self._machines = MachineActuator(
+            settings,
+            jobs=jobs,
+            pools=pools,
+            cloud=self._cloud,
+            launches=launches,
+            costs=costs,
+            events=events,
+        )
+        self._workers = WorkerActuator(
+            settings, jobs=jobs, ray=self._ray, clearance=self._clearance, restarts=restarts
+        )
+        self._status = StatusPublisher(
+            jobs=jobs,
+            pools=pools,
+            events=events,
+            timeline=TimelineRecorder(ledger),
+            ray_dir=settings.ray_dir,
+        )
+        self._learners = Learners(ledger, settings.heartbeat)
 
     def round(self) -> None:
-        """One observe–decide–act. Raises :class:`~vcasgd.errors.ClusterError` when Ray's head was
-        lost."""
-        parts = self._parts
-        if parts.estate.refresh():
-            parts.listing.forget_prices()
-        parts.guard.know(parts.estate.pools)
-        self._hands.serve_requests()
+        """Observe, decide, and act once.
+
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
+        """
+        if self._pools.refresh():
+            self._cloud.invalidate_offers()
+        self._clearance.set_pools(self._pools.specs)
+        self._serve_requests()
         now = time.time()
         try:
-            state = self._lookout.look(now)
+            state = self._observer.observe(now)
         except FleetError as error:
-            log.warning("nothing is decided: %s", error)
+            log.warning("no decisions in this round: %s", error)
             return
-        self._teller.show(state)
+        for blame in self._status.failed_boots(state):
+            # The machine may only have been interrupted early: back off as after a refusal.
+            self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
+        self._status.publish(state)
         for action in decide(state, now):
-            self._hands.act(action, state)
-        # after it is known which first workers have to leave
-        for action in self._learners.look(state, self._lookout.further, now):
-            self._hands.act(action, state)
-        self._hands.kill_lingering()
+            self._act(action, state)
+        # Follows the plan, which decides about the first worker of each machine.
+        for action in self._learners.decide(state, self._ray.further, now):
+            self._act(action, state)
+        self._workers.kill_lingering()
+
+    def _serve_requests(self) -> None:
+        """Execute what users requested through the API."""
+        for request in self._control.take_requests():
+            with bound(request=request.get("request")):
+                if request["kind"] == "evict":
+                    self._machines.evict(request["instance"], request)
+                else:
+                    log.warning("unknown request %s", request["kind"])
+
+    def _act(self, action: Action, state: Observed) -> None:
+        try:
+            match action:
+                case Launch():
+                    self._machines.launch(action, state)
+                case Terminate():
+                    self._machines.terminate(action)
+                case Blame():
+                    self._machines.record_failed_boot(action)
+                case StartWorker():
+                    self._workers.start(action, state)
+                case StopWorker():
+                    self._workers.stop(action)
+        except (ClusterError, FleetError) as error:
+            # The next round observes the outcome and decides again.
+            log.warning("%s: %s", action, error)

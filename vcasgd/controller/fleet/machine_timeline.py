@@ -1,28 +1,40 @@
-"""What each machine of a job did, and when: pure. Times are Unix seconds.
+"""Timelines of a job's machines: what each one did, and when. Times are Unix seconds.
 
-A *lane* is one machine: spans of states, one after the other, and which machine took its place.
+A timeline is a sequence of spans, each in one phase, and the machine that replaced this one.
+:func:`advance` and :func:`expired` are pure; :class:`TimelineRecorder` applies them to what the
+controller observes and writes the result to the ledger.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-#: machines of one job that are remembered; those that are gone for longest are forgotten first
-LANES_KEPT = 1000
-#: spans of one machine; a state that flaps must not fill the ledger
+from vcasgd.controller.fleet.worker_names import worker_name
+from vcasgd.fleet.observed import Observed
+from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.jobs import Jobs
+
+#: Machines of one job that the ledger keeps; those that ended first are deleted first.
+TIMELINES_KEPT = 1000
+#: Spans of one machine, so that a phase that flaps does not fill the ledger.
 SPANS_KEPT = 50
-#: a machine that is launched later than this after a loss is no replacement of it
+#: Seconds after a loss in which a launched machine counts as its replacement.
 REPLACEMENT_SECONDS = 1800.0
-#: clocks of clouds are not ours
+#: Seconds by which a cloud's clock can differ from ours.
 CLOCK_SECONDS = 1.0
 
 
 class MachinePhase(StrEnum):
-    """``NOTICE``: its cloud is about to take it; ``DRAINING``: we gave it up; ``DEAD``: it is
-    gone."""
+    """Phase of a machine.
+
+    ``NOTICE``: its cloud is about to take it. ``DRAINING``: the controller asked its worker to
+    leave. ``DEAD``: it no longer exists.
+    """
 
     BOOTING = "booting"
     RUNNING = "running"
@@ -33,7 +45,7 @@ class MachinePhase(StrEnum):
 
 @dataclass(frozen=True)
 class Span:
-    """``until`` is ``None`` while it lasts."""
+    """Time in one phase; ``until`` is None for the present one."""
 
     state: MachinePhase
     since: float
@@ -42,7 +54,11 @@ class Span:
 
 @dataclass(frozen=True)
 class MachineTimeline:
-    """One machine of a job."""
+    """Timeline of one machine of a job.
+
+    ``reason`` says why it ended or is about to end. ``lost`` is true if the controller did not end
+    it.
+    """
 
     pool: str
     zone: str
@@ -52,22 +68,21 @@ class MachineTimeline:
     spans: tuple[Span, ...] = ()
     replaced_by: str | None = None
     reason: str | None = None
-    """Why it is gone, or will be."""
     lost: bool = False
-    """Not by our wish."""
 
     @property
     def phase(self) -> MachinePhase | None:
-        """Now; ``None`` where it does nothing for the job any more."""
+        """The present phase; None if the machine no longer does anything for the job."""
         return self.spans[-1].state if self.spans and self.spans[-1].until is None else None
 
     @property
     def lost_at(self) -> float | None:
-        """Since when it is known that another one has to take its place."""
-        told = (MachinePhase.NOTICE, MachinePhase.DEAD)
-        return next((each.since for each in self.spans if self.lost and each.state in told), None)
+        """The time since which the machine needs a replacement; None if it needs none."""
+        ending = (MachinePhase.NOTICE, MachinePhase.DEAD)
+        return next((each.since for each in self.spans if self.lost and each.state in ending), None)
 
     def to_row(self) -> dict[str, Any]:
+        """Return the timeline as JSON data for the ledger."""
         spans = [
             {"state": each.state.value, "from": each.since, "to": each.until} for each in self.spans
         ]
@@ -75,6 +90,7 @@ class MachineTimeline:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> MachineTimeline:
+        """Return the timeline that :meth:`to_row` wrote."""
         spans = (
             Span(MachinePhase(each["state"]), each["from"], each["to"]) for each in row["spans"]
         )
@@ -82,98 +98,179 @@ class MachineTimeline:
 
 
 @dataclass(frozen=True)
-class Sight:
-    """A machine at one look, as far as it matters to one job."""
+class Sighting:
+    """A machine in one observation, as far as it matters to one job.
 
-    lane: MachineTimeline
-    """Without spans: what does not change."""
+    ``machine`` has the fields that do not depend on time, and no spans.
+    """
+
+    machine: MachineTimeline
     phase: MachinePhase
     launched_at: float
 
 
-def look(
-    known: Mapping[str, MachineTimeline],
-    seen: Mapping[str, Sight],
+def advance(
+    timelines: Mapping[str, MachineTimeline],
+    sightings: Mapping[str, Sighting],
     ends: Mapping[str, str | None],
     now: float,
 ) -> dict[str, MachineTimeline]:
-    """The lanes that changed. ``ends``: machines that are gone since the look before, and why we
-    ended them (``None``: we did not); others that are not seen any more went to another job, or
-    outlived theirs."""
-    after = {name: _seen(known.get(name), sight, now) for name, sight in seen.items()}
-    for name in known.keys() - seen.keys():
-        lane = known[name]
-        after[name] = _dead(lane, ends[name], now) if name in ends else _left(lane, now)
-    newcomers = sorted(seen.keys() - known.keys(), key=lambda name: seen[name].launched_at)
-    all_ = {**known, **after}
+    """Return the timelines that an observation changes or adds.
+
+    ``ends`` maps each machine that disappeared since the previous observation to the controller's
+    reason for terminating it, or to None if it did not. Any other machine without a sighting went
+    to another job or outlived its own.
+    """
+    after = {name: _seen(timelines.get(name), seen, now) for name, seen in sightings.items()}
+    for name in timelines.keys() - sightings.keys():
+        timeline = timelines[name]
+        after[name] = _ended(timeline, ends[name], now) if name in ends else _closed(timeline, now)
+    newcomers = sorted(
+        sightings.keys() - timelines.keys(), key=lambda name: sightings[name].launched_at
+    )
+    all_ = {**timelines, **after}
     for name in newcomers:
-        replaced = _replaced_by(all_, name, seen[name].launched_at)
+        replaced = _replaced_by(all_, name, sightings[name].launched_at)
         if replaced is not None:
             all_[replaced] = replace(all_[replaced], replaced_by=name)
-    return {name: lane for name, lane in all_.items() if known.get(name) != lane}
+    return {name: each for name, each in all_.items() if timelines.get(name) != each}
 
 
-def surplus(lanes: Mapping[str, MachineTimeline], most: int = LANES_KEPT) -> list[str]:
-    """Machines that are forgotten, so that there are no more than ``most``."""
-    over = [name for name, lane in lanes.items() if lane.phase in (None, MachinePhase.DEAD)]
-    over.sort(key=lambda name: _last(lanes[name]))
-    return over[: max(0, len(lanes) - most)]
+def expired(timelines: Mapping[str, MachineTimeline], most: int = TIMELINES_KEPT) -> list[str]:
+    """Return the machines to delete so that at most ``most`` are left, if so many have ended."""
+    over = [name for name, each in timelines.items() if each.phase in (None, MachinePhase.DEAD)]
+    over.sort(key=lambda name: _last(timelines[name]))
+    return over[: max(0, len(timelines) - most)]
 
 
-def _seen(lane: MachineTimeline | None, sight: Sight, now: float) -> MachineTimeline:
-    lane = _described(lane, sight.lane)
-    if sight.phase is MachinePhase.NOTICE:
-        lane = replace(lane, reason="notice of eviction", lost=True)
-    if lane.phase is sight.phase:
-        return lane
-    if not lane.spans and sight.phase is not MachinePhase.BOOTING:
-        # it was up before anybody looked
-        lane = replace(lane, spans=(Span(MachinePhase.BOOTING, sight.launched_at, now),))
-    since = now if lane.spans else sight.launched_at
-    return _with(lane, Span(sight.phase, since), now)
+class TimelineRecorder:
+    """Writes the timelines of all active jobs; continues from the ledger after a restart."""
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self._jobs = Jobs(ledger)
+        self._timelines: dict[str, dict[str, MachineTimeline]] = {}
+
+    def record(self, state: Observed, ends: Mapping[str, str | None], now: float) -> None:
+        """Advance all timelines by one observation; ``ends`` as for :func:`advance`.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`.
+        """
+        active = {demand.job for demand in state.jobs}
+        sightings = self._sightings(state, active, ends)
+        for job in active - self._timelines.keys():
+            rows = self._jobs.timelines(job).items()
+            self._timelines[job] = {name: MachineTimeline.from_row(row) for name, row in rows}
+        for job, timelines in list(self._timelines.items()):
+            self._update(job, advance(timelines, sightings[job], ends, now))
+            if job not in active:
+                del self._timelines[job]
+
+    def _update(self, job: str, changed: dict[str, MachineTimeline]) -> None:
+        if not changed:
+            return
+        timelines = {**self._timelines[job], **changed}
+        old = expired(timelines)
+        self._jobs.update_timelines(
+            job, {name: each.to_row() for name, each in changed.items()}, old
+        )
+        self._timelines[job] = {
+            name: each for name, each in timelines.items() if name not in set(old)
+        }
+
+    def _sightings(
+        self, state: Observed, active: set[str], ends: Mapping[str, str | None]
+    ) -> defaultdict[str, dict[str, Sighting]]:
+        """Return, by job, the machines that work for it or that it pays for."""
+        works_for = {each.instance_id: each.job for each in state.workers if each.alive}
+        draining = {job: self._jobs.draining(job) for job in active}
+        sightings: defaultdict[str, dict[str, Sighting]] = defaultdict(dict)
+        for one in state.instances:
+            job = works_for.get(one.id) or state.payers.get(one.id)
+            if job in active and one.state is not InstanceState.GONE and one.id not in ends:
+                leaving = worker_name(one.id, job) in draining[job]
+                phase = _phase(one, joined=_has_joined(one, state), draining=leaving)
+                sightings[job][one.id] = Sighting(_described(one), phase, one.launched_at)
+        return sightings
 
 
-def _described(lane: MachineTimeline | None, present: MachineTimeline) -> MachineTimeline:
-    """With what is known now: the zone and the price are often not, while it boots."""
-    if lane is None:
+def _seen(timeline: MachineTimeline | None, sighting: Sighting, now: float) -> MachineTimeline:
+    timeline = _updated(timeline, sighting.machine)
+    if sighting.phase is MachinePhase.NOTICE:
+        timeline = replace(timeline, reason="notice of eviction", lost=True)
+    if timeline.phase is sighting.phase:
+        return timeline
+    if not timeline.spans and sighting.phase is not MachinePhase.BOOTING:
+        # The machine finished booting before the first observation.
+        timeline = replace(timeline, spans=(Span(MachinePhase.BOOTING, sighting.launched_at, now),))
+    since = now if timeline.spans else sighting.launched_at
+    return _with_span(timeline, Span(sighting.phase, since), now)
+
+
+def _updated(timeline: MachineTimeline | None, present: MachineTimeline) -> MachineTimeline:
+    """Return the timeline with the present description.
+
+    The zone and the price of a machine are often unknown while it boots.
+    """
+    if timeline is None:
         return present
-    fixed = {name: getattr(lane, name) for name in ("spans", "replaced_by", "reason", "lost")}
+    fixed = {name: getattr(timeline, name) for name in ("spans", "replaced_by", "reason", "lost")}
     return replace(present, **fixed)
 
 
-def _dead(lane: MachineTimeline, why: str | None, now: float) -> MachineTimeline:
-    if lane.phase is MachinePhase.DEAD:
-        return lane
-    noticed = lane.phase is MachinePhase.NOTICE
-    reason = why or ("evicted" if noticed else "gone without a notice")
-    lost = lane.lost or why is None
-    return replace(_with(lane, Span(MachinePhase.DEAD, now), now), reason=reason, lost=lost)
+def _ended(timeline: MachineTimeline, why: str | None, now: float) -> MachineTimeline:
+    if timeline.phase is MachinePhase.DEAD:
+        return timeline
+    noticed = timeline.phase is MachinePhase.NOTICE
+    reason = why or ("evicted" if noticed else "lost without a notice")
+    lost = timeline.lost or why is None
+    dead = _with_span(timeline, Span(MachinePhase.DEAD, now), now)
+    return replace(dead, reason=reason, lost=lost)
 
 
-def _left(lane: MachineTimeline, now: float) -> MachineTimeline:
-    if lane.phase in (None, MachinePhase.DEAD):
-        return lane
-    return replace(lane, spans=(*lane.spans[:-1], replace(lane.spans[-1], until=now)))
+def _closed(timeline: MachineTimeline, now: float) -> MachineTimeline:
+    """Return the timeline with its present span ended."""
+    if timeline.phase in (None, MachinePhase.DEAD):
+        return timeline
+    return replace(timeline, spans=(*timeline.spans[:-1], replace(timeline.spans[-1], until=now)))
 
 
-def _with(lane: MachineTimeline, span: Span, now: float) -> MachineTimeline:
-    return replace(lane, spans=(*_left(lane, now).spans, span)[-SPANS_KEPT:])
+def _with_span(timeline: MachineTimeline, span: Span, now: float) -> MachineTimeline:
+    return replace(timeline, spans=(*_closed(timeline, now).spans, span)[-SPANS_KEPT:])
 
 
 def _replaced_by(
-    lanes: Mapping[str, MachineTimeline], newcomer: str, launched_at: float
+    timelines: Mapping[str, MachineTimeline], newcomer: str, launched_at: float
 ) -> str | None:
-    """The machine that was lost first, has no successor yet, and was lost before the launch."""
+    """Return the machine that was lost first of those that wait for a replacement."""
     waiting: Iterable[tuple[float, str]] = (
-        (lane.lost_at, name)
-        for name, lane in lanes.items()
+        (timeline.lost_at, name)
+        for name, timeline in timelines.items()
         if name != newcomer
-        and lane.replaced_by is None
-        and lane.lost_at is not None
-        and -CLOCK_SECONDS <= launched_at - lane.lost_at <= REPLACEMENT_SECONDS
+        and timeline.replaced_by is None
+        and timeline.lost_at is not None
+        and -CLOCK_SECONDS <= launched_at - timeline.lost_at <= REPLACEMENT_SECONDS
     )
     return min(waiting, default=(0.0, None))[1]
 
 
-def _last(lane: MachineTimeline) -> float:
-    return lane.spans[-1].since if lane.spans else 0.0
+def _last(timeline: MachineTimeline) -> float:
+    return timeline.spans[-1].since if timeline.spans else 0.0
+
+
+def _has_joined(one: Instance, state: Observed) -> bool:
+    if state.nodes is None:
+        # Ray is unavailable; a running machine must not seem to boot again.
+        return one.state is not InstanceState.BOOTING
+    return one.id in state.nodes or one.id in state.history.joined
+
+
+def _phase(one: Instance, *, joined: bool, draining: bool) -> MachinePhase:
+    if one.state is InstanceState.LEAVING:
+        return MachinePhase.NOTICE
+    if draining:
+        return MachinePhase.DRAINING
+    return MachinePhase.RUNNING if joined else MachinePhase.BOOTING
+
+
+def _described(one: Instance) -> MachineTimeline:
+    return MachineTimeline(one.pool, one.zone, one.instance_type, one.spot, one.price_per_hour)

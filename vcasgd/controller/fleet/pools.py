@@ -1,4 +1,4 @@
-"""Where machines come from: the pools, as their file says now."""
+"""Pools and their providers, as the pools file defines them at present."""
 
 from __future__ import annotations
 
@@ -14,44 +14,53 @@ log = logging.getLogger(__name__)
 
 
 class PoolRegistry:
-    """The pools and their providers; a file that was edited counts from the next round on.
+    """The pools by name (``specs``) and their providers (``providers``).
 
-    One that can't be read any more changes nothing, and the log says so.
+    An edited pools file takes effect with the next :meth:`refresh`. A file that is no longer valid
+    changes nothing and is logged.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Raises :class:`SpecError`, and :class:`FleetError` where a cloud's credentials lack."""
+        """Read the file.
+
+        Raises :class:`SpecError`, and :class:`FleetError` if a cloud's credentials are missing.
+        """
         self._settings = settings
         self._read = self._stamp()
-        self.pools: dict[str, PoolSpec] = {}
+        self.specs: dict[str, PoolSpec] = {}
         self.providers: dict[str, Provider] = {}
-        self._take(configured_pools(settings))
+        self._replace(configured_pools(settings))
 
     def refresh(self) -> bool:
-        """Whether the pools are other ones than before."""
+        """Read the file again if it was edited. Return True if the pools changed."""
         stamp = self._stamp()
         if stamp == self._read:
             return False
         self._read = stamp
         try:
-            self._take(configured_pools(self._settings))
+            self._replace(configured_pools(self._settings))
         except (SpecError, FleetError) as error:
             log.error("%s; the pools stay as they were", error)
             return False
-        log.info("the pools file was read again: %s", ", ".join(self.pools))
+        log.info("reloaded the pools file: %s", ", ".join(self.specs))
         return True
 
-    def _take(self, pools: tuple[PoolSpec, ...]) -> None:
+    @property
+    def only_local(self) -> bool:
+        """True if all pools are on this computer."""
+        return all(pool.provider == "local" for pool in self.specs.values())
+
+    def _replace(self, pools: tuple[PoolSpec, ...]) -> None:
         providers = make_providers(self._settings, pools)
         for old in {id(each): each for each in self.providers.values()}.values():
             old.close()
-        self.pools, self.providers = {pool.name: pool for pool in pools}, providers
+        self.specs, self.providers = {pool.name: pool for pool in pools}, providers
 
     def _stamp(self) -> tuple[int, int] | None:
         if self._settings.pools is None:
             return None
         try:
-            found = self._settings.pools.stat()
+            status = self._settings.pools.stat()
         except OSError:
             return (0, 0)
-        return found.st_mtime_ns, found.st_size
+        return status.st_mtime_ns, status.st_size

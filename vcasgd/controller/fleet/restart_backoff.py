@@ -1,4 +1,4 @@
-"""Workers whose process ended although their machine lives: start again, but not for ever."""
+"""Back-off before a worker whose process crashed is started again on its machine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vcasgd.store.ledger.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
-#: before the first new start; doubles up to the second number
+#: Seconds before the first restart, and at most before later ones.
 RESTART_SECONDS = (1.0, 60.0)
 
 
 class RestartBackoff:
-    """Counts crashes by worker, in this process's memory: a new controller is patient again."""
+    """Counts crashes by worker, in memory: a new controller starts from zero."""
 
     def __init__(self, jobs: Jobs, clock: Callable[[], float] = time.time) -> None:
         self._jobs = jobs
@@ -26,8 +26,11 @@ class RestartBackoff:
         self._counts: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
 
-    def died(self, worker: str, job: str, reason: str) -> None:
-        """A process is gone. One that had said why it leaves did not crash."""
+    def record_end(self, worker: str, job: str, reason: str) -> None:
+        """Record that a worker's process ended.
+
+        It is a crash unless the worker's last heartbeat says why the worker leaves.
+        """
         beat = self._jobs.workers(job).get(worker)
         if beat is not None and beat.leaving:
             self._counts.pop(worker, None)
@@ -36,10 +39,11 @@ class RestartBackoff:
         pause = backoff(self._counts[worker], *RESTART_SECONDS)
         self._not_before[worker] = self._clock() + pause
         with bound(job=job, worker=worker, request=self._jobs.request_of(job)):
-            log.warning("%s: its process ended: %s; next start in %.0f s", worker, reason, pause)
-        message = f"the process of worker {worker} ended: {reason or 'no reason is known'}"
+            log.warning("%s: its process ended: %s; restart in %.0f s", worker, reason, pause)
+        message = f"the process of worker {worker} ended: {reason or 'unknown reason'}"
         self._jobs.report_failure(job, Failure(worker, "process", message, "", fatal=False))
         self._jobs.event(job, "worker-crashed", message, worker=worker)
 
     def may_start(self, worker: str) -> bool:
+        """Return True if the worker's back-off has passed."""
         return self._clock() >= self._not_before.get(worker, 0.0)

@@ -1,4 +1,4 @@
-"""How fast machines are, as the heartbeats of their workers say."""
+"""Speeds of machines, measured from the heartbeats of their workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
-from vcasgd.controller.fleet.names import instance_of, job_of
+from vcasgd.controller.fleet.worker_names import instance_of, job_of
 from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.store.connection import RedisClient
@@ -15,15 +15,18 @@ from vcasgd.store.ledger.costs import Workload, Workloads
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 
-#: a worker is measured for so long before its speed says something
+#: Seconds over which a worker is measured at least; the first samples are slower.
 MEASURE_SECONDS = 10.0
-#: between two writes of what was measured of a job
+#: Seconds between two writes of a job's speeds to the ledger.
 WRITE_SECONDS = 10.0
 
 
 class Speeds:
-    """Samples a second of each machine since its first ones; per pool and type the median, so that
-    one machine that tells tales does not decide where money goes."""
+    """Measures samples per second of each machine since its first ones.
+
+    The speed of a pool and instance type is the median of its machines, so that one worker with
+    false reports does not decide which machines are bought.
+    """
 
     def __init__(self, ledger: RedisClient) -> None:
         self._workloads = Workloads(ledger)
@@ -32,34 +35,34 @@ class Speeds:
         self._written: dict[str, float] = {}
 
     def rates(self, job: JobRecord) -> Rates:
-        """Of jobs with the same name and task, this one among them."""
+        """Return the speeds by pool and type, from all jobs with the same name and task."""
         return {
             (pool, kind): rate
             for name, rate in self._of(job).rates.items()
             for pool, _, kind in [name.partition("|")]
         }
 
-    def look(
+    def measure(
         self,
         job: JobRecord,
         beats: Mapping[str, Heartbeat],
         machines: Iterable[Instance],
         now: float,
     ) -> None:
-        """Measures, and writes what is new."""
+        """Measure a job's machines, and write changed speeds to the ledger."""
         by_id = {one.id: one for one in machines}
-        gone = [name for name in self._first if job_of(name) == job.id and name not in beats]
-        for name in gone:
+        ended = [name for name in self._first if job_of(name) == job.id and name not in beats]
+        for name in ended:
             del self._first[name]
         of_machine: defaultdict[str, float] = defaultdict(float)
         for worker, beat in beats.items():
-            # a machine is as fast as all of its learners together
+            # The learners of a machine add up.
             of_machine[instance_of(worker)] += self._rate(worker, beat) or 0.0
-        found: defaultdict[str, list[float]] = defaultdict(list)
+        speeds: defaultdict[str, list[float]] = defaultdict(list)
         for name, rate in of_machine.items():
             if name in by_id and rate > 0:
-                found[f"{by_id[name].pool}|{by_id[name].instance_type}"].append(rate)
-        self._keep(job, {name: median(rates) for name, rates in found.items()}, now)
+                speeds[f"{by_id[name].pool}|{by_id[name].instance_type}"].append(rate)
+        self._keep(job, {name: median(rates) for name, rates in speeds.items()}, now)
 
     def _keep(self, job: JobRecord, rates: Mapping[str, float], now: float) -> None:
         before = self._of(job)

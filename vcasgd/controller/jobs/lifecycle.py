@@ -108,7 +108,7 @@ class JobLifecycle:
         self._checkpoints.write_due(job)
 
     def _endings(self, job: JobRecord) -> Iterator[tuple[Evaluation, str]]:
-        """Yield the evaluated models with which the job can end now, each with the reason."""
+        """Yield the evaluations whose models can end the job now, each with the reason."""
         if not job.evaluations:
             return
         newest, metric = job.evaluations[-1], job.spec.stop.chosen_metric

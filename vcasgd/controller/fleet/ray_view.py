@@ -1,0 +1,75 @@
+"""View of the Ray cluster: its nodes and its workers."""
+
+from __future__ import annotations
+
+from vcasgd.cluster import ActorState, Cluster
+from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.controller.fleet.worker_names import job_of, learner_of
+from vcasgd.errors import ClusterError
+from vcasgd.fleet.observed import WorkerView
+from vcasgd.settings import Settings
+
+#: Seconds in which the controller must connect to Ray, also on a busy machine.
+CONNECT_SECONDS = 120.0
+
+
+class RayView:
+    """The cluster as of the last :meth:`refresh`."""
+
+    def __init__(self, settings: Settings, restarts: RestartBackoff) -> None:
+        self._settings = settings
+        self._restarts = restarts
+        self._cluster: Cluster | None = None
+        #: Instances whose node is alive.
+        self.nodes: frozenset[str] = frozenset()
+        #: The first worker of each machine, which the plan places.
+        self.workers: tuple[WorkerView, ...] = ()
+        #: The other workers of each machine, and whether each is alive.
+        self.further: dict[str, bool] = {}
+
+    @property
+    def cluster(self) -> Cluster:
+        """The connection; available after the first refresh."""
+        assert self._cluster is not None
+        return self._cluster
+
+    @property
+    def alive(self) -> set[str]:
+        """Names of all workers that are alive."""
+        further = {name for name, alive in self.further.items() if alive}
+        return further | {worker.name for worker in self.workers if worker.alive}
+
+    def refresh(self) -> None:
+        """Read nodes and workers, and record the crashes of workers whose machine is alive.
+
+        Raises :class:`ClusterError` if Ray's head was lost.
+        """
+        cluster = self._connected()
+        nodes = {node.instance_id for node in cluster.nodes() if node.alive}
+        before = self.alive
+        states = cluster.workers()
+        views = [
+            WorkerView(
+                name, job_of(name), state.instance_id or "", state.state is not ActorState.DEAD
+            )
+            for name, state in states.items()
+        ]
+        self.nodes = frozenset(node for node in nodes if node is not None)
+        self.workers = tuple(view for view in views if learner_of(view.name) == 1)
+        self.further = {view.name: view.alive for view in views if learner_of(view.name) > 1}
+        for worker in self.workers:
+            if worker.name in before and not worker.alive and worker.instance_id in nodes:
+                self._restarts.record_end(worker.name, worker.job, states[worker.name].reason)
+
+    def _connected(self) -> Cluster:
+        if self._cluster is None:
+            token = self._settings.ray_token
+            self._cluster = Cluster.connect(
+                self._settings.required("ray_address"),
+                self._settings.cluster,
+                CONNECT_SECONDS,
+                token.get_secret_value() if token else None,
+            )
+        if not self._cluster.healthy():
+            raise ClusterError("Ray's head was lost")
+        return self._cluster
