@@ -61,7 +61,9 @@ def test_a_machine_whose_learner_mostly_waits_carries_two(
     assert len({row["pid"] for row in at_work()}) == 2
     assert sorted(row["name"] for row in at_work()) == [f"{job}.{machine}", f"{job}.{machine}_2"]
     event = next(each for each in client.events(job) if each.kind == "tuned-learners")
-    assert event.text.startswith(f"{machine} carries 2 instead of 1; local steps a second: ")
+    assert event.text.startswith(
+        f"{machine} runs 2 learners instead of 1; local steps per second: "
+    )
 
     # and goes with the job, which has lost no machine and done no work twice
     client.cancel(job)

@@ -1,13 +1,12 @@
-"""What the controller decides for a job as a whole: what it tells, and when it says nothing."""
+"""Automatic tuning of a job: what the controller decides, publishes, and reports."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.harness import RedisServer
 
 from vcasgd.controller.jobs.tuning import LEAST_UPDATES, Tuner
 from vcasgd.spec.job import JobSpec
@@ -22,15 +21,8 @@ PERIOD = 1.0
 ALL = {"local_steps": True, "momentum": True, "mixing": True}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("ledger"), durable=False)
-    yield server
-    server.end()
-
-
-class Desk:
-    """One running job, and the controller's part in it."""
+class TunedJob:
+    """One running job and the controller's tuner."""
 
     def __init__(
         self, ledger: RedisClient, tuning: dict[str, Any], stop: dict[str, Any] | None = None
@@ -57,11 +49,11 @@ class Desk:
     def tuned(self) -> Tuned:
         return Tunings(self.ledger, self.job).read()
 
-    def beat(self, worker: str, **words: Any) -> None:
-        Leases(self.ledger, self.job, worker, 60).renew(words, [])
+    def beat(self, worker: str, **fields: Any) -> None:
+        Leases(self.ledger, self.job, worker, 60).renew(fields, [])
 
     def apply(self, updates: int, staleness_sum: int) -> None:
-        """So many updates are in the snapshot, all in all."""
+        """Report that a snapshot contains this many updates in total."""
         self._version += 1
         totals = json.dumps({"updates": updates, "staleness_sum": staleness_sum})
         assert Accounts(self.ledger, self.job).account(1, self._version, 0, totals, [])
@@ -75,13 +67,12 @@ class Desk:
 
 
 @pytest.fixture
-def desk(server: RedisServer) -> Callable[..., Desk]:
-    server.connection.flushall()
-    return lambda stop=None, **tuning: Desk(server.connection, tuning or ALL, stop)
+def job(ledger: RedisClient) -> Callable[..., TunedJob]:
+    return lambda stop=None, **tuning: TunedJob(ledger, tuning or ALL, stop)
 
 
-def test_shares_are_told_once_and_change_with_the_speed(desk: Callable[..., Desk]) -> None:
-    one = desk()
+def test_shares_follow_the_speed_and_are_reported_once(job: Callable[..., TunedJob]) -> None:
+    one = job()
     one.beat("fast", step_seconds=0.1)
     one.beat("slow", step_seconds=0.4)
     one.beat("new", step_seconds=None)
@@ -90,25 +81,25 @@ def test_shares_are_told_once_and_change_with_the_speed(desk: Callable[..., Desk
     assert one.events("tuned-local-steps") == [
         "slow takes 400.0 ms for a local step and now makes 25% of the push interval's steps"
     ]
-    # nearly the same is the same
+    # A small change of the speed changes no share.
     one.beat("slow", step_seconds=0.42)
     assert one.step().shares == {"fast": 1.0, "slow": 0.25}
     one.next_controller()
     one.step()
     assert len(one.events("tuned-local-steps")) == 1
 
-    # when the fast one is gone, the slow one is as fast as anybody
+    # Without the fast worker, the slow one is the fastest.
     one.jobs.remove_worker(one.job, "fast")
     assert one.step().shares == {"slow": 1.0}
     assert len(one.events("tuned-local-steps")) == 2
 
 
-@pytest.mark.parametrize("words", ["soon", -1, 0, [], {}, float("nan"), float("inf"), True])
-def test_who_tells_no_time_has_no_say(desk: Callable[..., Desk], words: Any) -> None:
-    one = desk()
+@pytest.mark.parametrize("seconds", ["soon", -1, 0, [], {}, float("nan"), float("inf"), True])
+def test_worker_without_a_valid_time_is_ignored(job: Callable[..., TunedJob], seconds: Any) -> None:
+    one = job()
     one.beat("a", step_seconds=0.1)
     one.beat("b", step_seconds=0.2)
-    one.beat("liar", step_seconds=words)
+    one.beat("liar", step_seconds=seconds)
 
     assert {name: share for name, share in one.step().shares.items() if name != "liar"} == {
         "a": 1.0,
@@ -116,8 +107,8 @@ def test_who_tells_no_time_has_no_say(desk: Callable[..., Desk], words: Any) -> 
     }
 
 
-def test_momentum_is_estimated_over_enough_updates(desk: Callable[..., Desk]) -> None:
-    one = desk()
+def test_momentum_is_estimated_over_enough_updates(job: Callable[..., TunedJob]) -> None:
+    one = job()
     one.apply(0, 0)
     one.step()
     one.apply(LEAST_UPDATES - 1, 3 * (LEAST_UPDATES - 1))
@@ -128,23 +119,23 @@ def test_momentum_is_estimated_over_enough_updates(desk: Callable[..., Desk]) ->
     (text,) = one.events("tuned-momentum")
     assert text.startswith("the mean staleness of updates is 3.0, which acts like momentum 0.75")
 
-    # the next controller begins to average anew, and what holds goes on to hold
+    # The next controller starts a new mean and keeps the present value.
     one.next_controller()
     assert one.step().implicit_momentum == 0.75
     one.apply(2 * LEAST_UPDATES, 3 * LEAST_UPDATES + LEAST_UPDATES)
     assert one.step().implicit_momentum == 0.5
 
-    # a model that was lost comes back with fewer updates
+    # A lost model is restored with fewer updates.
     one.apply(10, 10)
     assert one.step().implicit_momentum == 0.5
     one.apply(10 + LEAST_UPDATES, 10)
     assert one.step().implicit_momentum == 0.0
 
 
-def test_the_weight_of_updates_follows_the_evaluations_whoever_looks(
-    desk: Callable[..., Desk],
+def test_weight_of_updates_follows_the_evaluations_over_restarts(
+    job: Callable[..., TunedJob],
 ) -> None:
-    one = desk()
+    one = job()
     for epoch, accuracy in enumerate([0.8, 0.7, 0.6], start=1):
         one.evaluate(epoch, accuracy=accuracy, loss=0.1 * epoch)
         one.step()
@@ -158,8 +149,8 @@ def test_the_weight_of_updates_follows_the_evaluations_whoever_looks(
     assert better.startswith("validation improved again in epoch 4: accuracy 0.9000; updates now ")
 
 
-def test_a_task_that_measures_nothing_known_changes_nothing(desk: Callable[..., Desk]) -> None:
-    one = desk()
+def test_unknown_metric_changes_no_weight(job: Callable[..., TunedJob]) -> None:
+    one = job()
     for epoch in range(1, 6):
         one.evaluate(epoch, perplexity=float(epoch))
 
@@ -170,9 +161,9 @@ def test_a_task_that_measures_nothing_known_changes_nothing(desk: Callable[..., 
 
 
 def test_weight_of_updates_follows_the_metric_that_the_job_names(
-    desk: Callable[..., Desk],
+    job: Callable[..., TunedJob],
 ) -> None:
-    one = desk(mixing=True, stop={"metric": {"name": "perplexity", "mode": "min"}})
+    one = job(mixing=True, stop={"metric": {"name": "perplexity", "mode": "min"}})
     for epoch, perplexity in enumerate([3.0, 4.0, 5.0], start=1):
         one.evaluate(epoch, accuracy=0.1 * epoch, perplexity=perplexity)
         one.step()
@@ -182,8 +173,8 @@ def test_weight_of_updates_follows_the_metric_that_the_job_names(
     assert text.startswith("validation worsened in epoch 3: perplexity 5.0000; updates now have")
 
 
-def test_only_what_was_asked_for_is_decided(desk: Callable[..., Desk]) -> None:
-    one = desk(mixing=True)
+def test_only_the_enabled_values_are_tuned(job: Callable[..., TunedJob]) -> None:
+    one = job(mixing=True)
     one.beat("a", step_seconds=0.1)
     one.beat("b", step_seconds=0.9)
     one.apply(0, 0)
@@ -194,8 +185,8 @@ def test_only_what_was_asked_for_is_decided(desk: Callable[..., Desk]) -> None:
     assert one.step() == Tuned()
 
 
-def test_a_job_that_rests_is_left_alone(desk: Callable[..., Desk]) -> None:
-    one = desk()
+def test_paused_job_is_not_tuned(job: Callable[..., TunedJob]) -> None:
+    one = job()
     one.jobs.pause(one.job)
     one.beat("a", step_seconds=0.1)
     one.beat("b", step_seconds=0.9)

@@ -147,11 +147,11 @@ class Learners:
         self._measured.pop(first, None)
         if after.learners == before.learners:
             return
-        machine = instance_of(first)
+        machine, plural = instance_of(first), "" if after.learners == 1 else "s"
         self._jobs.event(
             job_of(first),
             "tuned-learners",
-            f"{machine} runs {after.learners} learners instead of {before.learners}; {why}",
+            f"{machine} runs {after.learners} learner{plural} instead of {before.learners}; {why}",
             instance=machine,
             learners=after.learners,
             before=before.learners,

@@ -1,15 +1,14 @@
-"""The number of learners on a machine, with a real ledger."""
+"""Number of learners on a machine: which workers start and stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.harness import RedisServer
 
 from vcasgd.controller.fleet.learners import MEASURE_BEATS, MEASURE_STEPS, REST_BEATS, Learners
-from vcasgd.controller.fleet.names import instance_of, job_of, learner_of, worker_name
+from vcasgd.controller.fleet.worker_names import instance_of, job_of, learner_of, worker_name
 from vcasgd.fleet.observed import JobDemand, LaunchCounts, Observed, WorkerView
 from vcasgd.fleet.plan import StartWorker, StopWorker
 from vcasgd.fleet.providers.base import Instance, InstanceState
@@ -24,15 +23,8 @@ GIB = 2**30
 MACHINE = "local-0a1b"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("ledger"), durable=False)
-    yield server
-    server.end()
-
-
-class House:
-    """One job on one machine whose workers the test plays."""
+class TunedMachine:
+    """One job on one machine, with simulated workers."""
 
     def __init__(self, ledger: RedisClient, most: int) -> None:
         self.ledger, self.most = ledger, most
@@ -43,7 +35,7 @@ class House:
         self.learners = Learners(ledger, BEAT)
         #: Further workers as Ray lists them, and whether each is alive.
         self.further: dict[str, bool] = {}
-        self.there = True
+        self.first_alive = True
         self.steps: dict[str, int] = {}
         self.pids: dict[str, int] = {}
 
@@ -51,10 +43,10 @@ class House:
         return worker_name(MACHINE, self.job, learner)
 
     def beat(self, learner: int, steps: int, **more: Any) -> None:
-        """Send a worker's heartbeat, ``steps`` after its last one."""
+        """Send a worker's heartbeat, ``steps`` after the previous one."""
         name = self.name(learner)
         self.steps[name] = self.steps.get(name, 1) + steps
-        words = {
+        fields = {
             "at": self.now,
             "pid": self.pids.get(name, learner),
             "steps": self.steps[name],
@@ -64,26 +56,26 @@ class House:
             "cores": 8,
             **more,
         }
-        Leases(self.ledger, self.job, name, 60).renew(words, [])
+        Leases(self.ledger, self.job, name, 60).renew(fields, [])
 
-    def look(self) -> list[StartWorker | StopWorker]:
-        """Make one round; what it starts and stops takes effect before the next one."""
-        machine = Instance(
+    def decide(self) -> list[StartWorker | StopWorker]:
+        """Run one round. Its actions take effect before the next one."""
+        instance = Instance(
             id=MACHINE, pool="local", state=InstanceState.RUNNING, launched_at=0.0, notice_at=None,
             host="", price_per_hour=0.0, spot=True,
         )  # fmt: skip
         state = Observed(
             cluster="c",
-            instances=(machine,),
+            instances=(instance,),
             nodes=frozenset([MACHINE]),
-            workers=(WorkerView(self.name(), self.job, MACHINE, alive=self.there),),
+            workers=(WorkerView(self.name(), self.job, MACHINE, alive=self.first_alive),),
             jobs=(
                 JobDemand(self.job, 1, 1, ("local",), wants=1, running=True, learners=self.most),
             ),
             pools=(),
             history=LaunchCounts(since=0.0),
         )
-        actions = self.learners.look(state, self.further, self.now)
+        actions = self.learners.decide(state, self.further, self.now)
         for action in actions:
             if isinstance(action, StartWorker):
                 self.further[worker_name(action.instance_id, action.job, action.learner)] = True
@@ -92,31 +84,30 @@ class House:
         return actions
 
     def work(self, rate: float, **more: Any) -> list[StartWorker | StopWorker]:
-        """Let all learners train for a measurement, at ``rate`` steps a second together."""
+        """Let all learners train for one measurement, at ``rate`` steps per second together."""
         numbers = [1, *(learner_of(name) for name, alive in self.further.items() if alive)]
         for number in numbers:
             self.beat(number, 1, **more)
-        found = self.look()
+        actions = self.decide()
         self.now += MEASURE_BEATS * BEAT
         for number in numbers:
             self.beat(number, round(rate * MEASURE_BEATS * BEAT / len(numbers)), **more)
-        return found + self.look()
+        return actions + self.decide()
 
     def count(self) -> int:
         return 1 + sum(self.further.values())
 
     def events(self) -> list[str]:
-        found = self.jobs.events(self.job)
-        return [each["text"] for each in found if each["kind"] == "tuned-learners"]
+        events = self.jobs.events(self.job)
+        return [each["text"] for each in events if each["kind"] == "tuned-learners"]
 
 
 @pytest.fixture
-def house(server: RedisServer) -> Callable[..., House]:
-    server.connection.flushall()
-    return lambda most=4: House(server.connection, most)
+def machine(ledger: RedisClient) -> Callable[..., TunedMachine]:
+    return lambda most=4: TunedMachine(ledger, most)
 
 
-def test_a_workers_name_contains_job_machine_and_learner() -> None:
+def test_name_contains_job_machine_and_learner() -> None:
     first, third = worker_name("gcp-1-a", "job-x"), worker_name("gcp-1-a", "job-x", 3)
 
     assert (first, third) == ("job-x.gcp-1-a", "job-x.gcp-1-a_3")
@@ -126,49 +117,49 @@ def test_a_workers_name_contains_job_machine_and_learner() -> None:
     assert learner_of("worker-1") == learner_of("a.b_c") == 1
 
 
-def test_learners_are_started_while_they_help_and_the_last_one_leaves_again(
-    house: Callable[..., House],
+def test_learners_start_while_they_help_and_the_last_one_stops(
+    machine: Callable[..., TunedMachine],
 ) -> None:
-    one = house()
+    one = machine()
 
-    # A second and a third learner help, a fourth doesn't.
+    # A second and a third learner help; a fourth does not.
     assert one.work(10) == [StartWorker(MACHINE, one.job, 2)]
     assert one.work(19) == [StartWorker(MACHINE, one.job, 3)]
     assert one.work(24) == [StartWorker(MACHINE, one.job, 4)]
-    assert one.work(26) == [StopWorker(one.name(4), "not wanted on its machine")]
+    assert one.work(26) == [StopWorker(one.name(4), "surplus learner")]
 
     assert Tunings(one.ledger, one.job).read().learners == {MACHINE: 3}
     assert one.events()[-1].startswith(
-        f"{MACHINE} carries 3 instead of 4; local steps a second: 24.0 with 3, 26.0 with 4"
+        f"{MACHINE} runs 3 learners instead of 4; local steps per second: 24.0 with 3, 26.0 with 4"
     )
-    # It is tried again later.
+    # The fourth is tried again, but only later.
     assert one.work(24) == []
     one.now += REST_BEATS * BEAT
     assert one.work(24) == [StartWorker(MACHINE, one.job, 4)]
     assert len(one.events()) == 5
 
 
-def test_nothing_is_measured_before_all_learners_train(house: Callable[..., House]) -> None:
-    one = house()
+def test_measurement_starts_when_all_learners_train(machine: Callable[..., TunedMachine]) -> None:
+    one = machine()
     one.work(10)
 
-    # The second learner has sent no heartbeat yet.
+    # The second one has sent no heartbeat yet.
     for _ in range(3):
         one.now += MEASURE_BEATS * BEAT
         one.beat(1, 1000)
-        assert one.look() == []
-    # Its first heartbeat starts the measurement, which needs more steps.
+        assert one.decide() == []
+    # Its first heartbeat starts the measurement, which needs more steps than these.
     one.beat(2, 1)
-    one.look()
+    one.decide()
     one.now += MEASURE_BEATS * BEAT
     one.beat(2, MEASURE_STEPS // 4)
     one.beat(1, MEASURE_STEPS // 4)
-    assert one.look() == []
-    # A process that was replaced meanwhile starts a new measurement.
+    assert one.decide() == []
+    # A replaced process starts the measurement again.
     one.pids[one.name(2)] = 99
     one.steps[one.name(2)] = 1
     one.beat(2, MEASURE_STEPS)
-    assert one.look() == []
+    assert one.decide() == []
 
 
 @pytest.mark.parametrize(
@@ -181,78 +172,82 @@ def test_nothing_is_measured_before_all_learners_train(house: Callable[..., Hous
         {"memory_free_bytes": "plenty"},
     ],
 )
-def test_no_learner_is_added_without_room(
-    house: Callable[..., House], short: dict[str, Any]
+def test_no_learner_starts_that_does_not_fit(
+    machine: Callable[..., TunedMachine], short: dict[str, Any]
 ) -> None:
-    assert house().work(10, **short) == []
+    assert machine().work(10, **short) == []
 
 
-def test_a_learner_leaves_when_memory_is_short(house: Callable[..., House]) -> None:
-    one = house()
+def test_learner_stops_when_memory_is_short(machine: Callable[..., TunedMachine]) -> None:
+    one = machine()
     one.work(10)
 
-    assert one.work(20, memory_free_bytes=1 * GIB) == [
-        StopWorker(one.name(2), "not wanted on its machine")
-    ]
+    assert one.work(20, memory_free_bytes=1 * GIB) == [StopWorker(one.name(2), "surplus learner")]
 
 
-def test_a_job_for_one_learner_gets_one(house: Callable[..., House]) -> None:
-    assert house(most=1).work(10) == []
+def test_job_with_one_learner_per_machine_gets_one(machine: Callable[..., TunedMachine]) -> None:
+    assert machine(most=1).work(10) == []
 
 
-def test_a_learner_that_dies_is_not_started_again_for_a_while(house: Callable[..., House]) -> None:
-    one = house()
+def test_crashed_learner_is_not_started_again_for_a_while(
+    machine: Callable[..., TunedMachine],
+) -> None:
+    one = machine()
     one.work(10)
     one.beat(2, 1)
-    one.look()
+    one.decide()
 
     # When its process ends without a reason
     one.further[one.name(2)] = False
-    assert one.look() == []
+    assert one.decide() == []
 
-    # Then the machine keeps one learner, no failure is reported, and its heartbeat is removed
+    # Then the machine continues with one learner, no failure counts, and the heartbeat is gone
     assert one.events()[-1] == (
-        f"{MACHINE} carries 1 instead of 2; the process of {one.name(2)} ended"
+        f"{MACHINE} runs 1 learner instead of 2; the process of {one.name(2)} ended"
     )
     assert one.jobs.failures(one.job) == []
     assert list(one.jobs.workers(one.job)) == [one.name()]
     assert one.work(10) == []
 
 
-def test_a_learner_that_left_in_good_order_is_started_again(house: Callable[..., House]) -> None:
-    one = house()
+def test_learner_that_left_with_a_reason_is_started_again(
+    machine: Callable[..., TunedMachine],
+) -> None:
+    one = machine()
     one.work(10)
     one.beat(2, 1, leaving="SIGTERM")
-    one.look()
+    one.decide()
 
     one.further[one.name(2)] = False
 
-    assert one.look() == [StartWorker(MACHINE, one.job, 2)]
+    assert one.decide() == [StartWorker(MACHINE, one.job, 2)]
 
 
-def test_further_learners_leave_with_the_first_one(house: Callable[..., House]) -> None:
-    one = house()
+def test_further_learners_stop_with_the_first_one(machine: Callable[..., TunedMachine]) -> None:
+    one = machine()
     one.work(10)
     assert one.count() == 2
 
     one.jobs.drain(one.job, one.name())
-    assert one.look() == [StopWorker(one.name(2), "not wanted on its machine")]
+    assert one.decide() == [StopWorker(one.name(2), "surplus learner")]
 
-    # They leave even if the first one has left already.
+    # Also if it is lost already.
     one.further[one.name(2)] = True
     one.jobs.remove_worker(one.job, one.name())
-    one.there = False
-    assert one.look() == [StopWorker(one.name(2), "not wanted on its machine")]
+    one.first_alive = False
+    assert one.decide() == [StopWorker(one.name(2), "surplus learner")]
     assert Tunings(one.ledger, one.job).read().learners == {}
 
 
-def test_the_next_controller_keeps_the_number_of_learners(house: Callable[..., House]) -> None:
-    one = house()
+def test_next_controller_continues_with_the_same_number(
+    machine: Callable[..., TunedMachine],
+) -> None:
+    one = machine()
     one.work(10)
     one.work(19)
     assert one.count() == 3
 
     one.learners = Learners(one.ledger, BEAT)
 
-    assert one.look() == []
+    assert one.decide() == []
     assert one.count() == 3

@@ -1,0 +1,139 @@
+"""Meters of machines: what each job is charged, and for what."""
+
+from __future__ import annotations
+
+import pytest
+from support.fleet_records import HOUR, NOW, PACKAGE, job_spec, machine
+
+from vcasgd.controller.fleet.costs import CostLedger
+from vcasgd.fleet.costs import report
+from vcasgd.fleet.providers.base import Instance
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.costs import Costs
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Leases
+
+
+class Rounds:
+    """Rounds of a controller, each at a given time."""
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self.ledger = ledger
+        self.restart()
+
+    def restart(self) -> None:
+        """Continue with a new controller."""
+        self.costs = CostLedger(self.ledger)
+
+    def record(
+        self, now: float, *machines: Instance, works_for: dict[str, str] | None = None,
+        joined: str = "", unlisted: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.costs.record(
+            machines,
+            joined=frozenset(joined.split()),
+            works_for=works_for or {},
+            unlisted=unlisted,
+            billing_seconds=60.0,
+            now=now,
+        )
+
+    def amounts(self, job: str) -> dict[str, float]:
+        return Costs(self.ledger).of(job)
+
+
+@pytest.fixture
+def rounds(ledger: RedisClient) -> Rounds:
+    return Rounds(ledger)
+
+
+def test_machine_is_charged_to_the_jobs_that_it_worked_for(rounds: Rounds) -> None:
+    one = machine("m-1")
+    rounds.costs.launched([one], ["A"])
+    rounds.record(NOW + 20, one)
+    assert rounds.costs.payers == {"m-1": "A"}
+    rounds.record(NOW + 30, one, joined="m-1", works_for={"m-1": "A"})
+    rounds.record(NOW + 90, one, joined="m-1")
+    rounds.record(NOW + 100, one, joined="m-1", works_for={"m-1": "B"})
+    rounds.record(NOW + 150, one, joined="m-1", works_for={"m-1": "B"})
+    rounds.record(NOW + 200)
+
+    cost = report(rounds.amounts("A"))
+    assert cost.booting.seconds == pytest.approx(30)
+    assert cost.idle.seconds == pytest.approx(10)
+    assert cost.machine_seconds == pytest.approx(100)
+    assert cost.spent_usd == pytest.approx(100 / HOUR)
+    assert cost.on_demand_usd == pytest.approx(300 / HOUR)
+    assert report(rounds.amounts("B")).machine_seconds == pytest.approx(50)
+    assert rounds.costs.payers == {}
+    assert rounds.costs.ended("m-1")
+
+
+def test_restarted_controller_continues_from_the_meters(rounds: Rounds) -> None:
+    one = machine("m-1")
+    rounds.costs.launched([one], ["A"])
+    for seconds in range(0, 100, 5):
+        rounds.restart()
+        rounds.record(NOW + seconds, one)
+
+    spent = rounds.costs.spent("A", NOW + 95)
+    assert spent == pytest.approx(95 / HOUR), "includes the time that is not booked yet"
+    assert report(rounds.amounts("A")).spent_usd <= spent
+
+
+def test_two_controllers_do_not_book_twice(rounds: Rounds) -> None:
+    one = machine("m-1")
+    rounds.costs.launched([one], ["A"])
+    paused = CostLedger(rounds.ledger)
+    rounds.record(NOW + 50, one)
+
+    for at in (NOW + 50, NOW + 60):
+        paused.record([one], joined=(), works_for={}, unlisted=(), billing_seconds=60.0, now=at)
+
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(60)
+
+
+def test_launched_machine_that_is_never_listed_costs_nothing(rounds: Rounds) -> None:
+    rounds.costs.launched([machine("m-1")], ["A"])
+    rounds.record(NOW + 30, unlisted=("m-1",))
+    assert rounds.costs.payers == {"m-1": "A"}
+    rounds.record(NOW + 90)
+
+    assert rounds.amounts("A").get("east|spot|booting|usd", 0.0) == 0.0
+    assert rounds.costs.payers == {}
+
+
+def test_machine_costs_at_least_a_minute(rounds: Rounds) -> None:
+    rounds.record(NOW + 5, machine("m-1"), works_for={"m-1": "A"})
+    rounds.record(NOW + 10)
+
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(60)
+
+
+def test_machine_that_is_listed_again_is_not_charged_twice(rounds: Rounds) -> None:
+    one = machine("m-1")
+    rounds.record(NOW + 100, one, works_for={"m-1": "A"})
+    rounds.record(NOW + 110)
+    rounds.record(NOW + 130, one, works_for={"m-1": "A"})
+    rounds.record(NOW + 140, one, works_for={"m-1": "A"})
+
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(140)
+
+
+@pytest.mark.parametrize(
+    ("since", "lost"), [(NOW + 80, 20.0), (None, 0.0), (1.0, 100.0), (-1e9, 0.0), ("lies", 0.0)]
+)
+def test_lost_work_is_the_unpushed_work_of_a_killed_worker(
+    jobs: Jobs, rounds: Rounds, since: object, lost: float
+) -> None:
+    job = jobs.submit(job_spec(), PACKAGE).id
+    beat = {"unpushed_since": since}
+    Leases(rounds.ledger, job, f"{job}.m-1", 60).renew(beat, [])
+    one = machine("m-1")
+    rounds.record(NOW, one, works_for={"m-1": job}, joined="m-1")
+    rounds.record(NOW + 100, one, works_for={"m-1": job}, joined="m-1")
+    rounds.record(NOW + 101)
+
+    cost = report(rounds.amounts(job))
+    assert cost.lost_work.seconds == pytest.approx(lost)
+    assert cost.lost_work.usd == pytest.approx(lost / HOUR)

@@ -1,0 +1,235 @@
+"""Budgets, speeds, labels, and pools: what decides which machines a job can get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
+
+from vcasgd.controller.fleet.boot import cache_name
+from vcasgd.controller.fleet.clearance import ClearancePolicy
+from vcasgd.controller.fleet.costs import CostLedger
+from vcasgd.controller.fleet.demands import Demands
+from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.controller.fleet.speeds import MEASURE_SECONDS, Speeds
+from vcasgd.controller.fleet.worker_names import worker_name
+from vcasgd.fleet.observed import JobDemand, Limits
+from vcasgd.fleet.providers.base import Instance
+from vcasgd.settings import Settings
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.clearance import Clearances
+from vcasgd.store.ledger.costs import Workloads
+from vcasgd.store.ledger.heartbeats import Heartbeat
+from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.jobs import Jobs
+
+
+class TestSpeeds:
+    def test_speed_is_the_median_of_machines_measured_long_enough(
+        self, ledger: RedisClient, jobs: Jobs
+    ) -> None:
+        speeds, job = Speeds(ledger), jobs.submit(job_spec(), PACKAGE)
+        machines = [machine(f"m-{number}") for number in range(4)]
+
+        def beats(at: float, *samples: int) -> dict[str, Heartbeat]:
+            return {
+                f"{job.id}.m-{number}": Heartbeat(at=at, samples=each, pid=1)
+                for number, each in enumerate(samples)
+            }
+
+        # The last machine reports false numbers, and the one before it has only started.
+        speeds.measure(job, beats(NOW, 10, 10, 0, 10), machines, NOW)
+        assert speeds.rates(job) == {}
+        later = NOW + MEASURE_SECONDS
+        speeds.measure(job, beats(later, 110, 210, 10, 10**12), machines, later)
+
+        assert speeds.rates(job) == {("east", "small"): pytest.approx(20.0)}
+        assert Workloads(ledger).get("job", "t:T").rates == {"east|small": pytest.approx(20.0)}
+        again = jobs.submit(job_spec(epochs=5), PACKAGE)
+        assert Speeds(ledger).rates(again) == speeds.rates(job)
+
+    @pytest.mark.parametrize(
+        "nonsense", [{}, {"at": "x", "samples": 1}, {"at": 1.0, "samples": -1}]
+    )
+    def test_invalid_heartbeats_are_ignored(
+        self, ledger: RedisClient, jobs: Jobs, nonsense: dict[str, Any]
+    ) -> None:
+        speeds, job = Speeds(ledger), jobs.submit(job_spec(), PACKAGE)
+        for at in (NOW, NOW + 100):
+            speeds.measure(job, {f"{job.id}.m-1": Heartbeat(**nonsense)}, [machine("m-1")], at)
+        assert speeds.rates(job) == {}
+
+
+LABELLED_POOLS = """
+pools:
+  - {name: inside, provider: local, labels: [eu-only]}
+  - {name: outside, provider: local}
+"""
+
+
+class TestClearance:
+    @pytest.fixture
+    def labelled(self, jobs: Jobs) -> JobRecord:
+        workers = {"pools": ["outside", "inside"]}
+        return jobs.submit(job_spec(labels=["eu-only"], workers=workers), PACKAGE)
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        path = tmp_path / "pools.yaml"
+        path.write_text(LABELLED_POOLS)
+        return path
+
+    @pytest.fixture
+    def pools(self, tmp_path: Path, file: Path) -> PoolRegistry:
+        return PoolRegistry(Settings(home=tmp_path, pools=file))
+
+    def test_pool_without_the_label_is_refused_with_one_event(
+        self, ledger: RedisClient, jobs: Jobs, labelled: JobRecord, pools: PoolRegistry
+    ) -> None:
+        for _ in range(2):
+            clearance = ClearancePolicy(Settings(), ledger)
+            clearance.set_pools(pools.specs)
+            assert clearance.divide(labelled) == (("inside",), frozenset({"outside"}))
+
+        (event,) = events_of(jobs, labelled.id, "pool-refused")
+        assert event["details"] == {"pool": "outside", "why": "may not see eu-only"}
+
+    def test_edited_pool_takes_effect_in_the_next_round(
+        self, ledger: RedisClient, labelled: JobRecord, pools: PoolRegistry, file: Path
+    ) -> None:
+        clearance = ClearancePolicy(Settings(), ledger)
+        clearance.set_pools(pools.specs)
+        clearance.place(labelled.id, worker_name("m-1", labelled.id), "inside")
+        clearances, name = Clearances(ledger), f"{labelled.id}.m-1"
+        assert not clearances.uncleared(labelled.id, [name])
+        assert not pools.refresh(), "the file is the same"
+
+        file.write_text(LABELLED_POOLS.replace("[eu-only]", "[]"))
+        assert pools.refresh()
+        clearance.set_pools(pools.specs)
+
+        assert clearance.divide(labelled) == ((), frozenset({"inside", "outside"}))
+        assert clearances.uncleared(labelled.id, [name]) == {name}
+
+    def test_invalid_pools_file_changes_nothing(self, pools: PoolRegistry, file: Path) -> None:
+        file.write_text("pools: nonsense")
+
+        assert not pools.refresh()
+        assert list(pools.specs) == ["inside", "outside"]
+
+    def test_cache_belongs_to_one_pool_and_its_labels(self) -> None:
+        name = cache_name("inside", {"eu-only", "confidential"})
+
+        assert name == cache_name("inside", ["confidential", "eu-only"]), "the order has no effect"
+        others = {
+            cache_name("inside", ()),
+            cache_name("inside", ["eu-only"]),
+            cache_name("outside", ["confidential", "eu-only"]),
+        }
+        assert len({name, *others}) == 4
+
+
+EXPENSIVE_POOL = """
+pools:
+  - {name: east, provider: local, template: {price_per_hour: 3.6, on_demand_price_per_hour: 9}}
+"""
+#: A machine that is given up costs 27 more seconds.
+LIMITS = Limits(exit_seconds=27.0, billing_seconds=0.0)
+
+
+class Budgets:
+    """Demands of jobs on a pool whose machines cost a tenth of a cent per second."""
+
+    def __init__(self, home: Path, ledger: RedisClient) -> None:
+        file = home / "pools.yaml"
+        file.write_text(EXPENSIVE_POOL)
+        settings = Settings(home=home, pools=file)
+        pools, clearance = PoolRegistry(settings), ClearancePolicy(settings, ledger)
+        clearance.set_pools(pools.specs)
+        self.offers = {"east": pools.providers["east"].offers("east")}
+        self.jobs, self.costs = Jobs(ledger), CostLedger(ledger)
+        self.demands = Demands(self.jobs, self.costs, clearance, Speeds(ledger))
+
+    def submit(self, budget: float | None) -> JobRecord:
+        stop = {} if budget is None else {"max_cost_usd": budget}
+        return self.jobs.submit(job_spec(stop=stop, workers={"pools": ["east"]}), PACKAGE)
+
+    def machine_of(self, job: JobRecord) -> Instance:
+        one = machine("m-1", price_per_hour=3.6)
+        self.costs.launched([one], [job.id])
+        return one
+
+    def demand(self, job: JobRecord, now: float, *machines: Instance) -> JobDemand:
+        return self.demands.of(self.jobs.get(job.id), machines, self.offers, LIMITS, now)
+
+
+class TestBudget:
+    @pytest.fixture
+    def budgets(self, ledger: RedisClient, tmp_path: Path) -> Budgets:
+        return Budgets(tmp_path, ledger)
+
+    def test_job_runs_while_its_budget_lasts(self, budgets: Budgets) -> None:
+        job = budgets.submit(0.128)
+        demand = budgets.demand(job, NOW + 100, budgets.machine_of(job))
+
+        assert demand.running
+        assert demand.affordable == pytest.approx(0.001)
+        assert budgets.demands.unpaid([budgets.jobs.get(job.id)]) == {}
+
+    def test_job_is_paused_before_its_machines_cost_more(self, budgets: Budgets) -> None:
+        job = budgets.submit(0.127)
+        demand = budgets.demand(job, NOW + 100.1, budgets.machine_of(job))
+
+        assert not demand.running
+        paused = budgets.jobs.get(job.id)
+        assert paused.state is JobState.PAUSED
+        assert paused.reason is not None
+        assert paused.reason.startswith("stop.max_cost_usd: 0.1001 of 0.127 USD are spent")
+        assert list(budgets.demands.unpaid([paused])) == ["m-1"]
+
+    def test_job_whose_budget_buys_no_machine_is_paused(self, budgets: Budgets) -> None:
+        job = budgets.submit(0.02)
+
+        assert not budgets.demand(job, NOW).running
+        assert "the least that a machine costs" in (budgets.jobs.get(job.id).reason or "")
+
+    def test_machines_of_an_ended_job_are_unpaid(self, budgets: Budgets) -> None:
+        job = budgets.submit(5.0)
+        budgets.machine_of(job)
+        budgets.jobs.cancel(job.id)
+
+        reasons = list(budgets.demands.unpaid([]).values())
+        assert reasons == [f"{job.id} has a budget and is cancelled"]
+
+    def test_job_without_a_budget_is_not_bounded(self, budgets: Budgets) -> None:
+        job = budgets.submit(None)
+        assert budgets.demand(job, NOW, budgets.machine_of(job)).affordable is None
+
+
+class TestActiveJobs:
+    @pytest.mark.parametrize(
+        ("fields", "reason"),
+        [
+            (
+                {"workers": {"pools": ["west"]}},
+                "workers.pools: there is no pool west; known: east",
+            ),
+            (
+                {"workers": {"pools": ["east"]}, "labels": ["eu-only"]},
+                "workers.pools: none of east may see data labelled eu-only",
+            ),
+        ],
+    )
+    def test_job_that_no_pool_can_serve_fails(
+        self, ledger: RedisClient, tmp_path: Path, fields: dict[str, Any], reason: str
+    ) -> None:
+        budgets = Budgets(tmp_path, ledger)
+        job = budgets.jobs.submit(job_spec(**fields), PACKAGE)
+
+        assert [each.id for each in budgets.demands.active_jobs(["east"])] == [job.id]
+
+        failed = budgets.jobs.get(job.id)
+        assert (failed.state, failed.reason) == (JobState.FAILED, reason)
+        assert budgets.demands.active_jobs(["east"]) == []

@@ -1,0 +1,65 @@
+"""Events about machines, and machines that a provider has not listed yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
+
+from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, CloudCache
+from vcasgd.controller.fleet.events import FleetEvents, FleetRow
+from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.settings import Settings
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control
+
+ROW = FleetRow("east", "running", False, None, NOW, None, "", True, 1.0)
+
+
+def test_rebalance_advice_is_reported_once(ledger: RedisClient, jobs: Jobs) -> None:
+    job = jobs.submit(job_spec(), PACKAGE).id
+    events = FleetEvents(Control(ledger), jobs)
+    for advised_at in (None, NOW, NOW):
+        events.publish({"m-1": replace(ROW, joined=True, job=job, advised_at=advised_at)}, {})
+
+    (event,) = events_of(jobs, job, "rebalance-advice")
+    assert event["details"] == {"instance": "m-1"}
+
+
+def test_machine_that_disappears_before_it_joins_is_reported_once(
+    ledger: RedisClient, jobs: Jobs
+) -> None:
+    control = Control(ledger)
+    events = FleetEvents(control, jobs)
+    events.publish(
+        {
+            "failed-boot": ROW,
+            "terminated": ROW,
+            "interrupted": replace(ROW, state="leaving"),
+            "lost": replace(ROW, was_up=True),
+            "present": ROW,
+        },
+        {},
+    )
+    # A new controller has not seen the lost machine in the cluster and reports it as not up.
+    events = FleetEvents(control, jobs)
+    events.publish(
+        {**{name: FleetRow(**each) for name, each in control.instances().items()}, "lost": ROW}, {}
+    )
+    events.mark_terminated("terminated", "idle")
+
+    assert events.never_joined({"present"}) == {"failed-boot": ROW}
+    events.publish({"present": ROW}, {})
+    assert events.never_joined({"present"}) == {}
+
+
+def test_launched_machine_is_unlisted_for_a_limited_time(tmp_path: Path) -> None:
+    cloud = CloudCache(PoolRegistry(Settings(home=tmp_path)))
+    cloud.launched([machine("m-1")], NOW)
+
+    assert cloud.instances(NOW + LAUNCH_UNLISTED_SECONDS / 2) == []
+    assert [one.id for one in cloud.unlisted()] == ["m-1"]
+    cloud.instances(NOW + LAUNCH_UNLISTED_SECONDS)
+    assert cloud.unlisted() == []

@@ -1,0 +1,60 @@
+"""Gauges of a store node in its parameter server's heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from support.harness import RedisServer
+
+from vcasgd.parameter_server.node_gauges import NodeGauges
+from vcasgd.store.connection import RedisClient, connect
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("tensors"), durable=False)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def tensors(server: RedisServer) -> RedisClient:
+    server.connection.flushall()
+    return server.connection
+
+
+@dataclass(frozen=True)
+class CountedShard:
+    """The fields of a shard that the gauges read."""
+
+    job: str
+    publications: int
+    stream: str = "updates"
+
+
+def test_gauges_of_a_node(tensors: RedisClient) -> None:
+    now = [0.0]
+    gauges = NodeGauges(tensors, lambda: now[0])
+    tensors.xadd("updates", {"a": "b"})
+    shard = CountedShard("A", 0)
+
+    first = gauges.read([shard])
+    now[0] = 2.0
+    second = gauges.read([replace(shard, publications=5)])
+    now[0] = 2.5
+    third = gauges.read([replace(shard, publications=50)])
+
+    assert first["queued"] == {"A": 1}
+    assert first["memory_used_bytes"] > 100_000
+    assert first["replicas"] == 0
+    rates = [each["publications_per_second"] for each in (first, second, third)]
+    assert rates == [0.0, 2.5, 2.5]
+
+
+def test_gauges_of_a_node_whose_server_is_unavailable(tmp_path: Path) -> None:
+    unavailable = connect(f"unix://{tmp_path}/none.sock")
+
+    assert NodeGauges(unavailable).read([CountedShard("A", 0)]) == {"publications_per_second": 0.0}

@@ -1,0 +1,36 @@
+"""Machines, jobs, and events for tests of the controller's fleet loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.jobs import Jobs
+
+NOW = 10_000.0
+HOUR = 3600.0
+PACKAGE = "0" * 64
+
+
+def machine(name: str, launched_at: float = NOW, pool: str = "east", **more: Any) -> Instance:
+    """A running spot machine for 1 USD per hour, 3 USD on demand."""
+    fields: dict[str, Any] = {
+        "price_per_hour": 1.0, "on_demand_price_per_hour": 3.0, "zone": "a",
+        "instance_type": "small", "spot": True, **more,
+    }  # fmt: skip
+    return Instance(
+        id=name, pool=pool, state=InstanceState.RUNNING, launched_at=launched_at, notice_at=None,
+        host="", **fields,
+    )  # fmt: skip
+
+
+def job_spec(**fields: Any) -> JobSpec:
+    """The smallest specification, with these fields."""
+    least = {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 3}
+    return JobSpec.parse({**least, **fields})
+
+
+def events_of(jobs: Jobs, job: str, kind: str) -> list[dict[str, Any]]:
+    """The events of one kind in a job's history."""
+    return [event for event in jobs.events(job) if event["kind"] == kind]
