@@ -27,8 +27,8 @@ each_view = pytest.mark.parametrize(
 SCRIPT_BYTES = 400_000
 #: Records all connection states that the page shows.
 REMEMBER = """() => {
-  window.seen = [];
-  const record = () => seen.push(document.querySelector("[role=status]")?.textContent.trim());
+  window.states = [];
+  const record = () => states.push(document.querySelector("[role=status]")?.textContent.trim());
   const options = {childList: true, characterData: true, subtree: true};
   new MutationObserver(record).observe(document.body, options);
 }"""
@@ -179,7 +179,7 @@ def test_broken_connection_is_shown_and_recovers(
 
     dashboard.site.kill_api()
 
-    dashboard.page.wait_for_function("seen.includes('Offline')")
+    dashboard.page.wait_for_function("states.includes('Offline')")
     expect(state).to_have_text("Live")
     # And updates arrive again
     job = _submit_when_ready(dashboard.site, eventually)

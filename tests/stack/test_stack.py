@@ -131,17 +131,17 @@ def stage(tmp_path: Path, eventually: Eventually) -> Iterator[Stage]:
 
 
 def test_stack_starts_and_stops_without_remains(stage: Stage) -> None:
-    seen: list[dict[str, bool]] = []
+    states: list[dict[str, bool]] = []
     state = up(
         stage.settings(),
         names=(*REDIS, "server"),
-        progress=lambda state: seen.append({n: part.ready for n, part in state.parts.items()}),
+        progress=lambda state: states.append({n: part.ready for n, part in state.parts.items()}),
     )
 
     assert state.phase is StackPhase.READY
     assert all(psutil.pid_exists(part.pid) and part.ready for part in state.parts.values())
     assert all(part.restarts == 0 for part in state.parts.values())
-    assert any(each.get("ledger") and not each.get("server") for each in seen)
+    assert any(each.get("ledger") and not each.get("server") for each in states)
 
     assert stage.down()
     assert not is_running(stage.home)

@@ -16,7 +16,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from vcasgd.bench.figures import Figures
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
 
 class CodecName(StrEnum):
@@ -61,8 +61,8 @@ def store_command(
 ) -> None:
     """Measure how fast workers and the parameter server exchange updates.
 
-    Starts a ledger, a tensors server, a parameter server and workers without a training
-    workload, in a temporary folder. Stop other programs before you run it.
+    Starts a ledger, a tensors server, a parameter server, and workers that push without training,
+    in a temporary folder. Stop other programs before you run it.
     """
     # Imported here because torch takes seconds to import.
     from vcasgd.bench.store import StoreBenchOptions, measure
@@ -117,7 +117,9 @@ def codecs_command(
 
 @app.command("data")
 def data_command(
-    location: Annotated[str, typer.Argument(help="Location of a sharded data set with an index.")],
+    location: Annotated[
+        str, typer.Argument(metavar="LOCATION", help="Sharded data set with an index.")
+    ],
     workers: Annotated[int, typer.Option(min=1, help="Simulated workers; one is measured.")] = 4,
     subtasks: Annotated[int, typer.Option(min=1, help="Subtasks per epoch.")] = 50,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per local step.")] = 64,

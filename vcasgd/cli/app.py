@@ -17,6 +17,7 @@ app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # Reflows paragraphs of help texts.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _module in (stack, jobs, fleet, money, simulate, demo):

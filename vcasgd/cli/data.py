@@ -8,7 +8,7 @@ import typer
 
 from vcasgd.cli.output import Json, err, out, show_json
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
 
 @app.callback()

@@ -43,7 +43,9 @@ def register(app: typer.Typer) -> None:
 
 
 def workers(
-    job: Annotated[str | None, typer.Argument(help="Show only workers of this job.")] = None,
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="Show only workers of this job.")
+    ] = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -66,7 +68,7 @@ def pools(as_json: Json = False, url: Url = None, token: Token = None) -> None:
 
 
 def evict(
-    name: Annotated[str, typer.Argument(help="Worker name or instance ID.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Worker name or instance ID.")],
     notice: Annotated[
         float | None,
         typer.Option(min=0, help="Seconds of notice. Defaults to the provider's usual notice."),

@@ -44,8 +44,8 @@ def simulate(
 ) -> None:
     """Simulate asynchronous training of a job on many machines, in this process.
 
-    The update rule, the encoding, staleness and evictions are real, so the accuracy is too.
-    Machines, network and time are simulated. The same seed gives the same result.
+    Update rules, encodings and staleness work as in a real job. Machines, network and time are
+    simulated. The same seed gives the same result.
     """
     # Imported here because torch takes seconds to import.
     from vcasgd.bench.presence import machines
