@@ -121,7 +121,7 @@ class TestPlan:
 
         assert found["pools"] == [
             {"pool": "east", "usable": False, "reasons": ["may not see secret"]},
-            {"pool": "moon", "usable": False, "reasons": ["there is no such pool"]},
+            {"pool": "moon", "usable": False, "reasons": ["no such pool"]},
         ]
 
     def test_prices_that_are_not_known_are_money(self, api: Api, client: Client) -> None:
@@ -216,7 +216,7 @@ def test_a_plan_for_people(run: Run, job_file: Path) -> None:
 def test_a_plan_for_programs(run: Run, job_file: Path) -> None:
     shown = run("plan", job_file, "--set", "workers.pools=[moon]", "--json")
 
-    assert json.loads(shown.stdout)["pools"][0]["reasons"] == ["there is no such pool"]
+    assert json.loads(shown.stdout)["pools"][0]["reasons"] == ["no such pool"]
 
 
 def test_the_cost_for_people(run: Run, market: Api) -> None:

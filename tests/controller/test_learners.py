@@ -9,7 +9,7 @@ import pytest
 
 from vcasgd.controller.fleet.learners import MEASURE_BEATS, MEASURE_STEPS, REST_BEATS, Learners
 from vcasgd.controller.fleet.worker_names import instance_of, job_of, learner_of, worker_name
-from vcasgd.fleet.observed import JobDemand, LaunchCounts, Observed, WorkerView
+from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, WorkerView
 from vcasgd.fleet.plan import StartWorker, StopWorker
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.spec.job import JobSpec
@@ -73,7 +73,7 @@ class TunedMachine:
                 JobDemand(self.job, 1, 1, ("local",), wants=1, running=True, learners=self.most),
             ),
             pools=(),
-            history=LaunchCounts(since=0.0),
+            history=ObservationTimes(since=0.0),
         )
         actions = self.learners.decide(state, self.further, self.now)
         for action in actions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.controller.fleet.worker_names import worker_name
-from vcasgd.fleet.observed import JobDemand, LaunchCounts, Observed, WorkerView
+from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, WorkerView
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.events import EventLog
@@ -30,7 +30,7 @@ def observed(
         workers=tuple(WorkerView(worker_name(x, "A"), "A", x, alive=True) for x in names),
         jobs=(JobDemand(job, 0, 9, pools=("local",), wants=9, running=True),) if job else (),
         pools=(),
-        history=LaunchCounts(since=0.0),
+        history=ObservationTimes(since=0.0),
         payers=dict.fromkeys(paid.split(), "A"),
     )
 

@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 from support.fleets import NOW, machine
 
-from vcasgd.fleet.budget import affordable, commitment, pause_reason
 from vcasgd.fleet.costs import (
     CHARGE_SECONDS,
     Doing,
     Meter,
     Waste,
     accrued,
+    affordable,
     charge,
+    commitment,
     last_charge,
+    pause_reason,
     report,
 )
 from vcasgd.fleet.observed import Limits
@@ -166,7 +168,7 @@ class TestBudget:
     def test_the_reason_names_the_field_and_the_money(self) -> None:
         assert pause_reason(5.0, 4.5, 0.6) == (
             "stop.max_cost_usd: 4.5000 of 5 USD are spent, and 0.6000 more would be spent "
-            "until its machines are gone; to go on, resume it with a larger budget"
+            "until its machines are gone; to continue, resume it with a larger budget"
         )
 
     def test_what_is_left(self) -> None:

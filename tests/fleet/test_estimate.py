@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from support.fleets import NOW
 
-from vcasgd.fleet.estimate import WAITS, Estimate, Known, estimate
+from vcasgd.fleet.estimate import WAITS, Estimate, Workload, estimate
 from vcasgd.fleet.observed import Market, PoolView
 from vcasgd.fleet.pool_rows import from_row, to_row
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.spec.job import JobSpec
 
-MEASURED = Known(samples=36_000, rates={("east", "small"): 10.0, ("west", "small"): 10.0})
+MEASURED = Workload(samples=36_000, rates={("east", "small"): 10.0, ("west", "small"): 10.0})
 
 
 def offer(pool: str, zone: str, price: float, kind: str = "small", **more: Any) -> Offer:
@@ -30,7 +30,7 @@ WEST = PoolView("west", offers=(offer("west", "c", 2.0),))
 LABELS = {"east": frozenset({"eu-only"}), "west": frozenset[str]()}
 
 
-def planned(known: Known = MEASURED, *pools: PoolView, **fields: Any) -> Estimate:
+def planned(known: Workload = MEASURED, *pools: PoolView, **fields: Any) -> Estimate:
     wanted = {"max": 3, "pools": ["east", "west"], **fields.pop("workers", {})}
     spec = JobSpec.parse(
         {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 9, "workers": wanted,
@@ -56,11 +56,11 @@ def test_hours_and_cost() -> None:
     assert plan.on_demand_cost_usd == pytest.approx(32 / 3)
     assert plan.offers[0].usd_per_million_samples == pytest.approx(1 / 3600 / 10 * 1e6)
     assert plan.remedies == ()
-    assert "2 epochs of 36000 samples, as an earlier job had" in plan.assumptions
+    assert "2 epochs of 36000 samples, as in an earlier job" in plan.assumptions
 
 
 def test_what_nobody_knows_is_said_with_its_remedy() -> None:
-    plan = planned(Known())
+    plan = planned(Workload())
 
     assert (plan.hours, plan.cost_usd, plan.on_demand_cost_usd) == (None, None, None)
     assert plan.usd_per_hour == pytest.approx(4.0), "the price is known all the same"
@@ -69,7 +69,7 @@ def test_what_nobody_knows_is_said_with_its_remedy() -> None:
 
 
 def test_what_is_given_counts_more_than_what_was_measured() -> None:
-    given = Known(samples=3600, samples_given=True, rates=MEASURED.rates, rate_given=1.0)
+    given = Workload(samples=3600, samples_given=True, rates=MEASURED.rates, rate_given=1.0)
     plan = planned(given)
 
     assert plan.hours == pytest.approx(2 * 3600 / 3 / 3600)
@@ -80,7 +80,7 @@ def test_pools_fall_out_for_labels() -> None:
     plan = planned(labels=["eu-only"])
 
     assert reasons(plan) == {"east": (), "west": ("may not see eu-only",)}
-    assert [row.excluded for row in plan.offers] == [None, None, "its pool falls out"]
+    assert [row.excluded for row in plan.offers] == [None, None, "its pool is excluded"]
     assert plan.machines == 2
 
 
@@ -91,7 +91,7 @@ def test_pools_fall_out_for_labels() -> None:
          "credentials are wrong"),
         (replace(EAST, capacity=0), "all of its machines are in use"),
         (replace(EAST, max_price=0.5), "costs more than the maximum of 0.5 USD/h"),
-        (replace(EAST, offers=()), "sells nothing at the moment"),
+        (replace(EAST, offers=()), "it offers no machines now"),
         (replace(EAST, offers=None, reason="no prices: it is down"), "no prices: it is down"),
         (replace(EAST, markets={(zone, True): Market(blocked_until=NOW + 9, reason="no capacity")
                                 for zone in ("a", "b")}), "no capacity"),
@@ -110,9 +110,9 @@ def test_a_quota_leaves_less() -> None:
 
 
 def test_a_pool_that_nobody_has() -> None:
-    assert reasons(planned(workers={"pools": ["moon"]})) == {"moon": ("there is no such pool",)}
+    assert reasons(planned(workers={"pools": ["moon"]})) == {"moon": ("no such pool",)}
     assert planned(workers={"pools": ["moon"]}).remedies == (
-        "nothing could be bought now; the pools above say why",
+        "nothing can be bought now; see the reasons for each pool above",
     )
 
 
@@ -127,8 +127,8 @@ def test_a_budget_that_is_too_small_is_said() -> None:
     plan = planned(stop={"max_cost_usd": 1, "max_duration": "30m"})
 
     assert plan.assumptions[-2:] == (
-        "the budget of 1 USD ends after 38%: the job will be paused",
-        "stop.max_duration ends it after 0.5 h",
+        "the budget of 1 USD is spent after 38%, and the job is paused",
+        "stop.max_duration ends the job after 0.5 h",
     )
 
 

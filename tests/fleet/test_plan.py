@@ -19,10 +19,10 @@ from support.fleets import (
 )
 
 from vcasgd.fleet.observed import (
-    LaunchCounts,
+    ObservationTimes,
     Observed,
     PoolView,
-    remember,
+    with_history,
 )
 from vcasgd.fleet.plan import (
     Action,
@@ -226,7 +226,7 @@ TABLE = [
             [job("A", 1, 2), job("B", 1, 2), job("C", 1, 2)],
             pools=[BLOCKED],
         ),
-        [stop("d", "its machine goes to C", "B")],
+        [stop("d", "its machine is reassigned to C", "B")],
     ),
     Row(
         "a minimum takes nothing while there is room",
@@ -276,7 +276,7 @@ TABLE = [
             [machine("a", price=2), machine("b")],
             [on("a"), on("b")],
             [job("A", wants=1)],
-            history=LaunchCounts(0.0, surplus={"A": NOW - 15}),
+            history=ObservationTimes(0.0, surplus={"A": NOW - 15}),
         ),
         [stop("a", "no work for it")],
     ),
@@ -287,16 +287,16 @@ TABLE = [
             [on("a"), on("b")],
             [job("A", wants=1), job("B", maximum=1)],
         ),
-        [stop("b", "its machine goes to B")],
+        [stop("b", "its machine is reassigned to B")],
     ),
     Row(
         "idle for a while",
-        observed([machine("a")], history=LaunchCounts(0.0, idle={"a": NOW - 60})),
+        observed([machine("a")], history=ObservationTimes(0.0, idle={"a": NOW - 60})),
         [],
     ),
     Row(
         "idle for too long",
-        observed([machine("a")], history=LaunchCounts(0.0, idle={"a": NOW - 61})),
+        observed([machine("a")], history=ObservationTimes(0.0, idle={"a": NOW - 61})),
         [Terminate("a", "idle")],
     ),
     Row(
@@ -304,13 +304,13 @@ TABLE = [
         observed(
             [machine("a")],
             jobs=[job("A", maximum=1)],
-            history=LaunchCounts(0.0, idle={"a": NOW - 61}),
+            history=ObservationTimes(0.0, idle={"a": NOW - 61}),
         ),
         [StartWorker("a", "A")],
     ),
     Row(
         "idle for long with a notice goes by itself",
-        observed([leaving("a")], history=LaunchCounts(0.0, idle={"a": NOW - 61})),
+        observed([leaving("a")], history=ObservationTimes(0.0, idle={"a": NOW - 61})),
         [],
     ),
     Row(
@@ -372,7 +372,7 @@ TABLE = [
     ),
     Row(
         "a new controller does not judge what it has not seen",
-        observed([machine("a", age=9_000)], nodes="", history=LaunchCounts(since=NOW - 10)),
+        observed([machine("a", age=9_000)], nodes="", history=ObservationTimes(since=NOW - 10)),
         [],
     ),
     Row(
@@ -382,7 +382,7 @@ TABLE = [
             [on("a", alive=False)],
             [job("A", maximum=1)],
             nodes="",
-            history=LaunchCounts(0.0, joined={"a": NOW - 30}),
+            history=ObservationTimes(0.0, joined={"a": NOW - 30}),
         ),
         [],
     ),
@@ -393,7 +393,7 @@ TABLE = [
             [on("a")],
             [job("A", maximum=1)],
             nodes="",
-            history=LaunchCounts(0.0, joined={"a": NOW - 31}),
+            history=ObservationTimes(0.0, joined={"a": NOW - 31}),
         ),
         [Terminate("a", "its Ray node is gone"), launch(1)],
     ),
@@ -404,7 +404,7 @@ TABLE = [
             [on("a")],
             [job("A", maximum=2)],
             nodes=None,
-            history=LaunchCounts(0.0, joined={"a": NOW - 9_000}, idle={"b": NOW - 9_000}),
+            history=ObservationTimes(0.0, joined={"a": NOW - 9_000}, idle={"b": NOW - 9_000}),
         ),
         [],
     ),
@@ -429,14 +429,14 @@ def test_tokens_differ_by_cluster_pool_and_count_and_fit_everywhere() -> None:
 
 def test_history_forgets_who_is_gone() -> None:
     state = observed(
-        history=LaunchCounts(0.0, joined={"a": 1.0}, idle={"a": 1.0}, surplus={"A": 1.0})
+        history=ObservationTimes(0.0, joined={"a": 1.0}, idle={"a": 1.0}, surplus={"A": 1.0})
     )
-    assert remember(state, NOW).history == LaunchCounts(0.0)
+    assert with_history(state, NOW).history == ObservationTimes(0.0)
 
 
 def test_history_keeps_since_when() -> None:
     state = observed([machine("a"), machine("b")], [on("b")], [job("A", wants=0)])
-    later = remember(remember(state, NOW), NOW + 9)
+    later = with_history(with_history(state, NOW), NOW + 9)
     assert later.history.idle == {"a": NOW}
     assert later.history.joined == {"a": NOW + 9, "b": NOW + 9}
     assert later.history.surplus == {"A": NOW}
@@ -444,9 +444,9 @@ def test_history_keeps_since_when() -> None:
 
 def test_patience_begins_anew_when_ray_comes_back() -> None:
     state = observed([machine("a"), machine("b")], nodes="a")
-    state = remember(state, NOW)
-    state = remember(replace(state, nodes=None), NOW + 1_000)
-    back = remember(replace(state, nodes=frozenset()), NOW + 1_001)
+    state = with_history(state, NOW)
+    state = with_history(replace(state, nodes=None), NOW + 1_000)
+    back = with_history(replace(state, nodes=frozenset()), NOW + 1_001)
     assert decide(back, NOW + 1_001) == []
     late = [each for each in decide(back, NOW + 1_400) if isinstance(each, Terminate)]
     assert len(late) == 2
@@ -482,7 +482,7 @@ states = st.builds(
 
 @given(states)
 def test_no_machine_is_promised_or_ended_twice(state: Observed) -> None:
-    actions = decide(remember(state, NOW), NOW)
+    actions = decide(with_history(state, NOW), NOW)
     used = [a.instance_id for a in actions if isinstance(a, StartWorker | Terminate)]
     stopped = [a.name for a in actions if isinstance(a, StopWorker)]
     assert len(used) == len(set(used))
@@ -494,11 +494,11 @@ def test_what_was_decided_settles(state: Observed) -> None:
     """Carried out again and again, the decisions come to rest: nothing flaps."""
     now = NOW
     for _ in range(8):
-        state = remember(state, now)
+        state = with_history(state, now)
         actions = decide(state, now)
         state = carried_out(state, actions)
         now += 200
-    assert not decide(remember(state, now), now)
+    assert not decide(with_history(state, now), now)
 
 
 def carried_out(state: Observed, actions: list[Action]) -> Observed:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.fleets import NOW, job, machine, observed, on
 
-from vcasgd.fleet.observed import LaunchCounts, Market, Observed, PoolView, remember
+from vcasgd.fleet.observed import Market, ObservationTimes, Observed, PoolView, with_history
 from vcasgd.fleet.plan import (
     SPREAD_PREMIUM,
     Action,
@@ -139,7 +139,7 @@ TABLE = [
     Row("a spot machine is not stopped before the one without risk is there", observed(
         [machine("a"), machine("b")], [on("a"), on("b")],
         [job("A", 1, 2, on_demand_minimum=1)], pools=[pool(offer())],
-        history=LaunchCounts(0.0, surplus={"A": NOW - 100}),
+        history=ObservationTimes(0.0, surplus={"A": NOW - 100}),
     ), [launch(1, spot=False)]),
     Row("an idle spot machine is none without risk", observed(
         [machine("a")], jobs=[job("A", 1, 1, on_demand_minimum=1)], pools=[pool(offer())],
@@ -170,7 +170,7 @@ TABLE = [
     ), []),
     Row("and goes when the other one works", observed(
         [machine("a", spot=False, price=3.0), machine("b")], [on("a"), on("b")], [FALLBACK],
-        pools=[SPOT_POOL], history=LaunchCounts(0.0, surplus={"A": NOW - 15}),
+        pools=[SPOT_POOL], history=ObservationTimes(0.0, surplus={"A": NOW - 15}),
     ), [StopWorker("A@a", "no work for it")]),
     Row("a replacement is ordered at the advice", observed(
         [machine("a", advised_at=NOW), machine("b")], [on("a"), on("b")], [job("A", maximum=2)],
@@ -181,19 +181,19 @@ TABLE = [
     ), []),
     Row("the advised one goes when its replacement works", observed(
         [machine("a", advised_at=NOW), machine("b")], [on("a"), on("b")], [ONE],
-        history=LaunchCounts(0.0, surplus={"A": NOW - 15}),
+        history=ObservationTimes(0.0, surplus={"A": NOW - 15}),
     ), [StopWorker("A@a", "no work for it")]),
     Row("nothing new starts on an advised machine", observed(
         [machine("a", advised_at=NOW)], jobs=[ONE],
-    ), [Terminate("a", "the cloud advised to leave it"),
+    ), [Terminate("a", "the cloud recommends leaving it"),
         Launch("local", 1, launch_token("test", "local", 0))]),
     Row("dear for a moment", observed(
         [machine("a", price=2.0)], [on("a")], [job("A", maximum=1, max_price=1.0)],
-        pools=[pool(offer(price=2.0))], history=LaunchCounts(0.0, dear={"a": NOW - 599}),
+        pools=[pool(offer(price=2.0))], history=ObservationTimes(0.0, dear={"a": NOW - 599}),
     ), []),
     Row("dear for too long", observed(
         [machine("a", price=2.0)], [on("a")], [job("A", maximum=1, max_price=1.0)],
-        pools=[pool(offer(price=2.0))], history=LaunchCounts(0.0, dear={"a": NOW - 600}),
+        pools=[pool(offer(price=2.0))], history=ObservationTimes(0.0, dear={"a": NOW - 600}),
     ), [StopWorker("A@a", "its machine costs more than max_price_per_hour")]),
     Row("an idle machine that is too dear is not used", observed(
         [machine("a", price=2.0)], jobs=[job("A", maximum=1, max_price=1.0)],
@@ -240,7 +240,7 @@ TABLE = [
     ), []),
     Row("nobody runs: nothing is kept", observed(
         [machine("a"), machine("b")],
-        history=LaunchCounts(0.0, idle={"a": NOW - 61, "b": NOW - 61}),
+        history=ObservationTimes(0.0, idle={"a": NOW - 61, "b": NOW - 61}),
     ), [Terminate("a", "idle"), Terminate("b", "idle")]),
 ]  # fmt: skip
 
@@ -248,11 +248,11 @@ TABLE = [
 @pytest.mark.parametrize("row", TABLE, ids=[row.case for row in TABLE])
 def test_decide(row: Row) -> None:
     # the times that the row asks for count
-    state = replace(row.state, history=_merged(remember(row.state, NOW), row.state))
+    state = replace(row.state, history=_merged(with_history(row.state, NOW), row.state))
     assert decide(state, NOW) == row.actions
 
 
-def _merged(fresh: Observed, asked: Observed) -> LaunchCounts:
+def _merged(fresh: Observed, asked: Observed) -> ObservationTimes:
     return replace(fresh.history, dear={**fresh.history.dear, **asked.history.dear})
 
 
@@ -293,7 +293,7 @@ class Swinging:
         state = self._priced(observed(jobs=[job("A", maximum=4, max_price=self.max_price)]), NOW)
         now = NOW
         while now < NOW + seconds:
-            state = remember(self._priced(state, now), now)
+            state = with_history(self._priced(state, now), now)
             state = self._carried_out(state, decide(state, now), now)
             now += step
 

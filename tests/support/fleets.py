@@ -7,12 +7,12 @@ from typing import Any
 
 from vcasgd.fleet.observed import (
     JobDemand,
-    LaunchCounts,
     Limits,
+    ObservationTimes,
     Observed,
     PoolView,
     WorkerView,
-    remember,
+    with_history,
 )
 from vcasgd.fleet.providers.base import Instance, InstanceState
 
@@ -56,7 +56,7 @@ def observed(
     *,
     nodes: str | None = "*",
     pools: list[PoolView] | None = None,
-    history: LaunchCounts | None = None,
+    history: ObservationTimes | None = None,
 ) -> Observed:
     """``nodes``: ``*`` all machines, ``None`` Ray unreachable, else their ids, with blanks."""
     instances = tuple(machines or ())
@@ -68,14 +68,14 @@ def observed(
         workers=tuple(workers or ()),
         jobs=tuple(jobs or ()),
         pools=tuple(pools or [PoolView("local")]),
-        history=history or LaunchCounts(since=0.0),
+        history=history or ObservationTimes(since=0.0),
         limits=LIMITS,
     )
 
 
 def remembered(state: Observed) -> Observed:
     """Up to date, but with the times of joining that the row asks for."""
-    fresh = remember(state, NOW)
+    fresh = with_history(state, NOW)
     if state.nodes is None:
         return fresh
     joined = {**fresh.history.joined, **state.history.joined}

@@ -1,4 +1,4 @@
-"""The pools file: what is accepted, and what a wrong one is told."""
+"""Pools file: accepted content and errors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ GCP: dict[str, Any] = {
 }
 
 
-def test_without_a_file_there_is_the_local_pool() -> None:
+def test_default_is_the_local_pool() -> None:
     (pool,) = load_pools(None)
     assert isinstance(pool, LocalPoolSpec)
     assert (pool.name, pool.zones, pool.labels) == ("local", ("local",), frozenset())
 
 
-def test_a_file_keeps_its_order(tmp_path: Path) -> None:
+def test_file_keeps_its_order(tmp_path: Path) -> None:
     path = tmp_path / "pools.yaml"
     path.write_text("pools:\n  - {name: b, provider: local}\n  - {name: a, provider: local}\n")
     assert [pool.name for pool in load_pools(path)] == ["b", "a"]
@@ -55,13 +55,13 @@ def test_each_provider_has_its_own_template() -> None:
     ("pool", "field", "words"),
     [
         ({"name": "a"}, "pools.0.provider", "choose one of local, aws, gcp"),
-        ({**AWS, "provider": "azure"}, "pools.0.provider", "no provider 'azure'"),
+        ({**AWS, "provider": "azure"}, "pools.0.provider", "unknown provider 'azure'"),
         ({**AWS, "zone": "a"}, "pools.0.zone", "there is no such field"),
         ({**AWS, "name": "A"}, "pools.0.name", "lower-case"),
         ({**AWS, "zones": []}, "pools.0", "zones is required for provider aws"),
         ({**AWS, "region": ""}, "pools.0", "region is required"),
-        ({**AWS, "zones": ["a", "a"]}, "pools.0.zones", "names something twice"),
-        ({**AWS, "zones": ["us-east-1c"]}, "pools.0", "subnets has none for zone us-east-1c"),
+        ({**AWS, "zones": ["a", "a"]}, "pools.0.zones", "contains a duplicate"),
+        ({**AWS, "zones": ["us-east-1c"]}, "pools.0", "has no subnet for zone us-east-1c"),
         ({**AWS, "template": {}}, "pools.0.template.launch_template", "is required"),
         ({**AWS, "template": {**AWS["template"], "ami": "x"}}, "pools.0.template.ami", "subnets"),
         ({**AWS, "max_instances": -1}, "pools.0.max_instances", "greater than or equal to 0"),
@@ -71,7 +71,7 @@ def test_each_provider_has_its_own_template() -> None:
         ("local", "pools.0", "must be a mapping"),
     ],
 )
-def test_a_wrong_pool_names_its_field(pool: object, field: str, words: str) -> None:
+def test_invalid_pool_names_its_field(pool: object, field: str, words: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_pools({"pools": [pool]})
     assert caught.value.field == field
@@ -79,24 +79,24 @@ def test_a_wrong_pool_names_its_field(pool: object, field: str, words: str) -> N
 
 
 @pytest.mark.parametrize("value", [None, [], {}, {"pools": []}, {"pools": {"a": 1}}])
-def test_a_file_without_pools(value: object) -> None:
+def test_file_without_pools(value: object) -> None:
     with pytest.raises(SpecError, match="at least one"):
         parse_pools(value)
 
 
-def test_two_of_one_name() -> None:
-    with pytest.raises(SpecError, match=r"pools\.1\.name: there are two pools aws-spot"):
+def test_duplicate_name() -> None:
+    with pytest.raises(SpecError, match=r"pools\.1\.name: duplicate pool aws-spot"):
         parse_pools({"pools": [AWS, AWS]})
 
 
 @pytest.mark.parametrize("text", ["pools: [", "\tpools", "pools: 3"])
-def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+def test_invalid_file_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "pools.yaml"
     path.write_text(text)
     with pytest.raises(SpecError, match=r"pools\.yaml"):
         load_pools(path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="can't be read"):
         load_pools(tmp_path / "nowhere.yaml")

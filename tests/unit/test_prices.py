@@ -1,4 +1,4 @@
-"""Prices have a date and a source, and one that is not known is never taken for nothing."""
+"""Price tables: dates, sources, overrides, and errors for unknown prices."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def override(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_price_of_the_package_has_a_date_and_a_source() -> None:
+def test_packaged_price_has_a_date_and_a_source() -> None:
     price = PriceTable.load("aws").price("us-east-1", "c5.xlarge")
     assert (price.on_demand, price.spot, price.cpus, price.gpus) == (0.17, None, 4, 0)
     assert price.as_of == datetime(2025, 3, 2, tzinfo=UTC).timestamp()
     assert "2025-03-02" in price.source
 
 
-def test_google_s_spot_prices_are_in_the_table() -> None:
+def test_google_spot_prices_are_in_the_table() -> None:
     price = PriceTable.load("gcp").price("us-central1", "n2-standard-4")
     assert price.spot is not None
     assert 0 < price.spot < price.on_demand
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp"])
-def test_every_type_of_the_package_has_its_processors(cloud: str) -> None:
+def test_every_packaged_type_has_its_processors(cloud: str) -> None:
     table = PriceTable.load(cloud)
     rows = [
         table.price(region, kind)
@@ -52,24 +52,24 @@ def test_every_type_of_the_package_has_its_processors(cloud: str) -> None:
     assert all(row.cpus >= 2 and row.on_demand > 0.01 for row in rows)
 
 
-def test_an_own_price_goes_first(override: Path) -> None:
+def test_price_of_the_file_takes_precedence(override: Path) -> None:
     table = PriceTable.load("aws", override)
     assert table.price("us-east-1", "c5.xlarge").on_demand == 0.1
     assert table.price("us-east-1", "c5.xlarge").source == "our contract (2026-11-01)"
     assert table.price("us-east-1", "huge").gpus == 8
     assert table.price("us-east-1", "m5.large").on_demand == 0.096
-    assert table.price_or_dearest("us-east-1", "m5.large") == 0.096
-    assert table.price_or_dearest("us-east-1", "unknown") == 41.5
+    assert table.price_or_highest("us-east-1", "m5.large") == 0.096
+    assert table.price_or_highest("us-east-1", "unknown") == 41.5
 
 
 @pytest.mark.parametrize(
     ("region", "kind", "words"),
     [
-        ("us-east-1", "x1e.32xlarge", "no price is known for x1e.32xlarge in us-east-1"),
+        ("us-east-1", "x1e.32xlarge", "no known price for x1e.32xlarge in us-east-1"),
         ("mars-1", "c5.xlarge", "aws.on_demand.mars-1"),
     ],
 )
-def test_what_is_not_known_is_said(region: str, kind: str, words: str) -> None:
+def test_unknown_price_is_an_error(region: str, kind: str, words: str) -> None:
     with pytest.raises(SpecError, match="VCASGD_PRICES") as caught:
         PriceTable.load("aws").price(region, kind)
     assert words in str(caught.value)
@@ -84,7 +84,7 @@ def test_what_is_not_known_is_said(region: str, kind: str, words: str) -> None:
         ("[", "is not YAML"),
     ],
 )
-def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "prices.yaml"
     path.write_text(text)
     with pytest.raises(SpecError, match=r"prices\.yaml") as caught:
@@ -92,6 +92,6 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="can't be read"):
         PriceTable.load("aws", tmp_path / "nowhere.yaml")

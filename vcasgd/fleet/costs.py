@@ -1,27 +1,31 @@
-"""What machines cost whom, and for what: pure accounting.
+"""Accounting of machine costs, and budgets; pure functions.
 
-Each machine has a *meter*: up to when it is paid for, by which job, and what it does. A meter is
-moved on by a *charge*, which is worth something only together with the meter that it starts from;
-so a charge that is booked under that condition is booked once, whoever repeats it.
+Each machine has a *meter*: until when it is paid for, by which job, and what it does. A *charge*
+advances a meter. It is valid only together with the meter that it starts from, so a charge that is
+booked under that condition is booked once, however often it is repeated.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
+from vcasgd.fleet.observed import Limits
 from vcasgd.fleet.providers.base import Instance
 
-#: a meter is moved on so often while nothing changes: booking is a write to disk, and what is not
-#: booked is counted all the same, see :func:`accrued`
+#: Seconds between two charges while nothing changes. Booking writes to disk, and :func:`accrued`
+#: counts what is not booked yet.
 CHARGE_SECONDS = 10.0
+
+#: Field that the reason of a pause for the budget starts with.
+FIELD = "stop.max_cost_usd"
 
 
 class Doing(StrEnum):
-    """What a machine is paid for."""
+    """Activity that a machine is paid for."""
 
     BOOTING = "booting"
     WORKING = "working"
@@ -30,13 +34,13 @@ class Doing(StrEnum):
 
 @dataclass(frozen=True)
 class Meter:
-    """Of one machine. Times are Unix seconds, prices USD per hour."""
+    """Meter of one machine. Times are Unix seconds, prices USD per hour."""
 
     since: float
-    """When it was launched."""
+    """Time of the launch."""
     until: float
     job: str | None
-    """``None``: nobody pays yet."""
+    """None if no job pays yet."""
     doing: Doing
     pool: str
     spot: bool
@@ -45,37 +49,40 @@ class Meter:
     closed: bool = False
 
     def to_json(self) -> str:
+        """Return the stored form."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Meter:
+        """Parse the stored form."""
         fields = json.loads(text)
         return cls(**{**fields, "doing": Doing(fields["doing"])})
 
 
 @dataclass(frozen=True)
 class Charge:
-    """An interval of one machine that a job pays for, and the meter after it."""
+    """Interval of one machine that a job pays for, and the meter after it."""
 
     instance: str
     before: Meter | None
     after: Meter
     lost_seconds: float = 0.0
-    """Of the work in it, what nobody will ever see."""
+    """Seconds of work in it that were lost with the machine."""
 
     @property
     def job(self) -> str | None:
+        """Job that pays for the interval."""
         return self.before.job if self.before else None
 
     def amounts(self) -> dict[str, float]:
-        """By ``pool|spot|doing|what``: seconds and USD."""
+        """Return seconds and USD by ``pool|spot|doing|what``."""
         if self.before is None or self.before.job is None:
             return {}
         return _amounts(self.before, self.after.until - self.before.until, self.lost_seconds)
 
 
 def opened(one: Instance, job: str | None, doing: Doing, now: float) -> Meter:
-    """Of a machine that has none. It is paid for from its launch on."""
+    """Return the first meter of a machine, which is paid for from its launch on."""
     since = min(one.launched_at, now)
     return _at_price(Meter(since, since, job, doing, one.pool, one.spot, 0.0, 0.0), one)
 
@@ -83,10 +90,10 @@ def opened(one: Instance, job: str | None, doing: Doing, now: float) -> Meter:
 def charge(
     meter: Meter | None, one: Instance, job: str | None, doing: Doing, now: float
 ) -> Charge | None:
-    """What there is to book of a machine that is listed; ``None``: nothing yet.
+    """Return the charge for a listed machine, or None if none is due.
 
-    ``job`` pays from ``now`` on (``None``: whoever paid before), the interval until then is that
-    of the meter.
+    ``job`` pays from ``now`` on; None keeps the current payer. The meter's job pays for the
+    interval until ``now``.
     """
     if meter is None:
         return Charge(one.id, None, opened(one, job, doing, now))
@@ -103,8 +110,11 @@ def charge(
 def last_charge(
     instance: str, meter: Meter, seen: float, billing_seconds: float, unpushed: float | None
 ) -> Charge | None:
-    """Of a machine that is gone, was ``seen`` last and is charged for ``billing_seconds`` at
-    least; ``unpushed``: since when it had trained what was never pushed."""
+    """Return the last charge for a machine that is gone, or None if its meter is closed.
+
+    The machine was last listed at ``seen`` and costs at least ``billing_seconds``. Since
+    ``unpushed`` it had trained what it never pushed.
+    """
     if meter.closed:
         return None
     until = max(meter.until, seen, meter.since + billing_seconds)
@@ -115,18 +125,22 @@ def last_charge(
 
 
 def accrued(meter: Meter, now: float) -> float:
-    """USD since the meter was moved on last."""
+    """Return USD since the last charge."""
     return 0.0 if meter.closed else _usd(meter.price_per_hour, now - meter.until)
 
 
 @dataclass(frozen=True)
 class Waste:
+    """Time and money that trained nothing."""
+
     seconds: float
     usd: float
 
 
 @dataclass(frozen=True)
 class PoolCost:
+    """Costs of a job in one pool, by spot or on demand."""
+
     pool: str
     spot: bool
     seconds: float
@@ -136,8 +150,11 @@ class PoolCost:
 
 @dataclass(frozen=True)
 class CostReport:
-    """What a job has cost. ``on_demand_usd``: the same machines for the same time without the
-    risk. ``lost_work`` is a part of what was worked, the others are not."""
+    """Costs of a job.
+
+    ``on_demand_usd`` is the price of the same machines for the same time on demand. ``lost_work``
+    is part of the working time; ``booting`` and ``idle`` aren't.
+    """
 
     spent_usd: float
     on_demand_usd: float
@@ -149,11 +166,12 @@ class CostReport:
 
     @property
     def saved_usd(self) -> float:
+        """USD saved compared to on-demand machines."""
         return self.on_demand_usd - self.spent_usd
 
 
 def report(amounts: Mapping[str, float]) -> CostReport:
-    """From the sums of :meth:`Charge.amounts`."""
+    """Build a report from sums of :meth:`Charge.amounts`."""
     sums: defaultdict[tuple[str, str, str], defaultdict[str, float]]
     sums = defaultdict(lambda: defaultdict(float))
     for name, value in amounts.items():
@@ -179,6 +197,39 @@ def report(amounts: Mapping[str, float]) -> CostReport:
         booting=waste(Doing.BOOTING),
         idle=waste(Doing.IDLE),
         lost_work=waste(Doing.WORKING, "lost_"),
+    )
+
+
+def commitment(machines: Iterable[Instance], limits: Limits, now: float) -> float:
+    """Return USD that machines still cost if they are given up at ``now`` (Unix seconds).
+
+    Each costs until its worker has left and it is gone, and at least the cloud's minimum.
+    """
+    return sum(
+        one.price_per_hour
+        * max(limits.exit_seconds, limits.billing_seconds - (now - one.launched_at))
+        / 3600
+        for one in machines
+    )
+
+
+def affordable(budget: float | None, spent: float, committed: float) -> float | None:
+    """Return USD that may still be committed, or None without a budget."""
+    return None if budget is None else max(0.0, budget - spent - committed)
+
+
+def pause_reason(
+    budget: float | None,
+    spent: float,
+    committed: float,
+    purpose: str = "spent until its machines are gone",
+) -> str | None:
+    """Return why the job must be paused now, or None if it may continue until the next check."""
+    if budget is None or spent + committed < budget:
+        return None
+    return (
+        f"{FIELD}: {spent:.4f} of {budget:g} USD are spent, and {committed:.4f} more would be "
+        f"{purpose}; to continue, resume it with a larger budget"
     )
 
 

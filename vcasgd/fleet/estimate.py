@@ -1,4 +1,4 @@
-"""What a job would buy now, how long it would take and what it would cost: before it buys."""
+"""Estimate of what a job would buy now, its duration, and its cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vcasgd.fleet.observed import (
     JobDemand,
-    LaunchCounts,
+    ObservationTimes,
     Observed,
     PoolView,
     Rates,
@@ -19,16 +19,19 @@ from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.spec.job import JobSpec
 
-#: the job that is planned; no real one has such a name
+#: Name of the planned job; no real job can have it.
 _PLANNED = "-"
-#: the first assumption of a plan for later
-WAITS = "all machines are in use now: the job waits for these to be free"
+#: First assumption of a plan that has to wait.
+WAITS = "all machines are in use now: the job waits until these are free"
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of the work: samples of an epoch, samples a second of one machine (by pool
-    and type, or as somebody says of all), and where each number is from."""
+class Workload:
+    """Size and speed of the work, with the source of each number.
+
+    ``samples`` is the number in an epoch. ``rates`` are measured samples per second of one machine
+    by pool and type; ``rate_given``, from the user, replaces them all.
+    """
 
     samples: int | None = None
     rates: Rates | None = None
@@ -36,6 +39,7 @@ class Known:
     rate_given: float | None = None
 
     def rate(self, offer: Offer) -> float | None:
+        """Return samples per second of one machine, or None if unknown."""
         if self.rate_given is not None:
             return self.rate_given
         return (self.rates or {}).get((offer.pool, offer.instance_type))
@@ -43,7 +47,7 @@ class Known:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """An offer, how many of it would be bought, or why none."""
+    """Offer with the number of machines that would be bought, or why none would be."""
 
     offer: Offer
     spot: bool
@@ -56,7 +60,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a pool is of use to the job, and if not, why."""
+    """Usability of a pool for the job, with the reasons if it is excluded."""
 
     pool: str
     usable: bool
@@ -65,8 +69,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Estimate:
-    """``None``: not known, and a remedy says how it would be. Money in USD, without what a
-    control plane, disks and traffic cost."""
+    """Plan of a job.
+
+    None means unknown, and a remedy explains how to make it known. Money is in USD, without the
+    costs of a control plane, disks, and traffic.
+    """
 
     offers: tuple[PlanRow, ...]
     pools: tuple[Verdict, ...]
@@ -84,14 +91,17 @@ def estimate(
     spec: JobSpec,
     pools: Sequence[PoolView],
     labels: Mapping[str, frozenset[str]],
-    known: Known,
+    workload: Workload,
     now: float,
     *,
     vacant: Sequence[PoolView] = (),
 ) -> Estimate:
-    """``pools``: all that there are, with the room that is left in them; ``vacant``: the same if
-    nobody used any of their machines; ``labels``: which each may see."""
-    demand = _demand(spec, labels, {pool.name for pool in pools}, known)
+    """Estimate what a job would buy at ``now`` (Unix seconds).
+
+    ``pools`` are all pools with their remaining room, ``vacant`` the same pools without any machine
+    in use, and ``labels`` the labels that each pool is cleared for.
+    """
+    demand = _demand(spec, labels, {pool.name for pool in pools}, workload)
     bought, waits = _bought(demand, pools, now), False
     if not bought and (later := _bought(demand, vacant, now)):
         pools, bought, waits = vacant, later, True
@@ -100,7 +110,7 @@ def estimate(
         row
         for name in spec.workers.pools
         if name in by_name
-        for row in _rows(by_name[name], demand, bought, known, now)
+        for row in _rows(by_name[name], demand, bought, workload, now)
     )
     verdicts = tuple(
         _verdict(name, spec, by_name.get(name), labels, demand, now) for name in spec.workers.pools
@@ -108,8 +118,8 @@ def estimate(
     machines = sum(bought.values())
     per_hour = sum(row.price_per_hour * row.machines for row in rows)
     risk_free = sum(row.offer.on_demand_price_per_hour * row.machines for row in rows)
-    hours = _hours(spec, rows, known, machines)
-    told = _assumptions(spec, known, machines, hours, per_hour)
+    hours = _hours(spec, rows, workload, machines)
+    assumptions = _assumptions(spec, workload, machines, hours, per_hour)
     return Estimate(
         offers=rows,
         pools=verdicts,
@@ -119,8 +129,8 @@ def estimate(
         hours=hours,
         cost_usd=None if hours is None else hours * per_hour,
         on_demand_cost_usd=None if hours is None else hours * risk_free,
-        assumptions=((WAITS,) if waits else ()) + tuple(told),
-        remedies=tuple(_remedies(known, machines, rows)),
+        assumptions=((WAITS,) if waits else ()) + tuple(assumptions),
+        remedies=tuple(_remedies(workload, machines, rows)),
     )
 
 
@@ -128,32 +138,31 @@ def _demand(
     spec: JobSpec,
     labels: Mapping[str, frozenset[str]],
     pools: Container[str],
-    known: Known,
+    workload: Workload,
 ) -> JobDemand:
-    wanted, workers = frozenset(spec.required_labels), spec.workers
+    required, workers = frozenset(spec.required_labels), spec.workers
     named = [name for name in workers.pools if name in pools]
-    # the budget bounds how long these machines work, which the assumptions tell
+    # The budget limits the time of these machines; the assumptions report that.
     return JobDemand(
         job=_PLANNED,
         minimum=workers.min,
         maximum=workers.max,
-        pools=tuple(name for name in named if wanted <= labels.get(name, frozenset())),
+        pools=tuple(name for name in named if required <= labels.get(name, frozenset())),
         wants=spec.total_subtasks,
         running=True,
         on_demand_minimum=workers.on_demand_min,
         max_price=workers.max_price_per_hour,
-        rates=known.rates or {},
+        rates=workload.rates or {},
     )
 
 
 def _bought(
     demand: JobDemand, pools: Sequence[PoolView], now: float
 ) -> Counter[tuple[str, str, str, bool]]:
-    """By pool, zone, type and whether it is spot. Where several types are as good, the cheapest
-    stands for all."""
+    """Count machines by pool, zone, type, and spot. Of equally good types, the cheapest counts."""
     state = Observed(
         cluster=_PLANNED, instances=(), nodes=frozenset(), workers=(), jobs=(demand,),
-        pools=tuple(pools), history=LaunchCounts(since=now),
+        pools=tuple(pools), history=ObservationTimes(since=now),
     )  # fmt: skip
     offers = {pool.name: pool.offers or () for pool in pools}
     bought: Counter[tuple[str, str, str, bool]] = Counter()
@@ -174,16 +183,16 @@ def _rows(
     pool: PoolView,
     demand: JobDemand,
     bought: Counter[tuple[str, str, str, bool]],
-    known: Known,
+    workload: Workload,
     now: float,
 ) -> list[PlanRow]:
     rows = []
     for offer in pool.offers or ():
         for spot in {offer.spot, False} if offer.spot else {False}:
             count = bought[pool.name, offer.zone, offer.instance_type, spot]
-            # what nobody asked for without the risk is no row of its own
+            # On-demand machines of a spot pool are listed only if they are bought.
             if count or spot == offer.spot:
-                rows.append(_row(pool, offer, demand, known, now, spot=spot, count=count))
+                rows.append(_row(pool, offer, demand, workload, now, spot=spot, count=count))
     return sorted(rows, key=lambda row: (row.price_per_hour, row.offer.zone, row.spot))
 
 
@@ -191,13 +200,13 @@ def _row(
     pool: PoolView,
     offer: Offer,
     demand: JobDemand,
-    known: Known,
+    workload: Workload,
     now: float,
     *,
     spot: bool,
     count: int,
 ) -> PlanRow:
-    price, rate = price_of(offer, spot=spot), known.rate(offer)
+    price, rate = price_of(offer, spot=spot), workload.rate(offer)
     return PlanRow(
         offer=offer,
         spot=spot,
@@ -214,11 +223,11 @@ def _excluded(
 ) -> str | None:
     market, limit = pool.market(offer.zone, spot), highest_price(pool, demand)
     if pool.name not in demand.pools:
-        return "its pool falls out"
+        return "its pool is excluded"
     if price > limit:
         return f"costs more than the maximum of {limit:g} USD/h"
     if market.blocked_until > now:
-        return market.reason or "refused lately"
+        return market.reason or "it refused recently"
     return None
 
 
@@ -231,67 +240,71 @@ def _verdict(
     now: float,
 ) -> Verdict:
     if pool is None:
-        return Verdict(name, False, ("there is no such pool",))
+        return Verdict(name, False, ("no such pool",))
     reasons = []
     if missing := [each for each in spec.required_labels if each not in labels.get(name, ())]:
         reasons.append(f"may not see {', '.join(missing)}")
     if pool.blocked_until > now:
-        reasons.append(pool.reason or "refused lately")
+        reasons.append(pool.reason or "it refused recently")
     if pool.capacity is not None and pool.capacity <= 0:
         reasons.append("all of its machines are in use")
     if pool.offers is None:
-        reasons.append(pool.reason or "its prices are not known")
+        reasons.append(pool.reason or "its prices are unknown")
     elif offers := [_excluded(pool, each, demand, price_of(each, spot=each.spot), now,
                               spot=each.spot) for each in pool.offers]:  # fmt: skip
         if not reasons and all(offers):
             reasons += sorted({each for each in offers if each})
     elif not reasons:
-        reasons.append("sells nothing at the moment")
+        reasons.append("it offers no machines now")
     return Verdict(name, not reasons, tuple(reasons))
 
 
-def _hours(spec: JobSpec, rows: Sequence[PlanRow], known: Known, machines: int) -> float | None:
+def _hours(
+    spec: JobSpec, rows: Sequence[PlanRow], workload: Workload, machines: int
+) -> float | None:
     taken = [row for row in rows if row.machines]
-    if not machines or known.samples is None:
+    if not machines or workload.samples is None:
         return None
     rates = [row.samples_per_second for row in taken]
     speed = sum(row.machines * (row.samples_per_second or 0.0) for row in taken)
     if any(rate is None for rate in rates) or speed <= 0:
         return None
-    return spec.epochs * known.samples / speed / 3600
+    return spec.epochs * workload.samples / speed / 3600
 
 
 def _assumptions(
-    spec: JobSpec, known: Known, machines: int, hours: float | None, per_hour: float
+    spec: JobSpec, workload: Workload, machines: int, hours: float | None, per_hour: float
 ) -> list[str]:
-    told = [f"{machines} of at most {spec.workers.max} machines, from the first minute to the last"]
-    if known.rate_given is not None:
-        told.append(f"each trains {known.rate_given:g} samples/s, as given")
-    elif known.rates:
-        told.append("each trains as many samples/s as were measured before")
-    if known.samples is not None:
-        source = "as given" if known.samples_given else "as an earlier job had"
-        told.append(f"{spec.epochs} epochs of {known.samples} samples, {source}")
-    told.append("prices stay; booting, evaluations and what evictions cost are not in it")
+    lines = [f"{machines} of at most {spec.workers.max} machines run from start to end"]
+    if workload.rate_given is not None:
+        lines.append(f"each trains {workload.rate_given:g} samples/s, as given")
+    elif workload.rates:
+        lines.append("each trains samples at the rate measured before")
+    if workload.samples is not None:
+        source = "as given" if workload.samples_given else "as in an earlier job"
+        lines.append(f"{spec.epochs} epochs of {workload.samples} samples, {source}")
+    lines.append("prices stay constant; booting, evaluations, and evictions are not included")
     budget = spec.stop.max_cost_usd
     if budget is not None and hours is not None and hours * per_hour > budget:
         part = budget / (hours * per_hour)
-        told.append(f"the budget of {budget:g} USD ends after {part:.0%}: the job will be paused")
+        lines.append(
+            f"the budget of {budget:g} USD is spent after {part:.0%}, and the job is paused"
+        )
     limit = spec.stop.max_duration
     if limit is not None and hours is not None and hours * 3600 > limit.total_seconds():
-        told.append(f"stop.max_duration ends it after {limit.total_seconds() / 3600:g} h")
-    return told
+        lines.append(f"stop.max_duration ends the job after {limit.total_seconds() / 3600:g} h")
+    return lines
 
 
-def _remedies(known: Known, machines: int, rows: Sequence[PlanRow]) -> list[str]:
+def _remedies(workload: Workload, machines: int, rows: Sequence[PlanRow]) -> list[str]:
     if not machines:
-        return ["nothing could be bought now; the pools above say why"]
+        return ["nothing can be bought now; see the reasons for each pool above"]
     remedies = []
-    if known.samples is None:
-        remedies.append("the samples of an epoch are not known: give them with --samples")
+    if workload.samples is None:
+        remedies.append("the number of samples in an epoch is unknown: pass --samples")
     if any(row.machines and row.samples_per_second is None for row in rows):
         remedies.append(
-            "nobody has measured how fast these machines are: give --samples-per-second of one, "
-            "or let an epoch run; the next plan for this name and task knows"
+            "the speed of these machines is unknown: pass --samples-per-second of one machine, "
+            "or run an epoch, which measures it for the next plan with this name and task"
         )
     return remedies

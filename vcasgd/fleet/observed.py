@@ -1,4 +1,4 @@
-"""What the controller sees, as plain data: the input of :func:`vcasgd.fleet.plan.decide`."""
+"""State that the controller observes, as plain data: the input of the plan."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
 
-#: measured samples a second of one machine, by pool and instance type
+#: Measured samples per second of one machine, by pool and instance type.
 Rates = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
 class WorkerView:
-    """A worker, from the moment that it is asked for: only one that is listed is not started
-    a second time. ``alive`` is false only when it is known to have ended."""
+    """Worker, listed from its request on, so that it isn't started twice.
+
+    ``alive`` is false only if it is known to have ended.
+    """
 
     name: str
     job: str
@@ -25,8 +27,11 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class JobDemand:
-    """What a job asks for. ``wants`` is how many workers it could use now, those included
-    that it has; ``pools`` are in order of preference, and may see its data."""
+    """Demand of a job.
+
+    ``wants`` is the number of workers that it could use now, including those that it has.
+    ``pools`` are cleared for its data, in order of preference.
+    """
 
     job: str
     minimum: int
@@ -35,80 +40,83 @@ class JobDemand:
     wants: int
     running: bool
     barred: frozenset[str] = frozenset()
-    """Pools that it names and that may not see its data, or no longer."""
+    """Pools of the job that are not, or no longer, cleared for its data."""
     on_demand_minimum: int = 0
     fallback_after: float | None = None
-    """Seconds that its spot pools must have refused before the minimum is bought on demand;
-    ``None``: never."""
+    """Seconds that its spot pools must refuse before the minimum is bought on demand; None means
+    never."""
     max_price: float | None = None
-    """USD an hour, of one machine."""
+    """USD per hour of one machine."""
     affordable: float | None = None
-    """USD that may still be promised; ``None``: it has no budget."""
+    """USD that may still be committed; None without a budget."""
     rates: Rates = field(default_factory=dict)
     learners: int = 1
-    """On one machine, at most."""
+    """Largest number on one machine."""
 
     @property
     def desired(self) -> int:
+        """Number of workers that the job gets if there are enough machines."""
         return max(0, min(self.maximum, self.wants)) if self.running else 0
 
     @property
     def needed(self) -> int:
-        """The part of :attr:`desired` that goes before other jobs' wishes."""
+        """Part of :attr:`desired` that has priority over what other jobs desire."""
         return min(self.minimum, self.desired)
 
 
 @dataclass(frozen=True)
 class Market:
-    """A zone of a pool, spot or on demand, as it answered last."""
+    """Zone of a pool, spot or on demand, as of its last response."""
 
     launches: int = 0
     blocked_until: float = 0.0
     reason: str | None = None
     refused_since: float | None = None
-    """Of the first refusal in a row."""
+    """Time of the first of consecutive refusals."""
 
 
 @dataclass(frozen=True)
 class PoolView:
-    """A pool as it answered last."""
+    """Pool as of its last response."""
 
     name: str
     launches: int = 0
-    """Launches whose outcome is recorded, refusals too: it makes the next token."""
+    """Launches with a recorded outcome, including refusals; determines the next token."""
     launching: int = 0
-    """Machines that were granted but are not listed among the instances yet. Who counts them
-    gives up on one that is never listed."""
+    """Granted machines that are not listed among the instances yet. One that is never listed stops
+    counting after a while."""
     capacity: int | None = None
-    """``None``: only the provider knows."""
+    """None if only the provider knows it."""
     blocked_until: float = 0.0
     reason: str | None = None
-    """Why it is blocked, for people."""
+    """Why it is blocked, as text for people."""
     refused_since: float | None = None
     spot: bool = True
-    """What it sells unless asked for something else."""
+    """True if it sells spot machines by default."""
     offers: tuple[Offer, ...] | None = None
-    """``None``: its prices are not known yet."""
+    """None until its prices are known."""
     markets: Mapping[tuple[str, bool], Market] = field(default_factory=dict)
-    """By zone and whether it is spot."""
+    """Markets by zone and spot."""
     quotas: Mapping[bool, int] = field(default_factory=dict)
-    """By whether it is spot: how many machines the account may have, where that is known."""
+    """Number of machines that the account may have, by spot, if known."""
     boot_seconds: float | None = None
     max_price: float | None = None
-    """USD an hour, of one machine."""
+    """USD per hour of one machine."""
     launching_on_demand: int = 0
     """The part of :attr:`launching` that is not spot."""
 
     def market(self, zone: str, spot: bool) -> Market:
+        """Return a market."""
         return self.markets.get((zone, spot), Market())
 
     def launching_of(self, *, spot: bool) -> int:
+        """Return the number of launching machines of a kind."""
         return self.launching - self.launching_on_demand if spot else self.launching_on_demand
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How patient the plan is, in seconds; the reason for each is in :mod:`vcasgd.fleet.plan`."""
+    """Time limits of the plan in seconds; :mod:`vcasgd.fleet.plan` explains each."""
 
     idle_seconds: float = 60.0
     boot_seconds: float = 300.0
@@ -116,34 +124,37 @@ class Limits:
     surplus_seconds: float = 15.0
     dear_seconds: float = 600.0
     billing_seconds: float = 60.0
-    """What a cloud charges at least for a machine."""
+    """Shortest time that a cloud charges for a machine."""
     exit_seconds: float = 30.0
-    """Until a machine that is given up is gone."""
+    """Time until a machine that is given up is gone."""
 
 
 @dataclass(frozen=True)
-class LaunchCounts:
-    """Since when things are as they are. Starts empty with each controller, so a restarted
-    one is patient again rather than quick to judge machines that it has not seen before."""
+class ObservationTimes:
+    """History of observations.
+
+    It starts empty with each controller, so a restarted one waits for all limits again before it
+    gives up machines that it hasn't observed before.
+    """
 
     since: float
-    """When somebody began to look (Unix seconds), or could look again."""
+    """Start of the observations, or of those after an outage of Ray (Unix seconds)."""
     joined: Mapping[str, float] = field(default_factory=dict)
-    """Instance to when its Ray node was last seen alive."""
+    """When each instance's Ray node was last alive."""
     idle: Mapping[str, float] = field(default_factory=dict)
-    """Instance to since when it has been joined and without a worker."""
+    """Since when each joined instance has had no worker."""
     surplus: Mapping[str, float] = field(default_factory=dict)
-    """Job to since when it has had more workers than it desires."""
+    """Since when each job has had more workers than it desires."""
     dear: Mapping[str, float] = field(default_factory=dict)
-    """Instance to since when it has cost more than it may."""
+    """Since when each instance has exceeded its maximum price."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One look at everything.
+    """Complete observation at one time.
 
-    ``nodes`` are the instances whose Ray node is alive; ``None`` when Ray can't be reached,
-    which says nothing about the machines. ``jobs`` are in order of submission.
+    ``nodes`` are the instances whose Ray node is alive, or None if Ray can't be reached, which
+    implies nothing about the machines. ``jobs`` are in order of submission.
     """
 
     cluster: str
@@ -152,26 +163,28 @@ class Observed:
     workers: tuple[WorkerView, ...]
     jobs: tuple[JobDemand, ...]
     pools: tuple[PoolView, ...]
-    history: LaunchCounts
+    history: ObservationTimes
     limits: Limits = Limits()
     quarantined: frozenset[str] = frozenset()
-    """Instances whose worker sent what could not be used, again and again."""
+    """Instances whose worker repeatedly sent invalid updates."""
     boot_errors: Mapping[str, str] = field(default_factory=dict)
-    """Instance to what it said of its boot that failed."""
+    """Boot error that each instance reported."""
     payers: Mapping[str, str] = field(default_factory=dict)
-    """Instance to the job that pays for it: who works on it, or did last, or had it launched."""
+    """Job that pays for each instance: the last one that ran on it, or the one that launched it."""
     unpaid: Mapping[str, str] = field(default_factory=dict)
-    """Instance to why its payer pays for it no longer than it has to."""
+    """Why an instance's payer stops paying for it as soon as possible."""
 
     def staying(self) -> tuple[Instance, ...]:
-        """Instances without a notice: those that can still be counted on."""
+        """Return instances without a notice, which can still be relied on."""
         states = (InstanceState.BOOTING, InstanceState.RUNNING)
         return tuple(one for one in self.instances if one.state in states)
 
 
-def remember(state: Observed, now: float) -> Observed:
-    """The same with its history brought up to ``now``; call it before each decision and pass
-    the history on to the next look."""
+def with_history(state: Observed, now: float) -> Observed:
+    """Return the observation with its history updated to ``now`` (Unix seconds).
+
+    Call it before each decision, and pass the history to the next observation.
+    """
     present = {one.id for one in state.instances}
     busy = {worker.instance_id for worker in state.workers if worker.alive}
     history = state.history
@@ -197,7 +210,7 @@ def _living(state: Observed) -> list[WorkerView]:
 
 
 def highest_price(pool: PoolView | None, job: JobDemand | None) -> float:
-    """USD an hour that a machine of the pool may cost the job; without a job: anybody."""
+    """Return the maximum price of the pool's machines in USD per hour for a job, or for any job."""
     limits = (pool.max_price if pool else None, job.max_price if job else None)
     return min((each for each in limits if each is not None), default=float("inf"))
 

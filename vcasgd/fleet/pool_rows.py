@@ -1,6 +1,6 @@
-"""What is shown of a pool, and the pool again from what is shown.
+"""Conversion between a pool's view and the row that the controller publishes.
 
-The controller alone asks clouds; whoever plans elsewhere works with what it has told.
+Only the controller calls clouds. Other processes plan with the rows that it publishes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vcasgd.fleet.providers.base import Offer
 def to_row(
     view: PoolView, *, provider: str, labels: Iterable[str], instances: int, idle: int
 ) -> dict[str, Any]:
-    """Plain data. ``idle``: of its ``instances``, those which the next job finds warm."""
+    """Return plain data. ``idle`` is the part of ``instances`` that a following job finds warm."""
     return {
         "provider": provider,
         "spot": view.spot,
@@ -39,8 +39,10 @@ def to_row(
 
 
 def from_row(name: str, row: Mapping[str, Any], *, vacant: bool = False) -> PoolView:
-    """As far as a row of another version has it, with the room that its machines leave;
-    ``vacant``: with all of its room."""
+    """Return the view from a row, possibly of another version, with the room that is left.
+
+    With ``vacant``, all machines count as free.
+    """
     offers = row.get("offers")
     markets = {
         (each["zone"], each["spot"]): Market(

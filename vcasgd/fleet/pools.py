@@ -1,7 +1,7 @@
-"""The pools file: where machines may be bought, and on what conditions.
+"""Pools file: places to buy machines, and their conditions.
 
-It is YAML, in ``VCASGD_POOLS``; without it there is the one pool ``local``. A field that is not
-listed here is refused::
+It is a YAML file whose path is in ``VCASGD_POOLS``. Without it, the only pool is ``local``. Unknown
+fields are refused::
 
     pools:
       - name: aws-spot
@@ -26,16 +26,16 @@ from vcasgd.spec.job import Label, spec_error
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.yaml import load_mapping
 
-#: the pool that there is without a file
+#: Name of the pool that exists without a file.
 LOCAL_POOL = "local"
-#: names are used in tags, in labels, and before the ids of machines
+#: Names of pools are used in tags, in labels, and as prefixes of machine ids.
 POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class LocalTemplate(StrictModel):
-    """What this computer's machines pretend to be. ``None``: as the settings say."""
+    """Simulated properties of this computer's machines. None means the value of the settings."""
 
     price_per_hour: float | None = Field(default=None, ge=0, description="USD, spot")
     on_demand_price_per_hour: float | None = Field(default=None, ge=0, description="USD")
@@ -44,10 +44,10 @@ class LocalTemplate(StrictModel):
 
 
 class AwsTemplate(StrictModel):
-    """``launch_template`` is a name or an id (``lt-…``); ``subnets`` has one for each zone.
+    """EC2 launch template, by name or id (``lt-…``), with a subnet for each zone.
 
-    ``secrets``: environment variables of the machine whose values it fetches itself from
-    Secrets Manager, by name or ARN, instead of reading them in its user data.
+    ``secrets`` maps environment variables to names or ARNs in Secrets Manager. The machine fetches
+    their values itself, so they aren't in its user data.
     """
 
     launch_template: Name
@@ -57,11 +57,11 @@ class AwsTemplate(StrictModel):
 
 
 class GcpTemplate(StrictModel):
-    """``instance_template`` is a name, or a path ``regions/<region>/instanceTemplates/<name>``.
+    """Compute Engine instance template: a name or ``regions/<region>/instanceTemplates/<name>``.
 
-    What is given beside it replaces what the template says. ``secrets``: environment variables
-    of the machine whose values it fetches itself from Secret Manager
-    (``projects/<project>/secrets/<name>``), instead of reading them in its metadata.
+    Other fields override the template's values. ``secrets`` maps environment variables to secrets
+    in Secret Manager (``projects/<project>/secrets/<name>``). The machine fetches their values
+    itself, so they aren't in its metadata.
     """
 
     project: Name
@@ -73,9 +73,9 @@ class GcpTemplate(StrictModel):
 
 
 class PoolSpec(StrictModel):
-    """One place to buy machines, whatever cloud it is in."""
+    """One place to buy machines, in any cloud."""
 
-    #: whether there is nothing to choose from, so that zones and types may be left out
+    #: True if region, zones, and types have defaults.
     simple: ClassVar[bool] = False
 
     name: str = Field(pattern=POOL_NAME)
@@ -86,20 +86,22 @@ class PoolSpec(StrictModel):
     spot: bool = True
     max_instances: int | None = Field(default=None, ge=0, le=10_000, strict=True)
     labels: frozenset[Label] = frozenset()
-    """Labels of data that this pool may see."""
-    boot_seconds: float = Field(
-        default=300.0, gt=0, description="a machine must have joined by then"
+    """Labels of data that this pool is cleared for."""
+    boot_seconds: float = Field(default=300.0, gt=0, description="time limit for a machine to join")
+    max_price_per_hour: float | None = Field(
+        default=None, gt=0, description="USD per hour of one machine"
     )
-    max_price_per_hour: float | None = Field(default=None, gt=0, description="USD, of one machine")
     template: Any = None
-    cpus: float | None = Field(default=None, gt=0, description="of each machine; else by its type")
+    cpus: float | None = Field(
+        default=None, gt=0, description="of each machine; default: by its type"
+    )
     gpus: int | None = Field(default=None, ge=0, strict=True)
 
     @field_validator("zones", "instance_types")
     @classmethod
     def _no_duplicates(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
-            raise ValueError("names something twice")
+            raise ValueError("contains a duplicate")
         return value
 
     @model_validator(mode="after")
@@ -112,7 +114,7 @@ class PoolSpec(StrictModel):
 
 
 class LocalPoolSpec(PoolSpec):
-    """Machines that are processes of this computer."""
+    """Pool whose machines are processes on this computer."""
 
     simple: ClassVar[bool] = True
 
@@ -123,7 +125,7 @@ class LocalPoolSpec(PoolSpec):
 
 
 class AwsPoolSpec(PoolSpec):
-    """EC2 instances of one region, from a launch template."""
+    """Pool of EC2 instances in one region, from a launch template."""
 
     provider: Literal["aws"]
     template: AwsTemplate
@@ -132,12 +134,12 @@ class AwsPoolSpec(PoolSpec):
     def _each_zone_has_a_subnet(self) -> AwsPoolSpec:
         missing = [zone for zone in self.zones if zone not in self.template.subnets]
         if self.template.subnets and missing:
-            raise ValueError(f"template.subnets has none for zone {missing[0]}")
+            raise ValueError(f"template.subnets has no subnet for zone {missing[0]}")
         return self
 
 
 class GcpPoolSpec(PoolSpec):
-    """Compute Engine instances of one region, from an instance template."""
+    """Pool of Compute Engine instances in one region, from an instance template."""
 
     provider: Literal["gcp"]
     template: GcpTemplate
@@ -158,9 +160,9 @@ _KINDS: dict[str, type[PoolSpec]] = {
 
 
 def load_pools(path: Path | None) -> tuple[PoolSpec, ...]:
-    """The pools of a file, in its order; without one, the local pool.
+    """Load the pools of a file, in order; without a file, the local pool.
 
-    Raises :class:`~vcasgd.errors.SpecError` that names the file and the first wrong field.
+    Raises :class:`~vcasgd.errors.SpecError`, which names the file and the first invalid field.
     """
     if path is None:
         return (LocalPoolSpec(name=LOCAL_POOL, provider="local"),)
@@ -172,12 +174,12 @@ def load_pools(path: Path | None) -> tuple[PoolSpec, ...]:
 
 
 def parse_pools(value: object) -> tuple[PoolSpec, ...]:
-    """From plain data, as it is in the file. Raises :class:`~vcasgd.errors.SpecError`."""
+    """Parse the content of the file. Raises :class:`~vcasgd.errors.SpecError`."""
     rows = value.get("pools") if isinstance(value, dict) else None
     if not isinstance(rows, list) or not rows:
         raise SpecError(
-            "pools: must be a list of at least one",
-            remedy="write a list of pools under the word pools",
+            "pools: must be a list of at least one pool",
+            remedy="write a list under the key pools",
             field="pools",
         )
     if isinstance(value, dict) and (others := value.keys() - {"pools"}):
@@ -187,7 +189,7 @@ def parse_pools(value: object) -> tuple[PoolSpec, ...]:
     for index, name in enumerate(names):
         if name in names[:index]:
             field = f"pools.{index}.name"
-            raise SpecError(f"{field}: there are two pools {name}", field=field)
+            raise SpecError(f"{field}: duplicate pool {name}", field=field)
     return pools
 
 
@@ -198,7 +200,7 @@ def _parse(index: int, row: object) -> PoolSpec:
     kind = _KINDS.get(str(row.get("provider")))
     if kind is None:
         raise SpecError(
-            f"{where}.provider: there is no provider {row.get('provider')!r}",
+            f"{where}.provider: unknown provider {row.get('provider')!r}",
             remedy=f"choose one of {', '.join(_KINDS)}",
             field=f"{where}.provider",
         )
@@ -206,7 +208,7 @@ def _parse(index: int, row: object) -> PoolSpec:
         return kind.model_validate(row)
     except ValidationError as error:
         first = spec_error(error, kind)
-        # a check of the whole pool has no field of its own
+        # A check of the whole pool has no field.
         path = where if first.field == "job" else f"{where}.{first.field}"
         message = first.message.removeprefix(f"{first.field}: ")
         raise SpecError(f"{path}: {message}", remedy=first.remedy, field=path) from error

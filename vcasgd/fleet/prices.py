@@ -1,8 +1,8 @@
-"""List prices: a table that comes with the package, and a file of one's own that replaces rows.
+"""List prices: tables in the package, and a file of the user whose rows take precedence.
 
-The clouds' own price lists need permissions that nobody else needs, so what a machine costs on
-demand is taken from a table. A table has a date and a source, and both are shown wherever a price
-is. The file in ``VCASGD_PRICES`` is YAML or JSON of the same form, for each cloud::
+The clouds' price lists need extra permissions, so on-demand prices come from tables. Each table has
+a date and a source, which are shown with every price. The file in ``VCASGD_PRICES`` is YAML or JSON
+of the same form, by cloud::
 
     aws:
       as_of: 2026-11-20
@@ -10,7 +10,7 @@ is. The file in ``VCASGD_PRICES`` is YAML or JSON of the same form, for each clo
       types: {p5.48xlarge: {cpus: 192, gpus: 8}}
       on_demand: {us-east-1: {p5.48xlarge: 41.5}}
 
-All prices are USD per hour. What AWS asks for spot machines is never in a table: it is asked for.
+All prices are USD per hour. Spot prices of AWS are fetched from EC2 and are never in a table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vcasgd.spec.yaml import load_mapping
 
 @dataclass(frozen=True)
 class ListPrice:
-    """What a type of machine is and costs in a region; ``spot`` where the table has it."""
+    """Size and price of a machine type in a region. ``spot`` is None if the table lacks it."""
 
     on_demand: float
     spot: float | None
@@ -43,7 +43,7 @@ class ListPrice:
     source: str
 
 
-class _Type(StrictModel):
+class _MachineType(StrictModel):
     cpus: float = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
 
@@ -52,13 +52,13 @@ class _Table(StrictModel):
     as_of: date
     source: str = Field(min_length=1)
     currency: str = Field(default="USD", pattern="^USD$")
-    types: dict[str, _Type] = Field(default_factory=dict)
+    types: dict[str, _MachineType] = Field(default_factory=dict)
     on_demand: dict[str, dict[str, float]] = Field(default_factory=dict)
     spot: dict[str, dict[str, float]] = Field(default_factory=dict)
 
 
 class PriceTable:
-    """The list prices of one cloud: the rows of the first table that has them."""
+    """List prices of one cloud, each from the first table that has it."""
 
     def __init__(self, cloud: str, tables: list[_Table]) -> None:
         self._cloud = cloud
@@ -66,13 +66,19 @@ class PriceTable:
 
     @classmethod
     def load(cls, cloud: str, override: Path | None = None) -> PriceTable:
-        """``cloud`` is ``aws`` or ``gcp``. Raises :class:`~vcasgd.errors.SpecError`."""
-        own = _override(override).get(cloud)
-        return cls(cloud, [table for table in (own, _bundled(cloud)) if table is not None])
+        """Load the tables of a cloud, ``aws`` or ``gcp``.
+
+        Raises :class:`~vcasgd.errors.SpecError`.
+        """
+        overriding = _override(override).get(cloud)
+        return cls(cloud, [table for table in (overriding, _bundled(cloud)) if table is not None])
 
     def price(self, region: str, instance_type: str) -> ListPrice:
-        """Raises :class:`~vcasgd.errors.SpecError` where no table has it: a machine whose price
-        is not known would not count against any budget."""
+        """Return the price of a type in a region.
+
+        Raises :class:`~vcasgd.errors.SpecError` if no table has it, because a machine without a
+        price wouldn't count against any budget.
+        """
         table = self._with_price(region, instance_type)
         kind = self._kind(instance_type)
         return ListPrice(
@@ -84,9 +90,11 @@ class PriceTable:
             source=f"{table.source} ({table.as_of})",
         )
 
-    def price_or_dearest(self, region: str, instance_type: str) -> float:
-        """On demand. A machine whose type is in no table counts as the dearest that is; 0 where
-        there is no price at all."""
+    def price_or_highest(self, region: str, instance_type: str) -> float:
+        """Return the on-demand price in USD per hour.
+
+        An unknown type counts as the most expensive known one; 0 without any price in the region.
+        """
         tables = self._in(region)
         for table in tables:
             if instance_type in table.on_demand[region]:
@@ -101,19 +109,19 @@ class PriceTable:
             if instance_type in table.on_demand[region]:
                 return table
         raise SpecError(
-            f"no price is known for {instance_type} in {region}",
-            remedy=f"write it under {self._cloud}.on_demand.{region} into a file that "
-            "VCASGD_PRICES names",
+            f"no known price for {instance_type} in {region}",
+            remedy=f"add it under {self._cloud}.on_demand.{region} to a file, and set "
+            "VCASGD_PRICES to its path",
             field="instance_types",
         )
 
-    def _kind(self, instance_type: str) -> _Type:
+    def _kind(self, instance_type: str) -> _MachineType:
         for table in self._tables:
             if instance_type in table.types:
                 return table.types[instance_type]
         raise SpecError(
-            f"it is not known how many processors {instance_type} has",
-            remedy=f"write them under {self._cloud}.types into the file that VCASGD_PRICES names",
+            f"no known number of processors for {instance_type}",
+            remedy=f"add it under {self._cloud}.types to the file that VCASGD_PRICES names",
             field="instance_types",
         )
 

@@ -99,7 +99,7 @@ def _check_labels(here: Services, spec: JobSpec) -> None:
         raise SpecError(
             f"labels: none of the pools {', '.join(spec.workers.pools)} may see all of "
             f"{', '.join(sorted(wanted))}",
-            remedy="name a pool that may; vcasgd plan shows why each falls out",
+            remedy="name a pool that may; vcasgd plan shows why each is excluded",
             field="labels",
         )
 

@@ -15,7 +15,7 @@ from vcasgd.api.services import Here
 from vcasgd.api.spend import SpendView
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
-from vcasgd.fleet.estimate import Known, estimate
+from vcasgd.fleet.estimate import Workload, estimate
 from vcasgd.fleet.pool_rows import from_row
 
 router = APIRouter(tags=["money"])
@@ -67,7 +67,7 @@ def plan_job(here: Here, body: Question) -> PlanView:
         body.spec,
         [from_row(name, row) for name, row in rows.items()],
         {name: frozenset(row.get("labels") or ()) for name, row in rows.items()},
-        Known(
+        Workload(
             samples=body.samples or known.samples,
             rates=rates,
             samples_given=body.samples is not None,

@@ -9,7 +9,7 @@ from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.errors import JobUnreadable, NotFound
-from vcasgd.fleet.budget import affordable, commitment, pause_reason
+from vcasgd.fleet.costs import affordable, commitment, pause_reason
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Instance, Offer

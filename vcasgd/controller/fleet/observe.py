@@ -15,7 +15,7 @@ from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.controller.fleet.worker_names import instance_of, job_of
-from vcasgd.fleet.observed import LaunchCounts, Limits, Observed, PoolView, remember
+from vcasgd.fleet.observed import Limits, ObservationTimes, Observed, PoolView, with_history
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.heartbeats import Heartbeat
@@ -58,7 +58,7 @@ class Observer:
         self._launches = launches
         self._costs = costs
         self._speeds = speeds
-        self._history = LaunchCounts(since=time.time())
+        self._history = ObservationTimes(since=time.time())
 
     def observe(self, now: float) -> Observed:
         """Return the state of everything.
@@ -66,7 +66,7 @@ class Observer:
         Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost, and
         :class:`~vcasgd.errors.FleetError` if a cloud has never answered.
         """
-        state = remember(self._observe(now), now)
+        state = with_history(self._observe(now), now)
         self._history = state.history
         return state
 

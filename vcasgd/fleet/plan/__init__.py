@@ -1,60 +1,64 @@
-"""Desired and actual state to actions: the controller's only opinion, without any I/O.
+"""Plan of the fleet: turns desired and observed state into actions, without any I/O.
 
-``actions``     what may be decided
-``decide``      what comes to an end, and the order of all
-``allocation``  who gets which machine
-``market``      what is bought: pool, zone, type, on demand or not
+``actions``     actions, and names of launches and markets
+``decide``      what ends, and the order of all actions
+``allocation``  which job gets which machine
+``market``      what is bought: pool, zone, type, spot or on demand
 ``prices``      what a machine is worth
-``launch_names``  names of launches and markets
+``staff``       which workers a job keeps
 
-How machines are shared. One worker runs on one machine. First every job gets its minimum,
-then every job what it desires, both in order of submission. A place is filled by, in this
-order: a worker that the job has, an idle machine, the machine of a worker that another job
-has too many, a machine that is booting, a launch. A machine with a notice is already lost,
-so its replacement is ordered at the notice.
+Sharing. One worker runs on one machine. Each job first gets its minimum, then the workers it
+desires, both in order of submission. A place is filled, in this order, by a worker of the job, an
+idle machine, the machine of another job's surplus worker, a booting machine, or a launch. A machine
+with a notice counts as lost, so its replacement is ordered at the notice.
 
-What is bought. Pools in the job's order. Within a pool where a measured sample costs least;
-zones and types that cost up to :data:`SPREAD_PREMIUM` more are as good, of these the zone with
-the fewest machines. Nothing above the maximum price of pool and job, nothing that the budget
-does not pay for, nothing where labels forbid it. ``on_demand_minimum`` places take machines
-without the risk only; the fallback buys the minimum without it once all spot markets of the job
-have refused for long enough.
+Buying. Pools are used in the job's order. Within a pool, the cheapest measured sample decides.
+Zones and types that cost up to :data:`SPREAD_PREMIUM` more are equally good, and the zone with the
+fewest machines wins. Nothing is bought above the maximum price of pool or job, beyond the budget,
+or where labels forbid it. ``on_demand_minimum`` places take only on-demand machines. The fallback
+buys the minimum on demand once all of the job's spot markets have refused for long enough.
 
-Who is replaced before it goes. A machine that the cloud advised to leave, and one that the
-fallback bought while spot is for sale again, work on until as many others as are desired are at
-work; then they are surplus. If no replacement is to be had they stay.
+Replacing ahead of time. This concerns machines that the cloud recommends leaving, and machines that
+the fallback bought while spot is for sale again. They keep running until the desired number of
+other machines is working, and then are surplus. If no replacement is available, they stay.
 
-Why it does not flap. Whatever is decided stays decided while nothing else changes:
+Stability. A decision stands while nothing else changes:
 
-* no machine is ever moved, or replaced, because another one became cheaper: prices decide
-  only what is bought next;
-* a machine that costs more than it may is given up only after ``dear_seconds`` of that, so
-  prices that oscillate around the maximum faster than that move nothing, and slower ones move
-  a machine at most once in that time;
-* a worker is moved to another job only for that job's minimum, and only from a job that
-  has more than its own, so the other can't take it back;
-* a surplus (a job desires fewer workers than it has) that no other job has a use for is
-  stopped after it has lasted ``surplus_seconds``; the cheapest machines, and among equals
-  the oldest, are the last to go;
-* a machine without a worker is kept ``idle_seconds``: a following job finds it warm; not so if
-  it was advised to leave, or if who pays for it has a budget and is not at work;
-* a machine that has not joined is given up after its pool's ``boot_seconds``, or as soon as it
-  says that its boot failed, and its zone left alone for a while; one that was joined after
-  ``lost_seconds``, in which it still counts, so that a short disconnection neither kills nor
-  doubles it;
-* when Ray can't be reached nothing is held against any machine, and after a restart of
-  the controller or of Ray all of these times begin anew;
-* a market that refused is left alone until ``blocked_until``, see :mod:`vcasgd.backoff`; its other
-  zones and the other pools are asked meanwhile.
+* No machine is moved or replaced because another one became cheaper. Prices only decide what is
+  bought next.
+* A machine above its maximum price is given up only after ``dear_seconds``. Prices that oscillate
+  faster move nothing, and slower ones move a machine at most once in that time.
+* A worker is moved to another job only for that job's minimum, and only from a job above its own
+  minimum, so the other job can't take it back.
+* Surplus workers (a job desires fewer than it has) that no other job can use are stopped after
+  ``surplus_seconds``. The cheapest machines, and among equals the oldest, are kept longest.
+* A machine without a worker is kept for ``idle_seconds``, so that a following job finds it warm. It
+  is ended earlier if the cloud recommends leaving it, or if the job that pays for it has a budget
+  and isn't running.
+* A machine that has not joined is given up after its pool's ``boot_seconds``, or once it reports a
+  boot error, and its zone is left alone for a while. A machine that had joined is given up after
+  ``lost_seconds``. Until then it counts, so a short disconnection neither kills nor doubles it.
+* While Ray can't be reached, no machine is given up. After a restart of the controller or of Ray,
+  all of these times start again.
+* A market that refused is left alone until ``blocked_until``; see :mod:`vcasgd.backoff`. Its other
+  zones and the other pools are still used.
 
-Every action may be carried out twice. A launch has a token made from the market's count of
-launches, so one whose outcome was not recorded is repeated under the same token, and the
-provider starts nothing twice.
+Every action may be carried out twice. A launch's token contains the market's number of launches, so
+a launch whose outcome was not recorded is repeated under the same token, and the provider starts
+nothing twice.
 """
 
-from vcasgd.fleet.plan.actions import Action, Blame, Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan.actions import (
+    Action,
+    Blame,
+    Launch,
+    StartWorker,
+    StopWorker,
+    Terminate,
+    launch_token,
+    market_name,
+)
 from vcasgd.fleet.plan.decide import decide
-from vcasgd.fleet.plan.launch_names import launch_token, market_name
 from vcasgd.fleet.plan.market import SPREAD_PREMIUM
 
 __all__ = [

@@ -1,13 +1,17 @@
-"""What may be decided. Every action may be carried out twice."""
+"""Actions that the plan can decide, and names of launches and markets.
+
+Every action may be carried out twice.
+"""
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Ask the pool for up to ``count`` machines; ``None``: whatever the pool has."""
+    """Request up to ``count`` machines from the pool. None means any of the pool's choices."""
 
     pool: str
     count: int
@@ -16,22 +20,27 @@ class Launch:
     instance_types: tuple[str, ...] | None = None
     spot: bool | None = None
     jobs: tuple[str, ...] = field(default=(), compare=False)
-    """For whom, one for each machine: who pays until somebody works on it. No part of what is
-    asked of the cloud."""
+    """Jobs that pay for the machines until a worker runs on them, one per machine; not part of the
+    request to the cloud."""
 
 
 @dataclass(frozen=True)
 class StartWorker:
+    """Start a worker for a job on a machine."""
+
     instance_id: str
     job: str
     learner: int = 1
-    """The plan starts the first one; see :mod:`vcasgd.controller.fleet.learners`."""
+    """Number of the learner. The plan starts the first; see
+    :mod:`vcasgd.controller.fleet.learners` for the others."""
 
 
 @dataclass(frozen=True)
 class StopWorker:
-    """Ask the worker to push what it has and to leave; its machine stays, and is promised
-    to others already, so a worker that does not leave in time has to be killed."""
+    """Ask the worker to push its progress and leave.
+
+    Its machine stays and is already reassigned, so a worker that doesn't leave in time is killed.
+    """
 
     name: str
     reason: str
@@ -39,14 +48,18 @@ class StopWorker:
 
 @dataclass(frozen=True)
 class Terminate:
+    """End a machine."""
+
     instance_id: str
     reason: str
 
 
 @dataclass(frozen=True)
 class Blame:
-    """A machine of this market never joined: leave the market alone for a while. ``reason``
-    goes on from the machine's name."""
+    """Back off from a market whose machine never joined.
+
+    ``reason`` continues a sentence that starts with the machine's id.
+    """
 
     instance_id: str
     pool: str
@@ -56,3 +69,15 @@ class Blame:
 
 
 Action = Launch | StartWorker | StopWorker | Terminate | Blame
+
+
+def launch_token(cluster: str, market: str, launches: int) -> str:
+    """Return a launch's token, equal for equal arguments; a UUID, which every cloud accepts."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"vcasgd/{cluster}/{market}/{launches}"))
+
+
+def market_name(pool: str, zone: str | None, spot: bool | None) -> str:
+    """Return the name under which a market's launches are counted; the pool's without a zone."""
+    if zone is None:
+        return pool
+    return f"{pool}/{zone}/{'spot' if spot else 'on-demand'}"

@@ -1,4 +1,4 @@
-"""Who gets which machine: fills the places of all jobs, one by one, as they matter."""
+"""Allocation of machines: fills the places of all jobs one by one, by priority."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vcasgd.fleet.providers.base import Instance
 
 
 class Allocation:
-    """One round's; ``failed``: machines that end in it, and why."""
+    """Allocation of one round. ``failed`` has the machines that end in it, with reasons."""
 
     def __init__(
         self, state: Observed, failed: dict[str, str], blames: Sequence[Blame], now: float
@@ -33,10 +33,10 @@ class Allocation:
         self.handovers: list[StopWorker] = []
         self._fill()
 
-    # -- what comes of it ----------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------
 
     def surplus(self) -> list[StopWorker]:
-        """Workers that are too many for their job and of no use to any other."""
+        """Return stops of workers that neither their job nor another one needs."""
         since, limit = self._state.history.surplus, self._state.limits.surplus_seconds
         return [
             StopWorker(worker.name, "no work for it")
@@ -45,7 +45,7 @@ class Allocation:
         ]
 
     def dear(self) -> list[StopWorker]:
-        """Workers on machines that have cost more than they may for too long."""
+        """Return stops of workers whose machines have exceeded their maximum price for too long."""
         return [
             StopWorker(worker.name, "its machine costs more than max_price_per_hour")
             for staff in self._staff.values()
@@ -53,32 +53,34 @@ class Allocation:
         ]
 
     def moves(self) -> list[StopWorker]:
-        """One worker for each unmet minimum, from the latest jobs that have more than theirs."""
-        givers = list(reversed(self._beyond_minimum))
+        """Return one stop per unmet minimum, of workers of the latest jobs above their minimum."""
+        donors = list(reversed(self._beyond_minimum))
         moves = []
         for needy in self._unmet:
-            for giver in givers:
-                if self._fits(needy, self._machines[giver[1].instance_id]):
-                    givers.remove(giver)
-                    moves.append(_hand_over(giver[1], needy))
+            for donor in donors:
+                if self._fits(needy, self._machines[donor[1].instance_id]):
+                    donors.remove(donor)
+                    moves.append(_reassign(donor[1], needy))
                     break
         return moves
 
     def terminations(self) -> list[Terminate]:
+        """Return the machines to end that have no worker."""
         return [
             Terminate(one.id, reason)
-            for one in (*self._idle, *self._booting_for_nobody())
+            for one in (*self._idle, *self._unneeded_booting())
             if (reason := self._why_end(one)) is not None
         ]
 
     def launches(self) -> list[Launch]:
+        """Return the launches of this round."""
         return self._markets.launches()
 
     def _why_end(self, one: Instance) -> str | None:
         if one.id in self._coming_ids or one.id in self._state.unpaid:
             return self._state.unpaid.get(one.id)
         if one.advised_at is not None:
-            return "the cloud advised to leave it"
+            return "the cloud recommends leaving it"
         since = self._state.history.idle.get(one.id, self._now)
         return "idle" if self._now - since > self._state.limits.idle_seconds else None
 
@@ -95,7 +97,7 @@ class Allocation:
                     break
 
     def _place(self, job: JobDemand, number: int, *, beyond: bool) -> bool:
-        """The first places of a job are those that take no risk."""
+        """Fill one place. A job's first places are its on-demand minimum."""
         on_demand = number < job.on_demand_minimum
         staff = self._staff[job.job]
         worker = staff.take(on_demand=on_demand)
@@ -129,8 +131,8 @@ class Allocation:
         for worker in self._spare:
             if self._fits(job, self._machines[worker.instance_id], on_demand):
                 self._spare.remove(worker)
-                if worker.job in self._staff:  # all others are stopped anyway
-                    self.handovers.append(_hand_over(worker, job))
+                if worker.job in self._staff:  # Workers of other jobs are stopped anyway.
+                    self.handovers.append(_reassign(worker, job))
                 return True
         return False
 
@@ -151,10 +153,10 @@ class Allocation:
         )
 
     def _replaceable(self, job: JobDemand, one: Instance) -> bool:
-        """Whether another machine shall take its place, without haste."""
+        """Return True if another machine should replace it when one is available."""
         if one.advised_at is not None:
             return True
-        # a pool that sells nothing else is no fallback
+        # In a pool of on-demand machines, none is a fallback.
         pool = self._pools.get(one.pool)
         bought_as_fallback = not one.spot and pool is not None and pool.spot
         return (
@@ -172,11 +174,14 @@ class Allocation:
         return [one for one in self._machines.values() if one.id in free]
 
     def _coming_machines(self) -> defaultdict[tuple[str, bool], list[str]]:
-        """By pool and kind: machines that will be idle soon; nameless if not listed yet."""
-        known = self._busy() | (self._state.nodes or frozenset())
+        """Return, by pool and kind, the ids of machines that will soon be idle.
+
+        The id is empty for machines that are not listed yet.
+        """
+        joined = self._busy() | (self._state.nodes or frozenset())
         coming: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
         for one in self._machines.values():
-            if one.id not in known:
+            if one.id not in joined:
                 coming[one.pool, one.spot].append(one.id)
         self._coming_ids = {id_ for ids in coming.values() for id_ in ids}
         for pool in self._state.pools:
@@ -184,10 +189,10 @@ class Allocation:
                 coming[pool.name, spot] += [""] * pool.launching_of(spot=spot)
         return coming
 
-    def _booting_for_nobody(self) -> list[Instance]:
+    def _unneeded_booting(self) -> list[Instance]:
         left = {id_ for ids in self._coming.values() for id_ in ids}
         return [one for one in self._machines.values() if one.id in left]
 
 
-def _hand_over(worker: WorkerView, job: JobDemand) -> StopWorker:
-    return StopWorker(worker.name, f"its machine goes to {job.job}")
+def _reassign(worker: WorkerView, job: JobDemand) -> StopWorker:
+    return StopWorker(worker.name, f"its machine is reassigned to {job.job}")

@@ -1,4 +1,4 @@
-"""What comes to an end, and in which order everything is done."""
+"""Decision of what ends, and the order of all actions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from vcasgd.fleet.plan.actions import Action, Blame, StopWorker, Terminate
 from vcasgd.fleet.plan.allocation import Allocation
 from vcasgd.fleet.providers.base import Instance
 
+#: Reason for ending a machine whose Ray node never appeared.
 NOT_JOINED = "did not join in time"
-#: before what the machine said
+#: Prefix of the boot error that a machine reports.
 BOOT_FAILED = "did not boot: "
 
 
 def decide(state: Observed, now: float) -> list[Action]:
-    """What to do at ``now`` (Unix seconds), given a state whose history is up to date.
+    """Return the actions for ``now`` (Unix seconds), given a state with a current history.
 
-    Stops come first and launches last, so whoever carries out only a part does no harm.
+    Stops come first and launches last, so carrying out only a part does no harm.
     """
     failed = _failed(state, now)
     blames = _blames(state, failed)
@@ -35,10 +36,10 @@ def decide(state: Observed, now: float) -> list[Action]:
 
 
 def _failed(state: Observed, now: float) -> dict[str, str]:
-    """Machines that came to nothing, or must not go on, and why."""
+    """Return machines that failed or must not continue, with the reasons."""
     failed = _barred(state)
     for one in state.staying():
-        # started again on the same machine, a worker would be sent away again
+        # A new worker on the same machine would be rejected again.
         if one.id in state.quarantined:
             failed.setdefault(one.id, "its worker is in quarantine")
         elif why := _lost(state, one, now):
@@ -47,7 +48,7 @@ def _failed(state: Observed, now: float) -> dict[str, str]:
 
 
 def _barred(state: Observed) -> dict[str, str]:
-    """Their pool may no longer see what they hold; also what is only cached there has to go."""
+    """Return machines whose pool may no longer see the data that they hold, even if only cached."""
     barred = {job.job: job.barred for job in state.jobs}
     holds = dict(state.payers)
     holds |= {worker.instance_id: worker.job for worker in state.workers if worker.alive}

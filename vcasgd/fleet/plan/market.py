@@ -1,4 +1,4 @@
-"""What may be bought for whom: room, price, zone, type, budget."""
+"""Purchases: room, price, zone, type, and budget decide what is bought for a job."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolView, highest_price
-from vcasgd.fleet.plan.actions import Launch
-from vcasgd.fleet.plan.launch_names import launch_token, market_name
+from vcasgd.fleet.plan.actions import Launch, launch_token, market_name
 from vcasgd.fleet.plan.prices import price_of, scores
 from vcasgd.fleet.providers.base import Offer
 
-#: a zone is still good for the sake of spreading, and a type for the sake of finding room, where
-#: a sample costs at most this much more than in the cheapest one; in recorded traces of spot
-#: machines most losses take half of a zone's fleet or more, which then has to boot again
+#: Largest premium, as a share of the cheapest price of a sample, for spreading over zones and for
+#: more types to choose from. In recorded traces of spot machines, most losses take at least half
+#: of a zone's fleet, which then has to boot again.
 SPREAD_PREMIUM = 0.25
 
-#: what is asked for in one call: pool, zone, types, spot
-_Ware = tuple[str, str | None, tuple[str, ...] | None, bool | None]
+#: Content of one launch: pool, zone, types, spot.
+_Order = tuple[str, str | None, tuple[str, ...] | None, bool | None]
 
 
 class Markets:
-    """All that is for sale; remembers what is promised in this round."""
+    """All markets; keeps track of what is promised in this round."""
 
     def __init__(self, state: Observed, blamed: Iterable[tuple[str, str, bool]], now: float):
         self._state = state
@@ -31,13 +30,14 @@ class Markets:
         self._room = self._rooms()
         self._zones = Counter((one.pool, one.zone) for one in state.staying())
         self._left = {job.job: job.affordable for job in state.jobs}
-        self._orders: defaultdict[_Ware, list[str]] = defaultdict(list)
+        self._orders: defaultdict[_Order, list[str]] = defaultdict(list)
 
     def buy(self, job: JobDemand, *, on_demand: bool, last_resort: bool) -> bool:
-        """One machine for the job from the first of its pools that has a fitting one.
+        """Order one machine from the first of the job's pools that has a suitable one.
 
-        ``on_demand``: only without the risk; ``last_resort``: also without it, where the job
-        allows that and its spot pools have refused for long enough.
+        ``on_demand`` excludes spot machines. ``last_resort`` adds on-demand machines if the job
+        allows a fallback and its spot pools have refused for long enough. Returns False if no pool
+        has a machine.
         """
         pools = [self._pools[name] for name in job.pools if name in self._pools]
         if any(self._buy_in(pool, job, spot=not on_demand and pool.spot) for pool in pools):
@@ -47,7 +47,7 @@ class Markets:
         return any(self._buy_in(pool, job, spot=False) for pool in pools if pool.spot)
 
     def sells_spot(self, job: JobDemand) -> bool:
-        """Whether a spot machine could be asked for now."""
+        """Return True if a spot machine could be requested now."""
         pools = [self._pools[name] for name in job.pools if name in self._pools]
         return any(
             self._has_room(pool, spot=True) and self._choices(pool, job, spot=True)
@@ -56,8 +56,10 @@ class Markets:
         )
 
     def fallback_due(self, job: JobDemand) -> bool:
-        """Whether all spot machines that the job would take have been refused for so long as it
-        says. What is full, or too dear, was never to be had."""
+        """Return True if all suitable spot markets have refused for ``fallback_after``.
+
+        Markets that are full or too expensive don't count: they were never available.
+        """
         if job.fallback_after is None:
             return False
         since = [
@@ -69,12 +71,12 @@ class Markets:
         return all(at is not None and self._now - at >= job.fallback_after for at in since)
 
     def launches(self) -> list[Launch]:
-        """In the order of the pools; each with a token of its own."""
+        """Return the launches in the order of the pools, each with its own token."""
         used: Counter[str] = Counter()
         launches = []
-        order = {pool.name: index for index, pool in enumerate(self._state.pools)}
-        for ware, jobs in sorted(self._orders.items(), key=lambda each: order[each[0][0]]):
-            pool, zone, types, spot = ware
+        position = {pool.name: index for index, pool in enumerate(self._state.pools)}
+        for order, jobs in sorted(self._orders.items(), key=lambda each: position[each[0][0]]):
+            pool, zone, types, spot = order
             name = market_name(pool, zone, spot)
             number = self._launches_of(pool, zone, spot) + used[name]
             used[name] += 1
@@ -88,7 +90,7 @@ class Markets:
         if pool.blocked_until > self._now or not self._has_room(pool, spot=spot):
             return False
         if pool.offers is None:
-            return self._buy_blindly(pool, job, spot=spot)
+            return self._buy_unpriced(pool, job, spot=spot)
         choices = self._choices(pool, job, spot=spot)
         if not choices:
             return False
@@ -100,8 +102,8 @@ class Markets:
         self._order(pool, job, zone, types, spot)
         return True
 
-    def _buy_blindly(self, pool: PoolView, job: JobDemand, *, spot: bool) -> bool:
-        """Prices are not known yet: nothing is bought for whom they matter."""
+    def _buy_unpriced(self, pool: PoolView, job: JobDemand, *, spot: bool) -> bool:
+        """Order without prices, unless the pool or the job limits them."""
         bounded = (pool.max_price, job.max_price, job.affordable)
         if spot != pool.spot or any(limit is not None for limit in bounded):
             return False
@@ -124,7 +126,7 @@ class Markets:
         self._orders[pool.name, zone, types, spot].append(job.job)
 
     def _choices(self, pool: PoolView, job: JobDemand, *, spot: bool) -> dict[Offer, float]:
-        """Offers that are open and not too dear, with what a sample costs."""
+        """Return open, affordable offers with the cost of a sample."""
         return scores(
             (
                 each
@@ -136,7 +138,7 @@ class Markets:
         )
 
     def _choose(self, pool: str, choices: dict[Offer, float]) -> tuple[str, list[Offer]]:
-        """The emptiest of the zones that are cheap enough, and the types to take there."""
+        """Return the emptiest of the sufficiently cheap zones, and the offers to accept there."""
         most = min(choices.values()) * (1 + SPREAD_PREMIUM)
         good = {offer: score for offer, score in choices.items() if score <= most}
         best = {
@@ -169,7 +171,7 @@ class Markets:
         return self._room[pool.name, None] > 0 and self._room[pool.name, spot] > 0
 
     def _rooms(self) -> dict[tuple[str, bool | None], float]:
-        """By pool, and by pool and kind of machine: how many may be asked for."""
+        """Return how many machines may be requested, by pool, and by pool and spot or on demand."""
         held = Counter((one.pool, one.spot) for one in self._state.staying())
         rooms: dict[tuple[str, bool | None], float] = {}
         for pool in self._state.pools:
@@ -183,7 +185,7 @@ class Markets:
         return rooms
 
     def _pay(self, job: JobDemand, price: float) -> bool:
-        """Sets aside what a machine costs at least, once it was asked for."""
+        """Reserve the minimum cost of a machine. Returns False if the budget doesn't cover it."""
         left = self._left[job.job]
         if left is None:
             return True

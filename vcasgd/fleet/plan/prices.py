@@ -1,4 +1,4 @@
-"""What a machine is worth: the price of a measured sample, and of a guessed one before that."""
+"""Value of machines: the price of a sample, measured or estimated from the machine's size."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from statistics import median
 from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Offer
 
-#: with nothing measured a GPU counts as so many processors; it only orders types that nobody
-#: has tried yet
+#: Number of processors that a GPU counts as before anything is measured. It only affects the order
+#: of types that no job has tried yet.
 CPUS_PER_GPU = 64.0
 
 
 def price_of(offer: Offer, *, spot: bool) -> float:
-    """USD an hour; a pool of spot machines also sells the same without the risk."""
+    """Return USD per hour for the machine as spot or on demand."""
     return offer.price_per_hour if spot == offer.spot else offer.on_demand_price_per_hour
 
 
 def scores(offers: Iterable[Offer], rates: Rates, *, spot: bool) -> dict[Offer, float]:
-    """USD an hour for each sample a second.
+    """Return USD per hour for each sample per second.
 
-    Types that nobody has measured are taken to be as fast for their size as the measured ones of
-    the same pool are in the median; with none measured only the order means something.
+    A type without measurements is assumed to be as fast for its size as the median of the measured
+    ones in the same pool. Without any measurement, only the order is meaningful.
     """
     offers = list(offers)
     measured = [rate / size(each) for each in offers if (rate := _rate(each, rates)) is not None]
@@ -34,7 +34,7 @@ def scores(offers: Iterable[Offer], rates: Rates, *, spot: bool) -> dict[Offer, 
 
 
 def size(offer: Offer) -> float:
-    """In processors."""
+    """Return the size of a machine in processors."""
     return max(offer.cpus + CPUS_PER_GPU * offer.gpus, 1e-3)
 
 

@@ -1,4 +1,4 @@
-"""The workers that each job keeps, and those that are left over."""
+"""Division of workers into those that each job keeps and the spare ones."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from vcasgd.fleet.providers.base import Instance
 
 @dataclass
 class Staff:
-    """A job's workers, the ones to keep first in front."""
+    """Workers of a job, in order of preference."""
 
     on_demand: list[WorkerView] = field(default_factory=list)
-    """For places that take no risk."""
+    """On on-demand machines, for the on-demand minimum."""
     others: list[WorkerView] = field(default_factory=list)
     replaceable: list[WorkerView] = field(default_factory=list)
     dear: list[WorkerView] = field(default_factory=list)
-    """On machines that cost too much; they are stopped."""
+    """On machines that are too expensive; they are stopped."""
 
     def take(self, *, on_demand: bool) -> WorkerView | None:
+        """Remove and return the best worker of a kind, or None."""
         workers = self.on_demand if on_demand else self.others
         return workers.pop(0) if workers else None
 
     def take_replaceable(self, *, on_demand: bool) -> WorkerView | None:
-        """Where no replacement is to be had."""
+        """Remove and return a replaceable worker, or None; used if no replacement is available."""
         if on_demand or not self.replaceable:
             return None
         return self.replaceable.pop(0)
 
     def all(self) -> list[WorkerView]:
+        """Return all workers."""
         return [*self.on_demand, *self.others, *self.replaceable, *self.dear]
 
 
@@ -40,7 +42,7 @@ def divide(
     replaceable: Callable[[JobDemand, Instance], bool],
     now: float,
 ) -> tuple[dict[str, Staff], list[WorkerView]]:
-    """Of each running job, and who is left over."""
+    """Return the staff of each running job, and the spare workers."""
     living = [worker for worker in state.workers if worker.alive and worker.instance_id in machines]
     living.sort(key=lambda worker: worth(machines[worker.instance_id]))
     kept: dict[str, Staff] = {}
@@ -75,7 +77,7 @@ def _staff(
             staff.replaceable.append(worker)
         else:
             firm.append(worker)
-    # a place without risk that is still empty does not cost the worker that is there instead
+    # An unfilled on-demand place doesn't displace the worker that has it for now.
     staff.others = firm[: job.desired - len(staff.on_demand)]
     if len(staff.on_demand) + len(staff.others) >= job.desired:
         staff.replaceable = []
@@ -83,5 +85,5 @@ def _staff(
 
 
 def worth(instance: Instance) -> tuple[float, float, str]:
-    """Cheap machines first, then old ones, which have survived so far."""
+    """Return a sort key: cheap machines first, then old ones, which have survived so far."""
     return instance.price_per_hour, instance.launched_at, instance.id

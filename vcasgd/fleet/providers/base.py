@@ -1,8 +1,8 @@
-"""What every provider of machines promises, whatever cloud is behind it.
+"""Contract of all providers of machines.
 
-The truth about a fleet lies with the cloud, never in the memory of a process: a provider
-constructed anew in another process sees the same instances, by their cluster tag. Every
-call returns soon and may be repeated; what takes long shows in :meth:`Provider.instances`.
+The cloud has the authoritative state of a fleet, not a process: a new provider in another process
+finds the same instances by their cluster tag. Each call returns soon and may be repeated. The
+results of slow operations appear in :meth:`Provider.instances`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Protocol
 
 from vcasgd.errors import InvalidRequest
 
-#: stands for the instance's id in a :class:`Boot`; nobody knows the id before the launch
+#: Placeholder for the instance's id in a :class:`Boot`; the id is unknown before the launch.
 INSTANCE_ID = "{instance_id}"
-#: of what a machine says of its boot; the scripts of the images say no more
+#: Maximum number of characters of a boot error; the image's scripts write no more.
 BOOT_ERROR_LENGTH = 250
-#: stands for the machine's Python, which has vcasgd installed
+#: Placeholder for the machine's Python, which has vcasgd installed.
 PYTHON = "{python}"
 
 
 class InstanceState(StrEnum):
-    """``LEAVING`` has a notice of eviction and still runs; ``GONE`` never comes back."""
+    """State of an instance. ``LEAVING`` has a notice and still runs; ``GONE`` is final."""
 
     BOOTING = "booting"
     RUNNING = "running"
@@ -34,29 +34,29 @@ class InstanceState(StrEnum):
 
 @dataclass(frozen=True)
 class Instance:
-    """A machine as its cloud sees it. Times are Unix seconds, prices USD per hour."""
+    """Machine as its cloud reports it. Times are Unix seconds, prices USD per hour."""
 
     id: str
     pool: str
     state: InstanceState
     launched_at: float
     notice_at: float | None
-    """When it will be taken; ``None`` without a notice."""
+    """When the cloud takes it; None without a notice."""
     host: str
     price_per_hour: float
-    """What it costs now; the market changes the price of spot machines while they run."""
+    """Current price; that of a spot machine changes while it runs."""
     spot: bool
     zone: str = ""
     instance_type: str = ""
     on_demand_price_per_hour: float = 0.0
-    """What a machine of this type costs there without the risk."""
+    """On-demand price of this type in this zone."""
     advised_at: float | None = None
-    """Since when the cloud has advised to leave it; it may run on for long, or not."""
+    """Since when the cloud has recommended leaving it; it may still run for long."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a pool would sell now: one type of machine in one zone. Prices are USD per hour."""
+    """Machine type that a pool sells in one zone. Prices are USD per hour."""
 
     pool: str
     zone: str
@@ -67,25 +67,24 @@ class Offer:
     cpus: float
     gpus: int
     as_of: float
-    """When the price was true (Unix seconds)."""
+    """Time of the price (Unix seconds)."""
     source: str
-    """Where the price is from, for people."""
+    """Source of the price, as text for people."""
 
 
 @dataclass(frozen=True)
 class Boot:
-    """What a machine runs once it is up; its end is the end of the machine.
+    """Command that a machine runs after its boot. The machine ends with it.
 
-    The words ``{instance_id}`` and ``{python}`` in an argument or a value are replaced by the
-    instance's id and by the machine's Python. Values of ``env`` may be passwords, so they are
-    not shown.
+    ``{instance_id}`` and ``{python}`` in arguments and values stand for the instance's id and the
+    machine's Python. Values of ``env`` may be passwords, so they aren't shown.
     """
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict, repr=False)
 
     def on(self, instance_id: str) -> Boot:
-        """The same on that machine, which is the one that asks: with all placeholders filled in."""
+        """Return the command with all placeholders filled in. Call it on the machine itself."""
 
         def fill(text: str) -> str:
             return text.replace(INSTANCE_ID, instance_id).replace(PYTHON, sys.executable)
@@ -98,25 +97,25 @@ class Boot:
 
 
 class Provider(Protocol):
-    """A place that machines come from. All methods may be called from several processes.
+    """Source of machines. Several processes may call all methods.
 
-    Any method raises a :class:`~vcasgd.errors.FleetError` when the cloud can't be reached or
-    refuses. Where ``retryable`` is true the caller tries again later, with the same arguments;
-    else somebody has to change something first. Which error means what:
+    Each method raises a :class:`~vcasgd.errors.FleetError` if the cloud can't be reached or
+    refuses. If its ``retryable`` is true, the caller retries later with the same arguments;
+    otherwise a person must change something first. For the meaning of each error, see
     :class:`~vcasgd.errors.CloudUnavailable`, :class:`~vcasgd.errors.Throttled`,
     :class:`~vcasgd.errors.CloudDenied`, :class:`~vcasgd.errors.InvalidRequest`.
     """
 
     @property
     def name(self) -> str:
-        """``local``, ``aws`` or ``gcp``."""
+        """``local``, ``aws``, or ``gcp``."""
         ...
 
     def offers(self, pool: str) -> list[Offer]:
-        """What each type costs in each zone of the pool; empty if nothing is for sale.
+        """Return the offers for each type and zone of the pool; empty if nothing is for sale.
 
-        Takes up to some seconds; prices may be some minutes old, which ``as_of`` tells. Raises
-        :class:`~vcasgd.errors.SpecError` where the price of a type is not known.
+        Takes up to some seconds. Prices may be some minutes old; see ``as_of``. Raises
+        :class:`~vcasgd.errors.SpecError` if the price of a type is unknown.
         """
         ...
 
@@ -131,86 +130,88 @@ class Provider(Protocol):
         instance_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
-        """Asks for up to ``count`` machines; the ids of those that the pool gives, at least one.
+        """Launch up to ``count`` machines, and return the ids of those granted, at least one.
 
-        ``zones`` and ``instance_types`` narrow the pool's down, ``spot`` replaces the pool's.
-        Idempotent by ``token`` (at most 64 characters): the same token again, with whatever
-        else, starts nothing new and returns the ids of the first time, even if some of these
-        machines are gone by now, as long as the cloud still knows them (an hour). Returns within
-        half a minute: the machines are ``BOOTING``, and may not yet be in :meth:`instances`, so
-        the caller remembers the ids until they are.
+        ``zones`` and ``instance_types`` restrict the pool's; ``spot`` overrides the pool's. A
+        launch is idempotent by ``token`` (at most 64 characters): the same token with any arguments
+        starts nothing new and returns the ids of the first launch, even of machines that are gone,
+        while the cloud still lists them (an hour). Returns within half a minute. The machines are
+        then ``BOOTING`` and may not be in :meth:`instances` yet, so the caller keeps the ids until
+        they are.
 
-        Raises :class:`~vcasgd.errors.NoCapacity` when the pool gives none, and
-        :class:`~vcasgd.errors.QuotaExceeded` when the account may have no more; then nothing was
-        launched. After :class:`~vcasgd.errors.CloudUnavailable` something may have been: who
-        repeats the token learns what.
+        Raises :class:`~vcasgd.errors.NoCapacity` if the pool has no machine, and
+        :class:`~vcasgd.errors.QuotaExceeded` if the account may have no more; then nothing was
+        launched. After :class:`~vcasgd.errors.CloudUnavailable`, machines may have been launched;
+        repeat the token to find out.
         """
         ...
 
     def capacity(self, pool: str) -> int | None:
-        """How many machines the pool has at most; ``None`` where only a launch can tell."""
+        """Return the pool's maximum number of machines; None if only a launch can determine it."""
         ...
 
     def instances(self) -> list[Instance]:
-        """All machines with the cluster's tag in this provider's reach that are not ``GONE``;
-        also those whose pool is not among its pools any more.
+        """Return all machines with the cluster's tag that are not ``GONE``.
 
-        A machine launched some seconds ago may not be listed yet; one that has died may be
-        listed for some seconds more.
+        This includes machines whose pool was removed. New machines may be listed some seconds late,
+        and dead ones for some seconds more.
         """
         ...
 
     def boot_error(self, instance_id: str) -> str | None:
-        """What a machine said of its boot that failed, in one line; ``None`` if it said nothing.
+        """Return the boot error that a machine reported, in one line; None without one.
 
-        These are the machine's own words, where anybody who may speak for it can put any. Takes
-        up to some seconds, and lags as much.
+        The text is untrusted: any process with the machine's rights can write it. Takes up to some
+        seconds, and may be as old.
         """
         ...
 
     def terminate(self, instance_id: str) -> None:
-        """Ends a machine that is no longer wanted. Idempotent; silent if there is none.
+        """End a machine that is no longer needed. Idempotent; does nothing if there is none.
 
-        Returns soon; the machine may be listed a while longer.
+        Returns soon; the machine may be listed for a while longer.
         """
         ...
 
     def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:
-        """Gives a real notice, as the cloud would, and takes the machine when it has passed.
+        """Give a real notice, as the cloud would, and take the machine at its end.
 
-        ``None`` is the notice that is usual there. The first notice stands; silent if there
-        is no such machine. Raises :class:`~vcasgd.errors.FleetError` where the cloud offers
-        no way to do it.
+        None means the cloud's usual notice time. Does nothing if the machine has a notice or
+        doesn't exist. Raises :class:`~vcasgd.errors.FleetError` if the cloud doesn't support it.
         """
         ...
 
     def kill(self, instance_id: str) -> None:
-        """Takes a machine with no notice at all. Idempotent; silent if there is none."""
+        """Take a machine without notice. Idempotent; does nothing if there is none."""
         ...
 
     def close(self) -> None:
-        """Releases connections. The machines stay."""
+        """Release connections. The machines stay."""
         ...
 
 
 def one_line(text: str) -> str | None:
-    """What a machine said, fit to be shown; ``None`` if that is nothing."""
+    """Return a machine's text as one printable line, or None if it is empty."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text[:BOOT_ERROR_LENGTH])
     return " ".join(shown.split()) or None
 
 
 def narrowed(
-    known: Sequence[str], wanted: Sequence[str] | None, pool: str, what: str
+    available: Sequence[str], requested: Sequence[str] | None, pool: str, what: str
 ) -> tuple[str, ...]:
-    """The ``wanted`` zones or types of a pool, all of them for ``None``.
+    """Return the ``requested`` zones or types of a pool, or all of them for None.
 
-    Raises :class:`~vcasgd.errors.InvalidRequest` where it has none of them.
+    Raises :class:`~vcasgd.errors.InvalidRequest` if the pool has none of them.
     """
-    chosen = tuple(known) if wanted is None else tuple(one for one in wanted if one in known)
+    chosen = (
+        tuple(available)
+        if requested is None
+        else tuple(one for one in requested if one in available)
+    )
     if not chosen:
         raise InvalidRequest(
-            f"{pool}: has no {what} {', '.join(wanted or ())}",
-            remedy=f"known: {', '.join(known)}",
+            f"{pool}: has no {what} {', '.join(requested or ())}",
+            remedy=f"known: {', '.join(available)}",
             pool=pool,
         )
     return chosen

@@ -1,4 +1,4 @@
-"""Which provider has which pool: made from the pools file."""
+"""Providers for the pools of the pools file."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ P = TypeVar("P", bound=PoolSpec)
 
 
 def configured_pools(settings: Settings) -> tuple[PoolSpec, ...]:
-    """Those of ``VCASGD_POOLS``, in order. Raises :class:`~vcasgd.errors.SpecError`."""
+    """Return the pools of ``VCASGD_POOLS``, in order. Raises :class:`~vcasgd.errors.SpecError`."""
     return load_pools(settings.pools)
 
 
 def make_providers(settings: Settings, pools: Sequence[PoolSpec]) -> dict[str, Provider]:
-    """By pool, in order; pools of one region (AWS) or project (Google) share a provider.
+    """Return the provider of each pool, in order.
 
-    Raises :class:`~vcasgd.errors.SpecError` where a library is missing or a price is not known,
-    and :class:`~vcasgd.errors.FleetError` without credentials.
+    Pools of one region (AWS) or project (Google) share a provider. Raises
+    :class:`~vcasgd.errors.SpecError` if a library is missing or a price is unknown, and
+    :class:`~vcasgd.errors.FleetError` without credentials.
     """
     made: dict[tuple[str, str], Provider] = {}
     for pool in pools:
@@ -42,21 +43,21 @@ def make_providers(settings: Settings, pools: Sequence[PoolSpec]) -> dict[str, P
 
 
 def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
-    """A local pool; what the file leaves open is in the settings."""
+    """Return a local pool, with the settings as defaults."""
     template = spec.template
 
-    def given(value: float | None, otherwise: float) -> float:
+    def default_to(value: float | None, otherwise: float) -> float:
         return otherwise if value is None else value
 
     return LocalPool(
         spec.name,
         settings.local_capacity if spec.max_instances is None else spec.max_instances,
-        price_per_hour=given(template.price_per_hour, settings.local_price_per_hour),
-        on_demand_price_per_hour=given(
+        price_per_hour=default_to(template.price_per_hour, settings.local_price_per_hour),
+        on_demand_price_per_hour=default_to(
             template.on_demand_price_per_hour, settings.local_on_demand_price_per_hour
         ),
-        boot_seconds=given(template.boot_seconds, settings.local_boot_seconds),
-        notice_seconds=given(template.notice_seconds, settings.local_notice_seconds),
+        boot_seconds=default_to(template.boot_seconds, settings.local_boot_seconds),
+        notice_seconds=default_to(template.notice_seconds, settings.local_notice_seconds),
         spot=spec.spot,
         zones=spec.zones,
         instance_types=spec.instance_types,
@@ -113,7 +114,7 @@ def _of(kind: type[P], pools: Sequence[PoolSpec]) -> list[P]:
 
 def _missing(extra: str, error: ImportError) -> SpecError:
     return SpecError(
-        f"a pool of provider {extra} needs a library that is not installed: {error.name}",
-        remedy=f"pip install 'vcasgd[{extra}]'",
+        f"a pool of provider {extra} needs the library {error.name}, which is not installed",
+        remedy=f"run pip install 'vcasgd[{extra}]'",
         field="pools",
     )

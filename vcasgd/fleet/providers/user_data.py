@@ -1,11 +1,10 @@
-"""User data: how a machine of a cloud learns what to run.
+"""User data that passes a :class:`~vcasgd.fleet.providers.base.Boot` to a machine in a cloud.
 
-A launch adds one script to what the template has for cloud-init. It writes what
-:class:`~vcasgd.fleet.providers.base.Boot` says to a file and starts the unit of the template,
-which runs :mod:`vcasgd.fleet.machine.main`::
+A launch appends one script to the template's data for cloud-init. The script writes these files and
+starts the template's unit, which runs :mod:`vcasgd.fleet.machine.main`::
 
-    /etc/vcasgd/worker.env     environment, also VCASGD_BOOT_ARGV and VCASGD_BOOT_SECRETS (JSON)
-    /etc/vcasgd/worker.argv    what the unit runs, one argument in a line; written last
+    /etc/vcasgd/worker.env     environment, with VCASGD_BOOT_ARGV and VCASGD_BOOT_SECRETS (JSON)
+    /etc/vcasgd/worker.argv    command of the unit, one argument per line; written last
 """
 
 from __future__ import annotations
@@ -21,14 +20,17 @@ from email.mime.text import MIMEText
 from vcasgd.errors import InvalidRequest
 from vcasgd.fleet.providers.base import Boot
 
-#: where the images have vcasgd
+#: Python with vcasgd in the images.
 MACHINE_PYTHON = "/opt/vcasgd/venv/bin/python"
-#: what a machine runs
+#: Command of a machine's unit.
 MACHINE_ARGV = (MACHINE_PYTHON, "-m", "vcasgd.fleet.machine.main")
+#: Boot command, as JSON.
 ARGV_VARIABLE = "VCASGD_BOOT_ARGV"
+#: Secrets that the machine fetches, as JSON: variable to name.
 SECRETS_VARIABLE = "VCASGD_BOOT_SECRETS"
+#: Region of the pool.
 REGION_VARIABLE = "VCASGD_BOOT_REGION"
-#: of the mark between the parts; the same in every launch, so that a repeated one is the same
+#: Separator of the parts; equal in every launch, so that a repeated launch has equal user data.
 _BOUNDARY = "==vcasgd=="
 _END = "VCASGD-END"
 
@@ -41,7 +43,7 @@ cat >"$root/worker.env" <<'{_END}'
 %s{_END}
 cat >"$root/worker.argv" <<'{_END}'
 %s{_END}
-# another root than the system's is one to look at
+# With another root, only write the files.
 if [ -z "${{VCASGD_ROOT:-}}" ]; then
   systemctl enable vcasgd-worker.service || true
   systemctl start --no-block vcasgd-worker.service
@@ -52,13 +54,13 @@ fi
 def boot_environment(
     boot: Boot, kind: str, region: str, secrets: Mapping[str, str]
 ) -> dict[str, str]:
-    """All that the machine is told. ``kind`` is that of its metadata server.
+    """Return the environment of the machine. ``kind`` is that of its metadata server.
 
-    Variables that ``secrets`` names are left out: the machine fetches them itself.
+    It lacks the variables in ``secrets``, which the machine fetches itself.
     """
-    told = {name: value for name, value in boot.env.items() if name not in secrets}
+    plain = {name: value for name, value in boot.env.items() if name not in secrets}
     return {
-        **told,
+        **plain,
         "VCASGD_METADATA_KIND": kind,
         REGION_VARIABLE: region,
         ARGV_VARIABLE: json.dumps(boot.argv),
@@ -67,16 +69,18 @@ def boot_environment(
 
 
 def worker_script(environment: Mapping[str, str]) -> str:
-    """A shell script. Raises :class:`~vcasgd.errors.InvalidRequest` for what no file of that
-    form can hold."""
+    """Return the shell script.
+
+    Raises :class:`~vcasgd.errors.InvalidRequest` for a value that an environment file can't hold.
+    """
     lines = "".join(f"{name}={_quoted(name, environment[name])}\n" for name in sorted(environment))
     return _SCRIPT % (lines, "".join(f"{word}\n" for word in MACHINE_ARGV))
 
 
 def combined(template: str, script: str, limit_bytes: int) -> str:
-    """The template's own user data and the script after it, as cloud-init takes several parts.
+    """Return multipart data for cloud-init: the template's own, followed by the script.
 
-    Raises :class:`~vcasgd.errors.InvalidRequest` if it is too much for the cloud.
+    Raises :class:`~vcasgd.errors.InvalidRequest` if it exceeds the cloud's limit.
     """
     whole = MIMEMultipart(boundary=_BOUNDARY)
     for part in (*_parts(template), _part(script, "x-shellscript")):
@@ -84,9 +88,8 @@ def combined(template: str, script: str, limit_bytes: int) -> str:
     text = whole.as_string()
     if len(text.encode()) > limit_bytes:
         raise InvalidRequest(
-            f"the user data of a machine would have {len(text.encode())} bytes, "
-            f"and the cloud takes {limit_bytes}",
-            remedy="shorten the template's own",
+            f"the user data has {len(text.encode())} bytes, and the cloud's limit is {limit_bytes}",
+            remedy="shorten the template's user data",
         )
     return text
 
@@ -113,7 +116,7 @@ def _part(text: str, kind: str) -> Message:
 
 
 def _quoted(name: str, value: str) -> str:
-    """As systemd and the shell both read it (systemd.exec(5), EnvironmentFile=)."""
+    """Quote a value for both systemd and the shell (systemd.exec(5), EnvironmentFile=)."""
     if "\n" in value or "\0" in value:
-        raise InvalidRequest(f"{name}: a value must be one line")
+        raise InvalidRequest(f"{name}: the value must be one line")
     return '"' + re.sub(r'([\\"$`])', r"\\\1", value) + '"'

@@ -233,7 +233,7 @@ class AwsProvider:
 
     def _instance(self, row: dict[str, Any], spot: Prices) -> Instance:
         kind, zone = row["InstanceType"], row["Placement"]["AvailabilityZone"]
-        on_demand = self._table.price_or_dearest(self._region, kind)
+        on_demand = self._table.price_or_highest(self._region, kind)
         known = spot.get((kind, zone)) if _is_spot(row) else None
         return Instance(
             id=row["InstanceId"],

@@ -33,7 +33,7 @@ def instance_of(machine: Any, table: PriceTable) -> Instance:
     """``machine`` is a ``compute_v1.Instance`` in one of :data:`STATES`."""
     kind, zone = last(machine.machine_type), last(machine.zone)
     region = zone.rpartition("-")[0]
-    on_demand = table.price_or_dearest(region, kind)
+    on_demand = table.price_or_highest(region, kind)
     price = on_demand
     if is_spot(machine):
         with contextlib.suppress(SpecError):
