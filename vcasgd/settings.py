@@ -64,7 +64,7 @@ class Settings(BaseSettings):
     cluster: str = Field(
         default="vcasgd",
         pattern=r"^[a-z0-9-]{1,40}$",
-        description="Name of the cluster. It tags the cluster's machines and claims its ledger.",
+        description="Name of the cluster, which tags its machines and its ledger.",
     )
     ledger_url: SecretStr | None = Field(
         default=None, description="URL of the ledger, such as redis://:password@host:6379/0."
@@ -76,7 +76,7 @@ class Settings(BaseSettings):
         default=True, description="Give workers their own Redis users, limited to a job."
     )
     job_secret: SecretStr | None = Field(
-        default=None, description="Secret from which passwords and keys of workers derive."
+        default=None, description="Secret that passwords and keys of workers are derived from."
     )
     worker_key: SecretStr | None = Field(
         default=None, description="Key that signs the headers of a worker's updates."
@@ -158,10 +158,10 @@ class Settings(BaseSettings):
         default=5.0, ge=0, description="Seconds between the notice and the end of a local machine."
     )
     local_price_per_hour: float = Field(
-        default=0.0, ge=0, description="Price of a local spot machine, in USD."
+        default=0.0, ge=0, description="USD per hour of a local spot machine."
     )
     local_on_demand_price_per_hour: float = Field(
-        default=0.0, ge=0, description="Price of a local on-demand machine, in USD."
+        default=0.0, ge=0, description="USD per hour of a local on-demand machine."
     )
     log_level: str = Field(default="INFO", description="Lowest level of log messages.")
     log_format: Literal["text", "json"] = Field(

@@ -144,7 +144,7 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
 
 def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
     snapshots, payloads = _any(keys, "s:*"), _any(keys, f"u:{worker}.*")
-    fence, meta, applied, pushed, tokens, stream, rejected, pins, wanted, places, window, news = (
+    fence, meta, applied, pushed, tokens, stream, rejected, pins, requests, places, window, news = (
         _on_any_shard(keys, key)
         for key in (keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
                     keys.rejected, keys.pins, keys.wanted, keys.places, keys.window, keys.news)
@@ -161,7 +161,7 @@ def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
         Grant("W", "hset", (pushed, tokens)),
         Grant("W", "set persist unlink", (payloads,)),
         Grant("W", "xadd", (stream,)),
-        Grant("W", "sadd", (wanted,)),
+        Grant("W", "sadd", (requests,)),
     )
 
 

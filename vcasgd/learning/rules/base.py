@@ -77,9 +77,9 @@ class Rule:
         if context.factor == 1:
             return self._blend(weights, update, context)
         before = weights.clone()
-        given = self._blend(weights, update, context)
+        weight = self._blend(weights, update, context)
         torch.lerp(before, weights, context.factor, out=weights)
-        return given * context.factor
+        return weight * context.factor
 
     def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
         raise NotImplementedError

@@ -26,9 +26,9 @@ class Differences(Rule):
     def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
         age = self._age(context.staleness)
         start = max(context.parameters, 0)
-        given = self._add(weights[:start], update[:start], context.piece(0, start), age)
+        weight = self._add(weights[:start], update[:start], context.piece(0, start), age)
         weights[start:].lerp_(update[start:], self._spec.statistics_mix * age)
-        return given
+        return weight
 
     def _age(self, staleness: int) -> float:
         assert not isinstance(self._spec, DownpourSpec)
@@ -126,9 +126,9 @@ class DcAsgd(Differences):
         self.history = update.history
 
     def _add(self, weights: Tensor, delta: Tensor, context: Context, age: float) -> float:
-        given = self._spec.eta * age
+        weight = self._spec.eta * age
         if context.base is not None:
             drift = torch.sub(weights, context.base).mul_(delta).mul_(self._spec.compensation)
-            weights.addcmul_(delta, drift.clamp_(-1, 1), value=-given)
-        weights.add_(delta, alpha=given)
-        return given
+            weights.addcmul_(delta, drift.clamp_(-1, 1), value=-weight)
+        weights.add_(delta, alpha=weight)
+        return weight

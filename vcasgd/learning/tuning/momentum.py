@@ -35,9 +35,9 @@ def implicit_momentum(staleness_mean: float) -> float:
     return 1 - 1 / (1 + max(staleness_mean, 0.0))
 
 
-def explicit_momentum(given: float, asynchrony: float) -> float:
-    """Return the ``given`` momentum of an optimizer minus the momentum of asynchrony."""
-    return min(given, max(LEAST_MOMENTUM, given - asynchrony))
+def explicit_momentum(original: float, asynchrony: float) -> float:
+    """Return the ``original`` momentum of an optimizer minus the momentum of asynchrony."""
+    return min(original, max(LEAST_MOMENTUM, original - asynchrony))
 
 
 def smoothed_momentum(estimate: float, before: float) -> float:
@@ -52,11 +52,11 @@ class Momenta:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._given = [
-            (group, name, given)
+        self._original = [
+            (group, name, original)
             for group in optimizer.param_groups
             for name in ("momentum", "betas")
-            if (given := _momentum(group, name)) is not None
+            if (original := _momentum(group, name)) is not None
         ]
 
     def follow(self, asynchrony: float) -> float | None:
@@ -64,15 +64,15 @@ class Momenta:
 
         Returns the momentum of the first group, or None if no group has one.
         """
-        for group, name, given in self._given:
-            _set_momentum(group, name, explicit_momentum(given, asynchrony))
-        return _momentum(*self._given[0][:2]) if self._given else None
+        for group, name, original in self._original:
+            _set_momentum(group, name, explicit_momentum(original, asynchrony))
+        return _momentum(*self._original[0][:2]) if self._original else None
 
     def correction(self, group: dict[str, Any]) -> float:
         """Return the factor of a group's learning rate that keeps lr/(1−μ) constant."""
-        for each, name, given in self._given:
+        for each, name, original in self._original:
             if each is group and name == "momentum":
-                return (1 - float(group[name])) / (1 - given)
+                return (1 - float(group[name])) / (1 - original)
         return 1.0
 
 

@@ -47,8 +47,8 @@ class Costs:
 
     def remove_meters(self, machines: Iterable[str]) -> None:
         """Remove the meters of machines that no longer exist."""
-        if gone := list(machines):
-            self._ledger.hdel(names.METERS, *gone)
+        if ids := list(machines):
+            self._ledger.hdel(names.METERS, *ids)
 
     def spent(self, job: str) -> float:
         """Return the booked costs of a job in USD.
