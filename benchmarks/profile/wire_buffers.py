@@ -2,8 +2,8 @@
 
     python benchmarks/profile/wire_buffers.py
 
-One client moves 64 MiB in strings of 1 MiB through ``vcasgd.store.bulk``; the best of three rounds
-counts. Stop other programs before you run it.
+One client moves 64 MiB in strings of 1 MiB through ``vcasgd.store.bulk_transfer``; the best of
+three rounds counts. Stop other programs before you run it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from pathlib import Path
 import psutil
 
 from vcasgd.errors import StoreError
-from vcasgd.store import bulk as wire
-from vcasgd.store import bulk_socket as lines
+from vcasgd.store import bulk_transfer
 from vcasgd.store.connection import connect
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
@@ -71,7 +70,7 @@ def measured(call: Callable[[], object], process: psutil.Process) -> str:
     return f"{rate:5.2f} GB/s   client {here * 1e3:5.1f} ms   server {there * 1e3:5.1f} ms"
 
 
-def drain(bulk: wire.BulkTransfer, keys: list[str], views: list[memoryview]) -> None:
+def drain(bulk: bulk_transfer.BulkTransfer, keys: list[str], views: list[memoryview]) -> None:
     for _ in bulk.load(keys, views):
         pass
 
@@ -83,10 +82,10 @@ def main() -> None:
     with server() as (files, process):
         for url, name in ((files.url, "tcp"), (files.nearest_url, "unix")):
             for size in SIZES:
-                lines.LOCAL_SEND_BUFFER = lines.UNIX_SEND_BUFFER = size
-                lines.LOCAL_RECEIVE_BUFFER = size
+                bulk_transfer.LOCAL_SEND_BUFFER = bulk_transfer.UNIX_SEND_BUFFER = size
+                bulk_transfer.LOCAL_RECEIVE_BUFFER = size
                 client = connect(url)
-                bulk = wire.BulkTransfer(client)
+                bulk = bulk_transfer.BulkTransfer(client)
                 items = list(zip(keys, views, strict=True))
                 store = measured(partial(bulk.store, items), process)
                 load = measured(partial(drain, bulk, keys, views), process)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks protocol.pml with spin: the protocol holds, and each check in it is needed.
+"""Check protocol.pml with spin: the protocol holds, and each check in it is needed.
 
     docs/protocol/check.py [--deep]
 
-Exit status 0 if the model as it is has no error, if the state in which everything went wrong and
-all work is applied is reached, and if each weakened model has an error; 1 if not; 2 where spin or
-a C compiler is missing. ``--deep`` adds larger constants (minutes, and 2 GB of memory).
+The exit status is 0 if the full model has no error, if a state with all faults and all work
+applied is reachable, and if each weakened model has an error. It is 1 otherwise, and 2 if spin or a
+C compiler is missing. ``--deep`` adds larger constants (minutes, and 2 GB of memory).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pathlib import Path
 
 MODEL = Path(__file__).with_name("protocol.pml")
 MEMORY_MIB = 2000
-#: of one model; the longest takes about 20 s on an idle machine
+#: Limit for one model; the longest takes about 20 s on an idle machine.
 LONGEST_SECONDS = 600
 
 
 @dataclass(frozen=True)
 class Case:
-    """A set of constants and switches, and whether an assertion is expected to fail."""
+    """A set of constants and switches, and whether an assertion must fail."""
 
-    what: str
+    title: str
     defines: str
     fails: bool = False
 
@@ -42,7 +42,7 @@ CASES = (
     Case("lost answers", f"{ONE} INTERVALS=2 LOSSES=0 CUTS=1"),
     Case("an empty tensors server", f"{ONE} INTERVALS=1 LOSSES=1 CUTS=0"),
     Case("two subtasks, an empty tensors server", f"{TWO} INTERVALS=1 LOSSES=1 CUTS=0"),
-    Case("everything is applied after all faults",
+    Case("all work is applied after all faults",
          f"{ONE} INTERVALS=1 LOSSES=1 CUTS=1 GOAL", fails=True),
     Case("the same with two subtasks",
          f"{TWO} INTERVALS=1 LOSSES=1 CUTS=1 GOAL", fails=True),
@@ -72,7 +72,7 @@ DEEP = (
 
 
 def run(command: Sequence[str], where: Path) -> str:
-    """What a command prints. Raises :class:`subprocess.SubprocessError`."""
+    """Return a command's output. Raises :class:`subprocess.SubprocessError`."""
     done = subprocess.run(
         command,
         cwd=where,
@@ -86,7 +86,7 @@ def run(command: Sequence[str], where: Path) -> str:
 
 
 def explore(case: Case) -> str:
-    """The verifier's report on one case."""
+    """Return the verifier's report on one case."""
     switches = [f"-D{each}" for each in case.defines.split()]
     options = ["-O2", "-w", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MIB}"]
     with tempfile.TemporaryDirectory() as name:
@@ -97,15 +97,15 @@ def explore(case: Case) -> str:
 
 
 def verdict(case: Case, report: str) -> tuple[bool, str]:
-    """Whether the report is what the case expects, and in words."""
+    """Return True if the report is as expected, and a description."""
     violated = re.search(r"assertion violated (.*) \(at depth (\d+)\)", report)
-    found = re.search(r"errors: (\d+)", report)
+    errors = re.search(r"errors: (\d+)", report)
     states = re.search(r"(\d+) states, stored", report)
-    if found is None or states is None:
-        return False, f"spin did not come to an end:\n{report}"
+    if errors is None or states is None:
+        return False, f"spin did not finish:\n{report}"
     if violated:
         return case.fails, f"violated after {violated[2]} steps: {violated[1]}"
-    if found[1] != "0" or re.search(r"Search not completed|search depth too small", report):
+    if errors[1] != "0" or re.search(r"Search not completed|search depth too small", report):
         return False, f"the search was not complete:\n{report}"
     return not case.fails, f"no error in {int(states[1]):,} states"
 
@@ -121,7 +121,9 @@ def main(arguments: Sequence[str]) -> int:
         expected, words = verdict(case, explore(case))
         wrong += not expected
         took = time.monotonic() - began
-        print(f"{'ok   ' if expected else 'WRONG'} {took:5.1f} s  {case.what}: {words}", flush=True)
+        print(
+            f"{'ok   ' if expected else 'WRONG'} {took:5.1f} s  {case.title}: {words}", flush=True
+        )
     return 1 if wrong else 0
 
 

@@ -1,24 +1,24 @@
 /* lease -> begin -> push -> blend -> commit: how an update gets into the model exactly once.
  *
- * README.md beside this file maps each part to the code and says what is left out.
- * Each inline *_lua is one Lua script, so it runs as a whole (d_step). Everything else may be
+ * README.md beside this file maps each part to the code and lists what is out of scope.
+ * Each inline *_lua is one Lua script, so it runs atomically (d_step). Everything else may be
  * interleaved at any semicolon: a process that is not scheduled is frozen, or dead.
  */
 
 #ifndef SUBTASKS
-#define SUBTASKS 1          /* ranges of samples that are leased */
+#define SUBTASKS 1          /* ranges of samples that workers lease */
 #endif
 #ifndef SIZE
 #define SIZE     2          /* samples of each; 2 allow partial pushes */
 #endif
 #ifndef LEASES
-#define LEASES   2          /* lease tokens that are given out */
+#define LEASES   2          /* lease tokens that are granted */
 #endif
 #ifndef INTERVALS
 #define INTERVALS 2         /* updates that each worker trains */
 #endif
 #ifndef LOSSES
-#define LOSSES   1          /* times that the tensors server comes back empty */
+#define LOSSES   1          /* how often the tensors server comes back empty */
 #endif
 #ifndef CUTS
 #define CUTS     1          /* answers that are lost */
@@ -26,7 +26,7 @@
 #define WORKERS  2
 #define SERVERS  2
 #define BATCH    2          /* updates in one publication */
-#define UNAPPLIED 2         /* updates that a worker keeps, pending_updates.MAX_UNAPPLIED */
+#define UNAPPLIED 2         /* unapplied updates of a worker, pending_updates.MAX_UNAPPLIED */
 
 #define SAMPLES  (SUBTASKS * SIZE)
 #define UPDATES  (WORKERS * INTERVALS)
@@ -37,22 +37,22 @@
 #define has(set, u)     (((set) >> (u)) & 1)
 #define max(a, b)       ((a) > (b) -> (a) : (b))
 
-/* --- the tensors server: all of it is gone when it comes back empty ------------------------ */
+/* --- the tensors server: everything is lost when it comes back empty ----------------------- */
 
-bool meta = true;           /* there is a snapshot */
+bool meta = true;           /* a snapshot exists */
 byte version;
 byte writer;                /* token of the server that wrote it */
-byte record[SUBTASKS];      /* hash applied: up to which sample each subtask is in it */
-byte content[SAMPLES];      /* its parameters: how often each sample is in them */
+byte record[SUBTASKS];      /* hash applied: the position of each subtask */
+byte content[SAMPLES];      /* its parameters: how often they contain each sample */
 byte fence = 1;
-byte pushed[SUBTASKS];      /* hash pushed: up to which sample ... */
+byte pushed[SUBTASKS];      /* hash pushed: up to which sample, ... */
 byte pusher[SUBTASKS] = NOBODY;     /* ... and by which update */
 byte tokens[SUBTASKS];      /* the newest lease token that began a subtask */
 byte stream[UPDATES];       /* entries, the oldest first */
-byte waiting;               /* how many */
+byte waiting;               /* number of entries */
 byte payload[UPDATES];      /* chunks u:<update>:* */
 byte rejected;              /* set of updates */
-byte written;               /* set of servers whose next version's chunks s:* are here */
+byte written;               /* servers whose next version's chunks s:* exist */
 #define ABSENT   0
 #define VOLATILE 1          /* with an expiry */
 #define KEPT     2
@@ -60,7 +60,7 @@ byte written;               /* set of servers whose next version's chunks s:* ar
 /* --- the ledger, which is durable ---------------------------------------------------------- */
 
 byte lease_token;           /* the newest; an older lease of the same subtask may have expired */
-byte server_token = 1;      /* the newest parameter server that was heard of */
+byte server_token = 1;      /* the newest parameter server that reported */
 
 /* --- object storage ------------------------------------------------------------------------ */
 
@@ -75,15 +75,15 @@ byte u_subtask[UPDATES], u_start[UPDATES], u_stop[UPDATES], u_token[UPDATES];
 /* --- history, for assertions only ---------------------------------------------------------- */
 
 byte losses, cuts;
-byte begun[SUBTASKS];       /* newest lease that began, since the tensors server was empty */
-byte took_over = 1;             /* newest server that took over, since then */
-bool missed;                /* a payload was missing since then, so its followers are refused */
+byte begun[SUBTASKS];       /* newest lease since the tensors server was empty */
+byte took_over = 1;             /* newest server that took over since then */
+bool missed;                /* a payload was missing since then; later ones are refused */
 bool parted;                /* some update was a part of its subtask */
 
 hidden byte nothing[SAMPLES + BATCH];
-hidden byte i_, j_;         /* counters inside of a d_step */
+hidden byte i_, j_;         /* counters inside a d_step */
 
-/* Invariant 3: every write under a lease carries its token, and a stale one writes nothing. */
+/* Invariant 3: every write under a lease carries its token, and a stale token writes nothing. */
 #ifdef ONLY_EXACT
 #define token_is_newest(condition) skip
 #else
@@ -95,7 +95,7 @@ hidden byte i_, j_;         /* counters inside of a d_step */
     i_ = 0; \
     do :: i_ < (length) -> to[i_] = from[i_]; i_++ :: else -> break od; i_ = 0
 
-/* Invariant 1: the parameters are what the record beside them says, each sample once. */
+/* Invariant 1: the parameters contain what the record says, each sample once. */
 #define snapshot_is_exact() \
     i_ = 0; \
     do :: i_ < SAMPLES -> \
@@ -105,7 +105,7 @@ hidden byte i_, j_;         /* counters inside of a d_step */
 
 /* --- scripts of the ledger ----------------------------------------------------------------- */
 
-/* A lease may expire at any time, so a subtask may be given out at any time. */
+/* A lease may expire at any time, so a subtask may be leased at any time. */
 inline acquire_lua(token) {
     d_step { lease_token++; token = lease_token }
 }
@@ -147,7 +147,7 @@ inline begin_lua(s, token, answer, position) {
     }
 }
 
-/* chunks of an entry that waits are kept, others of a refused push are removed */
+/* keep the chunks of a waiting entry, and delete those of any other refused push */
 inline settle_payload(u) {
     payload[u] = ABSENT; i_ = 0;
     do :: i_ < waiting -> if :: stream[i_] == u -> payload[u] = KEPT :: else fi; i_++
@@ -199,7 +199,7 @@ inline status_lua(u, s, answer) {
     }
 }
 
-/* everything but the fence and the snapshot itself starts anew with an installed one */
+/* an installed snapshot resets everything but the fence */
 inline clear_waiting() {
     i_ = 0;
     do :: i_ < SUBTASKS -> pushed[i_] = 0; pusher[i_] = NOBODY; tokens[i_] = 0; begun[i_] = 0; i_++
@@ -210,7 +210,7 @@ inline clear_waiting() {
     i_ = 0; waiting = 0; rejected = 0; missed = false
 }
 
-/* like commit_lua it uses the variables of the server that calls it */
+/* like commit_lua, it uses the variables of the calling server */
 inline install_lua(token, answer) {
     d_step {
         if :: fence > token -> answer = FENCED
@@ -220,7 +220,7 @@ inline install_lua(token, answer) {
                 token_is_newest(token >= took_over);
                 fence = token; took_over = token;
                 clear_waiting();
-                /* an old server's memory: the newest one may be further, and go on over it */
+                /* an old server's model: the newest server may be further ahead and replace it */
                 missed = (server_token > token);
                 meta = true; version = m_version + applied;
                 writer = (applied > 0 -> token : m_writer);
@@ -232,7 +232,7 @@ inline install_lua(token, answer) {
     }
 }
 
-/* over a snapshot that is older; what waits stays, and what of it is in there already is refused */
+/* replaces an older snapshot; waiting updates stay, and the ones already applied are refused */
 inline replace_lua(token, answer) {
     d_step {
         if :: fence > token -> answer = FENCED
@@ -252,7 +252,7 @@ inline replace_lua(token, answer) {
     }
 }
 
-/* entries dealt with leave the stream, their payloads go */
+/* processed entries leave the stream, and their payloads are deleted */
 inline remove_entries(entries) {
     i_ = 0; j_ = 0;
     do :: i_ < waiting ->
@@ -288,12 +288,12 @@ inline commit_lua(token, answer) {
                         answer = INCOMPLETE
                    :: else ->
                         token_is_newest(token == took_over);
-                        /* push.lua lets nothing through that does not follow on what waits */
+                        /* push.lua accepts only updates that continue their subtask */
                         assert(missed || refused == 0);
                         if :: applied > 0 ->
                                 version = m_version + applied; writer = token;
                                 copy(content, m_content, SAMPLES);
-                                do :: i_ < SUBTASKS ->      /* only those that were touched */
+                                do :: i_ < SUBTASKS ->      /* only the changed ones */
                                         assert(!has(touched, i_) || m_record[i_] >= record[i_]);
                                         record[i_] = (has(touched, i_) -> m_record[i_] : record[i_]);
                                         i_++
@@ -318,16 +318,16 @@ inline commit_lua(token, answer) {
     }
 }
 
-/* --- a worker: worker/trainer.py and worker/pending_updates.py ------------------------------------- */
+/* --- a worker: worker/trainer.py and worker/pending_updates.py --------------------------- */
 
 #define NONE     0          /* never trained, or forgotten */
 #define TO_SEND  1
 #define SENDING  2          /* its chunks were written */
 #define SENT     3
 
-byte fate[UPDATES];         /* pending updates; here, so that a worker that dies can lose it in one step */
+byte fate[UPDATES];         /* pending updates; global, so that a killed worker loses its own in one step */
 
-/* of this worker: nothing is before the next pending update */
+/* true if no earlier update of this worker still has to be sent */
 #if INTERVALS > 1
 #define all_sent  (fate[me * INTERVALS] % 3 == 0 && fate[me * INTERVALS + 1] % 3 == 0)
 #else
@@ -338,8 +338,8 @@ inline begin_again(u) {     /* Settled.rework */
     if :: token != 0 && s == u_subtask[u] -> position = UNKNOWN :: else fi
 }
 
-/* how many updates are unapplied, and up to where those of this lease go */
-inline look_at_pending() {
+/* number of unapplied updates, and the position that those of this lease reach */
+inline count_pending() {
     unapplied = 0; reached = 0; i_ = me * INTERVALS;
     do :: i_ < (me + 1) * INTERVALS ->
             if :: fate[i_] != NONE ->
@@ -351,7 +351,7 @@ inline look_at_pending() {
     od; i_ = 0
 }
 
-inline first(state, u) {    /* the oldest update in a state, NOBODY where there is none */
+inline first(state, u) {    /* the oldest update in a state, NOBODY if there is none */
     u = me * INTERVALS;
     do :: u < (me + 1) * INTERVALS && fate[u] != state -> u++
        :: u < (me + 1) * INTERVALS && fate[u] == state -> break
@@ -360,35 +360,35 @@ inline first(state, u) {    /* the oldest update in a state, NOBODY where there 
 }
 
 proctype Worker(byte me) {
-    byte token, s, position = UNKNOWN;      /* the lease; where the training stands */
+    byte token, s, position = UNKNOWN;      /* the lease, and the position of the training */
     byte trained, u, at, unapplied, reached;
     mtype answer;
     bool cut;
 
 end:
     do
-    /* a lease */
+    /* lease */
     :: atomic { token == 0 && trained < INTERVALS && lease_token < LEASES &&
-                (me == 0 || lease_token > 0) ->         /* the first one, as both are alike */
+                (me == 0 || lease_token > 0) ->         /* worker 0 first, by symmetry */
             acquire_lua(token);
             if :: s = 0
 #if SUBTASKS > 1
                :: s = 1
 #endif
             fi }
-    /* where its subtask stands */
+    /* position of the subtask */
     :: atomic { token != 0 && position == UNKNOWN ->
             begin_lua(s, token, answer, at);
             if :: answer == NOSNAPSHOT
                :: answer == FENCED -> token = 0; s = 0
                :: answer == DONE ->
-                    d_step { look_at_pending(); position = max(at, reached) };
+                    d_step { count_pending(); position = max(at, reached) };
                     unapplied = 0; reached = 0
             fi; at = 0; answer = 0 }
 
-    /* an interval: the rest of the subtask, or less of it; the push thread writes its chunks */
+    /* interval: the rest of the subtask, or a part of it; the push thread writes its chunks */
     :: atomic { token != 0 && position < SIZE && trained < INTERVALS && all_sent ->
-            d_step { look_at_pending() };
+            d_step { count_pending() };
             if :: unapplied < UNAPPLIED ->
                     u = me * INTERVALS + trained; trained++;
                     u_subtask[u] = s; u_start[u] = position; u_token[u] = token;
@@ -398,12 +398,12 @@ end:
                     u_stop[u] = position; fate[u] = SENDING; payload[u] = VOLATILE
                :: else
             fi; u = 0; unapplied = 0; reached = 0 }
-    /* again: what was lost, or whose answer was lost */
+    /* resend: an update that was lost, or whose answer was lost */
     :: atomic { first(TO_SEND, u);
             if :: u != NOBODY -> payload[u] = VOLATILE; fate[u] = SENDING
                :: else
             fi; u = 0 }
-    /* the entry */
+    /* entry */
     :: atomic { first(SENDING, u);
             if :: u != NOBODY ->
                     push_lua(u, u_subtask[u], answer, at);
@@ -419,7 +419,7 @@ end:
                     fi
                :: else
             fi; u = 0; at = 0; answer = 0; cut = false }
-    /* what became of the oldest that was sent */
+    /* fate of the oldest sent update */
     :: atomic { first(SENT, u);
             if :: u != NOBODY ->
                     status_lua(u, u_subtask[u], answer);
@@ -431,15 +431,15 @@ end:
                :: else
             fi; u = 0; answer = 0 }
 
-    /* gives the lease back, done or after a notice; what is pending is still sent */
+    /* release of the lease, when done or after a notice; pending updates are still sent */
     :: atomic { token != 0 -> token = 0; s = 0; position = UNKNOWN }
-    /* killed: the memory is gone, the lease expires some day */
+    /* kill: the memory is lost, and the lease expires eventually */
     :: atomic { token = 0; s = 0; position = UNKNOWN; u = me * INTERVALS;
             do :: u < (me + 1) * INTERVALS -> fate[u] = NONE; u++ :: else -> break od; u = 0 }
     od
 }
 
-/* --- a parameter server: parameter_server/shard.py and parameter_server/model_state.py ---------------------------- */
+/* --- a parameter server: parameter_server/{shard,publish,recovery,model_state}.py ---------- */
 
 inline forget_batch() {
     applied = 0; dealt = 0; refused = 0; touched = 0; reset = 0
@@ -449,7 +449,7 @@ inline refuse(u) {
     refused = refused | bit(u); reset = reset | bit(u_subtask[u])
 }
 
-/* Shard._take: an entry that was read before; its payload is read now */
+/* Shard._take: the entry was read before; its payload is read now */
 inline take(u) {
     d_step {
         answer = DONE;
@@ -484,14 +484,14 @@ inline published() {
     }
 }
 
-/* Shard._check_newest: the ledger knows, unless it is away */
+/* Recovery._check_newest: the ledger has the newest token, but may be unavailable */
 inline check_newest() {
     if :: server_token > token -> goto gone
        :: true
     fi
 }
 
-/* versions only count updates: two servers may each have one of the same number */
+/* versions only count updates: two servers may have different ones with the same number */
 #ifdef NO_WRITER_CHECK
 #define is_writer(token) true
 #else
@@ -499,16 +499,16 @@ inline check_newest() {
 #endif
 
 proctype ParameterServer(byte token) {
-    byte m_version, m_writer, m_record[SUBTASKS], m_content[SAMPLES];   /* ahead of what is published */
+    byte m_version, m_writer, m_record[SUBTASKS], m_content[SAMPLES];   /* ahead of the published version */
     byte applied, dealt, refused, touched, reset;               /* the batch: sets, and a count */
     byte found[BATCH], read, next, stored;
     mtype answer;
 
-    if :: token == 1 -> goto turn :: else fi;       /* the first one is at work already */
+    if :: token == 1 -> goto turn :: else fi;       /* the first server is running */
 take_over:
     takeover_lua(token, answer);
     if :: answer == FENCED -> goto gone :: else fi;
-    atomic {                                /* _stored, else _restored */
+    atomic {                                /* _from_snapshot, else _from_checkpoint */
         if :: meta ->
                 d_step {
                     m_version = version; m_writer = writer;
@@ -537,21 +537,21 @@ reconcile:
     if :: answer == FENCED -> goto gone :: else fi;
 
 turn:
-    atomic {                                /* look */
+    atomic {                                /* view */
         answer = 0;
         (!meta || waiting > 0 || dealt != 0 || version != m_version || fence != token);
         if :: !meta -> goto republish
            :: meta && version < m_version -> goto put_over
            :: meta && version >= m_version -> stored = version
         fi;
-        /* what this server neither published nor was about to publish is another one's */
+        /* a version that this server did not publish, or try to publish, is another server's */
         if :: stored == m_version && is_writer(m_writer)
            :: stored != m_version && stored == m_version + applied && is_writer(token)
            :: else -> goto gone
         fi;
         if :: fence != token -> goto retake :: else fi;
 collect:
-        if :: dealt != 0 && stored != m_version ->  /* it happened, only the answer was lost */
+        if :: dealt != 0 && stored != m_version ->  /* committed, only the answer was lost */
                 m_version = stored; m_writer = token; d_step { forget_batch() }; stored = 0;
                 goto turn
            :: dealt != 0 && stored == m_version -> stored = 0; goto write
@@ -580,13 +580,13 @@ write:
         fi
     };
 
-retake:                                     /* another one took over, or tried to */
+retake:                                     /* another server took over, or tried to */
     atomic {
         takeover_lua(token, answer);
         if :: answer == FENCED -> goto gone :: else -> goto collect fi
     };
 
-republish:                                  /* Shard._republish */
+republish:                                  /* Recovery.republish */
     check_newest();
     written = written | bit(token);
     atomic {
@@ -594,7 +594,7 @@ republish:                                  /* Shard._republish */
         written = written & ~bit(token);
         goto republished
     };
-put_over:                                   /* the same, over an older snapshot */
+put_over:                                   /* the same, replacing an older snapshot */
     check_newest();
     written = written | bit(token);
     atomic {
@@ -615,7 +615,7 @@ gone:                                       /* fenced: the process ends */
     }
 }
 
-/* --- what nobody can prevent ---------------------------------------------------------------- */
+/* --- faults --------------------------------------------------------------------------------- */
 
 inline lose_everything() {
     d_step {
@@ -653,12 +653,12 @@ active proctype Fate() {
 end:
     do
     :: atomic { losses < LOSSES -> lose_everything() }
-    /* one that is never read again need not be written */
+    /* a checkpoint that is never read need not be written */
     :: atomic { meta && saved_version != version && losses < LOSSES -> checkpoint() }
-    /* chunks without an entry expire; one update is enough to show what that does */
+    /* chunks without an entry expire; one update is enough to show the effect */
     :: atomic { payload[0] == VOLATILE -> payload[0] = ABSENT }
 #ifdef GOAL
-    /* everything was applied, after all that can go wrong: expected to be reached */
+    /* all work is applied after all faults: expected to be reachable */
     :: atomic { complete && losses == LOSSES && cuts == CUTS && fence == 2 && lease_token == LEASES &&
                 parted == (SIZE > 1) -> assert(false) }
 #endif

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from support.harness import RedisServer
 
-from vcasgd.parameter_server.node_gauges import NodeGauges
+from vcasgd.parameter_server.main import NodeGauges
 from vcasgd.store.connection import RedisClient, connect
 
 
@@ -26,26 +25,17 @@ def tensors(server: RedisServer) -> RedisClient:
     return server.connection
 
 
-@dataclass(frozen=True)
-class CountedShard:
-    """The fields of a shard that the gauges read."""
-
-    job: str
-    publications: int
-    stream: str = "updates"
-
-
 def test_gauges_of_a_node(tensors: RedisClient) -> None:
     now = [0.0]
     gauges = NodeGauges(tensors, lambda: now[0])
     tensors.xadd("updates", {"a": "b"})
-    shard = CountedShard("A", 0)
+    streams = {"A": "updates"}
 
-    first = gauges.read([shard])
+    first = gauges.read(streams, {"A": 0})
     now[0] = 2.0
-    second = gauges.read([replace(shard, publications=5)])
+    second = gauges.read(streams, {"A": 5})
     now[0] = 2.5
-    third = gauges.read([replace(shard, publications=50)])
+    third = gauges.read(streams, {"A": 50})
 
     assert first["queued"] == {"A": 1}
     assert first["memory_used_bytes"] > 100_000
@@ -57,4 +47,6 @@ def test_gauges_of_a_node(tensors: RedisClient) -> None:
 def test_gauges_of_a_node_whose_server_is_unavailable(tmp_path: Path) -> None:
     unavailable = connect(f"unix://{tmp_path}/none.sock")
 
-    assert NodeGauges(unavailable).read([CountedShard("A", 0)]) == {"publications_per_second": 0.0}
+    gauges = NodeGauges(unavailable)
+
+    assert gauges.read({"A": "updates"}, {"A": 0}) == {"publications_per_second": 0.0}

@@ -23,13 +23,13 @@ from vcasgd.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from vcasgd.parameter_server import shard as module
+from vcasgd.parameter_server import publish
 from vcasgd.parameter_server.model_state import MOST_UPDATES
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.snapshot import Change, encode_integers
-from vcasgd.store.tensors.snapshots import MOST_PINS
+from vcasgd.store.tensors.snapshot_store import MOST_PINS
 from vcasgd.store.tensors.updates import LONGEST_HEADER
 
 MakeWorld = Callable[..., World]
@@ -515,7 +515,7 @@ class TestPins:
         shard = world.shard(token=1)
         world.push(0, 0, 1)
         shard.turn()
-        world.snapshots.want_pin("periodic")
+        world.snapshots.request_pin("periodic")
         shard.turn()
         for position in (1, 2, 3):
             world.push(0, position, position + 1)
@@ -535,7 +535,7 @@ class TestPins:
         shard = world.shard(token=1)
         shard.turn()
         for position in range(4):
-            world.snapshots.want_pin("periodic")
+            world.snapshots.request_pin("periodic")
             shard.turn()
             world.push(0, position, position + 1)
             shard.turn()
@@ -550,7 +550,7 @@ class TestPins:
         shard = world.shard()
         world.push(0, 0, 1)
         shard.turn()
-        world.snapshots.want_pin("periodic")
+        world.snapshots.request_pin("periodic")
         shard.turn()
         world.push(1, 0, 1, checksum=1)  # changes the totals, not the version
         shard.turn()
@@ -564,7 +564,7 @@ class TestPins:
         """Somebody may be reading it."""
         shard = world.shard(token=1)
         shard.turn()
-        world.snapshots.want_pin("periodic")
+        world.snapshots.request_pin("periodic")
         shard.turn()
         world.push(0, 0, 1)
         shard.turn()
@@ -581,7 +581,7 @@ class TestPins:
         shard = world.shard()
         shard.turn()
         for name in "ab":
-            world.snapshots.want_pin(name)
+            world.snapshots.request_pin(name)
         shard.turn()
         for position in range(3):
             world.push(0, position, position + 1)
@@ -596,33 +596,33 @@ class TestPins:
         shard = world.shard()
         shard.turn()
         for name in "abcdef":
-            world.snapshots.want_pin(name)
+            world.snapshots.request_pin(name)
         shard.turn()
-        assert world.snapshots.look().pins == set("abcd"[:MOST_PINS])
+        assert world.snapshots.view().pins == set("abcd"[:MOST_PINS])
 
         world.snapshots.unpin("a")
         shard.turn()
 
-        assert world.snapshots.look().pins == set("bcde")
-        assert world.snapshots.look().wanted == ("f",)
+        assert world.snapshots.view().pins == set("bcde")
+        assert world.snapshots.view().wanted == ("f",)
 
     def test_an_epoch_that_finds_no_room_is_published_unpinned(self, world: World) -> None:
         shard = world.shard()
         shard.turn()
         for name in "abcd":
-            world.snapshots.want_pin(name)
+            world.snapshots.request_pin(name)
         shard.turn()
         for subtask in range(3):
             world.push(subtask, 0, 4)
         shard.turn()
 
         assert world.snapshots.read().record.finished == 1
-        assert world.snapshots.look().pins == set("abcd")
+        assert world.snapshots.view().pins == set("abcd")
 
     def test_a_new_server_knows_them(self, world: World) -> None:
         first = world.shard(token=1)
         first.turn()
-        world.snapshots.want_pin("a")
+        world.snapshots.request_pin("a")
         first.turn()
         second = world.shard(token=2)
         for position in (0, 1, 2):
@@ -698,7 +698,7 @@ class TestTakesOver:
         assert isinstance(world.leases("a").acquire(), Lease)
         world.push(0, 0, 4)
         shard = world.shard(token=1)
-        shard._tell_ledger = lambda _model: None  # type: ignore[method-assign]
+        shard._report = lambda _model: None  # type: ignore[method-assign]
         shard.turn()
         assert list(world.partition().leased) == [0]
 
@@ -756,13 +756,13 @@ class TestTensorsServerComesBackEmpty:
     def test_pins_are_gone_and_can_be_wanted_again(self, world: World) -> None:
         shard = world.shard()
         shard.turn()
-        world.snapshots.want_pin("a")
+        world.snapshots.request_pin("a")
         shard.turn()
         world.lose_tensors()
         shard.turn()
-        assert world.snapshots.look().pins == set()
+        assert world.snapshots.view().pins == set()
 
-        world.snapshots.want_pin("a")
+        world.snapshots.request_pin("a")
         shard.turn()
 
         assert world.snapshots.fetch_pinned("a")[0].meta.version == 0
@@ -804,7 +804,7 @@ class TestTensorsServerComesBackEmpty:
         new.turn()
         assert world.snapshots.read().record.positions == {1: 2}
         world.lose_tensors()
-        monkeypatch.setattr(old, "_check_newest", lambda: None)
+        monkeypatch.setattr(old._recovery, "_check_newest", lambda: None)
         old.turn()
         assert world.snapshots.read().record.positions == {0: 2}
         world.push(2, 0, 2)
@@ -930,7 +930,7 @@ class TestRounded:
     @pytest.fixture
     def halves(self, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> World:
         """Its first publication is exact, and no other one is due."""
-        monkeypatch.setattr(module, "EXACT_SECONDS", math.inf)
+        monkeypatch.setattr(publish, "EXACT_SECONDS", math.inf)
         return make_world(update={"rule": "vc-asgd", "alpha": 0.7, "codec": "bfloat16"})
 
     @staticmethod
@@ -960,7 +960,7 @@ class TestRounded:
         self, halves: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shard, weights = self.begin(halves)
-        monkeypatch.setattr(module, "EXACT_SECONDS", 0.0)
+        monkeypatch.setattr(publish, "EXACT_SECONDS", 0.0)
 
         assert shard.turn() == 0
 
@@ -990,7 +990,7 @@ class TestRounded:
 
     def test_what_is_kept_is_exact(self, halves: World) -> None:
         shard, weights = self.begin(halves)
-        halves.snapshots.want_pin("wanted")
+        halves.snapshots.request_pin("wanted")
 
         shard.turn()
 

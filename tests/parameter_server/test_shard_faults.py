@@ -59,7 +59,7 @@ class Stage:
         world, volunteer = self.world, Volunteer(self.world, "a", interval=3)
         header, payload = world.update(1, 0, 2, 1, checksum=1, worker="b")
         world.smuggle(header, payload)
-        world.snapshots.want_pin("periodic")
+        world.snapshots.request_pin("periodic")
         self.fault.arm()
         for _ in range(2):
             volunteer.step()

@@ -292,7 +292,7 @@ def test_unsupported_server_is_refused(stage: Stage, tmp_path: Path) -> None:
 
 
 def test_missing_server_program_is_an_error(stage: Stage, tmp_path: Path) -> None:
-    with pytest.raises(StackError, match="nothing-here is not a program"):
+    with pytest.raises(StackError, match="nothing-here is not an executable program"):
         stage.up(redis_server=str(tmp_path / "nothing-here"))
 
 

@@ -21,7 +21,7 @@ from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import Layout, gather
 from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint, parse
 from vcasgd.storage.objects import Storage
-from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, Totals, encode_integers
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, UpdateTotals, encode_integers
 
 
 def small_model(seed: int = 0) -> nn.Module:
@@ -43,7 +43,7 @@ def snapshot_of(model: nn.Module, version: int = 7) -> tuple[Snapshot, Layout, T
         parameters=layout.parameters,
         layout=layout.digest(),
         integers=encode_integers(integers),
-        totals=Totals(version, 100, 12, 4, 33.5, {"checksum": 1}),
+        totals=UpdateTotals(version, 100, 12, 4, 33.5, {"checksum": 1}),
         created_at=12.5,
     )
     return Snapshot(meta, Record(2, {40: 5, 41: 1})), layout, floats

@@ -33,7 +33,7 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases, WorkKind
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.snapshot import Record
-from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import UpdateSender
 
 pytestmark = pytest.mark.both_servers
@@ -407,15 +407,15 @@ def test_a_worker_can_do_its_work_in_the_tensors_server(
     shard = world.shard(token=2)
     shard.turn()
     sender = UpdateSender(tensors_as_worker, world.keys)
-    snapshots = Snapshots(tensors_as_worker, world.keys)
+    snapshots = SnapshotStore(tensors_as_worker, world.keys)
 
     assert sender.begin(0, 0, 4, 1) == 0
-    sender.await_news(0.01)
+    sender.wait_for_commit(0.01)
     header, payload = world.update(0, 0, 4, 1, worker=WORKER, update=f"{WORKER}.1.1")
     assert sender.push(header, 0, payload).accepted
     assert sender.status([(0, 0, 4, header.update)]).fates == ["pending"]
     assert not sender.push(world.update(0, 0, 2, 1, update=f"{WORKER}.1.2")[0], 0, payload).accepted
-    snapshots.want_pin("evaluation")
+    snapshots.request_pin("evaluation")
     shard.turn()
     assert sender.status([(0, 0, 4, header.update)]).fates == ["applied"]
     assert snapshots.version() == 1
@@ -429,15 +429,15 @@ def test_a_worker_installs_a_snapshot_only_while_the_job_has_none(
     login: Login, make_world: Callable[..., World]
 ) -> None:
     world = make_world()
-    world.snapshots.forget()
+    world.snapshots.delete_all()
     floats = torch.zeros(world.layout.floats)
     meta = world.first_meta()
-    bounded = Snapshots(login(tensors_user(SECRET, world.job, WORKER), 1), world.keys)
+    bounded = SnapshotStore(login(tensors_user(SECRET, world.job, WORKER), 1), world.keys)
     with pytest.raises(StoreDenied):
         bounded.install(0, meta, Record(), floats)
 
     user = tensors_user(SECRET, world.job, WORKER, first_snapshot=True)
-    first = Snapshots(login(user, 1), world.keys)
+    first = SnapshotStore(login(user, 1), world.keys)
     assert first.install(0, meta, Record(), floats)
     assert not first.install(0, meta, Record(), floats), "another worker was faster"
 

@@ -24,7 +24,7 @@ PUSH_POSITION = "position ~= tonumber(ARGV[3])"
 @pytest.fixture(autouse=True)
 def _regular_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which command of a turn is the n-th must not depend on the time of day."""
-    monkeypatch.setattr(shard, "TEND_SECONDS", 0.0)
+    monkeypatch.setattr(shard, "SLOTS_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

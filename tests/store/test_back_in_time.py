@@ -105,18 +105,18 @@ class TestTheParameterServerIsAhead:
         self, world: World
     ) -> None:
         shard = world.shard()
-        world.snapshots.want_pin("old")
+        world.snapshots.request_pin("old")
         shard.turn()
         past = remember(world.tensors)
         world.push(0, 0, 2)
         shard.turn()
-        world.snapshots.want_pin("new")
+        world.snapshots.request_pin("new")
         shard.turn()
 
         go_back(world.tensors, past)
         shard.turn()
-        assert world.snapshots.look().pins == {"old"}
-        world.snapshots.want_pin("new")
+        assert world.snapshots.view().pins == {"old"}
+        world.snapshots.request_pin("new")
         shard.turn()
 
         assert world.snapshots.fetch_pinned("old")[0].meta.version == 0
@@ -156,7 +156,7 @@ class TestInTheMiddleOfATurn:
             before(*args)
 
         monkeypatch.setattr(shard._snapshots, at, go_back_first)
-        with pytest.raises(StoreUnavailable, match="went back in time"):
+        with pytest.raises(StoreUnavailable, match="has an older state"):
             shard.turn()
         monkeypatch.undo()
         shard.turn()
@@ -180,7 +180,7 @@ class TestInTheMiddleOfATurn:
             commit(*args)
 
         monkeypatch.setattr(shard._snapshots, "commit", go_back_first)
-        with pytest.raises(StoreUnavailable, match="replaced in the middle of a snapshot"):
+        with pytest.raises(StoreUnavailable, match="replaced while a snapshot was written"):
             shard.turn()
         assert world.snapshots.version() == 0, "nobody ever sees a snapshot with a hole"
         monkeypatch.undo()
@@ -195,7 +195,7 @@ class TestInTheMiddleOfATurn:
         past = remember(world.tensors)
         world.push(0, 0, 2)
         shard.turn()
-        world.snapshots.want_pin("a")
+        world.snapshots.request_pin("a")
         pin = shard._snapshots.pin
 
         def go_back_first(*args: Any) -> None:
@@ -203,7 +203,7 @@ class TestInTheMiddleOfATurn:
             pin(*args)
 
         monkeypatch.setattr(shard._snapshots, "pin", go_back_first)
-        with pytest.raises(StoreUnavailable, match="went back in time"):
+        with pytest.raises(StoreUnavailable, match="has an older state"):
             shard.turn()
 
         assert world.snapshots.pins() == {}, "it would be a pin without chunks"
@@ -275,7 +275,7 @@ class TestFences:
         new.turn()
         go_back(world.tensors, past)
         world.push(0, 0, 2)
-        old._reports.tell = lambda _model: None  # type: ignore[method-assign]
+        old._reports.send = lambda _model: None  # type: ignore[method-assign]
         old.turn()
 
         with pytest.raises(Fenced):

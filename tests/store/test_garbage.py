@@ -207,16 +207,16 @@ class Dump:
 
 def test_malformed_headers_are_refused_and_nothing_else() -> None:
     layout, spec = layout_of(12), spec_of(update=COUNTING)
-    recipe = ShardConfig(spec, ModelFacts(12, 1, layout.to_json(), ""))
+    config = ShardConfig(spec, ModelFacts(12, 1, layout.to_json(), ""))
     weights = torch.randn(layout.floats)
     meta = Meta(0, 0, layout.floats, layout.parameters, layout.digest())
-    blender = ModelState(recipe, Snapshot(meta, Record()), weights)
+    model = ModelState(config, Snapshot(meta, Record()), weights)
     before, count = weights.numpy().tobytes(), 0
     honest = {
         "format": 1, "update": "u1", "worker": "w", "subtask": 1, "start": 0, "stop": 2, "base": 0,
         "token": 1, "codec": "float32", "size": 52, "checksum": 0, "layout": layout.digest(),
     }  # fmt: skip
-    blender.check(Header.parse(json.dumps(honest).encode()))
+    model.check(Header.parse(json.dumps(honest).encode()))
 
     @fixed(HEADERS)
     @given(spoilt_headers)
@@ -224,14 +224,14 @@ def test_malformed_headers_are_refused_and_nothing_else() -> None:
         nonlocal count
         count += 1
         with pytest.raises(InvalidUpdate) as caught:
-            blender.check(Header.parse(spoilt.text(json.dumps({**honest, **spoilt.fields}))))
+            model.check(Header.parse(spoilt.text(json.dumps({**honest, **spoilt.fields}))))
         assert len(str(caught.value)) < 300, "it goes into logs and events"
 
     refuse()
 
     assert count >= HEADERS
     assert weights.numpy().tobytes() == before
-    assert blender.record.positions == {}
+    assert model.record.positions == {}
 
 
 # --- rows, without a server --------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_rows_that_are_spoilt_change_nothing_or_are_numbers() -> None:
     # Given a table of 300 rows and one statistic, and a payload of five rows
     update = {"rule": "async-local-sgd", "eta": 1.0, "codec": "rows"}
     layout, spec = layout_of(300, table=True), spec_of(update=update)
-    recipe = ShardConfig(spec, ModelFacts(300, 1, layout.to_json(), ""))
+    config = ShardConfig(spec, ModelFacts(300, 1, layout.to_json(), ""))
     meta = Meta(0, 0, layout.floats, layout.parameters, layout.digest())
     honest = struct.pack("<6I6f", 5, 0, 7, 8, 200, 299, *[1.0] * 6)
     refused: set[str] = set()
@@ -260,21 +260,21 @@ def test_rows_that_are_spoilt_change_nothing_or_are_numbers() -> None:
             raw[at] = value
         raw = raw[: len(raw) - cut] + more
         weights = torch.zeros(layout.floats)
-        blender = ModelState(recipe, Snapshot(meta, Record()), weights)
+        model = ModelState(config, Snapshot(meta, Record()), weights)
         header = Header(
             update="u1", worker="w", subtask=1, start=0, stop=2, base=0, token=1, codec="rows",
             size=len(raw), checksum=0, layout=layout.digest(),
         )  # fmt: skip
         try:
-            blender.check(header)
-            blender.payload(header)[:] = raw
-            blender.inspect(header, blender.payload(header), 0)
-            blender.blend("1-0", header, [])
+            model.check(header)
+            model.payload(header)[:] = raw
+            model.inspect(header, model.payload(header), 0)
+            model.blend("1-0", header, [])
         except InvalidUpdate as error:
             refused.add(error.reason)
         else:
             applied += 1
-        assert bool(weights.any()) <= blender.batch.applied
+        assert bool(weights.any()) <= model.batch.applied
         assert bool(torch.isfinite(weights).all())
 
     spoil()

@@ -14,7 +14,7 @@ from support.world import World
 from vcasgd.errors import SnapshotMissing, StoreFull, StoreUnavailable
 from vcasgd.store.connection import connect
 from vcasgd.store.tensors import push_slots as module
-from vcasgd.store.tensors.push_slots import MOST_PLACES, MemoryLimits, PushSlots, window
+from vcasgd.store.tensors.push_slots import MOST_SLOTS, MemoryLimits, PushSlots, window
 
 MIB = 1 << 20
 #: places that 128 MiB have while nobody reads
@@ -24,7 +24,7 @@ MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
 @pytest.mark.parametrize(
     ("memory", "model", "payload", "share", "places"),
     [
-        pytest.param(MemoryLimits(0, 5), MIB, MIB, 1.0, MOST_PLACES, id="no limit"),
+        pytest.param(MemoryLimits(0, 5), MIB, MIB, 1.0, MOST_SLOTS, id="no limit"),
         # 900 usable, 20 for five readers, 7 × 64 for snapshots, 65 a place
         pytest.param(MemoryLimits(1000 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 6, id="one job"),
         pytest.param(
@@ -35,8 +35,8 @@ MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
         pytest.param(
             MemoryLimits(1000 * MIB, 500), 64 * MIB, 64 * MIB, 1.0, 1, id="many connections"
         ),
-        pytest.param(MemoryLimits(1 << 50, 1), 4, 4, 1.0, MOST_PLACES, id="far more than needed"),
-        pytest.param(MemoryLimits(1 << 50, 1), 0, 0, 1.0, MOST_PLACES, id="an empty model"),
+        pytest.param(MemoryLimits(1 << 50, 1), 4, 4, 1.0, MOST_SLOTS, id="far more than needed"),
+        pytest.param(MemoryLimits(1 << 50, 1), 0, 0, 1.0, MOST_SLOTS, id="an empty model"),
     ],
 )
 def test_the_window(
@@ -97,7 +97,7 @@ class TestPlaces:
     def test_a_worker_that_fell_silent_loses_its_place_and_what_it_wrote(
         self, world: World, places: PushSlots, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "PLACE_SECONDS", -1.0)
+        monkeypatch.setattr(module, "SLOT_SECONDS", -1.0)
         assert places.take("silent")
         monkeypatch.undo()
         assert places.take("busy")

@@ -15,7 +15,7 @@ from support.servers import url_of
 from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreError
-from vcasgd.store import bulk as wire
+from vcasgd.store import bulk_transfer
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors import bf16_split as module
@@ -25,11 +25,11 @@ from vcasgd.store.tensors.snapshot import (
     Meta,
     Record,
     Snapshot,
-    Totals,
+    UpdateTotals,
     encode_integers,
     pin_text,
 )
-from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import UpdateSender
 
 pytestmark = pytest.mark.both_servers
@@ -38,8 +38,8 @@ KEYS = TensorKeys("job")
 
 
 @pytest.fixture
-def snapshots(tensors: RedisClient) -> Snapshots:
-    return Snapshots(tensors, KEYS)
+def snapshots(tensors: RedisClient) -> SnapshotStore:
+    return SnapshotStore(tensors, KEYS)
 
 
 def meta_of(vector: Tensor, version: int, token: int) -> Meta:
@@ -47,7 +47,7 @@ def meta_of(vector: Tensor, version: int, token: int) -> Meta:
 
 
 def publish(
-    snapshots: Snapshots,
+    snapshots: SnapshotStore,
     vector: Tensor,
     version: int,
     token: int = 1,
@@ -68,7 +68,7 @@ def constant(value: float, size: int = 1000) -> Tensor:
     return torch.full((size,), float(value))
 
 
-def installed(snapshots: Snapshots, vector: Tensor | None = None, token: int = 1) -> Meta:
+def installed(snapshots: SnapshotStore, vector: Tensor | None = None, token: int = 1) -> Meta:
     vector = constant(0) if vector is None else vector
     meta = meta_of(vector, 0, token)
     assert snapshots.install(token, meta, Record(), vector)
@@ -79,7 +79,7 @@ def values(vector: Tensor) -> list[float]:
     return sorted(set(vector.tolist()))
 
 
-def fetched(snapshots: Snapshots, size: int = 1000) -> tuple[Snapshot, Tensor]:
+def fetched(snapshots: SnapshotStore, size: int = 1000) -> tuple[Snapshot, Tensor]:
     out = torch.empty(size)
     return snapshots.fetch(out), out
 
@@ -92,7 +92,7 @@ class TestRoundTrip:
     CHUNK = CHUNK_BYTES // 4
 
     @pytest.mark.parametrize("size", [1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 17 * CHUNK + 3])
-    def test_every_size_comes_back_bit_by_bit(self, snapshots: Snapshots, size: int) -> None:
+    def test_every_size_comes_back_bit_by_bit(self, snapshots: SnapshotStore, size: int) -> None:
         vector = torch.randn(size, generator=torch.Generator().manual_seed(size))
         vector[0] = -0.0
         before = installed(snapshots, constant(1, size))
@@ -106,7 +106,7 @@ class TestRoundTrip:
 
     @pytest.mark.parametrize("size", [1, 7, 2 * CHUNK, 2 * CHUNK + 1, 5 * CHUNK])
     def test_in_halves_for_those_who_round_and_those_who_do_not(
-        self, snapshots: Snapshots, size: int
+        self, snapshots: SnapshotStore, size: int
     ) -> None:
         vector = torch.randn(size, generator=torch.Generator().manual_seed(size))
         meta = replace(meta_of(vector, 0, 1), halves=True)
@@ -122,14 +122,14 @@ class TestRoundTrip:
         assert torch.equal((rounded - vector).abs(), (nearest - vector).abs())
         assert len(snapshots.chunk_keys(meta)) == 2 * -(-size // (2 * self.CHUNK))
 
-    def test_everything_of_a_snapshot_is_kept(self, snapshots: Snapshots) -> None:
+    def test_everything_of_a_snapshot_is_kept(self, snapshots: SnapshotStore) -> None:
         counters = torch.tensor([1, -5, 2**62])
         meta = replace(
             meta_of(constant(1), 41, 7),
             parameters=900,
             integers=encode_integers(counters),
             rule_state=True,
-            totals=Totals(41, 820, 12, 3, 7.5, {"checksum": 2}),
+            totals=UpdateTotals(41, 820, 12, 3, 7.5, {"checksum": 2}),
             created_at=12.5,
         )
         record = Record(3, {12: 5, 14: 1})
@@ -151,15 +151,15 @@ class TestRoundTrip:
 
         assert Record.from_dict(record.to_dict()) == record
 
-    def test_a_vector_of_another_length_is_refused(self, snapshots: Snapshots) -> None:
+    def test_a_vector_of_another_length_is_refused(self, snapshots: SnapshotStore) -> None:
         installed(snapshots)
 
-        with pytest.raises(StoreError, match="999 can't take a snapshot of 1000"):
+        with pytest.raises(StoreError, match="999 floats can't hold a snapshot of 1000"):
             snapshots.fetch(torch.empty(999))
 
 
 class TestCommit:
-    def test_the_record_changes_with_the_version(self, snapshots: Snapshots) -> None:
+    def test_the_record_changes_with_the_version(self, snapshots: SnapshotStore) -> None:
         meta = installed(snapshots)
         publish(snapshots, constant(1), 1, previous=meta, positions={4: 10, 5: 2})
 
@@ -170,7 +170,9 @@ class TestCommit:
         assert snapshot.meta.version == 2
         assert values(out) == [2.0]
 
-    def test_the_version_before_last_goes(self, snapshots: Snapshots, tensors: RedisClient) -> None:
+    def test_the_version_before_last_is_deleted(
+        self, snapshots: SnapshotStore, tensors: RedisClient
+    ) -> None:
         first = installed(snapshots)
         second = publish(snapshots, constant(1), 1)
         publish(snapshots, constant(2), 2, previous=first)
@@ -178,7 +180,7 @@ class TestCommit:
         assert {key for key in names(tensors) if key.startswith("s:")} == {"s:1.1:0", "s:2.1:0"}
         assert len(snapshots.chunk_keys(second)) == 1
 
-    def test_repeated_it_is_harmless(self, snapshots: Snapshots, tensors: RedisClient) -> None:
+    def test_repeated_it_is_harmless(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
         """The answer to the first attempt was lost."""
         installed(snapshots)
         publish(snapshots, constant(1), 1, positions={4: 10})
@@ -190,7 +192,7 @@ class TestCommit:
         assert fetched(snapshots)[0] == present
 
     def test_repeated_it_does_not_undo_what_came_after(
-        self, snapshots: Snapshots, tensors: RedisClient
+        self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
         meta = installed(snapshots)
         sender = UpdateSender(tensors, KEYS)
@@ -207,7 +209,7 @@ class TestCommit:
         assert tensors.hget(KEYS.pushed, "4") == b"3|v"
 
     def test_forgets_folded_subtasks_everywhere(
-        self, snapshots: Snapshots, tensors: RedisClient
+        self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
         meta = installed(snapshots)
         for key in (KEYS.applied, KEYS.pushed, KEYS.tokens):
@@ -223,7 +225,7 @@ class TestCommit:
         assert tensors.hkeys(KEYS.pushed) == tensors.hkeys(KEYS.tokens) == [b"2"]
 
     def test_deals_with_refused_updates_without_a_new_version(
-        self, snapshots: Snapshots, tensors: RedisClient
+        self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
         meta = installed(snapshots)
         entry = tensors.xadd(KEYS.stream, {"h": "garbage"}).decode()
@@ -237,7 +239,9 @@ class TestCommit:
 
 
 class TestFencing:
-    def test_an_old_token_commits_nothing(self, snapshots: Snapshots, tensors: RedisClient) -> None:
+    def test_an_old_token_commits_nothing(
+        self, snapshots: SnapshotStore, tensors: RedisClient
+    ) -> None:
         installed(snapshots, token=1)
         snapshots.takeover(2)
         publish(snapshots, constant(1), 1, token=2)
@@ -249,11 +253,11 @@ class TestFencing:
         snapshot, out = fetched(snapshots)
         assert snapshot == before
         assert values(out) == [1.0], "its chunks have names that nobody knows"
-        assert snapshots.forget_orphans(2, [snapshot.meta]) == 2, "those, and of version 0"
+        assert snapshots.delete_orphans(2, [snapshot.meta]) == 2, "those, and of version 0"
         assert "s:1.2:0" in names(tensors)
         assert "s:1.1:0" not in names(tensors)
 
-    def test_a_token_takes_over_once_and_for_all(self, snapshots: Snapshots) -> None:
+    def test_a_token_takes_over_once_and_for_all(self, snapshots: SnapshotStore) -> None:
         snapshots.takeover(2)
         snapshots.takeover(2)  # the answer was lost: again
 
@@ -263,7 +267,7 @@ class TestFencing:
             snapshots.install(1, meta_of(constant(0), 0, 1), Record(), constant(0))
         snapshots.takeover(3)
 
-    def test_after_a_takeover_only_the_new_one_pins(self, snapshots: Snapshots) -> None:
+    def test_after_a_takeover_only_the_new_one_pins(self, snapshots: SnapshotStore) -> None:
         installed(snapshots, token=1)
         snapshots.takeover(2)
 
@@ -273,7 +277,7 @@ class TestFencing:
 
 
 class TestInstall:
-    def test_only_where_there_is_none(self, snapshots: Snapshots, tensors: RedisClient) -> None:
+    def test_only_where_there_is_none(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
         installed(snapshots, constant(1), token=1)
         before = names(tensors)
 
@@ -285,7 +289,7 @@ class TestInstall:
         assert snapshots.version() == 0
 
     def test_a_second_first_snapshot_leaves_the_present_one_whole(
-        self, snapshots: Snapshots
+        self, snapshots: SnapshotStore
     ) -> None:
         """Two workers made it, or one of them twice because an answer was lost."""
         meta = meta_of(constant(1), 0, 0)
@@ -295,7 +299,7 @@ class TestInstall:
 
         assert values(fetched(snapshots)[1]) == [1.0]
 
-    def test_a_late_first_snapshot_leaves_a_pinned_one_whole(self, snapshots: Snapshots) -> None:
+    def test_a_late_first_snapshot_keeps_a_pinned_one(self, snapshots: SnapshotStore) -> None:
         meta = meta_of(constant(1), 0, 0)
         snapshots.install(0, meta, Record(), constant(1))
         snapshots.takeover(1)
@@ -306,7 +310,7 @@ class TestInstall:
 
         assert values(snapshots.fetch_pinned("start")[1]) == [1.0]
 
-    def test_takes_the_fence_along(self, snapshots: Snapshots) -> None:
+    def test_takes_the_fence_along(self, snapshots: SnapshotStore) -> None:
         installed(snapshots, token=5)
 
         with pytest.raises(Fenced):
@@ -314,7 +318,7 @@ class TestInstall:
         publish(snapshots, constant(1), 1, token=5)
 
     def test_what_was_pushed_before_is_no_longer_on_its_way(
-        self, snapshots: Snapshots, tensors: RedisClient
+        self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
         tensors.hset(KEYS.pushed, "0", "3|u")
         tensors.hset(KEYS.tokens, "0", 9)
@@ -326,7 +330,7 @@ class TestInstall:
 
 
 class TestNoSnapshot:
-    def test_everybody_is_told(self, snapshots: Snapshots, tensors: RedisClient) -> None:
+    def test_everybody_is_told(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
         sender = UpdateSender(tensors, KEYS)
         meta = meta_of(constant(1), 1, 1)
         calls: list[Callable[[], object]] = [
@@ -342,10 +346,10 @@ class TestNoSnapshot:
         for call in calls:
             with pytest.raises(SnapshotMissing):
                 call()
-        assert snapshots.look().version is None
+        assert snapshots.view().version is None
         assert names(tensors) == set()
 
-    def test_a_fence_alone_is_no_snapshot(self, snapshots: Snapshots) -> None:
+    def test_a_fence_alone_is_no_snapshot(self, snapshots: SnapshotStore) -> None:
         snapshots.takeover(1)
 
         with pytest.raises(SnapshotMissing):
@@ -353,19 +357,19 @@ class TestNoSnapshot:
 
 
 def test_a_reader_never_sees_a_mixture(
-    server: RedisServer, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, snapshots: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vector of version v is v everywhere. Every chunk is asked for when the one
     before is there, so that the writer gets between them."""
     monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(wire, "DEPTH", 1)
+    monkeypatch.setattr(bulk_transfer, "DEPTH", 1)
     size = 8 * 1024 + 5
     metas = [installed(snapshots, constant(0, size))]
     stop = threading.Event()
 
     def write() -> None:
         client = connect(url_of(server, 1))
-        own = Snapshots(client, KEYS)
+        own = SnapshotStore(client, KEYS)
         while not stop.is_set():
             version = metas[-1].version + 1
             before_last = metas[-2] if len(metas) > 1 else None
@@ -390,7 +394,7 @@ def test_a_reader_never_sees_a_mixture(
 
 
 def test_a_reader_starts_again_when_it_was_overtaken(
-    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+    snapshots: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two publications go by between what is there and how it is read."""
     first = installed(snapshots)
@@ -410,7 +414,7 @@ def test_a_reader_starts_again_when_it_was_overtaken(
 
 class TestPins:
     def test_a_pinned_snapshot_stays_while_newer_ones_are_published(
-        self, snapshots: Snapshots
+        self, snapshots: SnapshotStore
     ) -> None:
         installed(snapshots)
         kept = publish(snapshots, constant(1), 1, positions={4: 7})
@@ -423,7 +427,7 @@ class TestPins:
         assert values(floats) == [1.0]
         assert snapshot == Snapshot(kept, Record(0, {4: 7}))
 
-    def test_the_first_pin_of_a_name_counts(self, snapshots: Snapshots) -> None:
+    def test_the_first_pin_of_a_name_counts(self, snapshots: SnapshotStore) -> None:
         installed(snapshots)
         snapshots.pin(1, ["a"], snapshots.read())
         publish(snapshots, constant(1), 1)
@@ -434,7 +438,7 @@ class TestPins:
         assert pinned is not None
         assert pinned.meta.version == 0
 
-    def test_a_commit_can_pin_what_it_publishes(self, snapshots: Snapshots) -> None:
+    def test_a_commit_can_pin_what_it_publishes(self, snapshots: SnapshotStore) -> None:
         meta = replace(installed(snapshots), version=1)
         snapshots.write(meta, constant(1))
         pinned = pin_text(Snapshot(meta, Record(1, {})))
@@ -445,34 +449,34 @@ class TestPins:
         snapshots.commit(1, meta, change)
 
         assert snapshots.pins() == {"epoch-1": Snapshot(meta, Record(1, {}))}
-        assert snapshots.look().pins == {"epoch-1"}
+        assert snapshots.view().pins == {"epoch-1"}
 
-    def test_wanted_until_the_server_pins_it(self, snapshots: Snapshots) -> None:
+    def test_wanted_until_the_server_pins_it(self, snapshots: SnapshotStore) -> None:
         installed(snapshots)
-        snapshots.want_pin("b")
-        snapshots.want_pin("a")
-        assert snapshots.look().wanted == ("a", "b")
+        snapshots.request_pin("b")
+        snapshots.request_pin("a")
+        assert snapshots.view().wanted == ("a", "b")
         assert snapshots.pinned("a") is None
 
         snapshots.pin(1, ["a"], snapshots.read())
 
-        assert snapshots.look().wanted == ("b",)
-        assert snapshots.look().pins == {"a"}
+        assert snapshots.view().wanted == ("b",)
+        assert snapshots.view().pins == {"a"}
 
-    def test_unpinned_it_is_neither_kept_nor_wanted(self, snapshots: Snapshots) -> None:
+    def test_unpinned_it_is_neither_kept_nor_wanted(self, snapshots: SnapshotStore) -> None:
         installed(snapshots)
         snapshots.pin(1, ["a"], snapshots.read())
-        snapshots.want_pin("a")
+        snapshots.request_pin("a")
 
         snapshots.unpin("a")
 
-        assert snapshots.look().pins == set()
-        assert snapshots.look().wanted == ()
+        assert snapshots.view().pins == set()
+        assert snapshots.view().wanted == ()
         with pytest.raises(SnapshotMissing, match="under the name a"):
             snapshots.fetch_pinned("a")
 
     def test_one_whose_chunks_are_gone_is_missing(
-        self, snapshots: Snapshots, tensors: RedisClient
+        self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
         meta = installed(snapshots)
         snapshots.pin(1, ["a"], snapshots.read())
@@ -484,31 +488,31 @@ class TestPins:
 
 class TestForget:
     def test_leaves_nothing_of_the_job_and_everything_of_others(
-        self, snapshots: Snapshots, tensors: RedisClient
+        self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
-        others = Snapshots(tensors, TensorKeys("job-2"))
+        others = SnapshotStore(tensors, TensorKeys("job-2"))
         assert others.install(1, meta_of(constant(1), 0, 1), Record(), constant(1))
         before = names(tensors)
         installed(snapshots)
         publish(snapshots, constant(1), 1)
-        snapshots.want_pin("a")
+        snapshots.request_pin("a")
         snapshots.pin(1, ["b"], snapshots.read())
         tensors.set(KEYS.payload_chunk("u", 0), b"left behind")
         tensors.xadd(KEYS.stream, {"h": "x"})
 
-        assert snapshots.forget() == 10
+        assert snapshots.delete_all() == 10
 
         assert names(tensors) == before
-        assert snapshots.forget() == 0
+        assert snapshots.delete_all() == 0
 
-    def test_many_keys(self, snapshots: Snapshots, tensors: RedisClient) -> None:
+    def test_many_keys(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
         tensors.mset({KEYS.payload_chunk("u", index): b"" for index in range(1203)})
 
-        assert snapshots.forget() == 1203
+        assert snapshots.delete_all() == 1203
         assert tensors.dbsize() == 0
 
     def test_orphans_are_chunks_that_no_snapshot_uses(
-        self, snapshots: Snapshots, tensors: RedisClient
+        self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
         installed(snapshots)
         snapshots.pin(1, ["a"], snapshots.read())
@@ -518,7 +522,7 @@ class TestForget:
         tensors.set(KEYS.payload_chunk("u", 0), b"waits to be applied")
         pinned = [pin.meta for pin in snapshots.pins().values()]
 
-        assert snapshots.forget_orphans(1, [present, *pinned]) == 1
+        assert snapshots.delete_orphans(1, [present, *pinned]) == 1
 
         assert {"s:0.1:0", "s:1.1:0", "u:u:0"} <= names(tensors)
         assert values(fetched(snapshots)[1]) == [1.0]
@@ -527,7 +531,7 @@ class TestForget:
 class TestRounded:
     """Versions that were published without their low plane."""
 
-    def test_it_reads_as_bfloat16_for_everybody(self, snapshots: Snapshots) -> None:
+    def test_it_reads_as_bfloat16_for_everybody(self, snapshots: SnapshotStore) -> None:
         vector = torch.randn(1000)
         meta = replace(meta_of(vector, 0, 1), halves=True, exact=False)
         assert snapshots.install(1, meta, Record(), vector)
@@ -538,7 +542,7 @@ class TestRounded:
         assert torch.equal(out, vector.to(torch.bfloat16).float())
         assert len(snapshots.chunk_keys(meta)) == 1
 
-    def test_it_can_be_completed(self, snapshots: Snapshots) -> None:
+    def test_it_can_be_completed(self, snapshots: SnapshotStore) -> None:
         vector = torch.randn(1000)
         rounded = replace(meta_of(vector, 0, 1), halves=True, exact=False)
         assert snapshots.install(1, rounded, Record(), vector)
@@ -549,6 +553,6 @@ class TestRounded:
         assert torch.equal(snapshots.fetch_pinned("kept")[1], vector)
         assert snapshots.complete(meta, vector) is meta
 
-    def test_a_whole_one_is_complete(self, snapshots: Snapshots) -> None:
+    def test_a_whole_one_is_complete(self, snapshots: SnapshotStore) -> None:
         meta = installed(snapshots)
         assert snapshots.complete(meta, constant(0)) is meta

@@ -20,7 +20,7 @@ from vcasgd.store.tensors.updates import (
     LONGEST_HEADER,
     PAYLOAD_SECONDS,
     Header,
-    Pushed,
+    PushResult,
     UpdateReader,
     checksum,
     wait_for_entries,
@@ -72,7 +72,7 @@ class TestPush:
     def test_accepted_it_waits_in_the_stream(self, world: World) -> None:
         header, pushed = world.push(0, 0, 3)
 
-        assert pushed == Pushed(accepted=True, position=3)
+        assert pushed == PushResult(accepted=True, position=3)
         (entry,) = world.reader.read(10)
         assert Header.parse(entry.header) == header
         assert world.received(header, header.size) == bytes(
@@ -85,7 +85,7 @@ class TestPush:
 
         answers = [world.sender.push(header, 0, payload) for _ in range(3)]
 
-        assert answers == [Pushed(accepted=True, position=3)] * 3
+        assert answers == [PushResult(accepted=True, position=3)] * 3
         assert world.reader.waiting() == 1
 
     def test_the_same_update_again_after_it_was_applied_leaves_nothing(self, world: World) -> None:
@@ -118,7 +118,7 @@ class TestPush:
         world.sender.push(header, 0, payload)
         world.push(0, 2, 4)
 
-        assert world.sender.push(header, 0, payload) == Pushed(accepted=False, position=4)
+        assert world.sender.push(header, 0, payload) == PushResult(accepted=False, position=4)
 
         world.shard().turn()
         assert world.snapshots.read().record.positions == {0: 4}
@@ -133,7 +133,7 @@ class TestPush:
 
         _, pushed = world.push(0, start, stop)
 
-        assert pushed == Pushed(accepted=False, position=2)
+        assert pushed == PushResult(accepted=False, position=2)
         assert payloads(world) == before
         assert world.reader.waiting() == 1
 
@@ -144,7 +144,7 @@ class TestPush:
 
         _, pushed = world.push(1, 0, 4)
 
-        assert pushed == Pushed(accepted=False, position=-1)
+        assert pushed == PushResult(accepted=False, position=-1)
         assert not payloads(world)
 
     def test_an_empty_server_takes_nothing(self, world: World) -> None:
@@ -164,7 +164,7 @@ class TestPush:
             return script(**arguments)
 
         monkeypatch.setattr(world.sender, "_push", lose_the_payload_first)
-        with pytest.raises(StoreUnavailable, match="lost a part of what was pushed"):
+        with pytest.raises(StoreUnavailable, match="lost a part of a pushed update"):
             world.sender.push(header, 0, payload)
         monkeypatch.undo()
 

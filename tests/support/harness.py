@@ -40,7 +40,7 @@ from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control, Servers
 from vcasgd.store.tensors.sharded import ShardedSnapshots
-from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import digest_of, pack
 from vcasgd.worker.main import run
 
@@ -400,7 +400,7 @@ class Plain:
     def checkpoint(self, job: str) -> str:
         """Write a checkpoint of the present snapshot, as the controller does."""
         snapshots = self.sharded(job)
-        snapshots.want_pin("test")
+        snapshots.request_pin("test")
         await_truth(lambda: snapshots.pinned("test"))
         whole, floats = snapshots.fetch_pinned("test")
         state = snapshots.fetch_states(whole)
@@ -418,8 +418,8 @@ class Plain:
     def checkpoints(self, job: str) -> Checkpoints:
         return Checkpoints(self.storage, job)
 
-    def snapshots(self, job: str, shard: int = 0) -> Snapshots:
-        return Snapshots(self.nodes[shard].connection, TensorKeys(job, shard))
+    def snapshots(self, job: str, shard: int = 0) -> SnapshotStore:
+        return SnapshotStore(self.nodes[shard].connection, TensorKeys(job, shard))
 
     def sharded(self, job: str) -> ShardedSnapshots:
         return ShardedSnapshots([node.connection for node in self.nodes], job, self.cut(job))

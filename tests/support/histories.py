@@ -32,7 +32,7 @@ from support.world import Volunteer, World, run_to_end
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.tensors.updates import Pushed, UpdateSender
+from vcasgd.store.tensors.updates import PushResult, UpdateSender
 
 WORKERS = ("ann", "bob", "cyd")
 #: what a process makes of a server that is away or came back empty: it calls again
@@ -61,6 +61,9 @@ class History(RuleBasedStateMachine):
         self.violated = False
         self.folder = tempfile.TemporaryDirectory()
         self.stage.tensors.flushall()
+        # Loading a script takes commands of its own, and a repeated history must have the same.
+        for server in (self.stage.ledger, self.stage.tensors):
+            server.script_flush()
         self.world = World(self.stage.ledger, self.stage.tensors, Path(self.folder.name))
         self.sender = UpdateSender(self.stage.wired_tensors, self.world.keys)
         self.shard = self.new_shard()
@@ -123,7 +126,7 @@ class History(RuleBasedStateMachine):
             self.sender.push(header, epoch, payload)
         for _ in range(2):
             answer = self.patiently(lambda: self.sender.push(header, epoch, payload))
-            self.require(answer == Pushed(True, size), "a repeated push is recognised")
+            self.require(answer == PushResult(True, size), "a repeated push is recognised")
         self.push_as_told(worker, held, start, size)  # a twin of it is not
         return (worker, held, start, size)
 
@@ -235,7 +238,7 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def pin(self) -> None:
-        self.world.snapshots.want_pin("periodic")
+        self.world.snapshots.request_pin("periodic")
         self.serve()
 
     @rule()

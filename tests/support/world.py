@@ -34,8 +34,8 @@ from vcasgd.store.ledger.leases import Accounts, Lease, Leases, Wait
 from vcasgd.store.ledger.leases import WorkKind as Work
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
-from vcasgd.store.tensors.snapshots import Snapshots
-from vcasgd.store.tensors.updates import Header, Pushed, UpdateReader, UpdateSender, checksum
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
+from vcasgd.store.tensors.updates import Header, PushResult, UpdateReader, UpdateSender, checksum
 
 COUNTING = {"rule": "async-local-sgd", "eta": 1.0}
 
@@ -85,7 +85,7 @@ class World:
         self.job = self.jobs.submit(self.spec, "0" * 64).id
         self.keys = TensorKeys(self.job)
         self.ledger_keys = LedgerKeys(self.job)
-        self.snapshots = Snapshots(tensors, self.keys)
+        self.snapshots = SnapshotStore(tensors, self.keys)
         self.sender = UpdateSender(tensors, self.keys)
         self.reader = UpdateReader(tensors, self.keys)
         self.accounts = Accounts(ledger, self.job)
@@ -224,7 +224,7 @@ class World:
 
     def push(
         self, subtask: int, start: int, stop: int, token: int = 1, **changes: Any
-    ) -> tuple[Header, Pushed]:
+    ) -> tuple[Header, PushResult]:
         header, payload = self.update(subtask, start, stop, token, **changes)
         return header, self.sender.push(header, self.plan.epoch_of(subtask), payload)
 

@@ -19,7 +19,7 @@ from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.snapshot import Meta, Record
-from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Header, checksum
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 from vcasgd.worker.shard_group import LATE_SECONDS, ShardGroup
@@ -50,8 +50,8 @@ class Two:
         group.open(self.cut)
         return group
 
-    def snapshots(self, shard: int) -> Snapshots:
-        return Snapshots(self.nodes[shard], TensorKeys(self.world.job, shard))
+    def snapshots(self, shard: int) -> SnapshotStore:
+        return SnapshotStore(self.nodes[shard], TensorKeys(self.world.job, shard))
 
     def install(self, shard: int) -> None:
         part, digest = self.cut.parts[shard], self.world.layout.digest()

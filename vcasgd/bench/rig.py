@@ -36,7 +36,7 @@ from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Servers
 from vcasgd.store.tensors.snapshot import Snapshot
-from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 #: Parts of a stack that exchange updates.
 PARTS = ("ledger", "tensors", "server")
@@ -236,7 +236,7 @@ class Rig:
         facts = Jobs(self._ledger).get(self.job).facts
         assert facts is not None
         return [
-            Snapshots(self._tensors[shard], TensorKeys(self.job, shard)).read()
+            SnapshotStore(self._tensors[shard], TensorKeys(self.job, shard)).read()
             for shard in range(facts.shards)
         ]
 

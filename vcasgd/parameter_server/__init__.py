@@ -1,4 +1,5 @@
-"""The parameter server process: claim updates, blend them into the model, publish snapshots.
+"""The parameter server process, one beside each tensors server.
 
-Run it with ``python -m vcasgd.parameter_server.main``, one beside each tensors server.
+It claims updates, blends them into the model, and publishes snapshots. Run it with
+``python -m vcasgd.parameter_server.main``.
 """

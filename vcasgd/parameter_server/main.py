@@ -1,8 +1,7 @@
-"""The parameter server: the process beside a tensors server that applies updates.
+"""Main program of the parameter server, the process beside a tensors server.
 
-Run as ``python -m vcasgd.parameter_server.main``. It holds nothing that can't be lost: killed at
-any
-line and started again, it takes over with a newer token and goes on from what is stored.
+Run it with ``python -m vcasgd.parameter_server.main``. Its memory may be lost at any line: after
+a restart it takes over with a newer token and continues from the stored state.
 """
 
 from __future__ import annotations
@@ -13,7 +12,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -22,32 +24,67 @@ from vcasgd.errors import (
     NotFound,
     SnapshotMissing,
     StorageUnavailable,
+    StoreError,
     StoreFull,
     StoreUnavailable,
     VcasgdError,
 )
 from vcasgd.logging import bound, configure_logging, exit_status
-from vcasgd.parameter_server.node_gauges import NodeGauges
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import TensorsAdmission
 from vcasgd.store.connection import RedisClient, check_server, connect, patiently, without_secret
+from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control, Servers, node_name
 from vcasgd.store.tensors.updates import wait_for_entries
 
 log = logging.getLogger(__name__)
 
-#: how long the loop waits for updates before it looks for other things to do
+#: Longest wait for updates before the loop does other work.
 IDLE_SECONDS = 0.2
-#: pause after a server did not answer
+#: Pause in seconds after a failed request to a server.
 PAUSE_SECONDS = 0.2
+#: Shortest period for a rate; rates over less are too noisy.
+RATE_SECONDS = 1.0
+
+
+class NodeGauges:
+    """Gauges of a tensors server, and the publication rate of its parameter server."""
+
+    def __init__(self, tensors: RedisClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tensors = tensors
+        self._clock = clock
+        self._counted_at = clock()
+        self._counts: Mapping[str, int] = {}
+        self._rate = 0.0
+
+    def read(self, streams: Mapping[str, str], publications: Mapping[str, int]) -> dict[str, Any]:
+        """Return the gauges as JSON values. Both arguments are by job.
+
+        If the tensors server does not answer or denies access, only the rate is returned.
+        """
+        rate = {"publications_per_second": self._publication_rate(publications)}
+        try:
+            gauges = asdict(read_gauges(self._tensors, list(streams.values())))
+        except StoreError:
+            return rate
+        queued = dict(zip(streams, gauges.pop("lengths"), strict=True))
+        return {**gauges, **rate, "queued": queued}
+
+    def _publication_rate(self, publications: Mapping[str, int]) -> float:
+        seconds = self._clock() - self._counted_at
+        if seconds >= RATE_SECONDS:
+            new = sum(count - self._counts.get(job, 0) for job, count in publications.items())
+            self._rate = new / seconds
+            self._counted_at, self._counts = self._clock(), publications
+        return self._rate
 
 
 class ParameterServer:
-    """Serves all jobs that have a shard on one store node: shard k is on node k."""
+    """Server of all jobs that have a shard on one store node: shard k is on node k."""
 
     def __init__(self, settings: Settings, ledger: RedisClient, tensors: RedisClient) -> None:
         self._settings = settings
@@ -66,26 +103,26 @@ class ParameterServer:
             else None
         )
         self._shards: dict[str, Shard] = {}
-        #: jobs that have no model yet
+        #: Jobs without a model.
         self._starting: set[str] = set()
         self._stop = threading.Event()
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._token = 0
 
     def stop(self) -> None:
-        """Ends :meth:`run` after the present turn."""
+        """End :meth:`run` after the present turn."""
         self._stop.set()
 
     def run(self) -> None:
-        """Until :meth:`stop`. Raises :class:`Fenced` when a newer server has taken over."""
+        """Serve until :meth:`stop`. Raises :class:`Fenced` if a newer server has taken over."""
         self._token = patiently(
             lambda: self._servers.new_token(self._node), self._settings.patience_seconds
         )
-        log.info("parameter server of %s with token %d", self._node, self._token)
+        log.info("parameter server of %s has token %d", self._node, self._token)
         while not self._stop.is_set():
-            self._beat()
-            dealt = sum(self._turn(shard) for shard in list(self._shards.values()))
-            if not dealt:
+            self._heartbeat()
+            processed = sum(self._turn(shard) for shard in list(self._shards.values()))
+            if not processed:
                 self._wait()
 
     def _turn(self, shard: Shard) -> int:
@@ -97,13 +134,13 @@ class ParameterServer:
             return shard.turn()
         except Fenced:
             raise
-        # SnapshotMissing: it came back empty in the middle of the turn, and the next one sees it
+        # SnapshotMissing: the server came back empty during the turn; the next one handles it.
         except (StoreUnavailable, SnapshotMissing, StoreFull, StorageUnavailable) as error:
             log.warning("%s: %s", shard.job, error)
-            # a server comes back without its users, and workers wait for them
-            self._beat_at = 0.0
+            # A restarted server has lost its ACL users, which workers need.
+            self._heartbeat_at = 0.0
         except Exception:
-            # whatever workers wrote under the keys of one job must not stop the others
+            # Data that workers wrote for one job must not stop the others.
             log.exception("%s", shard.job)
         self._stop.wait(PAUSE_SECONDS)
         return 0
@@ -114,44 +151,46 @@ class ParameterServer:
             wait_for_entries(self._tensors, streams, IDLE_SECONDS)
         except StoreUnavailable:
             self._stop.wait(PAUSE_SECONDS)
-            self._beat_at = 0.0
+            self._heartbeat_at = 0.0
 
-    def _beat(self) -> None:
-        """Tells that it is alive, and looks which jobs there are."""
-        if time.monotonic() - self._beat_at < self._settings.heartbeat / 2:
+    def _heartbeat(self) -> None:
+        """Send a heartbeat and update the jobs, twice per heartbeat interval."""
+        if time.monotonic() - self._heartbeat_at < self._settings.heartbeat / 2:
             return
-        self._beat_at = time.monotonic()
+        self._heartbeat_at = time.monotonic()
         try:
             self._servers.beat(self._node, self._description())
             self._find_jobs()
         except StoreUnavailable as error:
-            # the ledger's absence stops no training
+            # Training continues without the ledger.
             log.warning("ledger: %s", error)
         self._admit()
 
     def _admit(self) -> None:
         if self._admission is None:
             return
-        anew = {job for job, shard in self._shards.items() if shard.awaits_first_snapshot}
+        restarting = {job for job, shard in self._shards.items() if shard.awaits_first_snapshot}
         try:
-            self._admission.admit(self._starting | anew)
+            self._admission.admit(self._starting | restarting)
         except StoreUnavailable as error:
             log.warning("tensors: %s", error)
-            self._beat_at = 0.0
+            self._heartbeat_at = 0.0
 
     def _description(self) -> dict[str, object]:
+        streams = {shard.job: shard.stream for shard in self._shards.values()}
+        publications = {shard.job: shard.publications for shard in self._shards.values()}
         return {
             "at": time.time(),
             "pid": os.getpid(),
             "token": self._token,
             "unreplicated": self._unreplicated(),
             "versions": {shard.job: shard.version for shard in self._shards.values()},
-            "publications": {shard.job: shard.publications for shard in self._shards.values()},
-            **self._gauges.read(list(self._shards.values())),
+            "publications": publications,
+            **self._gauges.read(streams, publications),
         }
 
     def _unreplicated(self) -> dict[str, float]:
-        """Since when a server with replicas is without them, in Unix seconds."""
+        """Return the Unix time since which each unreplicated server has had no replica."""
         servers = {"ledger": self._ledger.replication, "tensors": self._tensors.replication}
         return {
             name: each.unreplicated_since
@@ -180,7 +219,7 @@ class ParameterServer:
         except NotFound:
             pass
         except Exception:
-            # the facts are a worker's words
+            # The facts come from a worker and may be invalid.
             log.exception("%s", job)
 
     def _add(self, name: str) -> None:
@@ -188,7 +227,7 @@ class ParameterServer:
         if job.facts is None or self._number >= job.facts.shards:
             return
         with bound(job=name, request=job.request):
-            log.info("serves shard %d of %d", self._number, job.facts.shards)
+            log.info("serving shard %d of %d", self._number, job.facts.shards)
         self._shards[name] = Shard(
             job,
             self._token,
@@ -201,7 +240,7 @@ class ParameterServer:
 
 
 def main() -> int:
-    """The process. Exit status 0 after SIGTERM, 3 when fenced, 1 after any other error."""
+    """Run the server. Return 0 after SIGTERM, 3 if fenced, and 1 after any other error."""
     configure_logging("server")
     torch.set_num_threads(1)
     try:

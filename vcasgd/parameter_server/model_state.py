@@ -1,4 +1,4 @@
-"""The global model in the parameter server's memory: updates are checked and blended. No I/O."""
+"""The global model in the parameter server's memory: checks and blends updates. No I/O."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
 from vcasgd.learning.vector import Layout
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
-from vcasgd.store.tensors.snapshot import MOST_STALENESS, Meta, Record, Snapshot, Totals, new_meta
+from vcasgd.store.tensors.snapshot import (
+    MOST_STALENESS,
+    Meta,
+    Record,
+    Snapshot,
+    UpdateTotals,
+    new_meta,
+)
 from vcasgd.store.tensors.updates import UNSIGNED, Header
 
-#: updates that one publication takes at most: bounds how long a reader waits for a version
+#: Updates in one publication; bounds how long a reader waits for a version.
 MOST_UPDATES = 32
-#: the largest magnitude in an update; more would take the weights out of float32 before long
+#: Largest magnitude in an update; larger values would soon overflow float32 weights.
 LARGEST_VALUE = 1e30
-#: numbers that are decoded and blended at a time: 1 MiB of float32
+#: Numbers decoded and blended at a time: 1 MiB of float32, which stays in the cache.
 PIECE_FLOATS = 1 << 18
 
 
 class ShardConfig:
-    """How a shard's updates look and what is done with them; nothing here ever changes."""
+    """Constants of one shard: its updates' formats, its rule, and its part of the model."""
 
     def __init__(self, spec: JobSpec, facts: ModelFacts, shard: int = 0) -> None:
         layout = Layout.from_json(facts.layout)
@@ -38,111 +45,114 @@ class ShardConfig:
         self.part = Cut(layout.floats, layout.parameters, facts.shards, layout.sent).parts[shard]
         self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
         self.rule = make_rule(spec.update)
-        self.wires = payload_formats(spec.update, layout, self.part)
-        #: bytes of a payload, at most
-        self.payload_size = max(wire.size for wire in self.wires.values())
-        #: bytes of the weights, and of what the rule remembers
+        self.formats = payload_formats(spec.update, layout, self.part)
+        #: Largest size of a payload in bytes.
+        self.payload_size = max(each.size for each in self.formats.values())
+        #: Bytes of the weights and the rule's state.
         self.snapshot_size = self.part.floats * 4 * (2 if self.rule.stateful else 1)
 
 
 @dataclass
 class Batch:
-    """Updates that are dealt with in memory and not yet published."""
+    """Updates that are applied or refused in memory and not yet published."""
 
     applied: int = 0
     entries: list[str] = field(default_factory=list)
-    #: names of the updates in the entries, where those could be read
+    #: Names of the updates in the entries with a valid header.
     dealt: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
     reset: set[int] = field(default_factory=set)
     folded: list[int] = field(default_factory=list)
-    #: whether its publication is to be exact where workers make do with less
+    #: True if its publication must be exact even if workers need only bfloat16.
     exact: bool = True
-    #: keys of payloads that nobody needs any more
+    #: Keys of payloads that are no longer needed.
     payloads: list[str] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
-        # the end of an epoch gets a version of its own, so that it can be evaluated exactly
+        """True if the batch takes no further update."""
+        # The end of an epoch gets a version of its own, so that it can be evaluated exactly.
         return len(self.entries) >= MOST_UPDATES or bool(self.folded)
 
 
 class ModelState:
-    """The parameters, applied record and totals of one shard of a job.
+    """Parameters, applied record and totals of one shard of a job.
 
-    ``weights`` is float32 [floats], ``integers`` int64 [k], ``state`` of the rule float32 [floats]
-    or None where it needs none. They are ahead of what is published by what ``batch`` holds;
-    :meth:`published` starts a new batch.
+    ``weights`` is float32 [floats], ``integers`` int64 [k], and ``state``, the rule's state,
+    float32 [floats] or None if the rule has none. They are ahead of the published version by the
+    updates in ``batch``; :meth:`published` starts a new batch.
     """
 
     def __init__(
-        self, recipe: ShardConfig, snapshot: Snapshot, weights: Tensor, state: Tensor | None = None
+        self, config: ShardConfig, snapshot: Snapshot, weights: Tensor, state: Tensor | None = None
     ) -> None:
-        self._recipe = recipe
-        scratches = (wire.scratch(PIECE_FLOATS) for wire in recipe.wires.values())
+        self._config = config
+        scratches = (each.scratch(PIECE_FLOATS) for each in config.formats.values())
         self._scratch = max(scratches, key=len)
-        self._room = memoryview(bytearray(recipe.payload_size))
+        self._payload = memoryview(bytearray(config.payload_size))
         self.weights = weights
-        if recipe.rule.stateful and state is None:
-            # the first snapshot is a worker's, who knows nothing of it
+        if config.rule.stateful and state is None:
+            # The first snapshot comes from a worker, which does not have the rule's state.
             state = torch.zeros_like(weights)
         self.state = state
-        #: published versions that updates may have been made from
+        #: Published versions that updates may be based on.
         self._bases: dict[int, Tensor] = {}
         self.integers = snapshot.meta.integer_vector()
         self.record = AppliedRecord(
-            recipe.plan, snapshot.record.finished, dict(snapshot.record.positions)
+            config.plan, snapshot.record.finished, dict(snapshot.record.positions)
         )
-        #: subtasks that are applied in part
+        #: Partly applied subtasks.
         self.partly = {each for each in self.record.positions if not self.record.is_done(each)}
         self.batch = Batch()
-        #: of the published version; only its totals run ahead
+        #: Description of the published version; only its totals are ahead of it.
         self.meta = snapshot.meta
-        #: by which the weight of updates is multiplied
+        #: Factor by which the weight of updates is multiplied.
         self.factor = 1.0
-        self._remember()
+        self._remember_base()
 
     # -- updates -------------------------------------------------------------------------------
 
     def check(self, header: Header) -> None:
-        """All that can be checked without the payload. Raises :class:`InvalidUpdate`."""
-        if header.shard != self._recipe.part.shard:
+        """Check everything that does not need the payload. Raises :class:`InvalidUpdate`."""
+        if header.shard != self._config.part.shard:
             raise InvalidUpdate(f"the update is of shard {header.shard}", reason="shard")
-        if header.layout != self._recipe.layout_digest:
+        if header.layout != self._config.layout_digest:
             raise InvalidUpdate("the update is of another model", reason="layout")
-        if header.codec not in self._recipe.wires:
+        if header.codec not in self._config.formats:
             raise InvalidUpdate(f"encoding {header.codec}", reason="codec")
-        if not self._wire(header).fits(header.size):
+        if not self._format(header).fits(header.size):
             raise InvalidUpdate(f"payload of {header.size} bytes", reason="length")
         self.record.copy().advance(header.subtask, header.start, header.stop)
 
     def payload(self, header: Header) -> memoryview:
-        """Where the bytes of an update are received that was checked."""
-        return self._room[: header.size]
+        """Return the memory that receives the payload of a checked update."""
+        return self._payload[: header.size]
 
     def inspect(self, header: Header, chunk: memoryview, at: int) -> None:
-        """Looks at the bytes of an update from ``at`` on before anything of it is applied. Raises
-        :class:`InvalidUpdate` (``non-finite``)."""
-        # NaN fails any comparison, so this refuses it together with infinity
-        if not self._wire(header).max_magnitude(chunk, at) <= LARGEST_VALUE:
+        """Check the values of a chunk, which starts at byte ``at`` of the payload.
+
+        Raises :class:`InvalidUpdate` (``non-finite``).
+        """
+        # NaN fails any comparison, so this refuses it together with infinity.
+        if not self._format(header).max_magnitude(chunk, at) <= LARGEST_VALUE:
             raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
 
     def blend(self, entry: str, header: Header, keys: list[str]) -> None:
-        """Applies the update in ``payload``, which was checked and inspected.
+        """Apply the update in :meth:`payload`, which was checked and inspected.
 
-        Raises :class:`InvalidUpdate` and has changed nothing then.
+        Raises :class:`InvalidUpdate`; the model is then unchanged.
         """
         integers = _integers(header, self.integers.numel())
-        self._wire(header).check(self.payload(header))
+        self._format(header).check(self.payload(header))
         version = self.meta.version + self.batch.applied
         staleness = max(0, version - header.base)
         self._blend_floats(
             header,
             Context(
                 staleness,
-                epoch=self._recipe.plan.epoch_of(header.subtask) + 1,
-                parameters=self._recipe.part.parameters,
+                epoch=self._config.plan.epoch_of(header.subtask) + 1,
+                parameters=self._config.part.parameters,
                 number=version + 1,
                 ends_epoch=bool(
                     self.record.copy().advance(header.subtask, header.start, header.stop)
@@ -154,33 +164,33 @@ class ModelState:
         )
         if integers is not None:
             merge_integers(self.integers, integers)
-        self._note(entry, header, staleness, keys)
+        self._count_applied(entry, header, staleness, keys)
 
     def _blend_floats(self, header: Header, context: Context) -> None:
-        """Piece by piece, so that what is decoded is still in the cache when it is blended."""
-        rule, payload = self._recipe.rule, self.payload(header)
-        for piece in self._wire(header).pieces(PIECE_FLOATS):
+        """Decode and blend piece by piece, so that decoded numbers are still in the cache."""
+        rule, payload = self._config.rule, self.payload(header)
+        for piece in self._format(header).pieces(PIECE_FLOATS):
             numbers = piece.decode(payload, self._scratch)
             part = context.piece(piece.start, piece.stop)
             rule.blend(self.weights[piece.start : piece.stop], numbers, part)
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
-        """Counts an update that failed a check; its worker will be told."""
+        """Count an update that failed a check, and report it to its worker with the batch."""
         counts = self.meta.totals.rejected
         self._count(rejected={**counts, reason: counts.get(reason, 0) + 1})
         self.batch.entries.append(entry)
         self.batch.payloads += keys
         if header is not None:
-            if reason != UNSIGNED:  # whom it names did not send it: its own update is elsewhere
+            if reason != UNSIGNED:  # A worker's own update of this name is another one.
                 self.batch.dealt.append(header.update)
                 self.batch.refused[header.update] = reason
-            if header.subtask < self._recipe.plan.total_subtasks:
+            if header.subtask < self._config.plan.total_subtasks:
                 self.batch.reset.add(header.subtask)
 
-    def _wire(self, header: Header) -> PayloadFormat:
-        return self._recipe.wires[header.codec]
+    def _format(self, header: Header) -> PayloadFormat:
+        return self._config.formats[header.codec]
 
-    def _note(self, entry: str, header: Header, staleness: int, keys: list[str]) -> None:
+    def _count_applied(self, entry: str, header: Header, staleness: int, keys: list[str]) -> None:
         batch, totals = self.batch, self.meta.totals
         batch.folded += self.record.advance(header.subtask, header.start, header.stop)
         batch.touched.add(header.subtask)
@@ -201,14 +211,14 @@ class ModelState:
             staleness={**totals.staleness, bucket: totals.staleness.get(bucket, 0) + 1},
         )
 
-    def _count(self, **changed: object) -> None:
-        totals: Totals = replace(self.meta.totals, **changed)  # type: ignore[arg-type]
+    def _count(self, **changes: object) -> None:
+        totals: UpdateTotals = replace(self.meta.totals, **changes)  # type: ignore[arg-type]
         self.meta = replace(self.meta, totals=totals)
 
     # -- publication ---------------------------------------------------------------------------
 
     def next_meta(self, token: int) -> Meta:
-        """The description of the version that the batch makes; the same where it changed none."""
+        """Return the description of the batch's version; the present one if it applied nothing."""
         if not self.batch.applied:
             return self.meta
         version = self.meta.version + self.batch.applied
@@ -222,7 +232,7 @@ class ModelState:
         )
 
     def changed_fields(self, meta: Meta) -> dict[str, int]:
-        """What is new in the stored applied record, and the version that it belongs to."""
+        """Return the changes of the stored applied record, with the version they belong to."""
         if not self.batch.applied:
             return {}
         still_open = self.batch.touched - set(self.batch.folded)
@@ -231,37 +241,43 @@ class ModelState:
         return {"version": meta.version, "token": meta.token, "finished": finished, **positions}
 
     def positions_to_reset(self) -> dict[str, int]:
-        """Where subtasks stand whose waiting updates were dropped."""
+        """Return the positions of the subtasks whose waiting updates were dropped."""
         finished = self.record.finished_epochs
         return {
             str(each): self.record.position(each)
             for each in self.batch.reset
-            if self._recipe.plan.epoch_of(each) >= finished
+            if self._config.plan.epoch_of(each) >= finished
         }
 
     def newly_done(self) -> list[int]:
+        """Return the subtasks that the batch completed."""
         return [each for each in self.batch.touched if self.record.is_done(each)]
 
     def stored_record(self) -> Record:
+        """Return the applied record as it is stored."""
         return Record(self.record.finished_epochs, dict(self.record.positions))
 
     def published(self, meta: Meta) -> None:
-        """What the batch held is out; a new one begins."""
+        """Start a new batch after the present one was published as ``meta``."""
         self.meta, self.batch = meta, Batch()
-        self._remember()
+        self._remember_base()
 
-    def _remember(self) -> None:
-        """What workers train from now on, where the rule wants to know it. After a restart older
-        ones are forgotten; their updates are then blended without."""
-        if self._recipe.rule.history:
+    def _remember_base(self) -> None:
+        """Keep a copy of the version that workers now train from, if the rule needs bases.
+
+        Bases do not survive a restart; later updates from them are blended without.
+        """
+        if self._config.rule.history:
             self._bases[self.meta.version] = self.weights.clone()
-            while len(self._bases) > self._recipe.rule.history:
+            while len(self._bases) > self._config.rule.history:
                 del self._bases[next(iter(self._bases))]
 
 
 def _integers(header: Header, expected: int) -> Tensor | None:
-    """None where they are as in the update's base. Raises :class:`InvalidUpdate`
-    (``integers``)."""
+    """Decode the counters; None if they are unchanged since the base.
+
+    Raises :class:`InvalidUpdate` (``integers``).
+    """
     if not header.integers:
         return None
     try:

@@ -1,39 +1,41 @@
-"""Which versions in the tensors server must stay, and which chunks nobody needs any more."""
+"""Versions that must stay in the tensors server, and chunks that are no longer needed."""
 
 from __future__ import annotations
 
 from vcasgd.store.tensors.snapshot import Meta, Snapshot, SnapshotView
-from vcasgd.store.tensors.snapshots import MOST_PINS, Snapshots
+from vcasgd.store.tensors.snapshot_store import MOST_PINS, SnapshotStore
 
 
 class Pins:
-    """The parameter server's memory of pinned versions, and of the version before the present.
+    """The pinned versions of a shard, and its previous version.
 
-    Readers may still be reading the version before, so it goes one publication later.
+    Readers may still be reading the previous version, so its chunks are deleted one publication
+    later.
     """
 
-    def __init__(self, snapshots: Snapshots, token: int) -> None:
+    def __init__(self, snapshots: SnapshotStore, token: int) -> None:
         self._snapshots = snapshots
         self._token = token
         self._pinned: dict[str, Meta] = {}
         self._previous: Meta | None = None
 
     def load(self) -> list[Meta]:
-        """After taking over: the versions that are pinned."""
+        """Read the pinned versions after a takeover, and return them."""
         self._pinned = {name: pin.meta for name, pin in self._snapshots.pins().items()}
         self._previous = None
         return list(self._pinned.values())
 
-    def forget(self) -> None:
-        """The tensors server came back empty, and with it every pin is gone."""
+    def clear(self) -> None:
+        """Drop all pins, because the tensors server came back empty."""
         self._pinned, self._previous = {}, None
 
     @property
     def full(self) -> bool:
+        """True if no further version can be pinned."""
         return len(self._pinned) >= MOST_PINS
 
-    def spare(self, present: Meta) -> list[str]:
-        """Keys of the version before ``present``, if nobody may need it any more."""
+    def unused_chunks(self, present: Meta) -> list[str]:
+        """Return the keys of the version before ``present``, unless it is still in use."""
         if self._previous is None:
             return []
         used = map(_version, (present, *self._pinned.values()))
@@ -42,31 +44,31 @@ class Pins:
         return self._snapshots.chunk_keys(self._previous)
 
     def published(self, before: Meta | None, pinned: dict[str, Meta]) -> None:
-        """A version replaced ``before`` (None: it changed nothing), and was pinned or not."""
+        """Record that a version replaced ``before`` (None if unchanged), and what it pinned."""
         self._pinned |= pinned
         if before is not None:
             self._previous = before
 
-    def serve(self, look: SnapshotView, present: Snapshot) -> None:
-        """Removes what was unpinned, and pins the present version under the wanted names."""
-        for name in self._pinned.keys() - look.pins:
+    def serve(self, view: SnapshotView, present: Snapshot) -> None:
+        """Delete unpinned versions, and pin the present one under the requested names."""
+        for name in self._pinned.keys() - view.pins:
             self._drop(name, present.meta)
-        names = look.wanted[: MOST_PINS - len(self._pinned)]
+        names = view.wanted[: MOST_PINS - len(self._pinned)]
         if names:
             self._snapshots.pin(self._token, names, present)
-            # one that is kept already stays what it is
+            # A name that is in use keeps its version.
             self._pinned = dict.fromkeys(names, present.meta) | self._pinned
 
     def _drop(self, name: str, present: Meta) -> None:
-        meta, kept = self._pinned[name], {**self._pinned}
-        del kept[name]
-        # the version before this one goes with the next publication
-        used = [present, self._previous or present, *kept.values()]
+        meta, remaining = self._pinned[name], {**self._pinned}
+        del remaining[name]
+        # The next publication deletes the previous version.
+        used = [present, self._previous or present, *remaining.values()]
         if _version(meta) not in map(_version, used):
             self._snapshots.remove([meta])
-        self._pinned = kept
+        self._pinned = remaining
 
 
 def _version(meta: Meta) -> tuple[int, int]:
-    """What names a snapshot's chunks; the totals beside them may change."""
+    """Return what identifies a snapshot's chunks; its totals may change."""
     return meta.version, meta.token

@@ -1,4 +1,4 @@
-"""What a parameter server tells the ledger: progress, history, metrics, and whom not to trust."""
+"""Reports of a parameter server to the ledger: progress, events, metrics, and quarantines."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Accounts
-from vcasgd.store.tensors.snapshot import Totals
+from vcasgd.store.tensors.snapshot import UpdateTotals
 from vcasgd.store.tensors.updates import UNSIGNED, Header
 
 log = logging.getLogger(__name__)
 
-#: rejected updates in a row after which a worker is not asked again
+#: Rejected updates in a row after which a worker gets no more work.
 REJECTIONS_BEFORE_QUARANTINE = 5
-#: seconds between two points of the metrics
+#: Seconds between two points of the metrics.
 METRICS_SECONDS = 1.0
-#: events kept while the ledger is away
+#: Events kept while the ledger is unavailable.
 EVENTS_KEPT = 1000
-#: subtasks applied in part that the ledger is told of: as many as workers, usually
+#: Partly applied subtasks in a report; usually there is one per worker.
 MOST_PARTLY = 1000
-#: rejections that say nothing bad of a worker: another one was faster, an earlier update of the
-#: same subtask was lost, or the server that held the payload
+#: Reasons that do not count against a worker: another worker was faster, an earlier update of the
+#: same subtask was lost, or a server lost the payload.
 INNOCENT = frozenset({"duplicate", "out-of-place", "missing"})
 
 
 class Reports:
-    """Everything is kept until the ledger has heard it, and may be told twice.
+    """Reports of one shard, which are kept until the ledger has them, and may be sent twice.
 
-    Methods that talk to the ledger raise :class:`~vcasgd.errors.StoreUnavailable`, and
-    :class:`~vcasgd.errors.Fenced` once a newer parameter server has spoken.
+    Methods that access the ledger raise :class:`~vcasgd.errors.StoreUnavailable`, and
+    :class:`~vcasgd.errors.Fenced` after a newer parameter server has reported.
     """
 
     def __init__(
@@ -53,63 +53,66 @@ class Reports:
         self._costs = Costs(ledger)
         self._accounts = Accounts(ledger, job, shard, shards)
         self._shard = shard
-        self._where = {"shard": shard} if shards > 1 else {}
+        self._shard_details = {"shard": shard} if shards > 1 else {}
         self._job = job
         self._token = token
         self._clock = clock
-        self._unsaid: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
+        self._events: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
         self._unaccounted: list[int] = []
         self._behind = False
-        #: names of rejected updates since the last good one, by worker
+        #: Names of rejected updates since the last valid one, by worker.
         self._rejections: defaultdict[str, set[str]] = defaultdict(set)
         self._unattributed = 0
-        self._reported: tuple[float, Totals] = (clock(), Totals())
+        self._reported: tuple[float, UpdateTotals] = (clock(), UpdateTotals())
 
-    def say(self, kind: str, text: str, **details: Any) -> None:
-        """An event for the job's history."""
-        prefix = f"shard {self._shard}: " if self._where else ""
-        self._unsaid.append((kind, f"{prefix}{text}", {**details, **self._where}))
+    def add_event(self, kind: str, text: str, **details: Any) -> None:
+        """Add an event to the job's history."""
+        prefix = f"shard {self._shard}: " if self._shard_details else ""
+        self._events.append((kind, f"{prefix}{text}", {**details, **self._shard_details}))
 
     # -- workers -------------------------------------------------------------------------------
 
     def applied(self, worker: str) -> None:
+        """Record a valid update of a worker."""
         self._rejections.pop(worker, None)
 
     def rejected(self, header: Header | None, error: InvalidUpdate) -> None:
-        """Says so, and after too many in a row the worker gets no more work."""
+        """Report a rejected update, and quarantine its worker after too many in a row."""
         if error.reason in INNOCENT:
             return
         if header is None or error.reason == UNSIGNED:
-            self._say_unattributed(error)
+            self._report_unattributed(error)
             return
         worker, names = header.worker, self._rejections[header.worker]
         log.warning("%s: update of %s rejected: %s", self._job, worker, error)
-        # one that is put into the stream again, by whomever, is no second fault of the worker's
+        # The same update counts once: another worker may have put it into the stream again.
         if header.update not in names and len(names) < REJECTIONS_BEFORE_QUARANTINE:
             names.add(header.update)
             text = f"an update of {worker} was rejected: {error.message}"
-            self.say("update-rejected", text, worker=worker, reason=error.reason)
+            self.add_event("update-rejected", text, worker=worker, reason=error.reason)
         if len(names) == REJECTIONS_BEFORE_QUARANTINE:
             why = f"{len(names)} updates in a row were rejected, last: {error.reason}"
             if self._jobs.quarantine(self._job, worker, why):
-                self.say("worker-quarantined", f"{worker}: {why}", worker=worker)
+                self.add_event("worker-quarantined", f"{worker}: {why}", worker=worker)
 
-    def _say_unattributed(self, error: InvalidUpdate) -> None:
-        """Nobody knows who sent it. A flood of such must not wash the history away."""
+    def _report_unattributed(self, error: InvalidUpdate) -> None:
+        """Report an update of an unknown sender, rarely enough not to flood the history."""
         self._unattributed += 1
         if self._unattributed.bit_count() == 1:  # 1, 2, 4, 8, …
-            log.warning("%s: %d updates of nobody: %s", self._job, self._unattributed, error)
-            text = f"{self._unattributed} updates without a known author so far: {error.message}"
-            self.say("update-rejected", text, worker="unknown", reason=error.reason)
+            log.warning(
+                "%s: %d updates of unknown senders: %s", self._job, self._unattributed, error
+            )
+            text = f"{self._unattributed} updates of unknown senders so far: {error.message}"
+            self.add_event("update-rejected", text, worker="unknown", reason=error.reason)
 
     # -- progress ------------------------------------------------------------------------------
 
     def begin(self, model: ModelState) -> None:
-        """Progress counts from here."""
+        """Start the metrics at the model's present progress."""
         self._reported = (self._clock(), model.meta.totals)
 
     def reconcile(self, model: ModelState) -> None:
-        """The whole applied record, after a parameter server took over."""
+        """Report the whole applied record after a takeover."""
         reopened = self._accounts.reconcile(
             self._token,
             model.meta.version,
@@ -119,24 +122,27 @@ class Reports:
         )
         log.info("%s: version %d, %d subtasks open again", self._job, model.meta.version, reopened)
 
-    def fenced_by(self) -> int | None:
-        """The token of a newer parameter server that the ledger knows of."""
+    def newer_token(self) -> int | None:
+        """Return the token of a newer parameter server in the ledger, or None."""
         newest = self._accounts.newest_token()
         return newest if newest > self._token else None
 
-    def ask_for_initial(self) -> None:
-        """There is no model any more; a worker has to make the first one again."""
+    def request_initial_model(self) -> None:
+        """Request a new initial model from a worker, because the model is lost."""
         self._accounts.reconcile(self._token, 0, 0, "{}", [], initialise=True)
-        self.say("restarted", "the model was lost before its first checkpoint; it starts anew")
-        self._say_all()
+        self.add_event(
+            "restarted", "the model was lost before its first checkpoint; the job restarts"
+        )
+        self._send_events()
 
     def published(self, done: list[int]) -> None:
-        """There is progress to tell; ``done`` are subtasks that it completed."""
+        """Record a publication for the next report; ``done`` are the subtasks that it completed."""
         self._unaccounted += done
         self._behind = True
 
-    def tell(self, model: ModelState) -> None:
-        self._say_all()
+    def send(self, model: ModelState) -> None:
+        """Send all pending events and progress."""
+        self._send_events()
         if self._behind:
             self._accounts.account(
                 self._token,
@@ -147,16 +153,16 @@ class Reports:
             )
             self._unaccounted, self._behind = [], False
 
-    def _say_all(self) -> None:
-        while self._unsaid:
-            kind, text, details = self._unsaid[0]
+    def _send_events(self) -> None:
+        while self._events:
+            kind, text, details = self._events[0]
             self._jobs.event(self._job, kind, text, **details)
-            self._unsaid.popleft()
+            self._events.popleft()
 
     def add_metrics(self, model: ModelState, waiting: Callable[[], int]) -> None:
-        """A point of the series, if the last one is old enough and something happened.
+        """Add a point to the metrics if the last one is old enough and updates were applied.
 
-        The first shard speaks for all: each update has a part in every one.
+        Only the first shard does this, because each update has a part in every shard.
         """
         if self._shard:
             return
@@ -189,7 +195,7 @@ class Reports:
 
 
 def _totals(model: ModelState) -> str:
-    """Two counts that must agree: samples of all updates, and what the applied record says."""
+    """Return the totals as JSON, with the samples that the record counts and their difference."""
     recorded = model.record.samples_applied
     counted = model.meta.totals.samples
     partly = sorted(model.partly)[:MOST_PARTLY]

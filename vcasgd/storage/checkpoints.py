@@ -23,7 +23,7 @@ from vcasgd.errors import CheckpointDamaged, NotFound
 from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.learning.vector import Layout, named_tensors
 from vcasgd.storage.objects import ObjectStream, Storage
-from vcasgd.store.tensors.sharded import Whole, versions_of
+from vcasgd.store.tensors.sharded import ModelSnapshot, versions_of
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
 
 _NAME = re.compile(r"v(\d{12})(?:\.[0-9a-f]{8})?-([0-9a-f]{64})\.safetensors$")
@@ -66,7 +66,7 @@ class LoadedCheckpoint:
     """
 
     name: str
-    whole: Whole
+    whole: ModelSnapshot
     floats: Tensor
     integers: Tensor
     state: Tensor | None = None
@@ -92,7 +92,7 @@ class Checkpoints:
         self._prefix = f"jobs/{job}/checkpoints"
 
     def write(
-        self, whole: Whole, layout: Layout, floats: Tensor, state: Tensor | None = None
+        self, whole: ModelSnapshot, layout: Layout, floats: Tensor, state: Tensor | None = None
     ) -> StoredCheckpoint:
         """Write the snapshots of all shards, their vector, and the state of their rules.
 
@@ -266,7 +266,7 @@ def _vectors(layout: Layout, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor
     return floats, integers
 
 
-def _rule_state(whole: Whole, layout: Layout, tensors: dict[str, Tensor]) -> Tensor | None:
+def _rule_state(whole: ModelSnapshot, layout: Layout, tensors: dict[str, Tensor]) -> Tensor | None:
     if not any(each.meta.rule_state for each in whole):
         return None
     state = tensors[_RULE_STATE]

@@ -36,24 +36,24 @@ from vcasgd.store.tls import tls_error, tls_options
 
 log = logging.getLogger(__name__)
 
-#: streams with consumer-visible lag, function-free Lua effects and ACL selectors: all ≥ 7.0
+#: Stream lag, Lua effects without functions and ACL selectors all need version 7.0.
 OLDEST_SERVER = (7, 0)
 
-#: an answer that takes longer than this is treated as a lost connection
+#: An answer that takes longer counts as a lost connection.
 ANSWER_SECONDS = 10.0
 #: Longest pause of :func:`patiently` between two attempts.
 LONGEST_PAUSE_SECONDS = 1.0
 
-_CHECK_THE_URL = "check that it is up, and its URL: a port that speaks TLS wants rediss://"
+_CHECK_THE_URL = "check that it is running, and its URL: a TLS port requires rediss://"
 
-#: the library takes the first word off these answers, so their text does not tell them apart
+#: The library strips the first word of these answers, so only the class tells them apart.
 _DENIED = (
     redis.AuthenticationError,
     redis.exceptions.AuthorizationError,
     redis.exceptions.AuthenticationWrongNumberOfArgsError,
     redis.exceptions.NoPermissionError,
 )
-_PASSING = (
+_TRANSIENT = (
     redis.ConnectionError,
     redis.TimeoutError,
     redis.exceptions.ReadOnlyError,
@@ -61,7 +61,7 @@ _PASSING = (
     redis.exceptions.ClusterDownError,
 )
 
-#: commands of ours that change nothing; whatever is not here waits for the replicas
+#: Read-only commands; all others wait for the replicas.
 # fmt: off
 _READS = frozenset((
     "ACL", "CLIENT", "CONFIG", "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN",
@@ -72,9 +72,9 @@ _READS = frozenset((
 ))
 # fmt: on
 
-#: what a URL may say beside what redis-py knows
+#: Our own options in a URL, beside those of redis-py.
 _OWN_OPTIONS = ("replicas", "replica_timeout")
-#: in a query; never shown
+#: Options that are never shown.
 _SECRET_OPTIONS = ("username", "password", "ssl_password", "sentinel_username", "sentinel_password")
 
 Result = TypeVar("Result")
@@ -82,9 +82,9 @@ Result = TypeVar("Result")
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Turns what redis-py raises into our own tree.
+    """Translate the exceptions of redis-py into ours.
 
-    ``NoScriptError`` passes: the library answers it itself by loading the script.
+    ``NoScriptError`` passes: the library handles it by loading the script.
     """
     try:
         yield
@@ -94,43 +94,43 @@ def mapped_errors() -> Iterator[None]:
         raise StoreDenied(f"the store refused: {error}") from error
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFull("the store is at its memory limit") from error
-    except _PASSING as error:
+    except _TRANSIENT as error:
         if (over_tls := tls_error(error)) is not None:
             raise over_tls from error
         raise StoreUnavailable(f"the store does not answer: {error}") from error
     except redis.ResponseError as error:
         raise _from_script(str(error)) from error
     except redis.RedisError as error:
-        raise StoreError(f"the store answered with an error: {error}") from error
+        raise StoreError(f"the store returned an error: {error}") from error
 
 
 def _from_script(text: str) -> StoreError:
-    """Our scripts signal with a first word in capitals; the server has such words too."""
-    # in a pipeline the library puts the command before the answer
+    """Return the error for a text whose first word, in capitals, is from a script or the server."""
+    # In a pipeline the library prepends the command to the answer.
     text = text.rpartition(" of pipeline caused error: ")[2]
     if text.startswith("FENCED"):
         return Fenced(text.removeprefix("FENCED "))
     if text.startswith("NOSNAPSHOT"):
         return SnapshotMissing("the tensors server holds no snapshot of this job")
     if text.startswith("STALE"):
-        return StoreUnavailable(f"the store went back in time: {text.removeprefix('STALE ')}")
+        return StoreUnavailable(f"the store has an older state: {text.removeprefix('STALE ')}")
     if text.startswith("NOREPLICAS"):
         return StoreUnavailable(f"the store has no replica: {text}")
     if text.startswith("BUSY"):
         return StoreUnavailable(f"the store is not ready: {text}")
-    # a write that is refused because the disk under the append-only file failed
+    # Writes are refused after the disk with the append-only file has failed.
     if text.startswith("MISCONF"):
         return StoreUnavailable(f"the store can't write its file: {text}")
-    # a script was not allowed what it tried: Valkey's words, and those of Redis
+    # A script lacks a permission: the text of Valkey, and the text of Redis.
     if "ACL failure in script" in text or text.startswith("The user executing the script"):
         return StoreDenied(f"the store refused: {text}")
     if "command not allowed when used memory" in text:
         return StoreFull("the store is at its memory limit")
-    return StoreError(f"the store answered with an error: {text}")
+    return StoreError(f"the store returned an error: {text}")
 
 
 def error_of_reply(line: bytes) -> StoreError:
-    """What an error means that a server answered, given without its leading ``-``."""
+    """Return our error for a server's error line, given without its leading ``-``."""
     text = line.decode(errors="replace")
     word = text.partition(" ")[0]
     if word == "OOM":
@@ -143,7 +143,7 @@ def error_of_reply(line: bytes) -> StoreError:
 
 
 class _Pipeline(Pipeline):
-    """``replication``: where given, what is written waits for the replicas."""
+    """A pipeline that raises our errors. With ``replication``, its writes wait for the replicas."""
 
     replication: Replication | None = None
 
@@ -159,10 +159,10 @@ class _Pipeline(Pipeline):
         if wait is None:
             plain: list[Any] = super()._execute_pipeline(connection, commands, raise_on_error)
             return plain
-        # in the same round trip
-        sent = [*commands, (wait, {})]
-        results: list[Any] = super()._execute_pipeline(connection, sent, raise_on_error)
-        self._heard(results.pop())
+        # WAIT goes in the same round trip.
+        with_wait = [*commands, (wait, {})]
+        results: list[Any] = super()._execute_pipeline(connection, with_wait, raise_on_error)
+        self._record_answer(results.pop())
         return results
 
     def _execute_transaction(
@@ -170,9 +170,9 @@ class _Pipeline(Pipeline):
     ) -> list[Any]:
         results: list[Any] = super()._execute_transaction(connection, commands, raise_on_error)
         if wait := self._wait_after(commands):
-            # inside of a transaction it would not wait
+            # Inside a transaction WAIT would not block.
             connection.send_command(*wait)
-            self._heard(connection.read_response())
+            self._record_answer(connection.read_response())
         return results
 
     def _wait_after(self, commands: list[Any]) -> tuple[str, int, int] | None:
@@ -180,18 +180,18 @@ class _Pipeline(Pipeline):
             return None
         return self.replication.command()
 
-    def _heard(self, acknowledged: Any) -> None:
+    def _record_answer(self, acknowledged: Any) -> None:
         assert self.replication is not None
         if isinstance(acknowledged, Exception):
             raise acknowledged
-        self.replication.heard(acknowledged)
+        self.replication.record_answer(acknowledged)
 
 
 class RedisClient(redis.Redis):
-    """A redis-py client whose every call raises our errors.
+    """A redis-py client that raises our errors.
 
-    ``replication``: of a server whose URL says that it has replicas. ``waits``: whether every
-    write of this client is acknowledged by them before it returns.
+    ``replication`` is the state of the server's replicas if its URL names any. If ``waits`` is
+    True, every write returns after the replicas have acknowledged it.
     """
 
     replication: Replication | None = None
@@ -199,7 +199,7 @@ class RedisClient(redis.Redis):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        #: connections that carry bulk and nothing else, while nobody uses them
+        #: Idle connections of :class:`~vcasgd.store.bulk_transfer.BulkTransfer`.
         self.idle_bulk: deque[Any] = deque()
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -208,7 +208,7 @@ class RedisClient(redis.Redis):
                 return super().execute_command(*args, **options)
             pipe = self.pipeline()
             pipe.execute_command(*args, **options)
-            # raised here, where the library does not put the whole command into its text
+            # In a pipeline, the library would put the whole command into the error's text.
             (result,) = pipe.execute(raise_on_error=False)
             if isinstance(result, Exception):
                 raise result
@@ -221,29 +221,30 @@ class RedisClient(redis.Redis):
         return pipe
 
     def waiting(self) -> RedisClient:
-        """The same connections; every write waits for the replicas, if there are any."""
+        """Return a client with the same connections whose writes wait for the replicas, if any."""
         client = type(self)(connection_pool=self.connection_pool)
         client.replication, client.waits = self.replication, self.replication is not None
         return client
 
-    def serves(self, connection: Any) -> bool:
-        """Whether a connection that was kept leads to where a new one would lead."""
+    def leads_to_server(self, connection: Any) -> bool:
+        """Return True if an idle connection leads to the same server as a new one would."""
         pool: Any = self.connection_pool
-        primary = getattr(pool, "master_address", None)  # of Sentinel's pools only
+        primary = getattr(pool, "master_address", None)  # only Sentinel pools have it
         return primary is None or primary == (connection.host, connection.port)
 
     @property
     def replicated(self) -> bool:
-        """Whether replicas are expected, and are there as far as is known."""
+        """True if the server has replicas and the last write reached them."""
         return self.replication is not None and self.replication.holds
 
     def script(self, name: str) -> Script:
-        """The script ``scripts/<name>.lua``, sent by digest and loaded where it is missing."""
+        """Return ``scripts/<name>.lua``, which is sent by digest and loaded if it is missing."""
         return self.register_script(script_source(name))
 
 
 @cache
 def script_source(name: str) -> str:
+    """Return the text of a script, with its ``-- Includes`` lines replaced."""
     text = resources.files("vcasgd.store").joinpath("scripts", f"{name}.lua").read_text()
     return re.sub(
         r"^-- Includes ([\w/]+)\.lua\n",
@@ -254,13 +255,13 @@ def script_source(name: str) -> str:
 
 
 def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = True) -> RedisClient:
-    """A client for ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
-    ``rediss+sentinel://``. Connects at its first use.
+    """Return a client, which connects on its first use.
 
-    With ``replicas=n`` in the URL every write waits for n replicas, unless ``waits`` is False;
-    then only :meth:`RedisClient.waiting` does. The library's own retries are off: a repeated
-    command
-    is only safe where the caller knows that it is, and says so with :func:`patiently`.
+    ``url``: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
+    ``rediss+sentinel://``. With ``replicas=n`` in it, every write waits for n replicas; if
+    ``waits`` is False, only the writes of :meth:`RedisClient.waiting` do. The library's own
+    retries are off, because only the caller knows whether a command may be repeated; see
+    :func:`patiently`. Raises :class:`StoreError` if the URL is invalid.
     """
     options: dict[str, Any] = {
         "socket_timeout": answer_seconds,
@@ -268,28 +269,28 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = T
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
-    # a Unix socket has no packets that would keep it alive
+    # A Unix socket has no keep-alive packets.
     if not url.startswith("unix:"):
         options["socket_keepalive"] = True
     try:
-        plain, replicas, seconds = _without_own(url)
+        plain, replicas, seconds = _split_own_options(url)
         client, confirm = _client(plain, {**options, **tls_options(plain)})
     except ValueError:
-        # the library's message may quote a part of the password
+        # The library's message may contain a part of the password.
         raise StoreError(
-            "the URL of a store can't be used",
+            "the URL of a store is invalid",
             remedy="write redis://[[user]:password@]host:port[/db], rediss://…, unix://… or "
             "redis+sentinel://[user:password@]host:port[,host:port…]/service[/db]",
         ) from None
     if replicas:
-        # a reader that waited longer than an answer may take would take the server for dead
+        # Waiting longer than the socket timeout would count as a lost connection.
         client.replication = Replication(replicas, min(seconds, answer_seconds / 2), confirm)
         client.waits = waits
     return client
 
 
 def _client(url: str, options: dict[str, Any]) -> tuple[RedisClient, Callable[[], None]]:
-    """And what raises where the server may not be the primary any more."""
+    """Return a client and a function that raises if its server may no longer be the primary."""
     if url.startswith(sentinel.SCHEMES):
         client: Any
         client, confirm = sentinel.primary_of(
@@ -299,8 +300,8 @@ def _client(url: str, options: dict[str, Any]) -> tuple[RedisClient, Callable[[]
     return RedisClient.from_url(url, **options), lambda: None
 
 
-def _without_own(url: str) -> tuple[str, int, float]:
-    """The URL as the library takes it, the replicas, and how long to wait for them."""
+def _split_own_options(url: str) -> tuple[str, int, float]:
+    """Return the URL for the library, the number of replicas, and the seconds to wait for them."""
     address, _, query = url.partition("?")
     own = dict(parse_qsl(query))
     rest = [pair for pair in parse_qsl(query) if pair[0] not in _OWN_OPTIONS]
@@ -312,7 +313,7 @@ def _without_own(url: str) -> tuple[str, int, float]:
 
 
 def without_secret(url: str) -> str:
-    """The URL as it may be shown: no user, no password."""
+    """Return the URL without user and password."""
     parts = urlsplit(url)
     shown = [pair for pair in parse_qsl(parts.query) if pair[0] not in _SECRET_OPTIONS]
     netloc = parts.netloc.rpartition("@")[2]
@@ -320,7 +321,7 @@ def without_secret(url: str) -> str:
 
 
 def check_server(client: RedisClient, role: str) -> None:
-    """Refuses a server that is too old, or that may throw keys away.
+    """Check that a server is new enough and never evicts keys.
 
     Raises :class:`StoreUnsupported`, :class:`StoreUnavailable`, :class:`StoreDenied`.
     """
@@ -339,7 +340,7 @@ def check_server(client: RedisClient, role: str) -> None:
     policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         raise StoreUnsupported(
-            f"the {role} server may throw away keys (maxmemory-policy {policy})",
+            f"the {role} server may evict keys (maxmemory-policy {policy})",
             remedy="set maxmemory-policy noeviction",
         )
 
@@ -351,10 +352,10 @@ def patiently(
     give_up: Callable[[], bool] = lambda: False,
     first_pause: float = 0.02,
 ) -> Result:
-    """Calls until it works, at most ``seconds``, with growing pauses up to a second.
+    """Retry a call for at most ``seconds``, with growing pauses of up to a second.
 
-    Only for calls that may be repeated. Tries again after :class:`StoreUnavailable` and
-    :class:`StoreFull`; ``give_up`` ends the waiting early. Raises the last error.
+    Use it only for calls that may be repeated. Retries after :class:`StoreUnavailable` and
+    :class:`StoreFull` until ``give_up`` returns True, and then raises the last error.
     """
     deadline = time.monotonic() + seconds
     failures = 0

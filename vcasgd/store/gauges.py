@@ -1,4 +1,4 @@
-"""What a server says of itself."""
+"""Load and memory of a server, as the server reports them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from vcasgd.store.connection import RedisClient
 
 @dataclass(frozen=True)
 class ServerGauges:
-    """Of one server. ``memory_limit_bytes``: ``None`` where there is none; ``replicas``: how many
-    are connected; ``lengths``: of the streams that were asked for."""
+    """Load and memory of one server.
+
+    ``memory_limit_bytes`` is None without a limit, ``replicas`` the number of connected replicas,
+    and ``lengths`` the entries in each requested stream.
+    """
 
     memory_used_bytes: int
     memory_limit_bytes: int | None
@@ -21,7 +24,7 @@ class ServerGauges:
 
 
 def read_gauges(client: RedisClient, streams: Sequence[str] = ()) -> ServerGauges:
-    """In one round trip. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+    """Read the gauges in one round trip. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
     with client.pipeline() as pipe:
         for section in ("memory", "stats", "replication"):
             pipe.info(section)

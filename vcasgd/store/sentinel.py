@@ -1,4 +1,4 @@
-"""Servers that are found through Redis Sentinel: who is the primary, and whether it still is.
+"""Discovery of the primary through Redis Sentinel, and checks that it still is the primary.
 
 ``redis+sentinel://[user:password@]host:port[,host:port…]/service[/db][?options]``
 """
@@ -20,17 +20,17 @@ from vcasgd.store.tls import tls_options
 
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
 SENTINEL_PORT = 26379
-#: Sentinels answer from memory; one that needs longer is asked another time
+#: Sentinels answer from memory; one that needs longer is skipped.
 SENTINEL_SECONDS = 1.0
-#: answers of a server that was the primary, or must not act as one any more
+#: Answers of a server that no longer is the primary, or must not act as one.
 _DEPOSED = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
 
 
 @dataclass(frozen=True)
 class SentinelUrl:
-    """``options``: what redis-py's connections take, with user, password and database.
+    """A parsed URL. ``options`` are arguments of redis-py's connections, with the credentials.
 
-    ``repr`` shows none of the passwords.
+    ``repr`` shows no password.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -44,7 +44,7 @@ class SentinelUrl:
 
     @classmethod
     def parse(cls, url: str) -> SentinelUrl:
-        """Raises :class:`ValueError`, with nothing of the URL in its text."""
+        """Parse a URL. Raises :class:`ValueError`, whose text contains no part of the URL."""
         parts = urlsplit(url)
         credentials, _, hosts = parts.netloc.rpartition("@")
         service, _, database = parts.path.strip("/").partition("/")
@@ -75,15 +75,15 @@ def _host(text: str) -> tuple[str, int]:
 
 
 class _ToPrimary(SentinelManagedConnection):  # type: ignore[misc]  # the library has no types
-    """A connection that is given up as soon as its server turns out not to be the primary."""
+    """A connection that closes as soon as its server turns out not to be the primary."""
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
         super().on_connect_check_health(check_health=check_health)
-        # Sentinel's answer may be older than the failover, and a replica answers reads; HELLO
-        # says what ROLE does, which is for administrators only
+        # Sentinel's answer may be older than the failover, and a replica answers reads. HELLO
+        # contains the role; the ROLE command requires an administrator.
         self.send_command("HELLO", 2)
-        said = self.read_response()
-        if dict(zip(said[::2], said[1::2], strict=True))[b"role"] != b"master":
+        answer = self.read_response()
+        if dict(zip(answer[::2], answer[1::2], strict=True))[b"role"] != b"master":
             raise redis.ConnectionError("the server is a replica")
 
     def read_response(self, *args: Any, **options: Any) -> Any:
@@ -92,9 +92,11 @@ class _ToPrimary(SentinelManagedConnection):  # type: ignore[misc]  # the librar
         except redis.ResponseError as error:
             if not _deposed(error):
                 raise
-            # the next use of this connection asks Sentinel anew
+            # The next use of this connection asks Sentinel again.
             self.disconnect()
-            raise redis.ConnectionError(f"the server may not write: {error}") from error
+            raise redis.ConnectionError(
+                f"the server is not a primary that accepts writes: {error}"
+            ) from error
 
 
 class _ToPrimaryByTls(_ToPrimary, SSLConnection):  # type: ignore[misc]
@@ -107,58 +109,61 @@ def _deposed(error: redis.ResponseError) -> bool:
 
 
 class _Sentinels(Sentinel):  # type: ignore[misc]
-    """Believes the newest of the configurations that a majority of the Sentinels tells.
+    """Sentinels of which a majority is asked; the newest configuration wins.
 
-    The first answer, as the library takes it, may come from the one Sentinel that was cut off
+    The library uses the first answer, which may come from the one Sentinel that was cut off
     together with the old primary.
     """
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        found, errors = self._asked(service_name)
-        if not found:
+        addresses, errors = self._ask(service_name)
+        if not addresses:
             names = ", ".join(type(error).__name__ for error in errors)
-            # as its cause, for what a refused certificate means is told from that
+            # The cause shows whether a certificate was refused.
             raise MasterNotFoundError(
                 f"no Sentinel knows a primary of {service_name!r}: {names}"
             ) from errors[-1]
-        return max(found)[1]
+        return max(addresses)[1]
 
-    def sure_of(self, service_name: str) -> tuple[str, int] | None:
-        """The primary in the newest word of a majority; None where less than that answers."""
-        found, _ = self._asked(service_name)
-        return max(found)[1] if len(found) >= self._majority else None
+    def confirmed_primary(self, service_name: str) -> tuple[str, int] | None:
+        """Return the primary in a majority's newest configuration; None without a majority."""
+        addresses, _ = self._ask(service_name)
+        return max(addresses)[1] if len(addresses) >= self._majority else None
 
     @property
     def _majority(self) -> int:
         return len(self.sentinels) // 2 + 1
 
-    def _asked(
+    def _ask(
         self, service: str
     ) -> tuple[list[tuple[int, tuple[str, int]]], list[redis.RedisError]]:
-        """Configuration's epoch and address, from as many as are needed; what others said."""
-        found: list[tuple[int, tuple[str, int]]] = []
+        """Return epoch and address from a majority, if it answers, and the errors of the others."""
+        addresses: list[tuple[int, tuple[str, int]]] = []
         errors: list[redis.RedisError] = []
         for sentinel in list(self.sentinels):
             try:
                 state = sentinel.sentinel_master(service)
             except redis.RedisError as error:
                 errors.append(error)
-                # it is asked last from now on, so that a dead one costs its time only once
+                # Ask it last from now on, so that a dead one costs its timeout only once.
                 self.sentinels.remove(sentinel)
                 self.sentinels.append(sentinel)
                 continue
-            found.append((int(state["config-epoch"]), (str(state["ip"]), int(state["port"]))))
-            if len(found) >= self._majority:
+            addresses.append((int(state["config-epoch"]), (str(state["ip"]), int(state["port"]))))
+            if len(addresses) >= self._majority:
                 break
-        return found, errors
+        return addresses, errors
 
 
 def primary_of(
     url: SentinelUrl, client_class: type[redis.Redis], **options: Any
 ) -> tuple[redis.Redis, Callable[[], None]]:
-    """A client of the service's primary, whoever that is; and a function that raises
-    :class:`redis.ConnectionError` where it is not certain that this is still the primary."""
-    # options of redis-py's own, for the sentinels as for the server
+    """Return a client of a service's current primary, and a function that checks it.
+
+    The function raises :class:`redis.ConnectionError` unless a majority of the Sentinels
+    confirms that the client's server is still the primary.
+    """
+    # The Sentinels get the same redis-py options as the server.
     short = min(SENTINEL_SECONDS, options["socket_timeout"])
     sentinels = _Sentinels(
         url.hosts,
@@ -179,16 +184,15 @@ def primary_of(
     pool: Any = client.connection_pool
 
     def confirm() -> None:
-        if sentinels.sure_of(url.service) != pool.master_address:
+        if sentinels.confirmed_primary(url.service) != pool.master_address:
             pool.disconnect()
-            raise redis.ConnectionError("the server may not be the primary any more")
+            raise redis.ConnectionError("the server may no longer be the primary")
 
     return client, confirm
 
 
 def named_primary(url: str) -> tuple[str, int] | None:
-    """Host and port of the primary, in the words of a majority of the Sentinels; None where
-    less than that answers. ``url``: of the service."""
+    """Return host and port of the primary of a service's URL; None without a majority."""
     parsed = SentinelUrl.parse(url)
     sentinels = _Sentinels(
         parsed.hosts,
@@ -201,12 +205,14 @@ def named_primary(url: str) -> tuple[str, int] | None:
         },
     )
     with sentinels:
-        return sentinels.sure_of(parsed.service)
+        return sentinels.confirmed_primary(parsed.service)
 
 
 def address_of(url: str) -> str | None:
-    """The URL of the server itself, for those who know nothing of Sentinel; None where nobody
-    can say at the moment who the primary is. Other URLs are what they are."""
+    """Return the URL of the primary itself, for clients without support for Sentinel.
+
+    Returns None if no majority of the Sentinels answers, and other URLs unchanged.
+    """
     if not url.startswith(SCHEMES):
         return url
     parts = urlsplit(url)
@@ -217,6 +223,6 @@ def address_of(url: str) -> str | None:
     host = f"[{primary[0]}]" if ":" in primary[0] else primary[0]
     scheme = parts.scheme.removesuffix("+sentinel")
     database = parts.path.strip("/").partition("/")[2] or "0"
-    # their password is nobody's business where nobody asks them
+    # A client that does not ask the Sentinels does not need their password.
     query = [pair for pair in parse_qsl(parts.query) if not pair[0].startswith("sentinel_")]
     return f"{scheme}://{credentials}{at}{host}:{primary[1]}/{database}?{urlencode(query)}"

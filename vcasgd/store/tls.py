@@ -1,7 +1,6 @@
-"""TLS to the servers: what a ``rediss://`` URL says of it, and what its failures mean.
+"""TLS to the servers: options from a ``rediss://`` URL, and errors for failed handshakes.
 
-The URL has everything, under the names that redis-py gives to it, so that no process needs
-more than the URL::
+The URL contains all options under redis-py's names, so a process needs only the URL::
 
     rediss://:password@host:6380/0?ssl_ca_certs=/etc/vcasgd/ca.pem
         &ssl_certfile=/etc/vcasgd/client.pem&ssl_keyfile=/etc/vcasgd/client.key
@@ -17,15 +16,15 @@ from urllib.parse import parse_qs, urlsplit
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-#: how the standard library begins the text of a handshake that nobody answered
+#: Start of the standard library's error text if no answer to a handshake arrived.
 _HANDSHAKE_TIMED_OUT = "_ssl.c"
 
 
 def tls_options(url: str) -> dict[str, Any]:
-    """What a client is given beside the URL, which can override it; nothing without TLS.
+    """Return a client's TLS options, which the URL can override; none without TLS.
 
-    Raises :class:`StoreError` where a file that the URL names can't be read: later it would
-    look like a server that is away.
+    Raises :class:`StoreError` if a file in the URL can't be read, because later this would look
+    like an unavailable server.
     """
     parts = urlsplit(url)
     if not parts.scheme.startswith("rediss"):
@@ -36,31 +35,31 @@ def tls_options(url: str) -> dict[str, Any]:
             if not os.access(path, os.R_OK):
                 raise StoreError(
                     f"{option}={path} in the URL of a store can't be read",
-                    remedy="it is a file in PEM format on each machine that uses the URL",
+                    remedy="put this PEM file on each machine that uses the URL",
                 )
-    # older libraries don't compare the host's name unless they are told to
+    # Older versions of the library check the host's name only on request.
     return {"ssl_check_hostname": True, "ssl_cert_reqs": "required"}
 
 
 def tls_error(error: BaseException) -> StoreError | None:
-    """What a lost or refused connection means, where TLS is the reason; None where it is not."""
+    """Return our error for a connection that failed because of TLS; None for other reasons."""
     cause = _tls_cause(error)
     if cause is None:
         return None
     if isinstance(cause, ssl.SSLCertVerificationError):
         return StoreDenied(
             f"the store's certificate is not accepted: {cause.verify_message}",
-            remedy="name its authority in the URL, ?ssl_ca_certs=FILE, and a host that is in it",
+            remedy="name its authority in the URL, ?ssl_ca_certs=FILE, and a host that it covers",
         )
     if isinstance(cause, TimeoutError):
         return StoreUnavailable(
             "the store does not answer: no TLS handshake",
-            remedy="if this port does not speak TLS, write redis://",
+            remedy="if this port does not use TLS, write redis://",
         )
     if isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
         return StoreUnavailable(
-            "the store does not answer: it ended the TLS connection",
-            remedy="if it wants a certificate of its clients, ?ssl_certfile=FILE&ssl_keyfile=FILE",
+            "the store does not answer: it closed the TLS connection",
+            remedy="if it requires client certificates, add ?ssl_certfile=FILE&ssl_keyfile=FILE",
         )
     return StoreDenied(
         f"no TLS connection to the store: {cause.reason or cause}",

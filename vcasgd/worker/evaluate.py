@@ -11,7 +11,7 @@ from torch import Tensor
 from vcasgd.errors import SnapshotMissing
 from vcasgd.store.ledger.job import Evaluation
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.tensors.sharded import ShardedSnapshots, Whole, versions_of
+from vcasgd.store.tensors.sharded import ModelSnapshot, ShardedSnapshots, versions_of
 from vcasgd.store.tensors.snapshot import epoch_pin
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS
@@ -55,7 +55,7 @@ class Evaluator:
 
     def _pinned(
         self, lease: Lease, learner: Learner, may_continue: Callable[[], bool]
-    ) -> tuple[Whole, Tensor]:
+    ) -> tuple[ModelSnapshot, Tensor]:
         """Return the snapshots that were pinned at the end of the epoch, and their vector.
 
         If one was lost, the present snapshot replaces it.
@@ -68,7 +68,7 @@ class Evaluator:
             try:
                 return snapshots.fetch_pinned(name)
             except SnapshotMissing:
-                snapshots.want_pin(name)
+                snapshots.request_pin(name)
                 self._status.note_progress()
                 time.sleep(IDLE_SECONDS)
         raise WorkInterrupted

@@ -21,7 +21,7 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.sharded import check_nodes
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
-from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import unpack
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.heartbeat import WorkerStatus
@@ -120,7 +120,7 @@ class Setup:
     def _install(self, part: ShardRange, floats: Tensor, integers: Tensor, *, first: bool) -> None:
         """Install one shard's first snapshot, unless it has a snapshot."""
         learner = self.learner()
-        snapshots = Snapshots(
+        snapshots = SnapshotStore(
             self._context.nodes[part.shard], TensorKeys(self._context.job, part.shard)
         )
         # Later on, an empty tensors server may just have restarted. Starting over helps only a

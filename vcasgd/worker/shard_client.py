@@ -33,7 +33,7 @@ from vcasgd.learning.shards import ShardRange
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import Snapshot
-from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Header, Payload, UpdateSender
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED, PendingUpdate, PendingUpdates, Settled
 
@@ -69,7 +69,7 @@ class ShardClient:
         """``key`` signs the headers of updates."""
         keys = TensorKeys(job, part.shard)
         self.part = part
-        self._snapshots = Snapshots(node, keys)
+        self._snapshots = SnapshotStore(node, keys)
         self._sender = UpdateSender(node, keys, key)
         #: Version and writer of this shard in the training thread's base.
         self.base: tuple[int, int] | None = None
@@ -274,7 +274,7 @@ class ShardClient:
     def _check(self, *, patiently: bool = False) -> tuple[int, int]:
         """Settle the sent updates; return the present version and its writer."""
         if patiently and self.full:
-            self._sender.await_news(COMMIT_WAIT_SECONDS)
+            self._sender.wait_for_commit(COMMIT_WAIT_SECONDS)
         with self._changed:
             sent = self._pending.all_sent()
         status = self._sender.status(

@@ -18,7 +18,12 @@ from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import Evaluation, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.tensors.sharded import Kept, ShardedSnapshots, Whole, versions_of
+from vcasgd.store.tensors.sharded import (
+    ModelSnapshot,
+    PinnedSnapshots,
+    ShardedSnapshots,
+    versions_of,
+)
 from vcasgd.store.tensors.snapshot import epoch_pin
 
 log = logging.getLogger(__name__)
@@ -101,7 +106,7 @@ class CheckpointWriter:
             self._start_write(job, name)
         elif PERIODIC not in pins.whole and self._periodic_is_due(job):
             # Repeated, because a shard loses the request when its tensors server restarts empty.
-            self._snapshots(job).want_pin(PERIODIC)
+            self._snapshots(job).request_pin(PERIODIC)
 
     def store(self, job: JobRecord, evaluation: Evaluation) -> StoredCheckpoint | None:
         """Return the checkpoint of an evaluated model, or start to write it and return None.
@@ -133,7 +138,7 @@ class CheckpointWriter:
         deadline = time.monotonic() + seconds
         snapshots = self._snapshots(job)
         snapshots.unpin(PERIODIC)
-        snapshots.want_pin(PERIODIC)
+        snapshots.request_pin(PERIODIC)
         while snapshots.pinned(PERIODIC) is None or self._writing is not None:
             if time.monotonic() > deadline:
                 raise StoreUnavailable("the parameter server did not pin a snapshot in time")
@@ -168,7 +173,7 @@ class CheckpointWriter:
         pin = epoch_pin(evaluation.epoch)
         return self._snapshots(job).still_there(pin, evaluation.versions)
 
-    def _due_pin(self, job: JobRecord, pins: Kept) -> str | None:
+    def _due_pin(self, job: JobRecord, pins: PinnedSnapshots) -> str | None:
         """Return the pin to write next: the best model, the newest epoch, or the periodic one."""
         best = _best_pin(job, pins)
         if best is not None:
@@ -185,7 +190,7 @@ class CheckpointWriter:
     def _periodic_is_due(self, job: JobRecord) -> bool:
         return self._clock() - self._written_at > job.spec.checkpoint.every.total_seconds()
 
-    def _drop_spare_pins(self, job: JobRecord, pins: Kept, keep: str | None) -> None:
+    def _drop_spare_pins(self, job: JobRecord, pins: PinnedSnapshots, keep: str | None) -> None:
         """Unpin evaluated epochs, each of which occupies the memory of one model."""
         for evaluation in job.evaluations[:-1]:
             name = epoch_pin(evaluation.epoch)
@@ -213,7 +218,9 @@ class CheckpointWriter:
         self._list(job, stored, pin, whole)
         return stored
 
-    def _list(self, job: JobRecord, stored: StoredCheckpoint, pin: str, whole: Whole) -> None:
+    def _list(
+        self, job: JobRecord, stored: StoredCheckpoint, pin: str, whole: ModelSnapshot
+    ) -> None:
         """Prune old checkpoints and write the list of the others to the ledger."""
         listed = self._jobs.checkpoints(job.id)
         listed[stored.name] = {
@@ -268,7 +275,7 @@ class CheckpointWriter:
         )
 
 
-def _best_pin(job: JobRecord, pins: Kept) -> str | None:
+def _best_pin(job: JobRecord, pins: PinnedSnapshots) -> str | None:
     """Return the pin of the best model; None if it is stored, because it is unpinned then.
 
     Without a metric the best epoch is the newest one, which is written like any other epoch.

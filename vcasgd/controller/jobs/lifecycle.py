@@ -17,7 +17,7 @@ from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.tensors.sharded import forget
+from vcasgd.store.tensors.sharded import delete_job
 
 #: Failures of one work item after which the job fails, on as many machines if there are so many.
 ATTEMPTS = 3
@@ -77,7 +77,7 @@ class JobLifecycle:
         if not self._checkpoints.idle:
             self._checkpoints.collect()
             return False
-        forget(self._nodes, self._job)
+        delete_job(self._nodes, self._job)
         return True
 
     def _start(self, job: JobRecord) -> None:

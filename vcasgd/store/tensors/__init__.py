@@ -1,1 +1,1 @@
-"""The tensors server: the large, fast Redis that holds snapshots and updates."""
+"""Data in the tensors server, the large, fast Redis: snapshots and updates."""

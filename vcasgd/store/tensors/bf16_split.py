@@ -1,9 +1,14 @@
-"""How a vector lies in the chunks of a snapshot.
+"""Layout of a vector in the chunks of a snapshot: float32, or bfloat16 halves.
 
-Either as float32, or, where workers push bfloat16, as two planes: chunks ``h…`` hold the high
-half of each number and chunks ``l…`` the low one (:mod:`vcasgd.learning.halves`). Workers fetch
-the high plane, at half the bytes. The low plane is written for what has to be exact: for
-checkpoints and evaluations, and from time to time for the parameter server's successor.
+If workers push bfloat16, each float32 number is split into two 16-bit halves: the high half is
+the nearest bfloat16, and the low half is what is missing from it. Chunks ``h…`` hold the high
+halves and chunks ``l…`` the low halves. Workers fetch only the high halves, at half the bytes.
+The low halves are written for readers that need exact numbers: checkpoints, evaluations, and from
+time to time the parameter server's successor.
+
+With the bits of a number as an int32, the high half is ``(bits + 0x8000) >> 16``, rounded half
+away from zero, and the low half is the low 16 bits as a signed number. So ``(high << 16) + low``
+gives the bits back, in arithmetic modulo 2³². Rounding overflows to infinity only beyond 3.39e38.
 """
 
 from __future__ import annotations
@@ -13,77 +18,109 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from vcasgd.learning.halves import join, split, widen
-from vcasgd.store.bulk import BulkTransfer
+from vcasgd.store.bulk_transfer import BulkTransfer
 
-#: strings near 1 MiB move fastest: smaller ones cost more calls, larger ones leave the cache
+#: Strings near 1 MiB move fastest: smaller ones cost more calls, larger ones leave the cache.
 CHUNK_BYTES = 1 << 20
 
 
 def chunk_count(size: int) -> int:
+    """Return the number of chunks of ``size`` bytes."""
     return -(-size // CHUNK_BYTES)
 
 
 def bytes_of(vector: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, nothing copied."""
+    """Return the memory of a contiguous CPU tensor without copying it."""
     return memoryview(vector.numpy().data).cast("B")
 
 
 def chunks_of(payload: memoryview) -> list[memoryview]:
-    """Views of at most :data:`CHUNK_BYTES`, nothing copied."""
+    """Return views of at most :data:`CHUNK_BYTES` each, without copying."""
     return [payload[at : at + CHUNK_BYTES] for at in range(0, len(payload), CHUNK_BYTES)]
 
 
-def chunk_names(floats: int, *, halves: bool, planes: str = "hl") -> list[str]:
-    """Of a whole vector, in the order in which they are written; ``planes``: ``h`` or ``hl``."""
-    if not halves:
+def chunk_names(floats: int, *, split: bool, exact: bool = True) -> list[str]:
+    """Return the names of a whole vector's chunks, in the order in which they are written.
+
+    ``split``: into high and low halves. ``exact``: with the low halves.
+    """
+    if not split:
         return [str(index) for index in range(chunk_count(floats * 4))]
-    return [f"{plane}{index}" for index in range(chunk_count(floats * 2)) for plane in planes]
+    halves = "hl" if exact else "h"
+    return [f"{half}{index}" for index in range(chunk_count(floats * 2)) for half in halves]
 
 
-def outgoing(vector: Tensor, *, halves: bool, planes: str = "hl") -> Iterator[memoryview]:
-    """The chunks of a vector (float32 ``[n]``); each is valid until the next one is asked for."""
-    if not halves:
+def outgoing(vector: Tensor, *, split: bool, exact: bool = True) -> Iterator[memoryview]:
+    """Yield the chunks of a vector (float32 ``[n]``), named as :func:`chunk_names` does.
+
+    Each chunk is valid until the next one is requested.
+    """
+    if not split:
         yield from chunks_of(bytes_of(vector))
         return
-    room = _Room(len(vector))
+    buffers = _Buffers(len(vector))
     for piece in _pieces(vector):
-        high, low, scratch = room.of(len(piece))
-        if planes == "h":
-            # without a low plane that belongs to it, any rounding will do
-            high.view(torch.bfloat16).copy_(piece)
-            yield bytes_of(high)
-        else:
-            split(piece, high, low, scratch)
+        high, low, scratch = buffers.of(len(piece))
+        if exact:
+            split_halves(piece, high, low, scratch)
             yield bytes_of(high)
             yield bytes_of(low)
+        else:
+            # No low half has to match, so any rounding is good enough.
+            high.view(torch.bfloat16).copy_(piece)
+            yield bytes_of(high)
 
 
 def receive(
-    wire: BulkTransfer, keys: list[str], out: Tensor, *, halves: bool, rounded: bool
+    transfer: BulkTransfer, keys: list[str], out: Tensor, *, split: bool, exact: bool
 ) -> None:
-    """A vector into ``out`` (float32 ``[n]``). ``rounded``: the high plane, if there is one, is
-    good enough, and only its keys are given. Raises as :meth:`BulkTransfer.load` does."""
-    if not halves:
-        for _ in wire.load(keys, chunks_of(bytes_of(out))):
+    """Receive a vector into ``out`` (float32 ``[n]``) from chunks named by :func:`chunk_names`.
+
+    Raises as :meth:`BulkTransfer.load` does.
+    """
+    if not split:
+        for _ in transfer.load(keys, chunks_of(bytes_of(out))):
             pass
         return
-    room, pieces = _Room(len(out)), list(_pieces(out))
-    if rounded:
-        targets = [bytes_of(room.of(len(piece))[0]) for piece in pieces]
-        for index in wire.load(keys, targets):
-            widen(room.of(len(pieces[index]))[0], pieces[index])
+    buffers, pieces = _Buffers(len(out)), list(_pieces(out))
+    if not exact:
+        targets = [bytes_of(buffers.of(len(piece))[0]) for piece in pieces]
+        for index in transfer.load(keys, targets):
+            widen(buffers.of(len(pieces[index]))[0], pieces[index])
         return
-    targets = [bytes_of(half) for piece in pieces for half in room.of(len(piece))[:2]]
-    for index in wire.load(keys, targets):
+    targets = [bytes_of(half) for piece in pieces for half in buffers.of(len(piece))[:2]]
+    for index in transfer.load(keys, targets):
         if index % 2:
             piece = pieces[index // 2]
-            high, low, scratch = room.of(len(piece))
-            join(high, low, piece, scratch)
+            high, low, scratch = buffers.of(len(piece))
+            join_halves(high, low, piece, scratch)
 
 
-class _Room:
-    """For one piece at a time."""
+def split_halves(vector: Tensor, high: Tensor, low: Tensor, scratch: Tensor) -> None:
+    """Split float32 ``[n]`` into two int16 ``[n]``.
+
+    ``scratch`` is int32 ``[n]``. All tensors are contiguous.
+    """
+    bits = vector.view(torch.int32)
+    torch.add(bits, 0x8000, out=scratch)
+    high.copy_(scratch.bitwise_right_shift_(16))
+    low.copy_(bits)
+
+
+def join_halves(high: Tensor, low: Tensor, out: Tensor, scratch: Tensor) -> None:
+    """Invert :func:`split_halves`; ``out`` is float32 ``[n]``."""
+    bits = out.view(torch.int32)
+    bits.copy_(high).bitwise_left_shift_(16)
+    bits.add_(scratch.copy_(low))
+
+
+def widen(high: Tensor, out: Tensor) -> None:
+    """Convert the high halves alone, int16 ``[n]``, to float32 ``[n]``."""
+    out.copy_(high.view(torch.bfloat16))
+
+
+class _Buffers:
+    """Memory for the halves of one piece at a time."""
 
     def __init__(self, floats: int) -> None:
         most = min(floats, CHUNK_BYTES // 2)
@@ -92,11 +129,12 @@ class _Room:
         self._scratch = torch.empty(most, dtype=torch.int32)
 
     def of(self, floats: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return high half, low half and scratch memory of a piece."""
         return self._high[:floats], self._low[:floats], self._scratch[:floats]
 
 
 def _pieces(vector: Tensor) -> Iterator[Tensor]:
-    """Whose halves are chunks."""
+    """Yield pieces whose halves are one chunk each."""
     step = CHUNK_BYTES // 2
     for start in range(0, len(vector), step):
         yield vector[start : start + step]

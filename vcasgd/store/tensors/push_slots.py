@@ -1,57 +1,57 @@
-"""Back-pressure: so many updates may be on their way at a time as the tensors server can hold.
+"""Back-pressure: push slots limit the updates in the tensors server to what it can hold.
 
-A worker takes a place before it writes a payload, and the commit that has dealt with the
-update gives the place back. The parameter server says how many there are. A place whose
-worker fell silent is taken back, together with what was written.
+A worker takes a slot before it writes a payload, and the commit that processes the update
+releases the slot. The parameter server sets the number of slots. The slot of a worker that went
+silent is released, and its payload deleted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vcasgd.store.bulk import DEPTH
+from vcasgd.store.bulk_transfer import DEPTH
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
-from vcasgd.store.tensors.snapshots import MOST_PINS
+from vcasgd.store.tensors.snapshot_store import MOST_PINS
 
-#: a silent worker's place is taken back after so long
-PLACE_SECONDS = 30.0
-#: a worker that is still writing says so this often
+#: Seconds after which the slot of a silent worker is released.
+SLOT_SECONDS = 30.0
+#: Seconds between two renewals by a worker that is still writing.
 RENEW_SECONDS = 5.0
-#: of the server's limit; the rest is for stream entries, records and what the allocator wastes
+#: Usable part of the memory limit; the rest is for stream entries, records and fragmentation.
 USABLE = 0.9
-#: places where memory is not limited
-MOST_PLACES = 1024
+#: Slots of a shard if memory is not limited.
+MOST_SLOTS = 1024
 
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """Of a tensors server, in bytes. ``limit`` 0: not limited. ``clients``: connections."""
+    """Memory limit of a tensors server in bytes, 0 for none, and its number of connections."""
 
     limit: int
     clients: int
 
 
 def window(memory: MemoryLimits, model: int, payload: int, share: float = 1.0) -> int:
-    """How many payloads of ``payload`` bytes may be on their way for a model of ``model`` bytes.
+    """Return the number of slots for payloads of ``payload`` bytes and a model of ``model`` bytes.
 
-    ``share``: the part of the server that is this job's. Room is left for the present snapshot,
-    the one before, the next one and the pinned ones, and for what is on its way to readers. At
-    least 1: a job that is too large for its server makes what progress it can.
+    ``share`` is the job's part of the server's memory. Memory is reserved for the present
+    snapshot, the previous one, the next one, the pinned ones, and for answers to readers. The
+    result is at least 1, so that a job that is too large for its server still makes progress.
     """
     if not memory.limit:
-        return MOST_PLACES
-    # about every second connection is one of those that fetch
+        return MOST_SLOTS
+    # About every second connection fetches snapshots.
     answers = memory.clients // 2 * min(DEPTH * CHUNK_BYTES, model)
     room = (memory.limit * USABLE - answers) * share - model * (3 + MOST_PINS)
-    # a chunk that arrives is not part of its string yet
-    place = payload + min(CHUNK_BYTES, payload)
-    return min(MOST_PLACES, max(1, int(room // max(place, 1))))
+    # A chunk that arrives is buffered before it becomes a string.
+    slot = payload + min(CHUNK_BYTES, payload)
+    return min(MOST_SLOTS, max(1, int(room // max(slot, 1))))
 
 
 class PushSlots:
-    """Of one shard of one job."""
+    """The push slots of one shard of one job."""
 
     def __init__(self, tensors: RedisClient, keys: TensorKeys) -> None:
         self._tensors = tensors
@@ -60,36 +60,36 @@ class PushSlots:
         self._reap = tensors.script("tensors/reap")
 
     def take(self, update: str) -> bool:
-        """A place for :data:`PLACE_SECONDS`, or for longer if it is held already.
+        """Take or renew an update's slot for :data:`SLOT_SECONDS`; return False if all are taken.
 
-        Raises :class:`~vcasgd.errors.SnapshotMissing`: what nobody would take is not written.
+        Raises :class:`~vcasgd.errors.SnapshotMissing`, because no server would read the update.
         """
         return bool(
             self._reserve(
                 keys=[self._keys.places, self._keys.window, self._keys.meta],
-                args=[update, int(PLACE_SECONDS * 1000)],
+                args=[update, int(SLOT_SECONDS * 1000)],
             )
         )
 
-    # -- the parameter server's side -----------------------------------------------------------
+    # -- for the parameter server --------------------------------------------------------------
 
-    def tend(self, model: int, payload: int, share: float) -> None:
-        """Says how many places there are, see :func:`window`, and takes back silent ones."""
+    def update(self, model: int, payload: int, share: float) -> None:
+        """Set the number of slots, see :func:`window`, and release expired ones."""
         self._tensors.set(self._keys.window, window(self._memory(), model, payload, share))
         self.reap(chunk_count(payload))
 
     def reap(self, chunks: int) -> int:
-        """Takes back places whose time is over; payloads have at most ``chunks`` chunks.
+        """Release expired slots, and return their number.
 
-        Returns how many there were.
+        Payloads have at most ``chunks`` chunks.
         """
         keys, now = self._keys, _milliseconds(self._tensors.time())
-        silent = [
+        expired = [
             name.decode(errors="replace")
             for name in self._tensors.zrangebyscore(keys.places, "-inf", now, start=0, num=100)
         ]
-        payloads = [keys.payload_chunk(name, index) for name in silent for index in range(chunks)]
-        return int(self._reap(keys=[keys.places, keys.stream, *payloads], args=[chunks, *silent]))
+        payloads = [keys.payload_chunk(name, index) for name in expired for index in range(chunks)]
+        return int(self._reap(keys=[keys.places, keys.stream, *payloads], args=[chunks, *expired]))
 
     def _memory(self) -> MemoryLimits:
         memory, clients = self._tensors.info("memory"), self._tensors.info("clients")

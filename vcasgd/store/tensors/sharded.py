@@ -1,4 +1,4 @@
-"""A job's model over all of its store nodes: the snapshots of its shards, put together."""
+"""Snapshots of a whole model, assembled from its shards on all store nodes."""
 
 from __future__ import annotations
 
@@ -14,74 +14,79 @@ from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import Snapshot
-from vcasgd.store.tensors.snapshots import Snapshots
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
-#: one snapshot of each shard, in order; each is exact for its own shard
-Whole = tuple[Snapshot, ...]
+#: One snapshot of each shard, in order; each is exact for its own shard.
+ModelSnapshot = tuple[Snapshot, ...]
 
 
 def versions_of(whole: Iterable[Snapshot]) -> tuple[int, ...]:
+    """Return the version of each shard."""
     return tuple(snapshot.meta.version for snapshot in whole)
 
 
 def check_nodes(nodes: Sequence[RedisClient], shards: int, job: str) -> None:
-    """Raises :class:`StoreUnavailable` where a part of the model is on a node that is not named."""
+    """Raise :class:`StoreUnavailable` if a shard is on a node that is not configured."""
     if len(nodes) < shards:
         raise StoreUnavailable(
-            f"the model of {job} is on {shards} store nodes, and VCASGD_TENSORS_URL names "
+            f"the model of {job} is on {shards} store nodes, but VCASGD_TENSORS_URL names "
             f"{len(nodes)}",
-            remedy="name all of them, in the order in which they were when the job began",
+            remedy="name all of them, in the same order as when the job started",
         )
 
 
-def forget(nodes: Iterable[RedisClient], job: str) -> None:
-    """Removes everything that a job has on any node."""
+def delete_job(nodes: Iterable[RedisClient], job: str) -> None:
+    """Delete all data of a job on all nodes."""
     for shard, node in enumerate(nodes):
-        Snapshots(node, TensorKeys(job, shard)).forget()
+        SnapshotStore(node, TensorKeys(job, shard)).delete_all()
 
 
 @dataclass(frozen=True)
-class Kept:
-    """``whole``: what is kept in every shard, by name; ``names``: what is kept in any."""
+class PinnedSnapshots:
+    """Snapshots pinned in every shard, by name, and the names pinned in any shard."""
 
-    whole: dict[str, Whole]
+    whole: dict[str, ModelSnapshot]
     names: frozenset[str]
 
 
 class ShardedSnapshots:
-    """Reads as :class:`~vcasgd.store.tensors.snapshots.Snapshots` does, with its errors."""
+    """Reader of a model's shards; raises as
+    :class:`~vcasgd.store.tensors.snapshot_store.SnapshotStore` does."""
 
     def __init__(self, nodes: Sequence[RedisClient], job: str, cut: Cut) -> None:
-        """Raises as :func:`check_nodes`."""
+        """Raise as :func:`check_nodes` does."""
         check_nodes(nodes, cut.shards, job)
         self._cut = cut
         self.shards = [
-            Snapshots(nodes[part.shard], TensorKeys(job, part.shard)) for part in cut.parts
+            SnapshotStore(nodes[part.shard], TensorKeys(job, part.shard)) for part in cut.parts
         ]
 
-    def want_pin(self, name: str) -> None:
-        """Asks each parameter server to keep its present snapshot, unless it has one already."""
+    def request_pin(self, name: str) -> None:
+        """Ask each parameter server to pin its present snapshot, unless the name is in use."""
         for shard in self.shards:
-            shard.want_pin(name)
+            shard.request_pin(name)
 
     def unpin(self, name: str) -> None:
+        """Remove a pin, or a request for one, in all shards."""
         for shard in self.shards:
             shard.unpin(name)
 
-    def pinned(self, name: str) -> Whole | None:
-        """What is kept under a name; None where a shard keeps nothing under it."""
+    def pinned(self, name: str) -> ModelSnapshot | None:
+        """Return the snapshots pinned under a name; None unless all shards have the pin."""
         return self.pins().whole.get(name)
 
-    def pins(self) -> Kept:
-        found = [shard.pins() for shard in self.shards]
-        names = frozenset(name for pins in found for name in pins)
-        complete = [name for name in names if all(name in pins for pins in found)]
-        return Kept({name: tuple(pins[name] for pins in found) for name in complete}, names)
+    def pins(self) -> PinnedSnapshots:
+        """Return all pinned snapshots."""
+        pins_by_shard = [shard.pins() for shard in self.shards]
+        names = frozenset(name for pins in pins_by_shard for name in pins)
+        complete = [name for name in names if all(name in pins for pins in pins_by_shard)]
+        whole = {name: tuple(pins[name] for pins in pins_by_shard) for name in complete}
+        return PinnedSnapshots(whole, names)
 
-    def fetch_pinned(self, name: str) -> tuple[Whole, Tensor]:
-        """The snapshots that are kept under a name and their vector, float32 [floats].
+    def fetch_pinned(self, name: str) -> tuple[ModelSnapshot, Tensor]:
+        """Return the snapshots pinned under a name and their vector, float32 [floats].
 
-        All nodes are read at the same time. Raises :class:`SnapshotMissing`.
+        Reads all nodes in parallel. Raises :class:`SnapshotMissing`.
         """
         out = torch.empty(self._cut.floats)
 
@@ -91,12 +96,14 @@ class ShardedSnapshots:
         with ThreadPoolExecutor(max_workers=len(self.shards)) as pool:
             return tuple(pool.map(fetch, self._cut.parts)), out
 
-    def fetch_states(self, whole: Whole) -> Tensor | None:
-        """What the update rules remember in versions that are pinned, float32 [floats]; None
-        where they need nothing. Raises :class:`SnapshotMissing`."""
+    def fetch_states(self, whole: ModelSnapshot) -> Tensor | None:
+        """Return the rules' states in pinned versions, float32 [floats]; None if they have none.
+
+        Raises :class:`SnapshotMissing`.
+        """
         if not any(snapshot.meta.rule_state for snapshot in whole):
             return None
-        # a shard whose rule has nothing to remember yet has zeros
+        # The state of a rule that has not applied an update yet is zero.
         out = torch.zeros(self._cut.floats)
         for part, snapshot in zip(self._cut.parts, whole, strict=True):
             state = self.shards[part.shard].fetch_state(snapshot.meta)
@@ -105,9 +112,9 @@ class ShardedSnapshots:
         return out
 
     def still_there(self, name: str, versions: tuple[int, ...]) -> bool:
-        """Whether these versions are kept or present; a present one gets its pin back.
+        """Return True if these versions are pinned or present; request the pin of a present one.
 
-        A shard without any snapshot counts: its parameter server is about to bring it back.
+        A shard without any snapshot counts as True: its parameter server is about to restore it.
         """
         return all(
             _still_there(shard, name, version)
@@ -115,14 +122,14 @@ class ShardedSnapshots:
         )
 
 
-def _still_there(shard: Snapshots, name: str, version: int) -> bool:
-    kept = shard.pinned(name)
-    if kept is not None and kept.meta.version == version:
+def _still_there(shard: SnapshotStore, name: str, version: int) -> bool:
+    pinned = shard.pinned(name)
+    if pinned is not None and pinned.meta.version == version:
         return True
     try:
         present = shard.version()
     except SnapshotMissing:
         return True
     if present == version:
-        shard.want_pin(name)
+        shard.request_pin(name)
     return present == version

@@ -1,6 +1,6 @@
-"""One snapshot as a value: what it says of itself, its applied record, and a change of it.
+"""Value types of snapshots: description, applied record, and changes.
 
-How snapshots are read and written is in :mod:`vcasgd.store.tensors.snapshots`.
+:mod:`vcasgd.store.tensors.snapshot_store` reads and writes snapshots.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: of the counts by staleness: they are in every snapshot
+#: Largest staleness that is counted separately, because the counts are part of every snapshot.
 MOST_STALENESS = 32
 
 
 @dataclass(frozen=True)
-class Totals:
-    """Sums over all updates that are in a snapshot, and over those that were refused."""
+class UpdateTotals:
+    """Sums over all updates in a snapshot, and counts of rejected updates by reason."""
 
     updates: int = 0
     samples: int = 0
@@ -30,27 +30,30 @@ class Totals:
     staleness_max: int = 0
     loss_sum: float = 0.0
     rejected: dict[str, int] = field(default_factory=dict)
-    #: updates by staleness; what is as stale as :data:`MOST_STALENESS` or more is counted there
+    #: Updates by staleness; the last count, :data:`MOST_STALENESS`, includes larger ones.
     staleness: dict[str, int] = field(default_factory=dict)
 
     @property
     def staleness_mean(self) -> float:
+        """Mean staleness, 0 without updates."""
         return self.staleness_sum / self.updates if self.updates else 0.0
 
     def to_json(self, **more: int | list[int]) -> str:
+        """Return the totals, their mean staleness, and ``more`` as JSON."""
         return json.dumps({**asdict(self), "staleness_mean": self.staleness_mean, **more})
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What a snapshot says of itself.
+    """Description of a snapshot.
 
-    ``halves``: whether its chunks are planes of 16 bits (:mod:`vcasgd.store.tensors.bf16_split`),
-    and
-    ``exact``: whether the low plane is among them.
-    ``floats``: length of its float32 vector, of which the first ``parameters`` are parameters
-    and the others running statistics. ``layout``: digest of the layout. ``integers``: base64.
-    ``rule_state``: whether the update rule remembers something, float32 [floats] in chunks ``r…``.
+    ``floats`` is the length of its float32 vector, of which the first ``parameters`` elements are
+    parameters and the others running statistics. ``layout`` is the digest of the layout, and
+    ``integers`` base64 of int64 counters. ``rule_state`` is True if the update rule has a state,
+    float32 [floats] in chunks ``r…``. ``halves`` is True if the vector is split into high and low
+    halves (:mod:`vcasgd.store.tensors.bf16_split`), and ``exact`` if the low halves are stored.
+
+    The field names are part of the stored format.
     """
 
     version: int
@@ -60,28 +63,24 @@ class Meta:
     layout: str
     integers: str = ""
     rule_state: bool = False
-    totals: Totals = Totals()
+    totals: UpdateTotals = UpdateTotals()
     created_at: float = 0.0
     halves: bool = False
     exact: bool = True
-
-    @property
-    def planes(self) -> str:
-        return "hl" if self.exact else "h"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Meta:
-        return cls(**{**value, "totals": Totals(**value["totals"])})
+        return cls(**{**value, "totals": UpdateTotals(**value["totals"])})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Meta:
         return cls.from_dict(json.loads(text))
 
     def integer_vector(self) -> Tensor:
-        """int64 [integers]: counters that travel beside the float vector."""
+        """Return the counters beside the float vector, int64 [integers]."""
         return torch.from_numpy(
             np.frombuffer(base64.b64decode(self.integers), dtype="<i8").astype(np.int64)
         )
@@ -89,7 +88,7 @@ class Meta:
 
 @dataclass(frozen=True)
 class Record:
-    """The applied record as it is stored: finished epochs, and positions in unfinished ones."""
+    """Stored form of the applied record: finished epochs, and positions in unfinished ones."""
 
     finished: int = 0
     positions: dict[int, int] = field(default_factory=dict)
@@ -108,7 +107,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Meta and applied record of one and the same moment."""
+    """Description and applied record of the same version."""
 
     meta: Meta
     record: Record
@@ -116,9 +115,10 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Change:
-    """What one commit changes beside the parameters; see ``scripts/tensors/commit.lua``.
+    """Changes that one commit makes besides the parameters; see ``scripts/tensors/commit.lua``.
 
-    ``base``: the version that is published, which the change was made from.
+    ``base`` is the published version that the change was made from. The field names are those of
+    the script.
     """
 
     base: int
@@ -136,15 +136,17 @@ class Change:
 
 
 def encode_integers(vector: Tensor) -> str:
+    """Encode int64 [k] as in :attr:`Meta.integers`."""
     return base64.b64encode(vector.numpy().astype("<i8").tobytes()).decode()
 
 
 @dataclass(frozen=True)
 class SnapshotView:
-    """What a parameter server sees in one round trip; ``version`` is None on an empty server.
+    """State of a shard on the tensors server, read in one round trip.
 
-    ``writer``: token of the server that wrote the version. ``safe``: the version up to which
-    everything is on the replicas. ``token``: of whoever may write, 0 where nobody has taken over.
+    ``version`` is None if there is no snapshot. ``writer`` is the token of the parameter server
+    that wrote the version, and ``token`` that of the one that may write now, 0 if none has taken
+    over. Up to the version ``safe``, everything is on the replicas.
     """
 
     version: int | None
@@ -156,13 +158,14 @@ class SnapshotView:
 
 
 def pin_text(snapshot: Snapshot) -> str:
+    """Return the stored form of a pinned snapshot."""
     return json.dumps({"meta": asdict(snapshot.meta), "record": snapshot.record.to_dict()})
 
 
 def new_meta(
     old: Meta, token: int, *, version: int, integers: Tensor, exact: bool, rule_state: bool
 ) -> Meta:
-    """The next version's description. ``integers``: int64 [k]."""
+    """Return the description of the next version. ``integers`` is int64 [k]."""
     return replace(
         old,
         version=version,
@@ -175,13 +178,13 @@ def new_meta(
 
 
 def from_pin(text: bytes) -> Snapshot:
-    """What :func:`pin_text` made."""
+    """Parse the text of :func:`pin_text`."""
     value = json.loads(text)
     return Snapshot(Meta.from_dict(value["meta"]), Record.from_dict(value["record"]))
 
 
 def read_record(applied: Mapping[bytes, bytes]) -> Record:
-    """From what :func:`record_fields` made."""
+    """Parse the hash that :func:`record_fields` filled."""
     positions = {
         int(name): int(value)
         for name, value in applied.items()
@@ -191,7 +194,7 @@ def read_record(applied: Mapping[bytes, bytes]) -> Record:
 
 
 def record_fields(meta: Meta, record: Record, safe: int) -> list[Any]:
-    """The applied record as it is stored: field, value, field, value, …"""
+    """Return the stored form of the applied record: field, value, field, value, and so on."""
     head = {"finished": record.finished, "version": meta.version, "token": meta.token, "safe": safe}
     fields = {**head, **{str(each): at for each, at in record.positions.items()}}
     return [part for pair in fields.items() for part in pair]

@@ -1,8 +1,8 @@
-"""Updates on their way from a worker to the parameter server.
+"""Transfer of updates from a worker to the parameter server.
 
-The payload travels as plain strings of about 1 MiB, the header as one stream entry that is
-written last and refused where it does not continue its subtask. Nothing that arrives is
-trusted: a header is parsed strictly, and the names of chunks are derived, never taken.
+A payload consists of strings of about 1 MiB. The header is one stream entry, which is written
+last and refused if it does not continue its subtask. No input is trusted: headers are parsed
+strictly, and the names of chunks are derived from them, never received.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.learning.encodings.payload import EncodedVector
-from vcasgd.store.bulk import BulkTransfer, Missing, WrongLength
+from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count, chunks_of
 from vcasgd.store.tensors.push_slots import RENEW_SECONDS, PushSlots
 
-#: payload chunks whose update never came into the stream vanish by themselves
+#: Seconds after which payload chunks without a stream entry expire.
 PAYLOAD_SECONDS = 3600
-#: headers are small; a longer one is not parsed at all
+#: Bytes of a header; a longer one is not parsed.
 LONGEST_HEADER = 1 << 20
-#: of a field's name in a message
+#: Characters of a field's name in an error message.
 LONGEST_NAME = 64
-#: the reason for which a header is refused that somebody else wrote
+#: Reason of the rejection of a header without a valid signature of its worker.
 UNSIGNED = "signature"
 
-#: what is pushed: bytes, or a vector that becomes bytes while it is sent
+#: Payload of a push: bytes, or a vector that is encoded while it is sent.
 Payload = memoryview | EncodedVector
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class Header(BaseModel):
-    """What an update says of itself.
+    """Description of an update for one shard.
 
-    ``start`` and ``stop`` are samples of the subtask, ``base`` is the version of this shard that
-    it was trained from, ``size`` and ``checksum`` (:func:`checksum`) are of the encoded part of
-    the vector that belongs to the shard; a missing checksum is found while the payload is sent.
-    ``integers`` is base64 of int64, or nothing where they are as in the base; they travel with
-    shard 0 only. ``signature`` is the HMAC-SHA256 of the rest under its worker's key, or nothing
-    where workers have none.
+    ``start`` and ``stop`` are samples of the subtask, and ``base`` is the version of this shard
+    that the update was trained from. ``size`` and ``checksum`` (:func:`checksum`) describe the
+    encoded part of the vector that belongs to the shard; a missing checksum is computed while the
+    payload is sent. ``integers`` is base64 of int64, or empty if unchanged since the base; only
+    shard 0 has them. ``signature`` is the HMAC-SHA256 of the rest under its worker's key, or
+    empty if workers have no keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -68,24 +68,26 @@ class Header(BaseModel):
     checksum: int | None = Field(default=None, ge=0, lt=2**64)
     layout: str = Field(max_length=64)
     integers: str = Field(default="", max_length=LONGEST_HEADER // 2)
-    # far beyond any real loss, and so that sums of these stay finite
+    # Far beyond any real loss; sums of such values stay finite.
     loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
     signature: str = Field(default="", max_length=64)
 
     def signed(self, key: str, keys: TensorKeys) -> Header:
-        """The same header under its worker's key, for the one shard that ``keys`` are of."""
+        """Return the header signed with its worker's key, for the shard of ``keys``."""
         return self.model_copy(update={"signature": self._signature(key, keys)})
 
     def check_signature(self, key: str, keys: TensorKeys) -> None:
-        """That it was written by whom it names, for this shard. Raises :class:`InvalidUpdate`
-        (:data:`UNSIGNED`)."""
+        """Check that the worker that the header names signed it for this shard.
+
+        Raises :class:`InvalidUpdate` (:data:`UNSIGNED`).
+        """
         expected = self._signature(key, keys).encode()
-        # payloads whose names begin with the worker's can't be written by any other
+        # Only the worker itself may write payloads whose names start with its own.
         if not (
             hmac.compare_digest(self.signature.encode(), expected)
             and self.update.startswith(f"{self.worker}.")
         ):
-            raise InvalidUpdate(f"not signed by {self.worker}, whom it names", reason=UNSIGNED)
+            raise InvalidUpdate(f"not signed by {self.worker}, which it names", reason=UNSIGNED)
 
     def _signature(self, key: str, keys: TensorKeys) -> str:
         text = keys.prefix + self.model_dump_json(exclude={"signature"})
@@ -93,35 +95,35 @@ class Header(BaseModel):
 
     @classmethod
     def parse(cls, text: bytes) -> Header:
-        """Raises :class:`InvalidUpdate` (``header``)."""
+        """Parse and validate a header. Raises :class:`InvalidUpdate` (``header``)."""
         if len(text) > LONGEST_HEADER:
             raise InvalidUpdate("the header is too long", reason="header")
         try:
             header = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            # names of fields that do not exist are the sender's, and go into logs and events
+            # The sender chooses the names of unknown fields, and they appear in logs and events.
             where = ".".join(str(part) for part in first["loc"])[:LONGEST_NAME]
             raise InvalidUpdate(f"header: {where}: {first['msg']}", reason="header") from error
         if header.checksum is None:
             raise InvalidUpdate("header: checksum: Field required", reason="header")
-        # JSON leaves open which one of two counts; what is valid has no others inside
+        # JSON does not define which of two equal fields counts. A valid header has no nested ones.
         if len(json.loads(text, object_pairs_hook=list)) != len(header.model_fields_set):
-            raise InvalidUpdate("header: a field is there twice", reason="header")
+            raise InvalidUpdate("header: a field occurs twice", reason="header")
         return header
 
 
 @dataclass(frozen=True)
 class StreamEntry:
-    """An entry of the stream as it was read."""
+    """An entry of the stream, not parsed yet."""
 
     id: str
     header: bytes
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """The answer to a push. ``position``: where the subtask stands, −1 for finished epochs."""
+class PushResult:
+    """Answer to a push; ``position`` of the subtask, −1 for finished epochs."""
 
     accepted: bool
     position: int
@@ -129,9 +131,12 @@ class Pushed:
 
 @dataclass(frozen=True)
 class UpdateStatus:
-    """``version`` of the present snapshot with the token of its writer; each fate is
-    ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``. Up to the version ``safe``
-    everything is on the replicas, if there are any."""
+    """Status of several updates.
+
+    ``version`` is that of the present snapshot, with the token of its writer. Each of ``fates`` is
+    ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``. Up to the version ``safe``,
+    everything is on the replicas, if there are any.
+    """
 
     version: tuple[int, int]
     safe: int
@@ -139,13 +144,15 @@ class UpdateStatus:
 
 
 def checksum(payload: memoryview | bytes | bytearray) -> int:
-    """XXH3, 64 bits. Against accidents, not against malice: a rogue worker can send a wrong
-    update with a right checksum."""
+    """Return the 64-bit XXH3 of a payload.
+
+    It detects accidents, not malice: a rogue worker can send a wrong update with a right checksum.
+    """
     return xxhash.xxh3_64_intdigest(payload)
 
 
 def payload_keys(keys: TensorKeys, header: Header, size: int) -> list[str]:
-    """Of the chunks of a payload of ``size`` bytes."""
+    """Return the keys of the chunks of a payload of ``size`` bytes."""
     return [keys.payload_chunk(header.update, index) for index in range(chunk_count(size))]
 
 
@@ -154,23 +161,23 @@ def _chunks(payload: Payload) -> Iterable[memoryview]:
 
 
 class UpdateSender:
-    """The worker's side of one shard. ``key``: signs the headers, where workers have one."""
+    """Sender of a worker's updates for one shard. ``key`` signs headers, if workers have keys."""
 
     def __init__(self, tensors: RedisClient, keys: TensorKeys, key: str | None = None) -> None:
         self._tensors = tensors
         self._keys = keys
         self._key = key
-        self._wire = BulkTransfer(tensors)
-        self._places = PushSlots(tensors, keys)
+        self._transfer = BulkTransfer(tensors)
+        self._slots = PushSlots(tensors, keys)
         self._begin = tensors.script("tensors/begin")
         self._push = tensors.script("tensors/push")
         self._status = tensors.script("tensors/status")
         self._seen = b"0-0"
 
     def begin(self, subtask: int, epoch: int, size: int, token: int) -> int:
-        """From which sample the subtask is to be trained; older leases of it end here.
+        """Return the sample to train a subtask from, and invalidate its older leases.
 
-        Raises :class:`~vcasgd.errors.Fenced` where a newer lease exists, and
+        Raises :class:`~vcasgd.errors.Fenced` if a newer lease exists, and
         :class:`~vcasgd.errors.SnapshotMissing`.
         """
         keys = self._keys
@@ -181,8 +188,8 @@ class UpdateSender:
             )
         )
 
-    def push(self, header: Header, epoch: int, payload: Payload) -> Pushed:
-        """Writes the payload, then the entry. May be repeated with the same header.
+    def push(self, header: Header, epoch: int, payload: Payload) -> PushResult:
+        """Write the payload, then the entry. You may repeat it with the same header.
 
         Raises :class:`~vcasgd.errors.Fenced`, :class:`~vcasgd.errors.SnapshotMissing`,
         :class:`~vcasgd.errors.StoreUnavailable`, :class:`~vcasgd.errors.StoreFull`.
@@ -190,9 +197,9 @@ class UpdateSender:
         keys = self._keys
         names = payload_keys(keys, header, len(payload))
         digest = xxhash.xxh3_64()
-        self._take_place(header.update)
-        sent = self._kept(header.update, names, _chunks(payload), digest)
-        self._wire.store(sent, expire=PAYLOAD_SECONDS)
+        self._take_slot(header.update)
+        items = self._renewing_slot(header.update, names, _chunks(payload), digest)
+        self._transfer.store(items, expire=PAYLOAD_SECONDS)
         if header.checksum is None:
             header = header.model_copy(update={"checksum": digest.intdigest()})
         if self._key is not None:
@@ -204,35 +211,37 @@ class UpdateSender:
                   header.model_dump_json()],
         )  # fmt: skip
         if answer == b"incomplete":
-            raise StoreUnavailable("the tensors server lost a part of what was pushed")
-        return Pushed(answer == b"accepted", int(position))
+            raise StoreUnavailable("the tensors server lost a part of a pushed update")
+        return PushResult(answer == b"accepted", int(position))
 
-    def _kept(
+    def _renewing_slot(
         self,
         update: str,
         names: Sequence[str],
         chunks: Iterable[memoryview],
         digest: xxhash.xxh3_64,
     ) -> Iterator[tuple[str, memoryview]]:
-        """The chunks, while the update keeps its place. Raises :class:`StoreFull`."""
+        """Yield the chunks and renew the update's slot meanwhile. Raises :class:`StoreFull`."""
         renew_at = time.monotonic() + RENEW_SECONDS
         for name, chunk in zip(names, chunks, strict=True):
             if time.monotonic() >= renew_at:
-                self._take_place(update)
+                self._take_slot(update)
                 renew_at = time.monotonic() + RENEW_SECONDS
-            # what is read here is in the processor's cache when it is sent
+            # Data that is read here is in the processor's cache when it is sent.
             digest.update(chunk)
             yield name, chunk
 
-    def _take_place(self, update: str) -> None:
-        if not self._places.take(update):
-            raise StoreFull("as many updates wait as the tensors server has room for")
+    def _take_slot(self, update: str) -> None:
+        if not self._slots.take(update):
+            raise StoreFull(
+                "all push slots are taken: the tensors server has no room for another update"
+            )
 
     def status(self, pushed: Sequence[tuple[int, int, int, str]]) -> UpdateStatus:
-        """The present version and what became of updates.
+        """Return the present version and the fates of updates.
 
-        Each is given as subtask, its epoch, the sample at which it ends, and the update's
-        name. Raises :class:`~vcasgd.errors.SnapshotMissing`.
+        Each update is a tuple of subtask, its epoch, the sample at which it ends, and its name.
+        Raises :class:`~vcasgd.errors.SnapshotMissing`.
         """
         keys = self._keys
         version, token, safe, *fates = self._status(
@@ -243,44 +252,45 @@ class UpdateSender:
             (int(version), int(token)), int(safe), [fate.decode() for fate in fates]
         )
 
-    def await_news(self, seconds: float) -> None:
-        """Returns when something was committed since the last call did, or after ``seconds``."""
-        found = self._tensors.xread(
+    def wait_for_commit(self, seconds: float) -> None:
+        """Wait for the next commit since the last call, for at most ``seconds``."""
+        streams = self._tensors.xread(
             {self._keys.news: self._seen}, count=1, block=max(1, int(seconds * 1000))
         )
-        for _stream, entries in found:
+        for _stream, entries in streams:
             self._seen = entries[-1][0]
 
 
 class UpdateReader:
-    """The parameter server's side of one shard."""
+    """Reader of the updates for one shard, used by its parameter server."""
 
     def __init__(self, tensors: RedisClient, keys: TensorKeys) -> None:
         self._tensors = tensors
         self._keys = keys
-        self._wire = BulkTransfer(tensors)
+        self._transfer = BulkTransfer(tensors)
 
     @property
     def stream(self) -> str:
+        """Key of the stream."""
         return self._keys.stream
 
     def waiting(self) -> int:
-        """Updates in the stream."""
+        """Return the number of updates in the stream."""
         return int(self._tensors.xlen(self._keys.stream))
 
     def read(self, limit: int) -> list[StreamEntry]:
-        """The oldest updates that wait, without waiting for any.
+        """Return the oldest updates in the stream, at most ``limit``, without blocking.
 
-        What was dealt with has left the stream, so reading from its beginning is all that a
-        parameter server has to do after a crash.
+        Processed updates have left the stream, so a restarted parameter server only has to read
+        from its beginning.
         """
-        found = self._tensors.xrange(self._keys.stream, count=limit)
-        return [StreamEntry(at.decode(), data.get(b"h", b"")) for at, data in found]
+        entries = self._tensors.xrange(self._keys.stream, count=limit)
+        return [StreamEntry(at.decode(), data.get(b"h", b"")) for at, data in entries]
 
     def receive(self, header: Header, payload: memoryview) -> Iterator[memoryview]:
-        """The encoded payload into memory of the size that is expected; yields each chunk when
-        it is there, so that it can be looked at while it is in the processor's cache.
+        """Receive the encoded payload into memory of the expected size, and yield each chunk.
 
+        Inspect a chunk at once, while it is in the processor's cache.
         Raises :class:`InvalidUpdate` (``length``, ``missing``, ``checksum``).
         """
         if header.size != payload.nbytes:
@@ -289,23 +299,23 @@ class UpdateReader:
             )
         digest, chunks = xxhash.xxh3_64(), chunks_of(payload)
         try:
-            for index in self._wire.load(self.payload_keys(header, payload.nbytes), chunks):
+            for index in self._transfer.load(self.payload_keys(header, payload.nbytes), chunks):
                 digest.update(chunks[index])
                 yield chunks[index]
         except Missing as error:
             raise InvalidUpdate("a part of the payload is missing", reason="missing") from error
         except WrongLength as error:
-            raise InvalidUpdate(f"chunk {error.index} is {error.found}", reason="length") from error
+            raise InvalidUpdate(f"chunk {error.index} is {error.value}", reason="length") from error
         if digest.intdigest() != header.checksum:
             raise InvalidUpdate("the checksum does not match", reason="checksum")
 
     def payload_keys(self, header: Header, size: int) -> list[str]:
-        """``size`` is what the job's layout says, never what the header claims."""
+        """Return the keys of a payload. ``size`` comes from the job's layout, not the header."""
         return payload_keys(self._keys, header, size)
 
 
 def wait_for_entries(tensors: RedisClient, streams: Sequence[str], seconds: float) -> None:
-    """Returns when one of the streams has an entry, or after ``seconds``."""
+    """Wait until one of the streams has an entry, for at most ``seconds``."""
     if not streams:
         time.sleep(seconds)
         return

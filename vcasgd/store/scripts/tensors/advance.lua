@@ -1,4 +1,4 @@
--- Everything up to a version is on the replicas: workers may forget what is in it.
+-- Lets workers drop the updates in a version, because the replicas have it.
 -- KEYS  1 fence  2 applied  3 news
 -- ARGV  1 token  2 version
 local held = redis.call('GET', KEYS[1])
@@ -8,7 +8,7 @@ if tonumber(held) ~= tonumber(ARGV[1]) then
 end
 local version = redis.call('HGET', KEYS[2], 'version')
 if not version then return redis.error_reply('NOSNAPSHOT') end
--- a failover in between: what the replicas acknowledged was of another server
+-- After a failover, the replicas have acknowledged writes of another server.
 if tonumber(version) < tonumber(ARGV[2]) then
   return redis.error_reply('STALE it has version ' .. version)
 end

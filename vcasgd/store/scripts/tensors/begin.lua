@@ -1,7 +1,7 @@
--- Where is a subtask to be trained from? Also makes older leases of it powerless.
+-- Returns the sample to train a subtask from, and invalidates older leases of the subtask.
 -- KEYS  1 meta  2 applied  3 pushed  4 tokens
 -- ARGV  1 subtask  2 its epoch  3 its size  4 lease token
--- Returns the position: what is applied or waits to be.
+-- The position includes updates that are applied and updates that wait in the stream.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
 end

@@ -1,21 +1,21 @@
--- Publishes a batch: parameters, version, rule state and applied record change together, and
--- the updates that are in them disappear. The chunks of the new snapshot are already written.
+-- Publishes a batch: changes parameters, version, rule state and applied record together, and
+-- removes the updates of the batch. The chunks of the new snapshot are already written.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected  8 pins
---       9 places  10 news  11… chunks of the new snapshot, then keys to remove: payloads of the
---       batch, chunks of the version before last
--- ARGV  1 token  2 new meta ('' where nothing was applied)  3 change, as JSON:
+--       9 places (push slots)  10 news  11… chunks of the new snapshot, then keys to remove:
+--       payloads of the batch, chunks of the version before last
+-- ARGV  1 token  2 new meta ('' if nothing was applied)  3 change, as JSON:
 --         base      the version that the change was made from
 --         fields    {field: value}     new values of the applied record
---         forget    [subtask]          subtasks of epochs that are finished now
---         entries   [entry]            stream entries dealt with
---         dealt     [update]           give their places back
---         refused   {update: reason}   for the workers that sent them
---         reset     {subtask: n}       subtasks whose waiting updates were dropped
---         pin       name or null       keep this snapshot under a name
---         pinned    JSON               what to keep under it
+--         forget    [subtask]          subtasks of newly finished epochs
+--         entries   [entry]            processed stream entries
+--         dealt     [update]           updates whose push slots are released
+--         refused   {update: reason}   reported to the workers that sent them
+--         reset     {subtask: n}       positions of subtasks whose waiting updates were dropped
+--         pin       name or null       name under which this snapshot is pinned
+--         pinned    JSON               description stored under this name
 --       4 number of chunks
--- Returns 1; 0 where this very change was committed before; -1 where a chunk is missing (a
--- failover in between, or the server came back empty).
+-- Returns 1; 0 if this change was already committed; -1 if a chunk is missing, because of a
+-- failover or because the server came back empty.
 local held = redis.call('GET', KEYS[1])
 if not held or redis.call('EXISTS', KEYS[2]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
@@ -24,11 +24,11 @@ if tonumber(held) ~= tonumber(ARGV[1]) then
   return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
 end
 local change = cjson.decode(ARGV[3])
--- the answer to an earlier attempt was lost: only this token could have written this version
+-- The answer to an earlier attempt was lost: only this token can have written this version.
 if ARGV[2] ~= '' and redis.call('HGET', KEYS[3], 'version') == tostring(change.fields.version) then
   return 0
 end
--- a failover may have brought back an older snapshot since the parameter server looked
+-- A failover may have brought back an older snapshot since the parameter server read it.
 local version = tonumber(redis.call('HGET', KEYS[3], 'version'))
 if version < change.base then return redis.error_reply('STALE it has version ' .. version) end
 if version > change.base then
@@ -40,7 +40,7 @@ for i = 11, spare - 1 do
 end
 if ARGV[2] ~= '' then redis.call('SET', KEYS[2], ARGV[2]) end
 for field, value in pairs(change.fields) do
-  -- all digits of a token: a number as it is would be rounded
+  -- Keep all digits of a token; the default conversion would round it.
   redis.call('HSET', KEYS[3], field, string.format('%.0f', value))
 end
 for subtask, position in pairs(change.reset) do
@@ -55,7 +55,7 @@ for _, entry in ipairs(change.entries) do redis.call('XDEL', KEYS[6], entry) end
 for _, update in ipairs(change.dealt) do redis.call('ZREM', KEYS[9], update) end
 for update, reason in pairs(change.refused) do
   redis.call('HSET', KEYS[7], update, reason)
-  -- workers look within moments; the hash must not grow for ever
+  -- Workers read it within moments; the expiry bounds its size.
   redis.call('EXPIRE', KEYS[7], 3600)
 end
 if change.pin ~= cjson.null then redis.call('HSET', KEYS[8], change.pin, change.pinned) end

@@ -1,10 +1,10 @@
--- Makes a snapshot the present one where there is none: the first one, one that the
--- parameter server still had in memory, or one from a checkpoint.
+-- Makes a snapshot the present one if there is none: the first snapshot, one from the memory of a
+-- parameter server, or one from a checkpoint.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected
---       8 places  9 news  10… its chunks, already written
+--       8 places (push slots)  9 news  10… its chunks, already written
 -- ARGV  1 token (0: a worker's first snapshot)  2 meta  3… applied record, field and value
--- Returns 1; 0 where a snapshot already is; -1 where a chunk is missing (the server came back
--- empty in between).
+-- Returns 1; 0 if there is a snapshot already; -1 if a chunk is missing, because the server came
+-- back empty meanwhile.
 local token = tonumber(ARGV[1])
 local held = tonumber(redis.call('GET', KEYS[1]) or 0)
 if token > 0 and held > token then

@@ -1,12 +1,12 @@
--- Keeps the present snapshot under the names that are wanted.
+-- Pins the present snapshot under the requested names.
 -- KEYS  1 fence  2 pins  3 wanted  4 applied
--- ARGV  1 token  2 its version  3 what to keep  4… names
+-- ARGV  1 token  2 its version  3 its description  4… names
 local held = redis.call('GET', KEYS[1])
 if not held then return redis.error_reply('NOSNAPSHOT') end
 if tonumber(held) ~= tonumber(ARGV[1]) then
   return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
 end
--- a failover may have brought back an older snapshot since the parameter server looked
+-- A failover may have brought back an older snapshot since the parameter server read it.
 local version = redis.call('HGET', KEYS[4], 'version')
 if version ~= ARGV[2] then
   return redis.error_reply('STALE it has version ' .. (version or 'none'))

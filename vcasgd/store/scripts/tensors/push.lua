@@ -1,23 +1,23 @@
--- Puts an update into the stream, if it continues where its subtask stands.
--- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6 places
+-- Adds an update to the stream if it starts at the position of its subtask.
+-- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6 places (push slots)
 --       7… payload chunks, already written
 -- ARGV  1 subtask  2 its epoch  3 from  4 to  5 lease token  6 update  7 header
--- Returns {'accepted', to}; {'refused', position} where another place was expected;
--- {'incomplete', n} where only n chunks are here, or its place was taken back (the server came
--- back empty in between, or the worker was silent for too long).
--- Sending the same update again is harmless: it is recognised and accepted without effect.
+-- Returns {'accepted', to}; {'refused', position} if it starts elsewhere; {'incomplete', n} if
+-- only n chunks exist or its push slot was released, because the server came back empty or the
+-- worker was silent for too long.
+-- Pushing the same update again is harmless: it is recognized and accepted without effect.
 local chunks = {}
 for i = 7, #KEYS do chunks[#chunks + 1] = KEYS[i] end
 local function each_chunk(command)
   for _, key in ipairs(chunks) do redis.call(command, key) end
 end
 if redis.call('EXISTS', KEYS[1]) == 0 then
-  -- nobody takes it any more, or not before it is pushed again
+  -- No server reads the payload before the update is pushed again.
   each_chunk('UNLINK')
   redis.call('ZREM', KEYS[6], ARGV[6])
   return redis.error_reply('NOSNAPSHOT')
 end
--- an earlier attempt may wait in the stream although its answer was lost: it needs its payload
+-- An earlier attempt whose answer was lost may wait in the stream, and needs its payload.
 local function waits()
   local name = '"update":"' .. ARGV[6] .. '"'
   for _, entry in ipairs(redis.call('XRANGE', KEYS[5], '-', '+')) do
@@ -48,7 +48,7 @@ local pushed = redis.call('HGET', KEYS[3], ARGV[1])
 if pushed then
   local to, last = string.match(pushed, '^(%d+)|(.*)$')
   if last == ARGV[6] then
-    -- applied already, it needs no payload any more; still waiting, it needs it for as long
+    -- An applied update no longer needs its payload; a waiting one does.
     if position >= tonumber(to) then
       each_chunk('UNLINK')
       redis.call('ZREM', KEYS[6], ARGV[6])
@@ -65,7 +65,7 @@ local here = #chunks == 0 and 0 or redis.call('EXISTS', unpack(chunks))
 if here < #chunks or not redis.call('ZSCORE', KEYS[6], ARGV[6]) then return {'incomplete', here} end
 redis.call('HSET', KEYS[4], ARGV[1], ARGV[5])
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[4] .. '|' .. ARGV[6])
--- the parameter server may be away for longer than a payload without an entry is kept
+-- The parameter server may be unavailable for longer than the expiry of a payload without entry.
 each_chunk('PERSIST')
 redis.call('ZADD', KEYS[6], 'inf', ARGV[6])
 redis.call('XADD', KEYS[5], '*', 'h', ARGV[7])

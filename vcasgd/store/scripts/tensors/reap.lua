@@ -1,20 +1,20 @@
--- Takes back places whose time is over, with what was written of their payloads.
--- KEYS  1 places  2 updates  3… payload chunks, the same number for each update
+-- Releases expired push slots, and deletes their payloads.
+-- KEYS  1 places (push slots)  2 updates  3… payload chunks, the same number for each update
 -- ARGV  1 chunks of one update  2… updates
--- Returns how many were taken back.
+-- Returns the number of released slots.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local chunks, reaped = tonumber(ARGV[1]), 0
 for i = 2, #ARGV do
   local until_ms = redis.call('ZSCORE', KEYS[1], ARGV[i])
-  -- it may have been kept for longer since it was looked at
+  -- It may have been renewed since the parameter server read it.
   if until_ms and tonumber(until_ms) <= now then
     redis.call('ZREM', KEYS[1], ARGV[i])
     for j = 1, chunks do redis.call('UNLINK', KEYS[2 + (i - 2) * chunks + j]) end
     reaped = reaped + 1
   end
 end
--- a place in the stream that nothing in the stream gives back: only a worker gone mad does this
+-- Slots of waiting updates without an entry in the stream: only a broken worker causes them.
 if redis.call('XLEN', KEYS[2]) == 0 then
   reaped = reaped + redis.call('ZREMRANGEBYSCORE', KEYS[1], '+inf', '+inf')
 end

@@ -1,11 +1,11 @@
--- Puts a parameter server's snapshot over an older one: after a failover, the tensors server
--- may be a replica that had not got everything yet. Updates that wait in it stay; those that
--- are in the snapshot already will be recognised by their positions.
+-- Replaces an older snapshot with that of a parameter server: after a failover, the tensors server
+-- may be a replica without the newest writes. Updates that wait stay; those that the snapshot
+-- already contains are recognized by their positions.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 news
 --       7… its chunks, already written
 -- ARGV  1 token  2 version  3 meta  4 first subtask of the first unfinished epoch
 --       5… applied record, field and value
--- Returns 1; 0 where the present snapshot is not older; -1 where a chunk is missing.
+-- Returns 1; 0 if the present snapshot is not older; -1 if a chunk is missing.
 local held = redis.call('GET', KEYS[1])
 if held and tonumber(held) > tonumber(ARGV[1]) then
   return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
@@ -16,7 +16,7 @@ if tonumber(version) >= tonumber(ARGV[2]) then return 0 end
 for i = 7, #KEYS do
   if redis.call('EXISTS', KEYS[i]) == 0 then return -1 end
 end
--- the takeover may not have reached the replica either
+-- The replica may not have the takeover either.
 redis.call('SET', KEYS[1], ARGV[1])
 redis.call('SET', KEYS[2], ARGV[3])
 redis.call('DEL', KEYS[3])

@@ -1,10 +1,10 @@
--- What became of pushed updates?
+-- Returns the fates of pushed updates.
 -- KEYS  1 meta  2 applied  3 pushed  4 rejected
 -- ARGV  for each update: subtask, its epoch, to, update
 -- Returns {version, token of its writer, safe, status…}; a status is 'applied', 'pending', 'lost'
--- or 'rejected:<reason>'. Up to the version `safe` everything is on the replicas, too.
--- 'lost': it is neither in the snapshot nor on its way; the server came back empty or older, or an
--- update that it continues was rejected.
+-- or 'rejected:<reason>'. Up to the version `safe`, everything is also on the replicas.
+-- A 'lost' update is neither in the snapshot nor in the stream: the server came back empty or with
+-- an older state, or the update before it was rejected.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
 end

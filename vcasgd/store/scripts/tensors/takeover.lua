@@ -1,4 +1,4 @@
--- A parameter server takes over a shard; whoever wrote before can't any more.
+-- Lets a parameter server take over a shard, and fences older ones.
 -- KEYS  1 fence
 -- ARGV  1 token
 local held = tonumber(redis.call('GET', KEYS[1]) or 0)

@@ -14,7 +14,7 @@ from support.harness import RedisServer
 from support.servers import KINDS, running_server, url_of
 
 from vcasgd.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
-from vcasgd.store.bulk import BulkTransfer, Missing, WrongLength
+from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient, connect
 
 pytestmark = pytest.mark.both_servers
@@ -89,7 +89,7 @@ def test_a_string_of_another_length_is_refused(client: RedisClient, found: int) 
 def test_something_that_is_no_string_is_refused(client: RedisClient) -> None:
     client.rpush("list", "x")
 
-    with pytest.raises(WrongLength, match="no string"):
+    with pytest.raises(WrongLength, match="not a string"):
         load(BulkTransfer(client), ["list"], [5])
 
 

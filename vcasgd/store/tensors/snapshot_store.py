@@ -1,8 +1,8 @@
-"""Snapshots in the tensors server: parameters, rule state, version and applied record as one.
+"""Access to snapshots in the tensors server: parameters, rule state, version, applied record.
 
-A snapshot's chunks are written first, under names that nobody knows yet; one script then
-makes them the present snapshot, together with everything that has to change with it. A
-reader therefore sees one snapshot or another, and never a mixture.
+A snapshot's chunks are written first, under names that no reader uses yet. One script then makes
+them the present snapshot, together with everything that has to change with it. A reader therefore
+sees the old snapshot or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
-from vcasgd.store.bulk import BulkTransfer, Missing, WrongLength
+from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import chunk_names, outgoing, receive
@@ -30,22 +30,22 @@ from vcasgd.store.tensors.snapshot import (
     record_fields,
 )
 
-#: a reader that the writer overtakes starts again; each time a whole publication went by
+#: Attempts of a reader, which starts over each time a publication replaces the snapshot.
 READ_ATTEMPTS = 50
-#: no version is known to be on the replicas
+#: The value of ``safe`` if no version is known to be on the replicas.
 NOTHING_SAFE = -1
-#: pinned snapshots at a time: each costs the memory of a model
+#: Pinned snapshots at a time; each takes the memory of a model.
 MOST_PINS = 4
 
 
-class Snapshots:
-    """The snapshots of one shard of one job."""
+class SnapshotStore:
+    """The snapshots of one shard of one job. Methods raise as those of the client do."""
 
     def __init__(self, tensors: RedisClient, keys: TensorKeys) -> None:
         self._tensors = tensors
         self._keys = keys
-        self._wire = BulkTransfer(tensors)
-        # these are acknowledged to workers, so they wait for the replicas
+        self._transfer = BulkTransfer(tensors)
+        # Workers rely on the results of these scripts, so they wait for the replicas.
         acknowledged = tensors.waiting()
         self._takeover = acknowledged.script("tensors/takeover")
         self._install = acknowledged.script("tensors/install")
@@ -57,14 +57,14 @@ class Snapshots:
     # -- reading -------------------------------------------------------------------------------
 
     def version(self) -> int:
-        """Raises :class:`SnapshotMissing`."""
+        """Return the present version. Raises :class:`SnapshotMissing`."""
         version = self._tensors.hget(self._keys.applied, "version")
         if version is None:
             raise SnapshotMissing("the tensors server holds no snapshot of this job")
         return int(version)
 
     def read(self) -> Snapshot:
-        """Meta and applied record without the parameters. Raises :class:`SnapshotMissing`."""
+        """Read the snapshot without its parameters. Raises :class:`SnapshotMissing`."""
         with self._tensors.pipeline(transaction=True) as pipe:
             pipe.get(self._keys.meta)
             pipe.hgetall(self._keys.applied)
@@ -74,11 +74,11 @@ class Snapshots:
         return Snapshot(Meta.from_json(meta), read_record(applied))
 
     def fetch(self, out: Tensor, *, rounded: bool = False) -> Snapshot:
-        """The present parameters into ``out`` (float32 [floats]), ``rounded`` to what the job's
-        encoding keeps where that is less to read.
+        """Read the present parameters into ``out``, float32 [floats].
 
-        Raises :class:`SnapshotMissing`, and :class:`StoreUnavailable` where the writer
-        overtook the reader too often.
+        With ``rounded`` they are rounded to bfloat16 if the snapshot is split into halves, which
+        reads half the bytes. Raises :class:`SnapshotMissing`, and :class:`StoreUnavailable` if
+        the snapshot was replaced too often meanwhile.
         """
         for _ in range(READ_ATTEMPTS):
             snapshot = self.read()
@@ -87,10 +87,10 @@ class Snapshots:
         raise StoreUnavailable("the snapshot was replaced faster than it could be read")
 
     def fetch_pinned(self, name: str, out: Tensor | None = None) -> tuple[Snapshot, Tensor]:
-        """The snapshot that is kept under a name. Raises :class:`SnapshotMissing`."""
+        """Read the snapshot pinned under a name. Raises :class:`SnapshotMissing`."""
         pinned = self.pinned(name)
         if pinned is None:
-            raise SnapshotMissing(f"no snapshot is kept under the name {name}")
+            raise SnapshotMissing(f"no snapshot is pinned under the name {name}")
         if out is None:
             out = torch.empty(pinned.meta.floats)
         if not self._receive(pinned.meta, out):
@@ -99,47 +99,53 @@ class Snapshots:
 
     def _receive(self, meta: Meta, out: Tensor, *, rounded: bool = False) -> bool:
         if out.numel() != meta.floats:
-            raise StoreError(f"a vector of {out.numel()} can't take a snapshot of {meta.floats}")
-        rounded = rounded or not meta.exact
-        keys = self._vector_keys(replace(meta, exact=False) if rounded else meta)
+            raise StoreError(
+                f"a vector of {out.numel()} floats can't hold a snapshot of {meta.floats}"
+            )
+        exact = meta.exact and not rounded
+        keys = self._vector_keys(replace(meta, exact=exact))
         try:
-            receive(self._wire, keys, out, halves=meta.halves, rounded=rounded)
+            receive(self._transfer, keys, out, split=meta.halves, exact=exact)
         except Missing:
             return False
         except WrongLength as error:
-            raise StoreError(f"chunk {error.index} of a snapshot is {error.found}") from error
+            raise StoreError(f"chunk {error.index} of a snapshot is {error.value}") from error
         return True
 
     def fetch_state(self, meta: Meta) -> Tensor | None:
-        """What the update rule remembers in a version that is present or pinned, float32 [floats];
-        None where it needs nothing. Raises :class:`SnapshotMissing`."""
+        """Return the rule's state in a present or pinned version, float32 [floats], or None.
+
+        Raises :class:`SnapshotMissing`.
+        """
         if not meta.rule_state:
             return None
         out = torch.empty(meta.floats)
         try:
-            receive(self._wire, self._state_keys(meta), out, halves=False, rounded=False)
+            receive(self._transfer, self._state_keys(meta), out, split=False, exact=True)
         except Missing as error:
             raise SnapshotMissing("the snapshot is no longer complete") from error
         except WrongLength as error:
-            raise StoreError(f"chunk {error.index} of a rule's state is {error.found}") from error
+            raise StoreError(f"chunk {error.index} of a rule's state is {error.value}") from error
         return out
 
-    # -- writing: the parameter server, or a worker where there is no snapshot yet -------------
+    # -- writing: by the parameter server, or by a worker if there is no snapshot yet ----------
 
     def write(self, meta: Meta, vector: Tensor, state: Tensor | None = None) -> None:
-        """Writes the chunks of a version that nobody sees yet; ``state``: of the update rule,
-        where ``meta.rule_state`` says that there is one."""
-        chunks = outgoing(vector, halves=meta.halves, planes=meta.planes)
-        self._wire.store(zip(self._vector_keys(meta), chunks, strict=True))
+        """Write the chunks of a version, which readers do not see before it is committed.
+
+        ``state``, if given, is the update rule's; it belongs to ``meta.rule_state``.
+        """
+        chunks = outgoing(vector, split=meta.halves, exact=meta.exact)
+        self._transfer.store(zip(self._vector_keys(meta), chunks, strict=True))
         if state is not None:
-            chunks = outgoing(state, halves=False)
-            self._wire.store(zip(self._state_keys(meta), chunks, strict=True))
+            chunks = outgoing(state, split=False)
+            self._transfer.store(zip(self._state_keys(meta), chunks, strict=True))
 
     def complete(self, meta: Meta, vector: Tensor) -> Meta:
-        """Adds the low plane to a version that was written without, and returns its new
-        description, which is still to be committed.
+        """Add the low halves to a version, and return its new description, to be committed.
 
-        The high plane is written again: its numbers may have been rounded another way.
+        The high halves are written again, because they may have been rounded differently. Does
+        nothing if the version is exact.
         """
         if not meta.exact:
             meta = replace(meta, exact=True)
@@ -147,11 +153,11 @@ class Snapshots:
         return meta
 
     def takeover(self, token: int) -> None:
-        """From now on only this token may write. Raises :class:`Fenced`."""
+        """Reject writes under older tokens from now on. Raises :class:`Fenced` if one is newer."""
         self._takeover(keys=[self._keys.fence], args=[token])
 
     def taken_over(self) -> bool:
-        """Whether a parameter server writes here, or waits for a first snapshot."""
+        """Return True if a parameter server has taken over this shard."""
         return bool(self._tensors.exists(self._keys.fence))
 
     def install(
@@ -164,10 +170,10 @@ class Snapshots:
         *,
         stored: bool = True,
     ) -> bool:
-        """Makes this the present snapshot where there is none; False where there is one.
+        """Make this the present snapshot if there is none; return False if there is one.
 
-        ``stored``: all of it can be had elsewhere, too (nothing was applied yet, or there is
-        a checkpoint), so that nobody has to wait until it is on the replicas.
+        ``stored``: the snapshot can be restored from elsewhere (no update was applied yet, or
+        there is a checkpoint), so workers need not wait until it is on the replicas.
         """
         self.write(meta, vector, state)
         keys = self._keys
@@ -192,9 +198,9 @@ class Snapshots:
         *,
         first_open: int,
     ) -> bool:
-        """Puts this over an older snapshot; False where the present one is not older.
+        """Replace an older snapshot with this one; return False if the present one is not older.
 
-        ``first_open``: the first subtask of the first unfinished epoch. Raises as
+        ``first_open`` is the first subtask of the first unfinished epoch. Raises as
         :meth:`commit` does.
         """
         self.write(meta, vector, state)
@@ -210,22 +216,24 @@ class Snapshots:
         return bool(replaced)
 
     def confirm(self, token: int, version: int) -> None:
-        """Waits for the replicas, and lets workers forget what is in a version.
+        """Wait for the replicas, and let workers drop the updates in a version.
 
         Raises as :meth:`commit` does.
         """
-        # WAIT is for what its own connection wrote, and for all that came before that
+        # WAIT covers the last write of its own connection and all writes before that.
         self.takeover(token)
         self.advance(token, version)
 
     def advance(self, token: int, version: int) -> None:
-        """Workers may forget what is in a version: the replicas have it, or are away."""
+        """Let workers drop the updates in a version: the replicas have it, or are away."""
         keys = self._keys
         self._advance(keys=[keys.fence, keys.applied, keys.news], args=[token, version])
 
     def _remove_attempt(self, meta: Meta) -> None:
-        """Removes chunks that came too late, unless they are of the snapshot that came first:
-        the caller's own earlier attempt, or another worker's first snapshot, has their names."""
+        """Delete the chunks of a late attempt, unless an existing snapshot uses them.
+
+        The caller's own earlier attempt, or another worker's first snapshot, has the same names.
+        """
         used = [self.read().meta, *(pin.meta for pin in self.pins().values())]
         if (meta.version, meta.token) not in {(each.version, each.token) for each in used}:
             self.remove([meta])
@@ -233,12 +241,12 @@ class Snapshots:
     def commit(
         self, token: int, meta: Meta | None, change: Change, remove: Iterable[str] = ()
     ) -> None:
-        """Publishes a version whose chunks are written, describes the present one anew, or only
-        deals with refused updates.
+        """Publish a version whose chunks are written, update the description of the present one,
+        or only remove refused updates.
 
-        Where there are replicas, returns when they have it or are known to be away. Raises
-        :class:`Fenced`, :class:`SnapshotMissing` where the server came back empty, and
-        :class:`StoreUnavailable` where a failover brought back an older snapshot.
+        If there are replicas, returns when they have the version or are known to be away. Raises
+        :class:`Fenced`, :class:`SnapshotMissing` if the server came back empty, and
+        :class:`StoreUnavailable` if a failover brought back an older snapshot.
         """
         keys, replicated = self._keys, self._tensors.replicated
         applied = meta is not None and bool(change.fields)
@@ -255,25 +263,27 @@ class Snapshots:
             self.advance(token, meta.version)
 
     def chunk_keys(self, meta: Meta) -> list[str]:
-        """Of all that belongs to a version."""
+        """Return the keys of all chunks of a version."""
         return self._vector_keys(meta) + self._state_keys(meta)
 
     def _vector_keys(self, meta: Meta) -> list[str]:
         return [
             self._keys.snapshot_chunk(meta.version, meta.token, name)
-            for name in chunk_names(meta.floats, halves=meta.halves, planes=meta.planes)
+            for name in chunk_names(meta.floats, split=meta.halves, exact=meta.exact)
         ]
 
     def _state_keys(self, meta: Meta) -> list[str]:
-        names = chunk_names(meta.floats, halves=False) if meta.rule_state else []
+        names = chunk_names(meta.floats, split=False) if meta.rule_state else []
         return [self._keys.snapshot_chunk(meta.version, meta.token, f"r{name}") for name in names]
 
     def remove(self, metas: Sequence[Meta]) -> None:
-        doomed = [key for meta in metas for key in self.chunk_keys(meta)]
-        if doomed:
-            self._tensors.unlink(*doomed)
+        """Delete the chunks of versions."""
+        chunks = [key for meta in metas for key in self.chunk_keys(meta)]
+        if chunks:
+            self._tensors.unlink(*chunks)
 
-    def look(self) -> SnapshotView:
+    def view(self) -> SnapshotView:
+        """Read the state of the shard in one round trip."""
         with self._tensors.pipeline(transaction=True) as pipe:
             pipe.hmget(self._keys.applied, "version", "token", "safe")
             pipe.hkeys(self._keys.pins)
@@ -289,29 +299,31 @@ class Snapshots:
             tuple(sorted(name.decode() for name in wanted)),
         )
 
-    # -- pins: snapshots that must stay while somebody reads them ------------------------------
+    # -- pins: names under which snapshots are kept --------------------------------------------
 
-    def want_pin(self, name: str) -> None:
-        """Asks the parameter server to keep the present snapshot under a name."""
+    def request_pin(self, name: str) -> None:
+        """Ask the parameter server to pin the present snapshot under a name."""
         self._tensors.sadd(self._keys.wanted, name)
 
     def pinned(self, name: str) -> Snapshot | None:
+        """Return the snapshot pinned under a name, without its parameters, or None."""
         text = self._tensors.hget(self._keys.pins, name)
         return None if text is None else from_pin(text)
 
     def pins(self) -> dict[str, Snapshot]:
-        found = self._tensors.hgetall(self._keys.pins)
-        return {name.decode(): from_pin(text) for name, text in found.items()}
+        """Return all pinned snapshots by name, without their parameters."""
+        texts = self._tensors.hgetall(self._keys.pins)
+        return {name.decode(): from_pin(text) for name, text in texts.items()}
 
     def unpin(self, name: str) -> None:
-        """The parameter server removes the chunks at its next turn."""
+        """Remove a pin, or a request; the parameter server deletes the chunks in its next turn."""
         with self._tensors.pipeline(transaction=True) as pipe:
             pipe.srem(self._keys.wanted, name)
             pipe.hdel(self._keys.pins, name)
             pipe.execute()
 
     def pin(self, token: int, names: Sequence[str], snapshot: Snapshot) -> None:
-        """Keeps a snapshot under names, and takes them off the list of wanted ones.
+        """Pin the present snapshot under names, and remove their requests.
 
         Raises as :meth:`commit` does.
         """
@@ -321,36 +333,39 @@ class Snapshots:
             args=[token, snapshot.meta.version, pin_text(snapshot), *names],
         )
 
-    def forget(self) -> int:
-        """Removes everything of this shard; returns how many keys there were."""
-        doomed = list(self._tensors.scan_iter(match=f"{_escaped(self._keys.prefix)}*", count=1000))
-        return self._unlink(doomed)
+    def delete_all(self) -> int:
+        """Delete all keys of this shard, and return their number."""
+        keys = list(self._tensors.scan_iter(match=f"{_escaped(self._keys.prefix)}*", count=1000))
+        return self._unlink(keys)
 
-    def forget_orphans(self, token: int, keep: Iterable[Meta]) -> int:
-        """Removes snapshot chunks that an interrupted publication left, up to one's own token:
-        whoever has taken over in between may be publishing."""
+    def delete_orphans(self, token: int, keep: Iterable[Meta]) -> int:
+        """Delete the snapshot chunks of interrupted publications, and return their number.
+
+        Chunks of ``keep`` stay, and so do chunks under newer tokens, whose server may be
+        publishing now.
+        """
         kept = {key.encode() for meta in keep for key in self.chunk_keys(meta)}
         pattern = f"{_escaped(self._keys.prefix)}s:*"
-        doomed = [
+        orphans = [
             key
             for key in self._tensors.scan_iter(match=pattern, count=1000)
             if key not in kept and _writer(key) <= token
         ]
-        return self._unlink(doomed)
+        return self._unlink(orphans)
 
-    def _unlink(self, doomed: Sequence[bytes]) -> int:
-        for start in range(0, len(doomed), 500):
-            self._tensors.unlink(*doomed[start : start + 500])
-        return len(doomed)
+    def _unlink(self, keys: Sequence[bytes]) -> int:
+        for start in range(0, len(keys), 500):
+            self._tensors.unlink(*keys[start : start + 500])
+        return len(keys)
 
 
 def _check_chunks(answer: int) -> None:
     if answer < 0:
-        raise StoreUnavailable("the tensors server was replaced in the middle of a snapshot")
+        raise StoreUnavailable("the tensors server was replaced while a snapshot was written")
 
 
 def _writer(chunk: bytes) -> int:
-    """The token in the name of a snapshot's chunk, ``…s:<version>.<token>:<index>``."""
+    """Return the token in the name of a chunk, ``…s:<version>.<token>:<index>``."""
     return int(chunk.split(b":")[-2].partition(b".")[2])
 
 

@@ -1,4 +1,4 @@
-"""Two halves of a number: exact together, and the high one as near as bfloat16 comes."""
+"""Splitting float32 numbers into bfloat16 halves."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vcasgd.learning.halves import join, split, widen
+from vcasgd.store.tensors.bf16_split import join_halves, split_halves, widen
 
 
 def halves(vector: Tensor) -> tuple[Tensor, Tensor]:
     high, low = (torch.empty(len(vector), dtype=torch.int16) for _ in range(2))
-    split(vector, high, low, torch.empty(len(vector), dtype=torch.int32))
+    split_halves(vector, high, low, torch.empty(len(vector), dtype=torch.int32))
     return high, low
 
 
 def joined(high: Tensor, low: Tensor) -> Tensor:
     out = torch.empty(len(high))
-    join(high, low, out, torch.empty(len(high), dtype=torch.int32))
+    join_halves(high, low, out, torch.empty(len(high), dtype=torch.int32))
     return out
 
 
@@ -29,7 +29,7 @@ def bits(vector: Tensor) -> list[int]:
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
 def test_any_32_bits_come_back(words: list[int]) -> None:
-    """Also NaN with its payload, infinity, and numbers near them."""
+    """Includes NaN with its payload, infinity, and numbers near them."""
     vector = torch.from_numpy(np.array(words, np.uint32).view(np.float32))
 
     assert bits(joined(*halves(vector))) == bits(vector)
@@ -46,7 +46,7 @@ def test_the_high_half_is_as_near_as_the_nearest_bfloat16(values: list[float]) -
     assert ((rounded.double() - vector).abs() == (nearest - vector).abs()).all()
 
 
-def test_halfway_cases_go_away_from_zero() -> None:
+def test_ties_are_rounded_away_from_zero() -> None:
     vector = torch.tensor([1 + 2**-8, -1 - 2**-8, 0.0, -0.0, 1.0])
     rounded = torch.empty(5)
     widen(halves(vector)[0], rounded)

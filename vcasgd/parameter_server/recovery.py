@@ -1,0 +1,131 @@
+"""Recovery of a shard's model: from the tensors server, a checkpoint, or this process's memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from vcasgd.errors import CheckpointDamaged, Fenced, SnapshotMissing, StoreUnavailable
+from vcasgd.parameter_server.model_state import ModelState, ShardConfig
+from vcasgd.parameter_server.pins import Pins
+from vcasgd.parameter_server.reports import Reports
+from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.store.tensors.snapshot import Snapshot
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Recovery of one shard under one fencing token.
+
+    Methods raise :class:`~vcasgd.errors.Fenced` if a newer parameter server has taken over, and
+    otherwise as :meth:`Shard.turn` does; they may then be called again.
+    """
+
+    def __init__(
+        self,
+        config: ShardConfig,
+        snapshots: SnapshotStore,
+        pins: Pins,
+        reports: Reports,
+        checkpoints: Checkpoints,
+        *,
+        token: int,
+        shards: int,
+    ) -> None:
+        self._config = config
+        self._snapshots = snapshots
+        self._pins = pins
+        self._reports = reports
+        self._checkpoints = checkpoints
+        self._token = token
+        self._shards = shards
+        #: True while the model is lost and a worker has been asked to create it again.
+        self.awaits_first_snapshot = False
+
+    def load(self) -> ModelState | None:
+        """Take over the shard and return its model; None until a worker has created it."""
+        self._snapshots.takeover(self._token)
+        model = self._from_snapshot() or self._from_checkpoint()
+        if model is None:
+            if not self.awaits_first_snapshot:
+                self._reports.request_initial_model()
+            self.awaits_first_snapshot = True
+            return None
+        self.awaits_first_snapshot = False
+        self._snapshots.delete_orphans(self._token, [model.meta, *self._pins.load()])
+        if not model.meta.exact:
+            text = "the previous parameter server left its last second rounded to bfloat16"
+            self._reports.add_event("rounded", text, version=model.meta.version)
+        self._reports.begin(model)
+        self._reports.reconcile(model)
+        return model
+
+    def _from_snapshot(self) -> ModelState | None:
+        weights = torch.empty(self._config.part.floats)
+        try:
+            snapshot = self._snapshots.fetch(weights)
+            # After the takeover no other server publishes, so the state has the same version.
+            state = self._snapshots.fetch_state(snapshot.meta)
+            return ModelState(self._config, snapshot, weights, state)
+        except SnapshotMissing:
+            return None
+
+    def _from_checkpoint(self) -> ModelState | None:
+        """Return to the newest checkpoint, because both servers have lost the model."""
+        loaded = self._checkpoints.newest(self._report_damaged, self._shards)
+        if loaded is None:
+            return None
+        stored, weights, state = loaded.part(self._config.part)
+        meta = replace(stored.meta, token=self._token)
+        snapshot = Snapshot(meta, stored.record)
+        self._snapshots.install(self._token, meta, snapshot.record, weights, state)
+        self._reports.add_event(
+            "restored",
+            f"the tensors server and its parameter server were both lost; the model is back at "
+            f"version {meta.version} from checkpoint {loaded.name}",
+            version=meta.version,
+        )
+        return ModelState(self._config, snapshot, weights, state)
+
+    def _report_damaged(self, error: CheckpointDamaged) -> None:
+        log.warning("%s", error)
+        text = f"{error.message}; the previous one is used"
+        self._reports.add_event("checkpoint-damaged", text)
+
+    def republish(self, model: ModelState, stored: int | None) -> None:
+        """Publish the model in memory again, with its batch.
+
+        ``stored`` is the version on the tensors server, which came back empty (None) or, after a
+        failover, with an older version.
+        """
+        self._check_newest()
+        meta, record = replace(model.next_meta(self._token), exact=True), model.stored_record()
+        parts = (meta, record, model.weights, model.state if meta.rule_state else None)
+        if stored is None:
+            self._snapshots.install(self._token, *parts, stored=False)
+            self._pins.clear()
+        else:
+            first_open = record.finished * self._config.plan.subtasks_per_epoch
+            if self._snapshots.replace(self._token, *parts, first_open=first_open):
+                self._snapshots.delete_orphans(self._token, [meta, *self._pins.load()])
+        self._reports.published(model.newly_done())
+        model.published(meta)
+        state = "empty" if stored is None else f"with version {stored}"
+        self._reports.add_event(
+            "republished",
+            f"the tensors server came back {state}; version {meta.version} was published again",
+            version=meta.version,
+        )
+
+    def _check_newest(self) -> None:
+        """Look for a newer server in the ledger: the tensors server has lost its fence."""
+        try:
+            newer = self._reports.newer_token()
+        except StoreUnavailable:
+            return  # Training continues without the ledger.
+        if newer is not None:
+            raise Fenced(f"a parameter server with token {newer} has taken over")

@@ -1,0 +1,279 @@
+"""Transfer of many megabytes between this process's memory and a server, without a Python copy.
+
+Bulk data uses connections of its own. redis-py connects, authenticates, speaks TLS and finds the
+primary. It can't receive a string into existing memory or send several buffers in one system call,
+so :class:`BulkSocket` uses the connection's socket directly. Only ``SET`` and ``GET`` are sent,
+whose answers have a known length.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from vcasgd.errors import StoreUnavailable
+from vcasgd.store.connection import RedisClient, error_of_reply, mapped_errors
+
+#: Strings requested and not yet received: enough to keep the server busy, and the most that it
+#: has to buffer for a slow reader.
+DEPTH = 4
+#: An error of the server is one short line; a longer one is cut off.
+LONGEST_ERROR = 1 << 12
+#: On one machine, data in a small send buffer is still in the processor's cache when it is
+#: received (benchmarks/profile/).
+LOCAL_SEND_BUFFER = 1 << 17
+#: A Unix socket buffers only what waits to be received; a large buffer causes fewer sleeps.
+UNIX_SEND_BUFFER = 1 << 22
+#: Room for data that arrives before the receiver wakes up.
+LOCAL_RECEIVE_BUFFER = 1 << 21
+#: Milliseconds to wait for all expected bytes before fewer are accepted, because the server is
+#: slow or its answer is a short error.
+GATHER_MS = 20
+_OK = b"+OK\r\n"
+
+
+class Missing(Exception):
+    """A key does not exist. ``index`` counts the keys of the call."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class WrongLength(Exception):
+    """A string's length differs from its target's, or the value is not a string."""
+
+    def __init__(self, index: int, value: str) -> None:
+        super().__init__(index, value)
+        self.index = index
+        self.value = value
+
+
+class BulkTransfer:
+    """Bulk reads and writes over idle connections that the client keeps.
+
+    Thread-safe: concurrent calls use different connections. A connection is not used again after
+    an error. Every wait is bounded by the client's socket timeout. Methods raise
+    :class:`StoreUnavailable`, :class:`~vcasgd.errors.StoreDenied`,
+    :class:`~vcasgd.errors.StoreFull` and :class:`~vcasgd.errors.StoreError`.
+    """
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+    def store(self, items: Iterable[tuple[str, memoryview]], *, expire: int | None = None) -> None:
+        """Write strings, which expire after ``expire`` seconds.
+
+        Each view is read when it is sent, so a generator may fill it just before.
+        """
+        option = b"$2\r\nEX\r\n" + _bulk(b"%d" % expire) if expire is not None else b""
+        command = b"*%d\r\n$3\r\nSET\r\n" % (5 if option else 3)
+        with self._socket() as bulk_socket:
+            count = 0
+            for key, value in items:
+                head = command + _bulk(key.encode()) + b"$%d\r\n" % value.nbytes
+                bulk_socket.send(memoryview(head), value, memoryview(b"\r\n" + option))
+                count += 1
+            _receive_oks(bulk_socket, count)
+
+    def load(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Iterator[int]:
+        """Receive each string into its target, and yield its index once it is complete.
+
+        Raises :class:`Missing` and :class:`WrongLength`; the content of the targets is then
+        undefined.
+        """
+        requests = [b"*2\r\n$3\r\nGET\r\n" + _bulk(key.encode()) for key in keys]
+        with self._socket() as bulk_socket:
+            bulk_socket.send(memoryview(b"".join(requests[:DEPTH])))
+            for index, target in enumerate(targets):
+                _receive_string(bulk_socket, index, target)
+                if index + DEPTH < len(requests):
+                    bulk_socket.send(memoryview(requests[index + DEPTH]))
+                yield index
+
+    @contextmanager
+    def _socket(self) -> Iterator[BulkSocket]:
+        bulk_socket, reusable = self._connected(), False
+        try:
+            yield bulk_socket
+        except (TimeoutError, BlockingIOError) as error:
+            raise StoreUnavailable("the store does not answer: it took too long") from error
+        except OSError as error:
+            raise StoreUnavailable(f"the store does not answer: {error}") from error
+        else:
+            reusable = True
+            self._client.idle_bulk.append(bulk_socket)
+        finally:
+            # After an early end of the exchange, answers may still arrive.
+            if not reusable:
+                self._discard(bulk_socket)
+
+    def _connected(self) -> BulkSocket:
+        with suppress(IndexError):
+            while True:
+                bulk_socket: BulkSocket = self._client.idle_bulk.pop()
+                if self._client.leads_to_server(bulk_socket.connection) and bulk_socket.quiet:
+                    return bulk_socket
+                self._discard(bulk_socket)
+        with mapped_errors():
+            return BulkSocket(self._client.connection_pool.get_connection())
+
+    def _discard(self, bulk_socket: BulkSocket) -> None:
+        bulk_socket.connection.disconnect()
+        self._client.connection_pool.release(bulk_socket.connection)
+
+
+class BulkSocket:
+    """The socket of a redis-py connection. Waits are bounded by its timeout.
+
+    Methods raise :class:`OSError`; :class:`TimeoutError` and :class:`BlockingIOError` report that
+    the timeout expired.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        # redis-py has no public access to a connection's socket.
+        self._sock: socket.socket = connection._sock
+        self._seconds = self._sock.gettimeout()
+        self._tls = isinstance(self._sock, ssl.SSLSocket)
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        self._gathers, self._least = False, 1
+        if not self._tls:
+            self._tune()
+
+    @property
+    def quiet(self) -> bool:
+        """True if the connection is open and nothing can be read.
+
+        A server sends nothing without a request, so readable data means that it closed the
+        connection. The client may have closed the socket together with all its others.
+        """
+        if self.connection._sock is not self._sock:
+            return False
+        self._expect(1)
+        return not self._poll.poll(0)
+
+    def send(self, *parts: memoryview) -> None:
+        """Send all parts in order."""
+        if self._tls:
+            for part in parts:  # TLS copies anyway, and its sockets have no sendmsg.
+                self._sock.sendall(part)
+            return
+        remaining = list(parts)
+        while remaining:
+            remaining = _after(remaining, self._sock.sendmsg(remaining))
+
+    def receive(self, parts: list[memoryview], least: int = 1) -> int:
+        """Receive into the parts, and return the number of bytes, at least 1.
+
+        On one machine the call wakes up when ``least`` bytes have arrived or :data:`GATHER_MS`
+        have passed.
+        """
+        if self._tls:
+            count = self._sock.recv_into(parts[0])
+        elif self._gathers:
+            self._await(least)
+            count = self._sock.recvmsg_into(parts, 0, socket.MSG_DONTWAIT)[0]
+        else:
+            count = self._sock.recvmsg_into(parts)[0]
+        if not count:
+            raise ConnectionResetError("the connection was closed")
+        return count
+
+    def _await(self, least: int) -> None:
+        self._expect(least)
+        if least > 1 and self._poll.poll(GATHER_MS):
+            return
+        self._expect(1)
+        if not self._poll.poll(None if self._seconds is None else self._seconds * 1000):
+            raise TimeoutError
+
+    def _expect(self, least: int) -> None:
+        if self._gathers and least != self._least:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            self._least = least
+
+    def _tune(self) -> None:
+        """Set buffer sizes for one machine; between machines the kernel's own are better."""
+        sock, seconds = self._sock, self._seconds
+        if seconds is not None:
+            # With a Python timeout, every call first polls the socket; the kernel's does not.
+            timeout = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+            sock.settimeout(None)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        if sock.family == socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
+        elif sock.getpeername()[0] == sock.getsockname()[0]:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOCAL_RECEIVE_BUFFER)
+            self._gathers = True
+
+
+def _bulk(word: bytes) -> bytes:
+    return b"$%d\r\n%s\r\n" % (len(word), word)
+
+
+def _receive_oks(bulk_socket: BulkSocket, count: int) -> None:
+    """Receive the answers to ``SET``, and raise the first error among them."""
+    answers = bytearray(len(_OK) * count)
+    expected = _OK * count
+    received = 0
+    while received < len(answers):
+        received += bulk_socket.receive([memoryview(answers)[received:]])
+        if answers[:received] != expected[:received]:
+            texts = bytes(answers[:received]).split(b"\r\n")
+            at = next(index for index, text in enumerate(texts) if text[:1] not in (b"+", b""))
+            raise error_of_reply(_first_line(bulk_socket, b"\r\n".join(texts[at:]))[1:])
+
+
+def _receive_string(bulk_socket: BulkSocket, index: int, target: memoryview) -> None:
+    """Receive a string of exactly the target's length.
+
+    The bytes before and after it are known, so one call can receive all three.
+    """
+    head = b"$%d\r\n" % target.nbytes
+    frame = memoryview(bytearray(len(head) + 2))
+    parts = [frame[: len(head)], target, frame[len(head) :]]
+    received, total = 0, target.nbytes + frame.nbytes
+    while parts:
+        count = bulk_socket.receive(parts, total - received)
+        parts, before, received = _after(parts, count), received, received + count
+        seen = min(received, len(head))
+        if before < len(head) and frame[:seen] != head[:seen]:
+            start = b"".join((frame[: len(head)], target, frame[len(head) :]))[:received]
+            raise _error_of_answer(index, _first_line(bulk_socket, start))
+
+
+def _error_of_answer(index: int, answer: bytes) -> Exception:
+    if answer == b"$-1":
+        return Missing(index)
+    if answer.startswith(b"-WRONGTYPE"):
+        return WrongLength(index, "not a string")
+    if answer.startswith(b"-"):
+        return error_of_reply(answer[1:])
+    return WrongLength(index, f"{answer[1:].decode(errors='replace')} bytes")
+
+
+def _first_line(bulk_socket: BulkSocket, start: bytes) -> bytes:
+    """Return the line of text that begins with ``start``, without its line break."""
+    text = bytearray(start)
+    while b"\r\n" not in text and len(text) < LONGEST_ERROR:
+        rest = bytearray(LONGEST_ERROR)
+        text += rest[: bulk_socket.receive([memoryview(rest)])]
+    return bytes(text).partition(b"\r\n")[0]
+
+
+def _after(parts: list[memoryview], count: int) -> list[memoryview]:
+    """Return what follows the first ``count`` bytes of the parts."""
+    for index, part in enumerate(parts):
+        if count < part.nbytes:
+            return [part[count:], *parts[index + 1 :]]
+        count -= part.nbytes
+    return []
