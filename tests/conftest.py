@@ -11,15 +11,42 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.waiting import await_truth
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 pytest_plugins = ["support.api_fixtures", "support.process_fixtures", "support.store_fixtures"]
 
 TESTS = Path(__file__).parent
+#: Each of these starts a stack with Ray and machines. One process runs them one after the other,
+#: because several stacks at a time would keep two cores so busy that leases expire.
+WHOLE_STACKS = (
+    "chaos/test_whole_stack.py",
+    "browser/test_dashboard.py",
+    "chaos/test_money_and_labels.py",
+    "chaos/test_audit.py",
+    "chaos/test_learners_on_machines.py",
+    "chaos/test_evidence.py",
+    "chaos/test_mnist.py",
+    "cli/test_demo.py",
+    "terraform/test_terraform_local.py",
+)
 #: The longest files, longest first. Each of several processes takes the next file that is left,
 #: so a long file that started last would run alone.
 LONGEST_FIRST = (
-    "chaos/test_whole_stack.py",
-    "chaos/test_audit.py",
+    *WHOLE_STACKS,
+    "terraform/test_terraform_aws.py",
+    "cluster/test_cluster.py",
+    "stack/test_stack.py",
+    "store/test_sentinel.py",
+    "system/test_failover.py",
+    "controller/test_lifecycle.py",
+    "unit/test_protocol.py",
+    "system/test_faults.py",
+    "system/test_sharded.py",
+    "store/test_any_history.py",
+    "system/test_script.py",
+    "system/test_tuning_at_work.py",
+    "cli/test_cli.py",
 )
 
 # The time that an example takes depends on the load of the machine.
@@ -33,6 +60,19 @@ if threading.current_thread() is threading.main_thread() and (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class FileScheduling(LoadFileScheduling):
+    """Keeps each file in one process, and all whole stacks in the same process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return WHOLE_STACKS[0] if file.endswith(WHOLE_STACKS) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    return FileScheduling(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

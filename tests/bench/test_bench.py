@@ -47,6 +47,7 @@ def folder() -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.both_servers
 @pytest.mark.parametrize(
     ("kind", "codec", "workers", "socket", "nodes"),
     [("valkey", "float32", 2, "tcp", 1), ("redis", "bfloat16", 3, "unix", 2)],

@@ -82,6 +82,7 @@ def test_cloud_init_writes_the_files_before_it_runs_anything(role: str) -> None:
     assert "[/usr/local/lib/vcasgd/boot]" in text
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("role", "durable"), [("ledger", True), ("tensors", False)])
 def test_redis_takes_its_configuration(kind: str, role: str, durable: bool, tmp_path: Path) -> None:

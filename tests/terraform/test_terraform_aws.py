@@ -247,7 +247,7 @@ def test_a_unit_that_was_given_up_shows_in_the_tags_of_its_machine(
     assert said in _shell(applied.outputs()["boot_errors_command"], aws)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_second_plan_shows_no_change_and_destroy_leaves_nothing(
     applied: Terraform, aws: EmulatedAws, before: dict[str, list[str]], tmp_path: Path
 ) -> None:

@@ -8,8 +8,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import grimp
+import pytest
 
-PACKAGE = Path(__file__).parents[2] / "vcasgd"
+TESTS = Path(__file__).parents[1]
+PACKAGE = TESTS.parent / "vcasgd"
 #: Duplicates that remain until the API and the SDK share their schemas.
 DUPLICATES = {"Evaluation", "JobView", "Overview", "Totals"}
 
@@ -34,3 +36,10 @@ def test_no_import_cycle_at_run_time() -> None:
     assert len(imports) > 100, "the package was found"
     # Raises CycleError, which names the modules of a cycle.
     list(graphlib.TopologicalSorter(imports).static_order())
+
+
+def test_files_in_the_order_of_the_tests_exist(pytestconfig: pytest.Config) -> None:
+    plugins = pytestconfig.pluginmanager.get_plugins()
+    (order,) = [each.LONGEST_FIRST for each in plugins if hasattr(each, "LONGEST_FIRST")]
+
+    assert [path for path in order if not (TESTS / path).is_file()] == []
