@@ -72,7 +72,7 @@ def _submit(client: Client, name: str, epochs: int) -> str:
 def _lose_machines(client: Client, job: str) -> None:
     """Kill a machine, evict another, and wait for their replacements."""
     _await(client, job, 0.06)
-    first, second, *_ = sorted(row["instance"] for row in client.workers(job))
+    first, second, *_ = sorted(row.instance for row in client.workers(job))
     client.evict(instance=first, kill=True)
     _await(client, job, 0.12)
     client.evict(instance=second)

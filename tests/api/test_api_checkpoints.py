@@ -23,11 +23,11 @@ def test_checkpoints_are_listed_oldest_first(api: Api, client: Client) -> None:
 
     rows = client.checkpoints(job)
 
-    assert [row["name"] for row in rows] == [first, second]
-    assert (rows[0]["version"], rows[0]["size"]) == (3, len(data))
-    assert rows[0]["digest"] == hashlib.sha256(data).hexdigest()
-    assert (rows[0]["at"], rows[0]["finished_epochs"]) == (5.0, 1)
-    assert rows[1]["at"] is None
+    assert [row.name for row in rows] == [first, second]
+    assert (rows[0].version, rows[0].size) == (3, len(data))
+    assert rows[0].digest == hashlib.sha256(data).hexdigest()
+    assert (rows[0].at, rows[0].finished_epochs) == (5.0, 1)
+    assert rows[1].at is None
 
 
 def test_a_checkpoint_is_downloaded(api: Api, client: Client, tmp_path: Path) -> None:
@@ -86,6 +86,24 @@ def test_a_damaged_checkpoint_is_a_problem_that_names_the_file(
     with pytest.raises(CheckpointDamaged, match=name):
         client.download(job, tmp_path / "model", checkpoint=name)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_large_checkpoint_is_sent_in_bounded_memory(own_api: Api, tmp_path: Path) -> None:
+    job = own_api.submit()
+    name, data = own_api.store_checkpoint(job, 3, size=40_000_000)
+    status = Path(f"/proc/{own_api.process.pid}/status")
+
+    def peak_bytes() -> int:
+        (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+
+    with own_api.client() as client:
+        client.jobs()
+        before = peak_bytes()
+        path = client.download(job, tmp_path / "model", checkpoint=name)
+
+    assert path.stat().st_size == len(data)
+    assert peak_bytes() - before < len(data) / 2
 
 
 @pytest.mark.parametrize("name", ["x", "v1.safetensors", f"v{3:012d}-{'0' * 64}.safetensors"])

@@ -35,12 +35,12 @@ def test_workers_of_a_job_and_of_all(api: Api, client: Client) -> None:
 
     rows = client.workers(first)
 
-    assert [(row["name"], row["job"]) for row in rows] == [("w-1", first), ("w-2", first)]
-    assert rows[0]["quarantined"] == "sent nonsense"
-    assert rows[0]["samples"] is None
-    assert (rows[1]["steps"], rows[1]["new_field"], rows[1]["at"]) == (3, "x", 5.0)
-    assert [row["name"] for row in client.workers()] == ["w-1", "w-2", "w-3"]
-    assert [row["name"] for row in client.workers(over)] == ["w-4"]
+    assert [(row.name, row.job) for row in rows] == [("w-1", first), ("w-2", first)]
+    assert rows[0].quarantined == "sent nonsense"
+    assert rows[0].samples is None
+    assert (rows[1].steps, rows[1].new_field, rows[1].at) == (3, "x", 5.0)
+    assert [row.name for row in client.workers()] == ["w-1", "w-2", "w-3"]
+    assert [row.name for row in client.workers(over)] == ["w-4"]
 
 
 def test_a_worker_in_quarantine_is_shown_after_its_machine_is_gone(
@@ -52,7 +52,7 @@ def test_a_worker_in_quarantine_is_shown_after_its_machine_is_gone(
 
     rows = client.workers(job)
 
-    assert [(row["name"], row.get("quarantined")) for row in rows] == [
+    assert [(row.name, row.quarantined) for row in rows] == [
         ("w-1", None),
         ("w-2", "5 updates in a row were rejected, last: checksum"),
     ]
@@ -66,7 +66,7 @@ def test_a_heartbeat_that_makes_no_sense_hides_no_other_worker(api: Api, client:
 
     rows = client.workers(job)
 
-    assert [(row["name"], row.get("steps")) for row in rows] == [("w-1", None), ("w-2", 2)]
+    assert [(row.name, row.steps) for row in rows] == [("w-1", None), ("w-2", 2)]
 
 
 def test_instances_and_pools_are_what_the_controller_shows(api: Api, client: Client) -> None:
@@ -77,8 +77,8 @@ def test_instances_and_pools_are_what_the_controller_shows(api: Api, client: Cli
     }  # fmt: skip
     api.control.publish({"i-1": MACHINE}, {"local": pool})
 
-    assert client.instances() == [MACHINE]
-    assert client.pools() == [{"name": "local", **pool}]
+    assert [each.model_dump() for each in client.instances()] == [MACHINE]
+    assert [each.model_dump() for each in client.pools()] == [{"name": "local", **pool}]
 
 
 def test_parameter_servers(api: Api, client: Client) -> None:
@@ -87,7 +87,7 @@ def test_parameter_servers(api: Api, client: Client) -> None:
     rows = client.servers()
 
     beat = {"at": 5.0, "pid": 3, "token": 2, "versions": {"job": 7}}
-    assert rows == [{"node": "node-0", **beat, "unreplicated": {}}]
+    assert [each.model_dump() for each in rows] == [{"node": "node-0", **beat, "unreplicated": {}}]
 
 
 def test_status(api: Api, client: Client) -> None:
@@ -98,16 +98,16 @@ def test_status(api: Api, client: Client) -> None:
     api.control.hold("me", 600.0)
     after = client.status()
 
-    assert (before["controller"], after["controller"]) == (False, True)
-    assert (before["active_jobs"], after["active_jobs"]) == ([], [job])
-    assert (after["workers"], after["instances"], after["servers"]) == (1, 1, 0)
-    assert after["version"]
+    assert (before.controller, after.controller) == (False, True)
+    assert (before.active_jobs, after.active_jobs) == ([], [job])
+    assert (after.workers, after.instances, after.servers) == (1, 1, 0)
+    assert after.version
 
 
 def test_a_controller_that_is_gone_is_not_alive(api: Api, client: Client, eventually: Any) -> None:
     api.control.hold("me", 0.05)
 
-    eventually(lambda: not client.status()["controller"])
+    eventually(lambda: not client.status().controller)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,10 @@ def test_evictions_reach_the_controller(
     beat(api, api.submit(), "w-1", instance="i-9")
     expected = {"kind": "evict", **asked}
 
-    assert client.evict(instance="i-1", **how) == {**expected, "instance": "i-1"}
-    assert client.evict("w-1", **how) == {**expected, "instance": "i-9"}
+    by_instance, by_worker = client.evict(instance="i-1", **how), client.evict("w-1", **how)
+
+    assert by_instance.model_dump() == {**expected, "instance": "i-1"}
+    assert by_worker.model_dump() == {**expected, "instance": "i-9"}
     taken = api.control.take_requests()
     # each with the id of the request that asked for it
     assert len({each.pop("request") for each in taken}) == 2

@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from support.api_harness import HEARTBEAT, Api
+from httpx_sse import ServerSentEvent
+from support.api_harness import HEARTBEAT, Api, messages_of
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.client import Client
-from vcasgd.client.following import Message, parse
 from vcasgd.errors import NotFound
 
 STREAM = {"Accept": "text/event-stream"}
@@ -71,9 +71,9 @@ def test_metrics_have_no_infinities(api: Api, client: Client) -> None:
 
     first, second = client.metrics(job)
 
-    assert (first["loss"], first["updates"]) == (None, 3)
-    assert (second["loss"], second["novel"]) == (0.5, [None])
-    assert [row["at"] for row in client.metrics(job, after=first["id"])] == [2.0]
+    assert (first.loss, first.updates) == (None, 3)
+    assert (second.loss, second.novel) == (0.5, [None])
+    assert [row.at for row in client.metrics(job, after=first.id)] == [2.0]
 
 
 @pytest.mark.parametrize("what", ["events", "logs", "metrics"])
@@ -108,11 +108,11 @@ def test_a_last_event_id_that_is_none_is_refused(api: Api, http: httpx.Client) -
 # -- streams ------------------------------------------------------------------------------------
 
 
-def messages(http: httpx.Client, path: str, **headers: str) -> list[Message]:
+def messages(http: httpx.Client, path: str, **headers: str) -> list[ServerSentEvent]:
     with http.stream("GET", path, headers=STREAM | headers) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         assert response.headers["Cache-Control"] == "no-store"
-        return list(parse(response.iter_lines()))
+        return list(messages_of(response))
 
 
 def test_a_stream_is_the_list_and_then_the_end(api: Api, http: httpx.Client) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from support.api_harness import Api, spec
 
-from vcasgd.api.series import chosen
+from vcasgd.api.series import thinned_indices
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog
@@ -162,7 +162,7 @@ def test_a_spike_of_any_series_is_kept() -> None:
     loss[77_777] = np.nan
     rate[55_555] = 1000.0
 
-    kept = chosen((loss, rate, np.full(count, np.nan)), count, 500)
+    kept = thinned_indices((loss, rate, np.full(count, np.nan)), count, 500)
 
     assert 100 < len(kept) <= 500
     assert 55_555 in kept
@@ -174,11 +174,11 @@ def test_a_spike_of_any_series_is_kept() -> None:
 def test_there_are_never_more_points_than_asked_for(most: int, series: int) -> None:
     column = np.arange(5000) * 7919.0 % 1009
 
-    kept = chosen([column] * series, 5000, most)
+    kept = thinned_indices([column] * series, 5000, most)
 
     assert (kept[0], kept[-1]) == (0, 4999)
     assert len(kept) <= most
-    assert chosen([column[:most]] * series, most, most) == list(range(most))
+    assert thinned_indices([column[:most]] * series, most, most) == list(range(most))
 
 
 def test_a_long_history_is_thinned_and_goes_on(api: Api, http: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -30,8 +31,8 @@ def test_a_submitted_job_is_shown_whole(api: Api, client: Client) -> None:
     assert job == client.job(job.id)
     assert (job.name, job.state, job.over) == ("mnist", "starting", False)
     assert job.package == digest_of(package)
-    assert job.spec["args"] == {"depth": 3}
-    assert job.spec["checkpoint"]["every"] == 300
+    assert job.spec.args == {"depth": 3}
+    assert job.spec.checkpoint.every == timedelta(minutes=5)
     assert job.progress.fraction == 0
     assert job.progress.samples_expected is None
     assert api.storage.get(f"packages/{job.package}.zip") == package
@@ -324,7 +325,7 @@ def test_a_fault_of_ours_tells_a_stranger_nothing(api: Api, http: httpx.Client) 
 
         assert answer.status_code == 500
         assert answer.headers["Content-Type"] == "application/problem+json"
-        assert "log says what" in answer.json()["detail"]
+        assert "internal error" in answer.json()["detail"]
         assert "inner-secret" not in answer.text
     log = api.log.read_text()
     assert f"JobUnreadable: what is stored of job {damaged}" in log

@@ -60,15 +60,15 @@ class TestCost:
 
         found = client.cost(job)
 
-        assert found["spent_usd"] == pytest.approx(1.1)
-        assert found["on_demand_usd"] == pytest.approx(4.4)
-        assert found["saved_usd"] == pytest.approx(3.3)
-        assert (found["max_cost_usd"], found["machine_seconds"]) == (5.0, 3960.0)
-        assert found["pools"] == [
+        assert found.spent_usd == pytest.approx(1.1)
+        assert found.on_demand_usd == pytest.approx(4.4)
+        assert found.saved_usd == pytest.approx(3.3)
+        assert (found.max_cost_usd, found.machine_seconds) == (5.0, 3960.0)
+        assert [each.model_dump() for each in found.pools] == [
             {"pool": "east", "spot": True, "seconds": 3960.0, "usd": pytest.approx(1.1),
              "on_demand_usd": pytest.approx(4.4)}
         ]  # fmt: skip
-        assert found["wasted"] == {
+        assert found.wasted.model_dump() == {
             "booting": {"seconds": 360.0, "usd": 0.1},
             "idle": {"seconds": 0.0, "usd": 0.0},
             "lost_work": {"seconds": 36.0, "usd": 0.01},
@@ -76,7 +76,7 @@ class TestCost:
 
     def test_a_job_that_has_cost_nothing(self, api: Api, client: Client) -> None:
         found = client.cost(api.submit())
-        assert (found["spent_usd"], found["pools"], found["max_cost_usd"]) == (0.0, [], None)
+        assert (found.spent_usd, found.pools, found.max_cost_usd) == (0.0, [], None)
 
     def test_a_job_that_is_none(self, client: Client) -> None:
         with pytest.raises(NotFound):
@@ -90,20 +90,20 @@ class TestPlan:
 
         found = client.plan(spec(**EAST))
 
-        assert found["machines"] == 2
-        assert found["hours"] == pytest.approx(2 * 3600 / 20 / 3600)
-        assert found["cost_usd"] == pytest.approx(0.2)
-        assert found["costs_money"]
-        (offer,) = found["offers"]
-        assert (offer["machines"], offer["samples_per_second"]) == (2, 10.0)
+        assert found.machines == 2
+        assert found.hours == pytest.approx(2 * 3600 / 20 / 3600)
+        assert found.cost_usd == pytest.approx(0.2)
+        assert found.costs_money
+        (offer,) = found.offers
+        assert (offer.machines, offer.samples_per_second) == (2, 10.0)
         assert market.jobs.all() == [], "nothing is submitted"
 
     def test_what_is_given(self, market: Api, client: Client) -> None:
         unknown = client.plan(spec(**EAST))
         given = client.plan(spec(**EAST), samples=3600, samples_per_second=10.0)
 
-        assert (unknown["hours"], len(unknown["remedies"])) == (None, 2)
-        assert (given["cost_usd"], given["remedies"]) == (pytest.approx(0.2), [])
+        assert (unknown.hours, len(unknown.remedies)) == (None, 2)
+        assert (given.cost_usd, given.remedies) == (pytest.approx(0.2), [])
 
     def test_machines_that_work_for_others_are_waited_for(self, api: Api, client: Client) -> None:
         full = {"capacity": 2, "instances": 2}
@@ -112,28 +112,28 @@ class TestPlan:
         api.control.publish({}, {"east": pool(**full, idle=2)})
         now = client.plan(spec(**EAST))
 
-        assert (later["machines"], now["machines"]) == (2, 2)
-        assert WAITS in later["assumptions"]
-        assert WAITS not in now["assumptions"]
+        assert (later.machines, now.machines) == (2, 2)
+        assert WAITS in later.assumptions
+        assert WAITS not in now.assumptions
 
     def test_pools_that_fall_out(self, market: Api, client: Client) -> None:
         found = client.plan(spec(labels=["secret"], workers={"pools": ["east", "moon"]}))
 
-        assert found["pools"] == [
+        assert [each.model_dump() for each in found.pools] == [
             {"pool": "east", "usable": False, "reasons": ["may not see secret"]},
             {"pool": "moon", "usable": False, "reasons": ["no such pool"]},
         ]
 
     def test_prices_that_are_not_known_are_money(self, api: Api, client: Client) -> None:
         api.control.publish({}, {"east": pool(offers=None)})
-        assert client.plan(spec(**EAST))["costs_money"]
+        assert client.plan(spec(**EAST)).costs_money
 
     def test_machines_of_this_computer_are_not(self, api: Api, client: Client) -> None:
         api.control.publish({}, {"east": pool(provider="local")})
-        assert not client.plan(spec(**EAST))["costs_money"]
+        assert not client.plan(spec(**EAST)).costs_money
 
     def test_no_controller_no_plan(self, client: Client) -> None:
-        with pytest.raises(Conflict, match="no controller has told"):
+        with pytest.raises(Conflict, match="no controller has reported"):
             client.plan(spec())
 
     def test_nonsense_is_refused(self, market: Api, http: httpx.Client) -> None:
@@ -155,8 +155,8 @@ class TestBudget:
 
         view = client.resume(job, max_cost_usd=2.5)
 
-        assert (view.state, view.spec["stop"]["max_cost_usd"]) == ("running", 2.5)
-        assert client.cost(job)["max_cost_usd"] == 2.5
+        assert (view.state, view.spec.stop.max_cost_usd) == ("running", 2.5)
+        assert client.cost(job).max_cost_usd == 2.5
 
     def test_one_without_a_model_starts_again(self, api: Api, client: Client) -> None:
         assert client.resume(self.paused(api, started=False)).state == "starting"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
 
@@ -11,7 +12,7 @@ import pytest
 from support.api_harness import Api
 
 import vcasgd
-from vcasgd.api.sessions import COOKIE, SESSION_SECONDS, Sessions
+from vcasgd.api.auth import COOKIE, SESSION_SECONDS, Sessions
 
 PAGE = {"X-Vcasgd-Request": "dashboard"}
 
@@ -110,20 +111,36 @@ def test_another_site_signs_nobody_in(api: Api, browser: httpx.Client) -> None:
     assert (answer.status_code, "Set-Cookie" in answer.headers) == (403, False)
 
 
-def test_a_session_ends_and_can_not_be_made_up() -> None:
-    now = [1000.0]
-    sessions = Sessions("token", lambda: now[0])
-    value = sessions.new()
-    later = value.replace(str(1000 + SESSION_SECONDS), str(2000 + SESSION_SECONDS))
+def test_session_expires_and_cannot_be_forged(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = 1_800_000_000
+    monkeypatch.setattr(time, "time", lambda: start)
+    sessions = Sessions("token")
+    session = sessions.new()
+    monkeypatch.setattr(time, "time", lambda: start + 1000)
+    nonce, time_part, signature = session.split(".")
+    later = f"{nonce}.{sessions.new().split('.')[1]}.{signature}"
 
-    assert sessions.valid(value)
-    assert sessions.among(f"theme=dark; {COOKIE}={value}")
-    assert later != value
-    for made_up in (later, "", "..", "x", value[:-1], f"{value}0", value.upper(), "9" * 99):
-        assert not sessions.valid(made_up), made_up
-    assert not Sessions("another", lambda: now[0]).valid(value)
-    now[0] += SESSION_SECONDS
-    assert not sessions.valid(value)
+    assert sessions.valid(session)
+    assert sessions.among(f"theme=dark; {COOKIE}={session}")
+    assert later != session
+    for forged in (
+        later, f"x{nonce}.{time_part}.{signature}", "", "..", "x", session[:-1], f"{session}0",
+        session.upper(), "9" * 99,
+    ):  # fmt: skip
+        assert not sessions.valid(forged), forged
+    assert not Sessions("another").valid(session)
+    assert Sessions("token").valid(session), "another process of the API accepts it"
+    monkeypatch.setattr(time, "time", lambda: start + SESSION_SECONDS)
+    assert not sessions.valid(session)
+
+
+def test_session_from_a_clock_that_is_ahead_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 30)
+    session = Sessions("token").new()
+    monkeypatch.undo()
+
+    assert Sessions("token").valid(session)
 
 
 @pytest.mark.parametrize("cookie", [b"vcasgd_session=\xff\xfe", b"vcasgd_session", b"=;=,\x01"])

@@ -11,22 +11,27 @@ from typing import Any
 
 import httpx
 import pytest
-from support.api_harness import Api
+from httpx_sse import ServerSentEvent
+from support.api_harness import Api, messages_of
 
-from vcasgd.client.following import Message, parse
 from vcasgd.store.ledger.events import EventCursor
 
 STREAM = {"Accept": "text/event-stream"}
 
 
 @contextmanager
-def following(http: httpx.Client, **headers: str) -> Iterator[Iterator[Message]]:
-    with http.stream("GET", "stream", headers=STREAM | headers) as response:
+def following(
+    http: httpx.Client, after: str | None = None, **headers: str
+) -> Iterator[Iterator[ServerSentEvent]]:
+    params = {"after": after} if after else {}
+    with http.stream("GET", "stream", params=params, headers=STREAM | headers) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
-        yield parse(response.iter_lines())
+        yield messages_of(response)
 
 
-def until(messages: Iterator[Message], what: str, /, **wanted: Any) -> tuple[str, dict[str, Any]]:
+def until(
+    messages: Iterator[ServerSentEvent], what: str, /, **wanted: Any
+) -> tuple[str, dict[str, Any]]:
     """The first message like this."""
     for message in islice(messages, 1000):
         data = json.loads(message.data)
@@ -81,6 +86,22 @@ def test_a_reader_that_comes_back_misses_no_event_and_gets_none_twice(
     assert again == list(range(6))
 
 
+def test_stream_starts_after_a_given_position(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    for number in range(3):
+        api.jobs.event(job, "count", "", number=number)
+    first, *_ = (row for row in http.get(f"jobs/{job}/events").json() if row["kind"] == "count")
+    position = f"{first['id']}/{job}"
+
+    with following(http, after=position) as messages:
+        numbers = [until(messages, "event")[1]["details"]["number"] for _ in range(2)]
+    with following(http, after="0-0", **{"Last-Event-ID": position}) as messages:
+        overridden = until(messages, "event")[1]["details"]["number"]
+
+    assert numbers == [1, 2]
+    assert overridden == 1, "the header overrides the parameter"
+
+
 def test_a_new_reader_is_told_of_nothing_old(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     # a look that another reader caused may be of a moment before
@@ -114,6 +135,8 @@ def test_a_place_that_is_none_is_refused(http: httpx.Client, place: str) -> None
     answer = http.get("stream", headers={**STREAM, "Last-Event-ID": place.encode()})
 
     assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
+    answer = http.get("stream", headers=STREAM, params={"after": place})
+    assert (answer.status_code, answer.json()["field"]) == (422, "after")
 
 
 def test_places_are_in_order() -> None:

@@ -209,5 +209,5 @@ def _choose(page: Page, theme: str) -> None:
 
 def _submit_when_ready(site: Site, eventually: Eventually) -> str:
     with Client(site.url, site.token) as client:
-        eventually(lambda: client.status()["controller"])
+        eventually(lambda: client.status().controller)
     return site.submit(epochs=1)

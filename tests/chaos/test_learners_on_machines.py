@@ -49,17 +49,17 @@ def test_a_machine_whose_learner_mostly_waits_carries_two(
     job = client.submit_directory(JobSpec.parse(spec)).id
 
     # When one has been measured
-    eventually(lambda: 2 in client.job(job).tuned["learners"].values())
-    (machine,) = client.job(job).tuned["learners"]
+    eventually(lambda: 2 in client.job(job).tuned.learners.values())
+    (machine,) = client.job(job).tuned.learners
 
     # Then a second one trains beside it, in a process of its own, for the same machine
     def at_work() -> list[dict[str, Any]]:
-        return [row for row in client.workers(job) if row["pushes"]]
+        return [row for row in client.workers(job) if row.pushes]
 
     eventually(lambda: len(at_work()) == 2)
-    assert {row["instance"] for row in at_work()} == {machine}
-    assert len({row["pid"] for row in at_work()}) == 2
-    assert sorted(row["name"] for row in at_work()) == [f"{job}.{machine}", f"{job}.{machine}_2"]
+    assert {row.instance for row in at_work()} == {machine}
+    assert len({row.pid for row in at_work()}) == 2
+    assert sorted(row.name for row in at_work()) == [f"{job}.{machine}", f"{job}.{machine}_2"]
     event = next(each for each in client.events(job) if each.kind == "tuned-learners")
     assert event.text.startswith(
         f"{machine} runs 2 learners instead of 1; local steps per second: "
@@ -67,7 +67,7 @@ def test_a_machine_whose_learner_mostly_waits_carries_two(
 
     # and goes with the job, which has lost no machine and done no work twice
     client.cancel(job)
-    eventually(lambda: all(row["leaving"] for row in client.workers(job)))
+    eventually(lambda: all(row.leaving for row in client.workers(job)))
     view = client.job(job)
     assert (view.evictions, view.kills, view.progress.samples_repeated) == (0, 0, 0)
     assert not view.totals.rejected

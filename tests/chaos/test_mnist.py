@@ -37,8 +37,8 @@ def test_mnist_is_learned_in_five_epochs_although_a_machine_is_evicted(
 
             # When one of them is evicted while it trains
             eventually(lambda: client.job(job).totals.updates > 5)
-            trained = [row for row in client.workers(job) if row["steps"]]
-            client.evict(instance=trained[0]["instance"], notice_seconds=2)
+            trained = [row for row in client.workers(job) if row.steps]
+            client.evict(instance=trained[0].instance, notice_seconds=2)
 
             # Then the model is good, and nothing was lost
             view = client.wait(job, 600)

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from vcasgd.chaos.audit import AuditOptions, audit_spec
-from vcasgd.client import Client, JobView
+from vcasgd.client import Client
+from vcasgd.schemas.jobs import JobView
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
@@ -56,16 +57,16 @@ class Fleet:
 
     def at_work(self, job: str) -> set[str]:
         """Pools in which the job trains now."""
-        pool_of = {row["id"]: row["pool"] for row in self.client.instances()}
+        pool_of = {row.id: row.pool for row in self.client.instances()}
         fresh = time.time() - 4 * HEARTBEAT
         return {
-            pool_of.get(row["instance"], "gone")
+            pool_of.get(row.instance, "gone")
             for row in self.client.workers(job)
-            if row["at"] > fresh and row["steps"]
+            if (row.at or 0.0) > fresh and row.steps
         }
 
     def of_pool(self, pool: str) -> list[str]:
-        return [row["id"] for row in self.client.instances() if row["pool"] == pool]
+        return [row.id for row in self.client.instances() if row.pool == pool]
 
     def events(self, job: str, kind: str) -> list[dict[str, Any]]:
         return [event.details for event in self.client.events(job) if event.kind == kind]
@@ -121,7 +122,7 @@ def test_a_budget_pauses_the_job_before_it_is_spent(
     plan = fleet.client.plan(
         fleet.spec("dear", epochs=5, **stop), samples=3600, samples_per_second=1.0
     )
-    assert (plan["machines"], plan["usd_per_hour"], plan["hours"]) == (2, 72.0, 2.5)
+    assert (plan.machines, plan.usd_per_hour, plan.hours) == (2, 72.0, 2.5)
     job = fleet.submit("dear", epochs=5, **stop)
 
     eventually(lambda: fleet.client.job(job).state == "paused")
@@ -131,15 +132,15 @@ def test_a_budget_pauses_the_job_before_it_is_spent(
     assert view.reason.startswith("stop.max_cost_usd: ")
     eventually(lambda: not fleet.of_pool("dear"))
     cost = fleet.client.cost(job)
-    assert 0 < cost["spent_usd"] < budget
-    assert cost["on_demand_usd"] == pytest.approx(4 * cost["spent_usd"])
-    assert cost["wasted"]["booting"]["seconds"] > 0
+    assert 0 < cost.spent_usd < budget
+    assert cost.on_demand_usd == pytest.approx(4 * cost.spent_usd)
+    assert cost.wasted.booting.seconds > 0
 
     # when somebody gives it more
     resumed = fleet.client.resume(job, max_cost_usd=100.0)
     # a busy computer boots so slowly that there was no first snapshot yet
     assert resumed.state == ("running" if view.store_nodes else "starting")
 
-    eventually(lambda: budget < fleet.client.cost(job)["spent_usd"] < 100.0)
+    eventually(lambda: budget < fleet.client.cost(job).spent_usd < 100.0)
     fleet.finish(job, tmp_path)
     eventually(lambda: not fleet.of_pool("dear"))

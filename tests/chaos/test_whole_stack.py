@@ -23,9 +23,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from vcasgd.chaos.audit import AuditOptions, audit_spec
 from vcasgd.client import Client, Job
-from vcasgd.client.views import JobView
 from vcasgd.fleet.providers.local.processes import kill_all, processes_of
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.schemas.fleet import WorkerRow
+from vcasgd.schemas.jobs import JobView
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, down, running, up
@@ -90,13 +91,13 @@ class Stack:
         """From now on the job trains as fast as it can, and ends soon."""
         self.holds[job].unlink(missing_ok=True)
 
-    def at_work(self, job: str, but: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    def at_work(self, job: str, but: Collection[str] = ()) -> dict[str, WorkerRow]:
         """Return the heartbeats of all workers, by instance, once as many train as there can be.
 
         Instances in ``but`` do not count.
         """
 
-        def all_beats() -> dict[str, dict[str, Any]] | None:
+        def all_beats() -> dict[str, WorkerRow] | None:
             beats = {name: beat for name, beat in self.beats(job).items() if name not in but}
             return beats if len(beats) == WORKERS else None
 
@@ -107,11 +108,11 @@ class Stack:
         before = self.updates(job)
         await_truth(lambda: self.updates(job) > before + SEVERAL)
 
-    def beats(self, job: str) -> dict[str, dict[str, Any]]:
+    def beats(self, job: str) -> dict[str, WorkerRow]:
         """Return the heartbeats of workers that train now, by instance."""
         rows = self.client.workers(job)
         fresh = time.time() - 4 * self.settings.heartbeat
-        return {row["instance"]: row for row in rows if row["at"] > fresh and row["steps"]}
+        return {row.instance or "": row for row in rows if (row.at or 0.0) > fresh and row.steps}
 
     def updates(self, job: str) -> int:
         return self.client.job(job).totals.updates
@@ -172,7 +173,7 @@ def test_one_id_leads_from_a_request_to_every_part(stack: Stack, tmp_path: Path)
     lines = _log_lines_of(stack, request)
     of_workers = [line for line in lines if line["role"] == "worker"]
     assert {line["job"] for line in of_workers} == {job.id}
-    machines = {each["instance"] for each in job.machines()}
+    machines = {each.instance for each in job.machines()}
     assert all(any(name in line["worker"] for name in machines) for line in of_workers)
     # And other programs can read its metrics
     _assert_tables(job.refreshed(), tmp_path / "runs")
@@ -244,32 +245,32 @@ def test_an_evicted_worker_hands_over_and_is_replaced_at_the_notice(
     stack.client.evict(instance=victim, notice_seconds=600)
 
     # Then its worker leaves in order, and a replacement trains before the machine is dead
-    eventually(lambda: "notice" in (_beat(stack, job, victim).get("leaving") or ""))
-    assert _beat(stack, job, victim)["samples"] > 0
+    eventually(lambda: "notice" in (_beat(stack, job, victim).leaving or ""))
+    assert (_beat(stack, job, victim).samples or 0) > 0
     stack.at_work(job, but={victim})
     assert victim in {one.id for one in stack.provider.instances()}, "replaced before its death"
     stack.provider.kill(victim)
     eventually(lambda: stack.client.job(job).evictions == evictions + 1)
     # and the timeline shows all of it, as do the parameter server's counters
-    lanes = {lane["instance"]: lane for lane in stack.client.machines(job)}
-    states = [span["state"] for span in lanes[victim]["spans"]]
+    lanes = {lane.instance: lane for lane in stack.client.machines(job)}
+    states = [span.state for span in lanes[victim].spans]
     assert states == ["booting", "running", "notice", "dead"]
-    began = {span["state"]: span["from"] for span in lanes[victim]["spans"]}
-    _, worked, *_ = lanes[lanes[victim]["replaced_by"]]["spans"]
-    assert worked["state"] == "running"
-    assert began["notice"] < worked["from"] < began["dead"]
-    assert stack.client.store()["nodes"][0]["memory_used_bytes"] > 0
-    assert stack.client.metrics(job, points=50)[-1]["workers"] >= 1
+    began = {span.state: span.since for span in lanes[victim].spans}
+    _, worked, *_ = lanes[lanes[victim].replaced_by or ""].spans
+    assert worked.state == "running"
+    assert began["notice"] < worked.since < began["dead"]
+    assert stack.client.store().nodes[0].memory_used_bytes > 0
+    assert stack.client.metrics(job, points=50)[-1].workers >= 1
 
 
-def _beat(stack: Stack, job: str, instance: str) -> dict[str, Any]:
-    return next(row for row in stack.client.workers(job) if row["instance"] == instance)
+def _beat(stack: Stack, job: str, instance: str) -> WorkerRow:
+    return next(row for row in stack.client.workers(job) if row.instance == instance)
 
 
 def test_workers_train_on_while_the_head_of_ray_is_dead(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
-    before = {name: beat["pid"] for name, beat in stack.at_work(job).items()}
+    before = {name: beat.pid for name, beat in stack.at_work(job).items()}
     restarts = stack.state.parts["head"].restarts
 
     stack.kill("head")
@@ -277,7 +278,7 @@ def test_workers_train_on_while_the_head_of_ray_is_dead(
     stack.train_on(job)
     eventually(lambda: stack.state.parts["head"].restarts > restarts)
     eventually(lambda: stack.state.parts["controller"].ready)
-    after = {name: beat["pid"] for name, beat in stack.at_work(job).items()}
+    after = {name: beat.pid for name, beat in stack.at_work(job).items()}
     assert after == before, "the same processes went on"
 
 
@@ -346,8 +347,8 @@ def test_a_client_follows_through_the_death_of_the_api(
     # and whatever died before, the model counts every sample of every epoch once
     view = stack.finish(job, tmp_path)
     assert view.progress.samples_applied == view.progress.samples_expected
-    buckets = stack.client.staleness(job)["buckets"]
-    assert sum(bucket["updates"] for bucket in buckets) == view.totals.updates
+    buckets = stack.client.staleness(job).buckets
+    assert sum(bucket.updates for bucket in buckets) == view.totals.updates
 
 
 def test_no_capacity_is_shown_and_the_job_starts_when_there_is_some(
@@ -360,7 +361,7 @@ def test_no_capacity_is_shown_and_the_job_starts_when_there_is_some(
     name = stack.submit(epochs=1)
 
     # Then the reason is shown
-    eventually(lambda: any("0 of 0" in (pool["reason"] or "") for pool in stack.client.pools()))
+    eventually(lambda: any("0 of 0" in (pool.reason or "") for pool in stack.client.pools()))
     assert stack.client.job(name).state == "starting"
 
     # When there is capacity again, the job runs

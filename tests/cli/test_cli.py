@@ -422,4 +422,4 @@ def test_watch_omits_silent_workers(api: Api) -> None:
     api.leases(job, "new").renew({"at": now, "instance": "i-2"}, [])
     with api.client() as client:
         look = Watch(client, job).look()
-    assert [row["name"] for row in look.workers] == ["new"]
+    assert [row.name for row in look.workers] == ["new"]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from vcasgd.cli.app import app
 from vcasgd.cli.progress import time_left
 from vcasgd.cli.watch import Watch
+from vcasgd.spec.job import JobState
 
 
 @pytest.fixture
@@ -75,14 +76,16 @@ def test_time_left_extrapolates_the_progress(api: Api) -> None:
     with api.client() as client:
         look = Watch(client, job).look()
     started_at = look.job.created_at + 10.0
-    progress = replace(look.job.progress, fraction=0.25)
-    running = replace(look.job, state="running", started_at=started_at, progress=progress)
+    progress = look.job.progress.model_copy(update={"fraction": 0.25})
+    running = look.job.model_copy(
+        update={"state": JobState.RUNNING, "started_at": started_at, "progress": progress}
+    )
 
     assert time_left(replace(look, job=running, seconds=40.0)) == pytest.approx(90.0)
     for unknown in (
         look.job,
-        replace(running, state="paused"),
-        replace(running, started_at=None),
-        replace(running, progress=replace(progress, fraction=0.0)),
+        running.model_copy(update={"state": JobState.PAUSED}),
+        running.model_copy(update={"started_at": None}),
+        running.model_copy(update={"progress": progress.model_copy(update={"fraction": 0.0})}),
     ):
         assert time_left(replace(look, job=unknown)) is None

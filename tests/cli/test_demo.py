@@ -22,6 +22,7 @@ from vcasgd.cli.interrupts import CommandInterrupted, Interrupts
 from vcasgd.cli.watch import JobStatus
 from vcasgd.client import Client
 from vcasgd.errors import NotFound
+from vcasgd.schemas.fleet import EvictionRequested, WorkerRow
 
 Eventually = Callable[..., Any]
 
@@ -49,16 +50,19 @@ class Api:
     refusals: int = 0
     evictions: list[tuple[str, bool]] = field(default_factory=list)
 
-    def evict(self, worker: str, *, kill: bool) -> dict[str, str]:
+    def evict(self, worker: str, *, kill: bool) -> EvictionRequested:
         if self.refusals:
             self.refusals -= 1
             raise NotFound("there is no such worker")
         self.evictions.append((worker, kill))
-        return {"instance": worker.upper()}
+        return EvictionRequested(instance=worker.upper(), notice_seconds=None, kill=kill)
 
 
 def look(workers: str, fraction: float, evictions: int = 0, **extra: Any) -> JobStatus:
-    rows = [{"name": name, "instance": name.upper(), "steps": 1, **extra} for name in workers]
+    rows = [
+        WorkerRow(**{"name": name, "job": "j", "instance": name.upper(), "steps": 1, **extra})
+        for name in workers
+    ]
     job = SimpleNamespace(progress=SimpleNamespace(fraction=fraction), evictions=evictions)
     return cast("JobStatus", SimpleNamespace(job=job, workers=rows))
 

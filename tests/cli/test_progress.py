@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from vcasgd.cli.progress import MOST_BARS, LiveView, mark, sparkline
 from vcasgd.cli.watch import JobStatus
-from vcasgd.client import Event, JobView, Progress, Totals
+from vcasgd.schemas.fleet import WorkerRow
+from vcasgd.schemas.history import EventRow
+from vcasgd.schemas.jobs import JobView, ProgressView, TotalsView
+from vcasgd.spec.job import JobSpec, JobState
 
 
-def event(kind: str, text: str = "", at: float = 0.0) -> Event:
-    return Event(id=f"{at}-0", at=at, kind=kind, text=text, details={})
+def event(kind: str, text: str = "", at: float = 0.0) -> EventRow:
+    return EventRow(id=f"{at}-0", at=at, kind=kind, text=text, details={})
 
 
 def job() -> JobView:
+    spec = JobSpec(name="digits", task="a:B", epochs=10, subtasks_per_epoch=10)
+    progress = ProgressView(
+        epochs=10, finished_epochs=3, subtasks_total=100, samples_expected=1000,
+        samples_applied=300, samples_repeated=0, samples_lost=None, fraction=0.3,
+    )  # fmt: skip
     return JobView(
-        id="digits-abc234", name="digits", state="running", reason=None, traceback=None,
-        created_at=0.0, started_at=0.0, ended_at=None, spec={},
-        progress=Progress(10, 3, 100, 1000, 300, 0, None, 0.3),
-        totals=Totals(30, 0.5, 2, {}), evaluations=(), best_accuracy=None, version=30, model=None,
-        package="", evictions=0, kills=0, store_nodes=1,
+        id="digits-abc234", name="digits", state=JobState.RUNNING, reason=None, traceback=None,
+        created_at=0.0, started_at=0.0, ended_at=None, spec=spec, progress=progress,
+        totals=TotalsView(updates=30, staleness_mean=0.5, staleness_max=2), evaluations=[],
+        best_accuracy=None, version=30, model=None, package="", evictions=0, kills=0,
     )  # fmt: skip
 
 
-def look(workers: int, *events: Event) -> JobStatus:
-    rows: list[dict[str, Any]] = [
-        {"name": f"w-{each}", "doing": "training"} for each in range(workers)
-    ]
+def look(workers: int, *events: EventRow) -> JobStatus:
+    rows = [WorkerRow(name=f"w-{each}", job="j", doing="training") for each in range(workers)]
     return JobStatus(job(), rows, list(events), 1.0, 60.0)
 
 

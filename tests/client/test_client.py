@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -17,9 +18,10 @@ from support.api_harness import Api
 from support.ports import free_port
 from support.waiting import PATIENCE
 
-from vcasgd.client import Client, JobView
-from vcasgd.client.following import Message, parse
+from vcasgd.client import Client
 from vcasgd.errors import ApiError, CheckpointDamaged, NotFound, SpecError
+from vcasgd.schemas.fleet import WorkerRow
+from vcasgd.schemas.jobs import JobView
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -70,6 +72,10 @@ def reply(
     return answer
 
 
+def stream(content: bytes = b"", **options: Any) -> Answer:
+    return reply(content, **options, **{"Content-Type": "text/event-stream"})
+
+
 def events(*numbers: int, end: bool = False) -> bytes:
     blocks = [
         f"id: {number}-0\r\nevent: count\r\ndata: "
@@ -88,10 +94,10 @@ def test_a_broken_stream_is_taken_up_where_it_broke() -> None:
     torn = events(1, 2) + events(3)[:-4]
 
     with fake_api(
-        reply(torn, cut=100, check=lambda headers: asked.append(headers["Last-Event-ID"])),
+        stream(torn, cut=100, check=lambda headers: asked.append(headers["Last-Event-ID"])),
         reply(b"<html>gateway</html>", status=502),
-        reply(events(3), check=lambda headers: asked.append(headers["Last-Event-ID"])),
-        reply(events(4, end=True), check=lambda headers: asked.append(headers["Last-Event-ID"])),
+        stream(events(3), check=lambda headers: asked.append(headers["Last-Event-ID"])),
+        stream(events(4, end=True), check=lambda headers: asked.append(headers["Last-Event-ID"])),
     ) as client:
         seen = [event.id for event in client.events("job", after="0-5", follow=True)]
 
@@ -106,13 +112,13 @@ def test_a_follower_gives_up_after_its_patience() -> None:
 
 
 def test_a_stream_that_never_says_anything_is_given_up() -> None:
-    with fake_api(reply()) as client, pytest.raises(ApiError, match="before the job did"):
+    with fake_api(stream()) as client, pytest.raises(ApiError, match="before the job did"):
         list(client.logs("job", follow=True, patience=0.3))
 
 
 def test_patience_begins_with_the_first_failure() -> None:
     """A caller that takes its time over an event must not lose the next."""
-    with fake_api(reply(events(1)), reply(events(2, end=True))) as client:
+    with fake_api(stream(events(1)), stream(events(2, end=True))) as client:
         seen = []
         for event in client.events("job", follow=True, patience=0.4):
             seen.append(event.id)
@@ -125,14 +131,60 @@ def test_what_waiting_does_not_mend_is_raised_at_once() -> None:
         list(client.events("job", follow=True))
 
 
-def test_parsing() -> None:
-    lines = [": keep-alive", "", "id: 1", "event: note", "data: a", "data:b", "retry: 5", "",
-             "data: plain", "", "id: 3", "", "id: 4", "data: cut off"]  # fmt: skip
+def test_keep_alive_comments_are_no_events() -> None:
+    content = b": keep-alive\r\n\r\n" + events(1) + b": keep-alive\r\n\r\n" + events(2, end=True)
 
-    assert list(parse(iter(lines))) == [
-        Message("1", "note", "a\nb"),
-        Message(None, "message", "plain"),
-    ]
+    with fake_api(stream(content)) as client:
+        assert [event.id for event in client.events("job", follow=True)] == ["1-0", "2-0"]
+
+
+def test_stream_of_another_server_is_refused() -> None:
+    with (
+        fake_api(reply(b"<html>It works!</html>")) as client,
+        pytest.raises(ApiError, match="text/event-stream"),
+    ):
+        list(client.events("job", follow=True, patience=0.3))
+
+
+def comments(handler: BaseHTTPRequestHandler) -> None:
+    """Stream nothing but keep-alive comments, often, for a long time."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        for _ in range(1000):
+            handler.wfile.write(b": keep-alive\r\n\r\n")
+            time.sleep(0.05)
+
+
+def test_wait_ends_in_time_although_the_stream_is_alive(api: Api, client: Client) -> None:
+    row = json.dumps(client.job(api.submit()).to_dict()).encode()
+    started = time.monotonic()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        (comments if handler.path.endswith("/events") else reply(row))(handler)
+
+    with fake_api(answer) as slow, pytest.raises(ApiError, match="has not ended after 2 s"):
+        slow.wait("job", timeout=2.0)
+
+    assert 1.9 < time.monotonic() - started < 4.0
+
+
+def test_wait_reads_the_stream_and_then_the_job_once(api: Api, client: Client) -> None:
+    job = api.submit()
+    api.finish(job)
+    row = json.dumps(client.job(job).to_dict()).encode()
+    paths = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        paths.append(handler.path.rpartition("/")[2])
+        content = events(1) if len(paths) == 1 else events(2, end=True)
+        (stream(content) if paths[-1] == "events" else reply(row))(handler)
+
+    with fake_api(answer) as fake:
+        assert fake.wait(job).state == "succeeded"
+
+    assert paths == ["events", "events", job]
 
 
 # -- downloads ------------------------------------------------------------------------------------
@@ -192,7 +244,7 @@ def test_nobody_there_is_an_error_with_a_remedy() -> None:
 
 def test_another_server_on_that_port_is_noticed() -> None:
     with fake_api(reply(b"<html>It works!</html>")) as client:
-        with pytest.raises(ApiError, match="something else than JSON") as caught:
+        with pytest.raises(ApiError, match="sent an unexpected response") as caught:
             client.jobs()
         assert "address of the API" in (caught.value.remedy or "")
 
@@ -211,7 +263,7 @@ def test_a_url_that_is_none_is_an_error_of_ours(url: str) -> None:
 
 @pytest.mark.parametrize("token", ["", " ", "secret-ü", "secret\nHost: evil"])
 def test_a_token_that_cannot_be_sent_is_not_quoted(token: str) -> None:
-    with pytest.raises(SpecError, match="the token is empty or holds") as caught:
+    with pytest.raises(SpecError, match="the token is empty or contains") as caught:
         Client("http://127.0.0.1:1", token)
     assert "secret" not in str(caught.value)
 
@@ -227,12 +279,27 @@ def test_a_password_in_the_url_is_not_shown() -> None:
 def test_waiting_has_an_end(api: Api, client: Client) -> None:
     job = api.submit()
 
-    with pytest.raises(ApiError, match=f"{job} is not over after 0.2 s"):
+    with pytest.raises(ApiError, match=f"{job} has not ended after 0.2 s"):
         client.wait(job, timeout=0.2)
 
 
 def test_fields_of_a_newer_api_are_passed_over(api: Api, client: Client) -> None:
     row = client.job(api.submit()).to_dict()
-    newer = {**row, "novel": 1, "progress": {**row["progress"], "novel": 2}}
+    newer = {
+        **row, "novel": 1, "progress": {**row["progress"], "novel": 2},
+        "spec": {**row["spec"], "novel": 3, "workers": {**row["spec"]["workers"], "novel": 4}},
+    }  # fmt: skip
 
-    assert JobView.from_json(newer) == JobView.from_json(row)
+    assert JobView.model_validate(newer) == JobView.model_validate(row)
+
+
+def test_fields_that_an_older_api_lacks_have_defaults(api: Api, client: Client) -> None:
+    row = client.job(api.submit()).to_dict()
+    older = {
+        name: value
+        for name, value in row.items()
+        if name not in ("request", "tuned", "store_nodes", "best")
+    }
+
+    assert JobView.model_validate(older).tuned.mixing == 1.0
+    assert WorkerRow.model_validate({"name": "w-1", "job": "j"}).steps is None

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from vcasgd.client import Client
 from vcasgd.errors import ApiError, Conflict
+from vcasgd.schemas.stream import JobBrief, JobEventRow
 from vcasgd.store.ledger.job import JobState
 
 
@@ -34,10 +35,10 @@ def test_a_job_can_be_told_what_to_do(client: Client, job: str) -> None:
     resumed = paused.resume(max_cost_usd=3)
 
     assert (paused.state, resumed.state) == ("paused", "running")
-    assert resumed.spec["stop"]["max_cost_usd"] == 3
+    assert resumed.spec.stop.max_cost_usd == 3
     assert paused.refreshed() == resumed
     assert [event.kind for event in resumed.events()][-1] == "job-running"
-    with pytest.raises(ApiError, match="is not over after"):
+    with pytest.raises(ApiError, match="has not ended after"):
         resumed.wait(timeout=0.1)
     assert resumed.cancel().wait().state == "cancelled"
     with pytest.raises(Conflict):
@@ -100,30 +101,30 @@ def test_everything_that_a_page_shows_is_there_for_programs(api: Api, client: Cl
     for at in range(30):
         api.jobs.add_metrics(job, {"at": float(at), "loss": 1.0, "updates": at})
 
-    assert client.staleness(job)["buckets"] == []
+    assert client.staleness(job).buckets == []
     assert client.machines(job) == []
-    assert client.subtasks(job)["states"] == "ooooo"
-    assert client.subtasks(job, 2)["first"] == 5
+    assert client.subtasks(job).states == "ooooo"
+    assert client.subtasks(job, 2).first == 5
     assert "task: train:Digits" in client.spec(job)
-    assert client.validate("name: x")["valid"] is False
+    assert client.validate("name: x").valid is False
     assert "properties" in client.job_schema()
-    assert client.spend()["usd_per_hour"] == 0
-    assert client.store()["nodes"] == []
+    assert client.spend().usd_per_hour == 0
+    assert client.store().nodes == []
     assert len(client.metrics(job)) == 30
     short = client.metrics(job, points=10, names=["loss", "updates"])
     assert len(short) <= 10
-    assert set(short[0]) == {"id", "at", "loss", "updates"}
-    assert len(client.metrics(job, names=["loss"])[0]) == 3
+    assert short[0].model_fields_set == {"id", "at", "loss", "updates"}
+    assert client.metrics(job, names=["loss"])[0].model_fields_set == {"id", "at", "loss"}
 
 
 def test_a_follower_of_everything_outlives_the_api(own_api: Api) -> None:
     job = own_api.submit()
     with own_api.client() as client:
         changes = client.changes()
-        assert next(data for kind, data in changes if kind == "job")["id"] == job
+        assert next(each.data for each in changes if isinstance(each.data, JobBrief)).id == job
         own_api.kill()
         own_api.jobs.event(job, "count", "while it was away")
         own_api.start()
 
-        assert next(data for kind, data in changes if kind == "event")["kind"] == "count"
-        changes.close()
+        events = (each.data for each in changes if isinstance(each.data, JobEventRow))
+        assert next(events).kind == "count"

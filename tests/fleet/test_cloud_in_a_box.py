@@ -122,11 +122,11 @@ def test_a_controller_that_dies_after_the_purchase_leaks_nothing(
         eventually(lambda: fired)
         bought = fired[0]
         assert bought, "the fault fired before anything was bought"
-        eventually(lambda: bought <= {row["id"] for row in here.client.instances()})
+        eventually(lambda: bought <= {row.id for row in here.client.instances()})
 
         # Then it knows what it bought, and the same purchase was not made twice: what it buys
         # now is in the other zone
-        eventually(lambda: aws.alive() == {row["id"] for row in here.client.instances()})
+        eventually(lambda: aws.alive() == {row.id for row in here.client.instances()})
         assert bought <= aws.alive()
         assert len(aws.alive()) <= WORKERS
         here.finish(job)
@@ -190,9 +190,9 @@ def test_a_boot_that_fails_is_heard_of_and_the_next_machine_is_bought_elsewhere(
         assert event.details == {"instance": failed, "pool": "first", "why": why}
         assert failed not in aws.alive()
         # its pool is left alone, and says why
-        (first,) = (row for row in here.client.pools() if row["name"] == "first")
-        assert why in first["reason"]
-        assert first["blocked_until"] == 0.0, "only that zone is"
+        (first,) = (row for row in here.client.pools() if row.name == "first")
+        assert why in first.reason
+        assert first.blocked_until == 0.0, "only that zone is"
         assert {here.pool_of(one) for one in here.at_work(job)} == {"second"}
         here.client.cancel(job)
         eventually(lambda: not aws.alive())
@@ -210,7 +210,7 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
 
         def price(of: set[str]) -> set[float]:
             rows = here.client.instances()
-            return {row["price_per_hour"] for row in rows if row["id"] in of}
+            return {row.price_per_hour for row in rows if row.id in of}
 
         # Given two machines of the pool that the job prefers
         job = here.submit(["first", "second"], epochs=60, most=2, step_seconds=0.1)
@@ -246,8 +246,8 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
         assert here.client.cancel(job).progress.samples_repeated == 0
         eventually(lambda: not aws.alive())
         per_hour = {
-            row["pool"]: (row["usd"] / row["seconds"] * 3600, row["on_demand_usd"] / row["usd"])
-            for row in here.client.cost(job)["pools"]
+            row.pool: (row.usd / row.seconds * 3600, row.on_demand_usd / row.usd)
+            for row in here.client.cost(job).pools
         }
         assert 0.05 < per_hour["first"][0] < 0.2
         assert per_hour["second"] == pytest.approx((0.05, 0.17 / 0.05))

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import torch
+from httpx_sse import EventSource, ServerSentEvent
 from safetensors.torch import save
 
 from support.harness import Child, Loop, Process, RedisServer
@@ -145,6 +146,11 @@ class Api:
         name = f"v{version:012d}-{hashlib.sha256(data).hexdigest()}.safetensors"
         self.storage.put(f"jobs/{job}/checkpoints/{name}", data)
         return name, data
+
+
+def messages_of(response: httpx.Response) -> Iterator[ServerSentEvent]:
+    """Yield the messages of an event stream without keep-alive comments."""
+    return (each for each in EventSource(response).iter_sse() if each.data)
 
 
 @contextmanager

@@ -12,8 +12,10 @@ import yaml
 
 from support.cloudbox import Box, CloudBox, EmulatedCloud, short_folder
 from vcasgd.chaos.audit import AuditOptions, audit_spec
-from vcasgd.client import Client, Event, JobView
+from vcasgd.client import Client
 from vcasgd.fleet.providers.local.processes import kill_all
+from vcasgd.schemas.history import EventRow
+from vcasgd.schemas.jobs import JobView
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
@@ -65,7 +67,7 @@ class Site:
         """Machines whose worker trains now."""
         fresh = time.time() - 4 * HEARTBEAT
         rows = self.client.workers(job)
-        return {row["instance"] for row in rows if row["at"] > fresh and row["steps"]}
+        return {row.instance for row in rows if (row.at or 0.0) > fresh and row.steps}
 
     def pool_of(self, instance: str) -> str:
         return next(
@@ -81,18 +83,18 @@ class Site:
         (box,) = (box for box in self._boxes.values() if instance in box.boxes)
         box.advise(instance)
 
-    def events(self, job: str, kind: str) -> list[Event]:
+    def events(self, job: str, kind: str) -> list[EventRow]:
         return [event for event in self.client.events(job) if event.kind == kind]
 
     def since(self, job: str, instance: str) -> dict[str, float]:
         """By what a machine did for the job: when it began to do that."""
-        (lane,) = (row for row in self.client.machines(job) if row["instance"] == instance)
-        return {span["state"]: span["from"] for span in reversed(lane["spans"])}
+        (lane,) = (row for row in self.client.machines(job) if row.instance == instance)
+        return {span.state: span.since for span in reversed(lane.spans)}
 
     def refused(self, pool: str) -> set[str]:
         """Zones of a pool that had nothing to sell when they were asked last."""
-        (row,) = (row for row in self.client.pools() if row["name"] == pool)
-        return {each["zone"] for each in row["markets"] if each["refused_since"] is not None}
+        (row,) = (row for row in self.client.pools() if row.name == pool)
+        return {each["zone"] for each in row.markets if each["refused_since"] is not None}
 
     def leased_again(self, job: str) -> list[str]:
         """Subtasks that a worker did not bring to their end."""

@@ -1,7 +1,7 @@
-"""The REST API: thin routes over the store, described by its own OpenAPI document.
+"""The REST API: thin routes over the store, described by an OpenAPI document.
 
-Run as ``python -m vcasgd.api``. The process keeps nothing: any number of them may serve one
-ledger, and each may be killed at any moment.
+Run it with ``python -m vcasgd.api``. The process keeps no state: several may serve one ledger, and
+each may be killed at any time.
 """
 
 from vcasgd.api.app import create_app

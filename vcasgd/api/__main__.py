@@ -22,15 +22,16 @@ from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
 
-#: a person waits for the answer; who can wait longer tries again
+#: Seconds to wait for the ledger; people wait for the response, and clients retry.
 ANSWER_SECONDS = 3.0
-#: requests in progress get so long to end after SIGTERM
+#: Seconds that requests in progress have to end after SIGTERM.
 GRACE_SECONDS = 3
+#: Connections that wait to be accepted.
 BACKLOG = 256
 
 
 def main() -> int:
-    """Until SIGTERM. Exit status 0 then, 1 after an error, which is said."""
+    """Serve until SIGTERM. Return the exit status: 0, or 1 after an error, which is logged."""
     configure_logging("api")
     try:
         settings = load_settings()
@@ -47,7 +48,10 @@ def main() -> int:
 
 
 def _claim(settings: Settings, ledger: RedisClient) -> None:
-    """The API answers also while there is no ledger; then the other processes find out."""
+    """Claim the ledger for this cluster, if it is available.
+
+    The API also runs without a ledger; the other processes check the claim later.
+    """
     try:
         patiently(lambda: Control(ledger).claim(settings.cluster), settings.lease_seconds)
     except StoreUnavailable as error:
@@ -57,15 +61,15 @@ def _claim(settings: Settings, ledger: RedisClient) -> None:
 def _log_level(settings: Settings) -> str:
     level = settings.log_level.upper()
     if level not in logging.getLevelNamesMapping():
-        raise SpecError(f"VCASGD_LOG_LEVEL: there is no level {level}", field="VCASGD_LOG_LEVEL")
+        raise SpecError(f"VCASGD_LOG_LEVEL: {level} is not a log level", field="VCASGD_LOG_LEVEL")
     return level
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The socket that ``api_url`` names.
+    """Open the socket that ``api_url`` names.
 
-    Raises :class:`PortInUse`, :class:`SpecError`, and :class:`StackError` where this machine
-    has no such address or forbids the port.
+    Raises :class:`PortInUse`, :class:`SpecError`, and :class:`StackError` if this machine lacks
+    the address or forbids the port.
     """
     host, port = _address(settings.api_url)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -75,7 +79,7 @@ def listen(settings: Settings) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
                 f"port {port} of {host} is in use",
-                remedy="stop the process that listens there, or set VCASGD_API_URL to another port",
+                remedy="stop the process that uses it, or set VCASGD_API_URL to another port",
                 port=port,
             ) from error
         raise StackError(
@@ -98,15 +102,15 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def serve(config: uvicorn.Config, listener: socket.socket) -> None:
-    """Until SIGTERM or SIGINT, and a few seconds more for what is in progress."""
+    """Serve until SIGTERM or SIGINT, then give requests in progress a few seconds to end."""
     config.timeout_graceful_shutdown = GRACE_SECONDS
     server = uvicorn.Server(config)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
 
-    # uvicorn raises the signal once more when it is done; by then this handler is back, and
-    # what was asked for is no failure
+    # uvicorn restores this handler and raises the signal again when it has stopped; a requested
+    # stop is no failure
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     server.run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""The application: routes, errors, the token, and the document that describes them."""
+"""The application: routes, middleware, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,55 +13,51 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 
 import vcasgd
 from vcasgd.api import problems
-from vcasgd.api.auth import METRICS, Authentication
-from vcasgd.api.overview import Overview
+from vcasgd.api.auth import COOKIE, METRICS, Authentication, Sessions
+from vcasgd.api.dependencies import provide
 from vcasgd.api.pages import GZIP_BYTES, STATIC, Pages
-from vcasgd.api.requests import RequestIds
+from vcasgd.api.request_ids import RequestIds
 from vcasgd.api.routes import (
     checkpoints,
+    costs,
     fleet,
-    health,
     history,
-    insight,
     jobs,
-    metrics,
-    money,
+    monitoring,
     packages,
     session,
     spec,
-    store,
     stream,
 )
-from vcasgd.api.services import Services
-from vcasgd.api.sessions import COOKIE, Sessions
 from vcasgd.errors import SpecError
+from vcasgd.schemas.service import Problem
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 
 PREFIX = "/api/v1"
-#: rows of the same fields shrink to a tenth; more effort than this gains little
+#: Compression level: listings shrink to a tenth, and higher levels gain little.
 GZIP_LEVEL = 4
 OPENAPI = f"{PREFIX}/openapi.json"
-#: what anybody may ask
+#: Methods and paths that need no token.
 PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", f"{PREFIX}/session")})
-#: what is no page of the dashboard
+#: Prefixes of paths that are not pages of the dashboard.
 OWN_PATHS = ("/api/", "/healthz", "/readyz", METRICS)
 
 
 def create_app(
     settings: Settings, ledger: RedisClient, storage: Storage, static: Path = STATIC
 ) -> FastAPI:
-    """The API over one ledger and one object storage; nothing is connected to yet.
+    """Create the application without connecting to anything.
 
-    ``static``: where the built dashboard is, if it is built.
-    Raises :class:`SpecError` where there is no token, or one that nobody could send.
+    ``static``: folder of the built dashboard, which may be missing. Raises :class:`SpecError`
+    if there is no token, or one that a header can't contain.
     """
     app = FastAPI(
         title="vcasgd",
         version=vcasgd.__version__,
         openapi_url=OPENAPI,
-        # these pages would fetch scripts from third parties
+        # these pages would load scripts from third parties
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -69,10 +65,8 @@ def create_app(
     )
     token = _token(settings)
     sessions = Sessions(token)
-    app.state.services = services = Services.over(settings, ledger, storage, sessions)
-    app.state.overview = Overview(services)
-    app.include_router(health.router)
-    app.include_router(metrics.router)
+    provide(app, settings, ledger, storage, sessions)
+    app.include_router(monitoring.router)
     app.include_router(session.entrance, prefix=PREFIX)
     app.include_router(_guarded())
     problems.install(app)
@@ -92,17 +86,14 @@ def create_app(
 
 
 def _guarded() -> APIRouter:
-    # only describe what Guard asks for before a route is looked for
+    # these only describe what the Authentication middleware checks before routing
     schemes = [
         Security(HTTPBearer(auto_error=False, scheme_name="token")),
         Security(APIKeyCookie(name=COOKIE, auto_error=False, scheme_name="session")),
     ]
     anywhere = problems.documented(401, 403, 422, 500, 503)
     router = APIRouter(prefix=PREFIX, dependencies=schemes, responses=anywhere)
-    parts = (
-        session, jobs, spec, history, insight, stream, checkpoints, packages, fleet, store, money,
-    )  # fmt: skip
-    for part in parts:
+    for part in (session, jobs, spec, history, stream, checkpoints, packages, fleet, costs):
         router.include_router(part.router)
     return router
 
@@ -111,14 +102,14 @@ def _token(settings: Settings) -> str:
     token = settings.secret("token").strip()
     if not token or not token.isascii() or not token.isprintable():
         raise SpecError(
-            "VCASGD_TOKEN is empty or holds characters that no header can carry",
+            "VCASGD_TOKEN is empty or contains characters that a header can't contain",
             field="VCASGD_TOKEN",
         )
     return token
 
 
 def _operation_id(route: APIRoute) -> str:
-    """The function's name: stable, and good for a method of a generated client."""
+    """Return the function's name, which is stable and suits generated clients."""
     return route.name
 
 
@@ -127,9 +118,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schema = get_openapi(
             title=app.title,
             version=app.version,
-            summary="Train PyTorch models on machines that vanish.",
+            summary="Train PyTorch models on spot, preemptible and volunteer machines.",
             routes=app.routes,
         )
-        schema["components"]["schemas"]["Problem"] = problems.Problem.model_json_schema()
+        schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
         app.openapi_schema = schema
     return app.openapi_schema

@@ -1,7 +1,7 @@
-"""Everything that is counted, in the text format of Prometheus.
+"""Metrics in the text format of Prometheus.
 
-Names follow its conventions: a unit at the end, ``_total`` for what only grows. Labels are
-bounded: jobs that are not over, at most :data:`MOST_JOBS`; pools, store nodes and states.
+Names follow its conventions: they end with the unit, and counters with ``_total``. The number of
+labels is bounded: at most :data:`MOST_JOBS` active jobs, and the pools, store nodes, and states.
 """
 
 from __future__ import annotations
@@ -27,50 +27,51 @@ from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.tensors.snapshot import MOST_STALENESS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-#: each has some forty series
+#: Number of the newest active jobs that are exported; each has about forty series.
 MOST_JOBS = 100
 
 
 @dataclass(frozen=True)
 class MetricSources:
-    """What is told at one scrape; ``jobs`` are active, with their workers and USD."""
+    """Data of one scrape."""
 
     version: str
     controller: bool
     states: Mapping[JobState, int]
+    #: Active jobs with their number of workers and their cost in USD.
     jobs: Sequence[tuple[JobRecord, int, float]]
-    beats: Mapping[str, Mapping[str, Any]]
+    #: Heartbeats of the parameter servers, by store node.
+    heartbeats: Mapping[str, Mapping[str, Any]]
     ledger: ServerGauges
     instances: Mapping[str, Mapping[str, Any]]
 
 
-def exposition(facts: MetricSources) -> bytes:
-    """The text, as UTF-8."""
+def exposition(sources: MetricSources) -> bytes:
+    """Return the metrics as UTF-8 text."""
     registry = CollectorRegistry()
-    registry.register(_Once(facts))
+    registry.register(_SingleScrape(sources))
     return generate_latest(registry)
 
 
-class _Once(Collector):
-    def __init__(self, facts: MetricSources) -> None:
-        self._facts = facts
+class _SingleScrape(Collector):
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        facts = self._facts
-        yield InfoMetricFamily("vcasgd_build", "The version.", {"version": facts.version})
-        yield _plain("vcasgd_controller_up", "Whether one is at work.", float(facts.controller))
-        states = [((state.value,), float(facts.states.get(state, 0))) for state in JobState]
+        sources = self._sources
+        version = {"version": sources.version}
+        yield InfoMetricFamily("vcasgd_build", "Version of the platform.", version)
+        yield GaugeMetricFamily(
+            "vcasgd_controller_up", "1 if a controller is running.", float(sources.controller)
+        )
+        states = [((state.value,), float(sources.states.get(state, 0))) for state in JobState]
         yield _gauge("vcasgd_jobs", "Jobs by state.", ["state"], states)
-        yield from _jobs(facts.jobs)
-        yield from _store(facts.beats, facts.ledger)
-        yield from _fleet(facts.instances)
+        yield from _jobs(sources.jobs)
+        yield from _store(sources.heartbeats, sources.ledger)
+        yield from _fleet(sources.instances)
 
 
 Rows = Iterable[tuple[Sequence[str], float]]
-
-
-def _plain(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
@@ -95,37 +96,41 @@ def _jobs(jobs: Sequence[tuple[JobRecord, int, float]]) -> Iterator[Metric]:
         return [((job.id,), float(job.totals.get(field, 0))) for job, _, _ in jobs]
 
     by = ["job"]
-    yield _counter("vcasgd_job_updates", "Updates applied.", by, total("updates"))
-    yield _counter("vcasgd_job_samples", "Samples applied.", by, total("applied"))
+    yield _counter("vcasgd_job_updates", "Applied updates.", by, total("updates"))
+    yield _counter("vcasgd_job_samples", "Applied samples.", by, total("applied"))
     rejected = [
         ((job.id, reason), float(count))
         for job, _, _ in jobs
         for reason, count in job.totals.get("rejected", {}).items()
     ]
-    yield _counter("vcasgd_job_updates_rejected", "By reason.", ["job", "reason"], rejected)
+    yield _counter(
+        "vcasgd_job_updates_rejected", "Rejected updates by reason.", ["job", "reason"], rejected
+    )
     lost = [
         ((job.id, how), float(count))
         for job, _, _ in jobs
         for how, count in (("notice", job.evictions), ("kill", job.kills))
     ]
-    yield _counter("vcasgd_job_machines_lost", "With a notice or not.", ["job", "how"], lost)
+    yield _counter(
+        "vcasgd_job_machines_lost", "Lost machines, with or without a notice.", ["job", "how"], lost
+    )
     epochs = [((job.id,), float(job.finished_epochs)) for job, _, _ in jobs]
-    yield _gauge("vcasgd_job_epochs_finished", "Epochs applied whole.", by, epochs)
+    yield _gauge("vcasgd_job_epochs_finished", "Completely applied epochs.", by, epochs)
     workers = [((job.id,), float(count)) for job, count, _ in jobs]
-    yield _gauge("vcasgd_job_workers", "Workers at work.", by, workers)
+    yield _gauge("vcasgd_job_workers", "Running workers.", by, workers)
     spent = [((job.id,), usd) for job, _, usd in jobs]
-    yield _counter("vcasgd_job_spent_usd", "Cost of its machines.", by, spent)
+    yield _counter("vcasgd_job_spent_usd", "Cost of the job's machines.", by, spent)
     accuracy = [
         ((job.id,), job.evaluations[-1].metrics["accuracy"])
         for job, _, _ in jobs
         if job.evaluations and "accuracy" in job.evaluations[-1].metrics
     ]
-    yield _gauge("vcasgd_job_accuracy_ratio", "Of the newest evaluation.", by, accuracy)
+    yield _gauge("vcasgd_job_accuracy_ratio", "Accuracy in the newest evaluation.", by, accuracy)
     yield _staleness([job for job, _, _ in jobs])
 
 
 def _staleness(jobs: Sequence[JobRecord]) -> Metric:
-    text = "Versions that the model was ahead of an update's base when it was applied."
+    text = "Staleness of applied updates, in versions."
     family = HistogramMetricFamily("vcasgd_job_staleness_versions", text, labels=["job"])
     for job in jobs:
         counts = {int(key): n for key, n in job.totals.get("staleness", {}).items()}
@@ -140,28 +145,41 @@ def _staleness(jobs: Sequence[JobRecord]) -> Metric:
 # -- servers ------------------------------------------------------------------------------------
 
 
-def _store(beats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) -> Iterator[Metric]:
-    told = vars(ledger)
-
+def _store(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) -> Iterator[Metric]:
     def each(field: str) -> Rows:
         rows = {
-            **{node: beat.get(field) for node, beat in beats.items()},
-            "ledger": told.get(field),
+            **{node: heartbeat.get(field) for node, heartbeat in heartbeats.items()},
+            "ledger": vars(ledger).get(field),
         }
         return [((name,), float(value)) for name, value in rows.items() if value is not None]
 
     by = ["server"]
-    yield _gauge("vcasgd_store_memory_bytes", "In use.", by, each("memory_used_bytes"))
-    yield _gauge("vcasgd_store_memory_limit_bytes", "Set.", by, each("memory_limit_bytes"))
-    yield _gauge("vcasgd_store_operations_per_second", "Now.", by, each("operations_per_second"))
-    yield _gauge("vcasgd_store_replicas", "Connected.", by, each("replicas"))
-    nodes = beats.items()
-    queued = [((node,), float(sum((beat.get("queued") or {}).values()))) for node, beat in nodes]
-    yield _gauge("vcasgd_store_updates_queued", "That wait to be applied.", by, queued)
-    heard = [((node,), float(beat["at"])) for node, beat in nodes if beat.get("at") is not None]
-    yield _gauge("vcasgd_store_heartbeat_timestamp_seconds", "Of the server.", by, heard)
-    missing = [((node,), float(bool(beat.get("unreplicated")))) for node, beat in nodes]
-    yield _gauge("vcasgd_store_unreplicated", "Whether replicas are missing.", by, missing)
+    yield _gauge("vcasgd_store_memory_bytes", "Memory in use.", by, each("memory_used_bytes"))
+    yield _gauge(
+        "vcasgd_store_memory_limit_bytes",
+        "Configured memory limit in bytes.",
+        by,
+        each("memory_limit_bytes"),
+    )
+    yield _gauge(
+        "vcasgd_store_operations_per_second",
+        "Current operations per second.",
+        by,
+        each("operations_per_second"),
+    )
+    yield _gauge("vcasgd_store_replicas", "Connected replicas.", by, each("replicas"))
+    nodes = heartbeats.items()
+    queued = [((node,), float(sum((row.get("queued") or {}).values()))) for node, row in nodes]
+    yield _gauge("vcasgd_store_updates_queued", "Updates that wait to be applied.", by, queued)
+    times = [((node,), float(row["at"])) for node, row in nodes if row.get("at") is not None]
+    yield _gauge(
+        "vcasgd_store_heartbeat_timestamp_seconds",
+        "Time of the parameter server's last heartbeat.",
+        by,
+        times,
+    )
+    missing = [((node,), float(bool(row.get("unreplicated")))) for node, row in nodes]
+    yield _gauge("vcasgd_store_unreplicated", "1 if replicas are missing.", by, missing)
 
 
 # -- machines -----------------------------------------------------------------------------------
@@ -170,13 +188,15 @@ def _store(beats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) -> Iter
 def _fleet(instances: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     count = Counter((_text(row, "pool"), _text(row, "state")) for row in instances.values())
     rows = [(key, float(number)) for key, number in sorted(count.items())]
-    yield _gauge("vcasgd_fleet_machines", "By pool and state.", ["pool", "state"], rows)
+    yield _gauge("vcasgd_fleet_machines", "Machines by pool and state.", ["pool", "state"], rows)
     usd: dict[str, float] = {}
     for row in instances.values():
         pool = _text(row, "pool")
         usd[pool] = usd.get(pool, 0.0) + float(row.get("price_per_hour") or 0.0)
     spend = [((pool,), value) for pool, value in sorted(usd.items())]
-    yield _gauge("vcasgd_fleet_spend_usd_per_hour", "Of all machines.", ["pool"], spend)
+    yield _gauge(
+        "vcasgd_fleet_spend_usd_per_hour", "Cost of all machines per hour.", ["pool"], spend
+    )
 
 
 def _text(row: Mapping[str, Any], field: str) -> str:

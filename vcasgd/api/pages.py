@@ -1,4 +1,4 @@
-"""The dashboard, as it was built into the package: files, and one page for all its addresses."""
+"""The dashboard: its built files, and one page for all of its addresses."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vcasgd.api.problems import problem_response
 from vcasgd.errors import ApiError, NotFound
 
-#: what `make dashboard` builds
+#: Output folder of `make dashboard`.
 STATIC = Path(__file__).parent / "static"
-#: files whose names change with what is in them
+#: Folder of files whose names contain a hash of their content.
 ASSETS = "assets"
-FOR_EVER = "public, max-age=31536000, immutable"
-#: smaller files gain nothing
+IMMUTABLE = "public, max-age=31536000, immutable"
+#: Smallest response that is compressed; smaller ones gain nothing.
 GZIP_BYTES = 1000
-#: nothing is loaded from anywhere else, and nothing runs that is not ours. Charts and the
-#: components write styles into elements
+#: Content security policy: no content of other sites and no inline scripts. Inline styles are
+#: allowed because the charts and the components set them.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -40,16 +40,16 @@ _NOT_BUILT = """<!doctype html>
 <meta charset="utf-8">
 <title>vcasgd</title>
 <h1>The dashboard is not built</h1>
-<p>Build it in the source folder, and reload this page:</p>
+<p>Build it in the source folder, and then reload this page:</p>
 <pre>make dashboard</pre>
-<p>The API works without it; it is described at
+<p>The API works without it. Its description is at
 <a href="/api/v1/openapi.json">/api/v1/openapi.json</a>.</p>
 </html>
 """
 
 
 class Pages:
-    """Answers what is not the API's. ``others``: beginnings of the paths that are."""
+    """Middleware that serves the dashboard, except for paths that start with one of ``others``."""
 
     def __init__(self, app: ASGIApp, *, static: Path, others: tuple[str, ...]) -> None:
         self._app = app
@@ -64,7 +64,7 @@ class Pages:
 
 
 class _Built:
-    """The files of a build, or a page that says that there is none."""
+    """Files of the built dashboard, or a page that explains how to build it."""
 
     def __init__(self, static: Path) -> None:
         self._index = static / "index.html"
@@ -79,29 +79,29 @@ class _Built:
         path = PurePosixPath(scope["path"])
         if scope["method"] not in ("GET", "HEAD"):
             status = HTTPStatus.METHOD_NOT_ALLOWED
-            return problem_response(ApiError("pages can only be read", status=status))
-        # it may be built while we run
+            return problem_response(ApiError("pages are read-only", status=status))
+        # the dashboard may be built while this process runs
         if not self._index.is_file():
             return _not_built(path)
-        # an address within the dashboard is that of its one page
+        # all addresses within the dashboard show its one page
         return await self._file(path if path.suffix else PurePosixPath("/index.html"), scope)
 
     async def _file(self, path: PurePosixPath, scope: MutableMapping[str, Any]) -> Response:
         try:
             response = await self._files.get_response(str(path).lstrip("/"), scope)
         except HTTPException:
-            return _nothing(path)
-        # a page that was kept would ask for files that a new build has no more
-        lasting = path.parts[1:2] == (ASSETS,)
-        response.headers["Cache-Control"] = FOR_EVER if lasting else "no-cache"
+            return _not_found(path)
+        # a cached page would request files that a new build no longer has
+        immutable = path.parts[1:2] == (ASSETS,)
+        response.headers["Cache-Control"] = IMMUTABLE if immutable else "no-cache"
         return response
 
 
 def _not_built(path: PurePosixPath) -> Response:
     if str(path) != "/":
-        return _nothing(path)
+        return _not_found(path)
     return HTMLResponse(_NOT_BUILT, headers={"Cache-Control": "no-store"})
 
 
-def _nothing(path: PurePosixPath) -> Response:
+def _not_found(path: PurePosixPath) -> Response:
     return problem_response(NotFound(f"there is nothing at {path}", status=404))

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: one table from our error tree to HTTP."""
+"""Errors as RFC 9457 problem documents, with the status of each class of error."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from vcasgd.api.requests import HEADER, SCOPE_KEY
+from vcasgd.api.request_ids import HEADER, SCOPE_KEY
 from vcasgd.errors import (
     ApiError,
     CheckpointDamaged,
@@ -30,14 +29,15 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.logging import bound, request_id
+from vcasgd.schemas.service import Problem
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-#: when a client should come back after a 503
+#: Seconds after which a client should retry after a 503.
 RETRY_SECONDS = 1
 
-#: the more special kind comes first; what is not listed is a fault of ours
+#: Status and type by class, subclasses first. Any other class is an internal error.
 _KINDS: tuple[tuple[type[VcasgdError], int, str], ...] = (
     (SpecError, 422, "invalid-request"),
     (PackageError, 422, "invalid-package"),
@@ -56,21 +56,8 @@ _HEADERS = {
 }
 
 
-class Problem(BaseModel):
-    """What went wrong, as RFC 9457 asks: ``type`` is stable, the rest is for people. ``request``
-    stands in the log lines that belong to it."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    field: str | None = None
-    remedy: str | None = None
-    traceback: str | None = None
-    request: str | None = None
-
-
 def problem_response(error: VcasgdError) -> Response:
+    """Return the problem document for an error. Internal errors are logged and not revealed."""
     status, kind = _classify(error)
     if kind is None and status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s: %s", type(error).__name__, error)
@@ -80,8 +67,8 @@ def problem_response(error: VcasgdError) -> Response:
 
 
 def _classify(error: VcasgdError) -> tuple[int, str | None]:
-    for known, status, name in _KINDS:
-        if isinstance(error, known):
+    for error_class, status, name in _KINDS:
+        if isinstance(error, error_class):
             return status, name
     if isinstance(error, ApiError) and error.status:
         return error.status, None
@@ -112,27 +99,27 @@ def _response(
 
 
 def _internal(headers: Mapping[str, str] | None = None) -> Response:
-    """Strangers learn nothing of our insides."""
+    """Return the response for an internal error, without its details."""
     status = HTTPStatus.INTERNAL_SERVER_ERROR
-    detail = "something went wrong inside; the API's log says what, with this request's id"
+    detail = "internal error; see the API's log for this request's ID"
     return _response(status, None, detail, headers)
 
 
-# -- what others raise ------------------------------------------------------------------------
+# -- handlers ---------------------------------------------------------------------------------
 
 
 def request_error(error: RequestValidationError) -> SpecError:
-    """What FastAPI found wrong with a request, as ours: names the first wrong field."""
+    """Return FastAPI's validation error as a :class:`SpecError` for the first wrong field."""
     first = error.errors()[0]
-    place, *path = (str(part) for part in first["loc"])
+    source, *path = (str(part) for part in first["loc"])
     if first["type"] == "json_invalid":
-        return SpecError("the body is not JSON", field=place)
-    field = ".".join(path) or place
+        return SpecError("the body is not JSON", field=source)
+    field = ".".join(path) or source
     return SpecError(f"{field}: {first['msg']}", field=field)
 
 
 def install(app: FastAPI) -> None:
-    """Every error that a route raises becomes a problem document."""
+    """Add handlers that turn all errors of routes into problem documents."""
 
     @app.exception_handler(VcasgdError)
     async def ours(_: Request, error: VcasgdError) -> Response:
@@ -148,18 +135,18 @@ def install(app: FastAPI) -> None:
             case HTTPStatus.NOT_FOUND:
                 return problem_response(NotFound(f"there is nothing at {request.url.path}"))
             case HTTPStatus.BAD_REQUEST:
-                # FastAPI's word for a body that is not even text
+                # FastAPI raises this for a body that is not text
                 return problem_response(SpecError("the body can't be read", field="body"))
         return _response(error.status_code, None, error.detail, error.headers)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_: Request, __: ClientDisconnect) -> Response:
-        # nobody reads this answer; without it the log would show a fault of ours
-        return _response(HTTPStatus.BAD_REQUEST, None, "the connection broke")
+        # the client has gone; without this handler, the log would show an internal error
+        return _response(HTTPStatus.BAD_REQUEST, None, "the client disconnected")
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, __: Exception) -> Response:
-        # the server logs the traceback, and then closes the connection without a word
+        # the server logs the traceback and closes the connection
         name = request.scope.get(SCOPE_KEY, "")
         with bound(request=name):
             return _internal({"Connection": "close", HEADER: name})
@@ -168,20 +155,20 @@ def install(app: FastAPI) -> None:
 # -- the OpenAPI document -----------------------------------------------------------------------
 
 _MEANINGS = {
-    401: "The token is missing or wrong, or the session is over.",
-    403: "The request carries a session, but does not come from the dashboard.",
-    404: "There is no such thing.",
-    408: "The body took too long.",
-    409: "Not possible in the present state.",
+    401: "The token is missing or wrong, or the session has expired.",
+    403: "The request has a session cookie, but the dashboard did not send it.",
+    404: "The resource does not exist.",
+    408: "The body did not arrive in time.",
+    409: "The current state does not allow the request.",
     413: "The body is too large.",
-    422: "The request is wrong; `field` names where.",
-    500: "Something went wrong inside.",
-    503: "The ledger or the object storage does not answer; try again.",
+    422: "The request is invalid. `field` names the wrong field.",
+    500: "Internal error.",
+    503: "The ledger or the object storage is unavailable. Try again.",
 }
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` of a route that may answer with these problems."""
+    """Return the ``responses`` of a route that may return problems with these statuses."""
     schema = {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}
     return {
         status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: schema}}

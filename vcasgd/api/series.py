@@ -1,8 +1,10 @@
-"""Long series made short enough for a screen, so that no spike is lost: pure."""
+"""Metrics over time, thinned to fit a screen without losing spikes."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,54 +12,93 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import Evaluation
+from vcasgd.store.ledger.metrics import MetricColumns
 
-#: series whose highest and lowest points are kept unless others are asked for; the rest grows
-#: steadily, and is right wherever it is cut
+#: Series whose extremes are kept by default. The others grow steadily, so any point will do.
 SPIKY = ("loss", "updates_per_second", "staleness_mean", "staleness_max", "workers")
+#: Jobs whose series stay in memory; 100,000 points take 6 MB each.
+JOBS_CACHED = 8
 
 
-def chosen(series: Sequence[NDArray[np.float64]], count: int, most: int) -> list[int]:
-    """Indices of at most ``most`` of ``count`` points, in order: the first, the last, and of each
-    stretch those in which one of the series is highest or lowest. Each series is float64 [count],
-    NaN where it has no number."""
+class Curves:
+    """Cache of long series, so that many readers read each point from the ledger once.
+
+    Threads may share it.
+    """
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, tuple[MetricColumns, threading.Lock]] = OrderedDict()
+
+    def thinned(
+        self, job: str, after: str, names: Sequence[str], most: int
+    ) -> list[dict[str, Any]]:
+        """Return at most ``most`` points after an ID, oldest first.
+
+        The extremes of the :data:`SPIKY` series among ``names`` are kept. Raises
+        :class:`~vcasgd.errors.StoreUnavailable`.
+        """
+        points, lock = self._points(job)
+        with lock:
+            points.refresh()
+            first = points.after(after)
+            series = [points.column(name)[first:] for name in names if name in SPIKY]
+            indices = thinned_indices(series, len(points) - first, most)
+            return points.rows(first + index for index in indices)
+
+    def _points(self, job: str) -> tuple[MetricColumns, threading.Lock]:
+        with self._lock:
+            entry = self._cache.setdefault(
+                job, (MetricColumns(self._ledger, job, SPIKY), threading.Lock())
+            )
+            self._cache.move_to_end(job)
+            while len(self._cache) > JOBS_CACHED:
+                self._cache.popitem(last=False)
+            return entry
+
+
+def thinned_indices(series: Sequence[NDArray[np.float64]], count: int, most: int) -> list[int]:
+    """Return the indices of at most ``most`` of ``count`` points, in order.
+
+    They include the first point, the last one, and the extremes of each series in each of
+    several equal stretches. Each series is float64 [count], NaN where it has no value.
+    """
     if count <= most:
         return list(range(count))
-    kept = {0, count - 1}
+    indices = {0, count - 1}
     series = series[: max(1, (most - 2) // 2)]
-    stretches = max(1, (most - len(kept)) // max(1, 2 * len(series)))
+    stretches = max(1, (most - len(indices)) // max(1, 2 * len(series)))
     edges = np.linspace(0, count, stretches + 1).astype(int)
     for values in series:
-        kept |= _extremes(values, edges)
-    return sorted(kept)[:most]
+        indices |= _extremes(values, edges)
+    return sorted(indices)[:most]
 
 
 def _extremes(values: NDArray[np.float64], edges: NDArray[np.int_]) -> set[int]:
-    """The indices of the highest and the lowest value of each stretch."""
-    found = set()
+    """Return the indices of the highest and the lowest value of each stretch."""
+    indices = set()
     low = np.where(np.isnan(values), np.inf, values)
     high = np.where(np.isnan(values), -np.inf, values)
     for start, stop in pairwise(edges):
         if start < stop:
-            found |= {int(start + low[start:stop].argmin()), int(start + high[start:stop].argmax())}
-    return found
+            indices.add(int(start + low[start:stop].argmin()))
+            indices.add(int(start + high[start:stop].argmax()))
+    return indices
 
 
 def with_evaluations(
     rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]
 ) -> list[dict[str, Any]]:
-    """The rows, each with what was known of the model's quality then."""
-    known = sorted(evaluations, key=lambda each: each.at)
-    times = [each.at for each in known]
-    after = []
+    """Return the rows, each with the newest evaluation at its time."""
+    ordered = sorted(evaluations, key=lambda each: each.at)
+    times = [each.at for each in ordered]
+    result = []
     for row in rows:
-        before = bisect_right(times, row.get("at") or 0.0)
-        metrics = known[before - 1].metrics if before else None
+        count = bisect_right(times, row.get("at") or 0.0)
+        metrics = ordered[count - 1].metrics if count else None
         accuracy = metrics.get("accuracy") if metrics else None
-        after.append({**row, "accuracy": accuracy, "validation": metrics})
-    return after
-
-
-def only(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The row's time, and what was asked for."""
-    return {name: row.get(name) for name in ("id", "at", *names)}
+        result.append({**row, "accuracy": accuracy, "validation": metrics})
+    return result

@@ -1,4 +1,4 @@
-"""Server-sent events: a job's history as it happens."""
+"""Server-sent events: a job's history while it grows, and changes of the whole platform."""
 
 from __future__ import annotations
 
@@ -7,111 +7,167 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import anyio
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from vcasgd.api.rows import finite
+from vcasgd.api.observer import Pieces, PlatformObserver, changed
 from vcasgd.errors import VcasgdError
+from vcasgd.schemas.base import finite
+from vcasgd.store.ledger.events import EventCursor, EventFeed
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
-#: between two looks for news. A blocking read of the ledger would be quicker by half of this,
-#: and hold a thread and a connection for each reader
-LOOK_SECONDS = 0.25
-#: entries sent between two looks
+#: Seconds between two reads of a history. A blocking read would halve the delay, but occupy a
+#: thread and a connection for each client.
+POLL_SECONDS = 0.25
+#: Entries of a history that are read at a time.
 BATCH = 500
-#: a proxy closes connections that are silent for long, commonly after 60 s
+#: Seconds between two observations of the platform; people can't read faster.
+OBSERVE_SECONDS = 0.5
+#: Events of the platform that are read at a time.
+MOST_EVENTS = 200
+#: Seconds between two comments; proxies commonly close connections that are silent for 60 s.
 KEEP_ALIVE_SECONDS = 10
-#: a reader that takes nothing for so long is disconnected
+#: Seconds after which a client that accepts no data is disconnected.
 SEND_SECONDS = 30
-#: streams have threads of their own, so that many readers don't delay everybody else
-_THREADS = CapacityLimiter(16)
+#: Streams have their own threads, so that many clients don't delay other requests.
+_HISTORY_THREADS = CapacityLimiter(16)
+_PLATFORM_THREADS = CapacityLimiter(8)
 
 Entry = dict[str, Any]
+Result = TypeVar("Result")
+
+
+def accepts_stream(request: Request) -> bool:
+    """Return True if the client asks for server-sent events."""
+    return MEDIA_TYPE in request.headers.get("accept", "")
+
+
+async def _in_thread(work: Callable[[], Result], threads: CapacityLimiter) -> Result:
+    """Run ``work`` in a thread that a shutdown doesn't wait for."""
+    return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=threads)
+
+
+def _response(messages: AsyncIterator[ServerSentEvent]) -> Response:
+    return EventSourceResponse(messages, ping=KEEP_ALIVE_SECONDS, send_timeout=SEND_SECONDS)
+
+
+# -- a job's history ----------------------------------------------------------------------------
 
 
 class Read(Protocol):
-    """Reads entries of a job's history after an id."""
+    """Reader of the entries after an ID."""
 
     def __call__(self, job: str, after: str, *, limit: int) -> list[Entry]: ...
 
 
 @dataclass(frozen=True)
-class JobSnapshot:
-    """Entries, and what was known of the job before they were read."""
-
-    job: JobRecord
-    entries: list[Entry]
-
-
-@dataclass(frozen=True)
 class Tail:
-    """One kind of a job's history. ``label`` names an entry; ``late_seconds``: entries may
-    come so long after the job's end."""
+    """The end of one kind of a job's history."""
 
     jobs: Jobs
     job: str
     read: Read
+    #: Returns the type of the message for an entry.
     label: Callable[[Entry], str]
+    #: Seconds after the job's end in which entries may still arrive.
     late_seconds: float = 0.0
 
-    def look(self, after: str, limit: int) -> JobSnapshot:
-        """Raises :class:`~vcasgd.errors.NotFound`, :class:`~vcasgd.errors.StoreUnavailable`."""
-        # in this order: what comes with the job's end is not missed
+    async def after(self, after: str, limit: int) -> tuple[JobRecord, list[Entry]]:
+        """Return the job, and the entries after an ID.
+
+        Raises :class:`~vcasgd.errors.NotFound` and :class:`~vcasgd.errors.StoreUnavailable`.
+        """
+        return await _in_thread(partial(self._after, after, limit), _HISTORY_THREADS)
+
+    def _after(self, after: str, limit: int) -> tuple[JobRecord, list[Entry]]:
+        # read the job first: an entry that arrives with the job's end is then included
         job = self.jobs.get(self.job)
-        return JobSnapshot(job, [finite(each) for each in self.read(self.job, after, limit=limit)])
+        return job, [finite(each) for each in self.read(self.job, after, limit=limit)]
 
     def grace(self, job: JobRecord) -> float:
-        """How long entries may still come, in seconds, now that the job is over."""
+        """Return the seconds in which entries of a job that has ended may still arrive."""
         passed = time.time() - (job.ended_at or 0.0)
-        # whoever ended the job may have another idea of the time
+        # clocks differ, so the end may seem to be in the future
         return min(max(self.late_seconds - passed, 0.0), self.late_seconds)
 
 
-async def look(tail: Tail, after: str, limit: int) -> JobSnapshot:
-    """:meth:`Tail.look` in a thread that a shutdown doesn't wait for."""
-    return await to_thread.run_sync(
-        tail.look, after, limit, abandon_on_cancel=True, limiter=_THREADS
-    )
+def history_stream(tail: Tail, after: str) -> Response:
+    """Return a stream of the entries after an ID, until the job has ended."""
+    return _response(_history(tail, after))
 
 
-def wants_stream(request: Request) -> bool:
-    return MEDIA_TYPE in request.headers.get("accept", "")
-
-
-def event_stream(tail: Tail, after: str) -> Response:
-    return EventSourceResponse(
-        _messages(tail, after), ping=KEEP_ALIVE_SECONDS, send_timeout=SEND_SECONDS
-    )
-
-
-async def _messages(tail: Tail, after: str) -> AsyncIterator[ServerSentEvent]:
+async def _history(tail: Tail, after: str) -> AsyncIterator[ServerSentEvent]:
     end: float | None = None
     try:
         while True:
-            seen = await look(tail, after, BATCH)
-            for entry in seen.entries:
-                yield _message(tail, entry)
+            job, entries = await tail.after(after, BATCH)
+            for entry in entries:
                 after = entry["id"]
-            if seen.entries:
+                yield ServerSentEvent(id=after, event=tail.label(entry), data=json.dumps(entry))
+            if entries:
                 continue
-            if seen.job.state.over:
-                end = end or time.monotonic() + tail.grace(seen.job)
+            if job.state.over:
+                end = end or time.monotonic() + tail.grace(job)
                 if time.monotonic() >= end:
-                    yield ServerSentEvent(event="end", data=json.dumps({"state": seen.job.state}))
+                    yield ServerSentEvent(event="end", data=json.dumps({"state": job.state}))
                     return
-            await anyio.sleep(LOOK_SECONDS)
+            await anyio.sleep(POLL_SECONDS)
     except VcasgdError as error:
-        # the reader comes back with the last id, and is told then what is wrong
+        # the client reconnects with the last ID and then gets the error as a response
         log.warning("stream of %s: %s", tail.job, error)
 
 
-def _message(tail: Tail, entry: Entry) -> ServerSentEvent:
-    return ServerSentEvent(id=entry["id"], event=tail.label(entry), data=json.dumps(entry))
+# -- the platform -------------------------------------------------------------------------------
+
+
+async def platform_stream(
+    observer: PlatformObserver, feed: EventFeed, after: str | None
+) -> Response:
+    """Return a stream of the platform's state, its changes, and events after a position.
+
+    Raises :class:`~vcasgd.errors.StoreUnavailable`.
+    """
+    # observe before the stream starts: later, the response can't report an error
+    state = await _in_thread(observer.observe, _PLATFORM_THREADS)
+    cursor = EventCursor.parse(after) if after else EventCursor(state.at)
+    return _response(_changes(observer, feed, cursor))
+
+
+async def _changes(
+    observer: PlatformObserver, feed: EventFeed, cursor: EventCursor
+) -> AsyncIterator[ServerSentEvent]:
+    sent: Pieces = {}
+    # a job that has ended may be missing from the next observation, but not its last events
+    earlier_jobs: tuple[str, ...] = ()
+    try:
+        while True:
+            state = await _in_thread(observer.observe, _PLATFORM_THREADS)
+            for (kind, _), piece in changed(sent, state.pieces).items():
+                yield _message(kind, cursor, piece.model_dump_json())
+            sent, jobs = state.pieces, tuple({*earlier_jobs, *state.jobs})
+            events = await _in_thread(
+                partial(feed.events, jobs, cursor, state.at, limit=MOST_EVENTS), _PLATFORM_THREADS
+            )
+            for cursor, event in events:
+                yield _message("event", cursor, json.dumps(finite(event)))
+            earlier_jobs = jobs
+            if len(events) < MOST_EVENTS:
+                earlier_jobs = state.jobs
+                await anyio.sleep(OBSERVE_SECONDS)
+    except VcasgdError as error:
+        # the client reconnects with the last ID and then gets the error as a response
+        log.warning("stream: %s", error)
+
+
+def _message(kind: str, cursor: EventCursor, data: str) -> ServerSentEvent:
+    # every message has the position, so that a client without any event can resume too
+    return ServerSentEvent(id=str(cursor), event=kind, data=data)

@@ -24,8 +24,10 @@ from vcasgd.cli.output import Json, err, out, percent, show_json
 from vcasgd.cli.progress import follow, summary_line
 from vcasgd.cli.stack import ReadyPrinter, StoreNodes
 from vcasgd.cli.watch import JobStatus, Watch, accuracy
-from vcasgd.client import Client, JobView, Row
+from vcasgd.client import Client
 from vcasgd.errors import ApiError, StackError
+from vcasgd.schemas.fleet import WorkerRow
+from vcasgd.schemas.jobs import JobView
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import ForegroundStack, StackHome
 
@@ -116,20 +118,20 @@ class Faults:
             if training and (complete or done >= LATEST_EVICTION):
                 self.evicted = self._evict(training[0], kill=False)
         elif self.killed is None and look.job.evictions:
-            others = [row for row in training if row["instance"] != self.evicted]
+            others = [row for row in training if row.instance != self.evicted]
             if others and (complete or done >= LATEST_KILL):
                 self.killed = self._evict(others[0], kill=True)
 
-    def _evict(self, worker: Row, *, kill: bool) -> str | None:
+    def _evict(self, worker: WorkerRow, *, kill: bool) -> str | None:
         """Return the evicted instance, or None if the worker had already left."""
         try:
-            return str(self.client.evict(worker["name"], kill=kill)["instance"])
+            return self.client.evict(worker.name, kill=kill).instance
         except ApiError:
             return None
 
 
-def _trains(row: Row) -> bool:
-    return bool(row.get("steps")) and not row.get("notice") and not row.get("leaving")
+def _trains(row: WorkerRow) -> bool:
+    return bool(row.steps) and not row.notice and not row.leaving
 
 
 def register(app: typer.Typer) -> None:

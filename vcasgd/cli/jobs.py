@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,7 +29,9 @@ from vcasgd.cli.output import (
 from vcasgd.cli.progress import event_line
 from vcasgd.cli.progress import follow as show_progress
 from vcasgd.cli.watch import Watch, accuracy, epoch
-from vcasgd.client import Client, JobView
+from vcasgd.client import Client
+from vcasgd.schemas.history import EventRow, LogRow
+from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
 
 #: Exit status after Ctrl-C; a shell reports the same for SIGINT.
@@ -92,7 +94,7 @@ def submit(
         limit_mb = load_settings().package_limit_mb
         job = client.submit_directory(spec, limit_mb, idempotency_key or uuid.uuid4().hex)
         if as_json:
-            show_json(job.to_dict())
+            show_json(job)
         else:
             out.print(f"submitted {job.id}", markup=False)
         if following:
@@ -118,7 +120,7 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with open_client(url, token) as client:
-        show_rows([job.to_dict() for job in client.jobs(state)], _JOBS, as_json=as_json)
+        show_rows(client.jobs(state), _JOBS, as_json=as_json)
 
 
 def show(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:
@@ -126,7 +128,7 @@ def show(job: JobName, as_json: Json = False, url: Url = None, token: Token = No
     with open_client(url, token) as client:
         view = client.job(job)
     if as_json:
-        show_json(view.to_dict())
+        show_json(view)
         return
     show_facts(_facts(view), width=12)
     show_traceback(view.traceback or "")
@@ -140,7 +142,7 @@ def events(
     with open_client(url, token) as client, _interruptible(job):
         stream = client.events(job, follow=following)
         if as_json:
-            _show_stream((vars(event) for event in stream), following)
+            _show_stream(stream, following)
             return
         for event in stream:
             out.print(event_line(event), markup=False)
@@ -154,7 +156,7 @@ def logs(
     with open_client(url, token) as client, _interruptible(job):
         stream = client.logs(job, follow=following)
         if as_json:
-            _show_stream((vars(line) for line in stream), following)
+            _show_stream(stream, following)
             return
         for line in stream:
             out.print(f"{line.worker.rpartition('.')[2]}: {line.line}", markup=False)
@@ -254,7 +256,7 @@ def _show_state(view: JobView) -> None:
     out.print(f"{view.id} is {view.state}", markup=False)
 
 
-def _show_stream(rows: Iterator[dict[str, Any]], following: bool) -> None:
+def _show_stream(rows: Iterator[EventRow] | Iterator[LogRow], following: bool) -> None:
     if not following:
         show_json(list(rows))
         return
@@ -270,16 +272,16 @@ def _accuracies(view: JobView) -> str | None:
     return percent(last) if best == last else f"{percent(last)}, best {percent(best)}"
 
 
-def _tuned(tuned: dict[str, Any]) -> Iterator[str]:
+def _tuned(tuned: TunedView) -> Iterator[str]:
     """Yield each setting that automatic tuning has changed."""
-    slower = [share for share in tuned.get("shares", {}).values() if share < 1]
+    slower = [share for share in tuned.shares.values() if share < 1]
     if slower:
         yield f"push intervals of slow workers down to {min(slower):.0%}"
-    if tuned.get("implicit_momentum"):
-        yield f"momentum lowered by {tuned['implicit_momentum']:.2f}"
-    if tuned.get("mixing", 1.0) != 1:
-        yield f"updates have {tuned['mixing']:.0%} of the rule's weight"
-    more = [count for count in tuned.get("learners", {}).values() if count > 1]
+    if tuned.implicit_momentum:
+        yield f"momentum lowered by {tuned.implicit_momentum:.2f}"
+    if tuned.mixing != 1:
+        yield f"updates have {tuned.mixing:.0%} of the rule's weight"
+    more = [count for count in tuned.learners.values() if count > 1]
     if more:
         yield f"up to {max(more)} learners per machine"
 
@@ -301,7 +303,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("store nodes", view.store_nodes),
         ("model", view.model),
         ("request", view.request),
-        ("rule", view.spec["update"]["rule"]),
+        ("rule", view.spec.update.rule),
         ("tuned", ", ".join(_tuned(view.tuned))),
-        ("working dir", view.spec["working_dir"]),
+        ("working dir", view.spec.working_dir),
     ]

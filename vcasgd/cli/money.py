@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,10 @@ from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.output import Columns, Json, duration, err, out, show_facts, show_json, show_rows
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
+from vcasgd.schemas.costs import PlanView, WasteView
 from vcasgd.spec.job import JobSpec
 
-#: Pool of machines that cost nothing.
+#: Pool of local machines, which cost nothing; no other pool may have this name.
 FREE_POOL = "local"
 
 _OFFERS: Columns = {
@@ -72,7 +73,7 @@ def plan(
     if as_json:
         show_json(offer)
         return
-    show_rows(offer["offers"], _OFFERS, as_json=False)
+    show_rows(offer.offers, _OFFERS, as_json=False)
     for line in _lines(offer):
         out.print(line, markup=False)
 
@@ -89,17 +90,17 @@ def cost(
     if as_json:
         show_json(costs)
         return
-    show_rows(costs["pools"], _POOLS, as_json=False)
-    on_demand, budget = costs["on_demand_usd"], costs["max_cost_usd"]
+    show_rows(costs.pools, _POOLS, as_json=False)
+    on_demand, budget = costs.on_demand_usd, costs.max_cost_usd
     limit = f" of {budget:g}" if budget is not None else ""
-    share = f" ({costs['saved_usd'] / on_demand:.0%})" if on_demand else ""
+    share = f" ({costs.saved_usd / on_demand:.0%})" if on_demand else ""
     facts = {
-        "spent": f"{costs['spent_usd']:.4f} USD{limit}",
+        "spent": f"{costs.spent_usd:.4f} USD{limit}",
         "on demand": f"{on_demand:.4f} USD",
-        "saved": f"{costs['saved_usd']:.4f} USD{share}",
-        "booting": _waste(costs["wasted"]["booting"]),
-        "idle": _waste(costs["wasted"]["idle"]),
-        "lost work": _waste(costs["wasted"]["lost_work"]),
+        "saved": f"{costs.saved_usd:.4f} USD{share}",
+        "booting": _waste(costs.wasted.booting),
+        "idle": _waste(costs.wasted.idle),
+        "lost work": _waste(costs.wasted.lost_work),
     }
     show_facts(facts.items(), width=12)
 
@@ -110,17 +111,17 @@ def confirm(client: Client, spec: JobSpec) -> None:
     Raises :class:`SpecError` if the costs are unknown or the input is not a terminal, and
     :class:`typer.Abort` if the user declines.
     """
+    if set(spec.workers.pools) <= {FREE_POOL}:
+        return
     try:
         plan = client.plan(spec)
     except Conflict as error:
-        if set(spec.workers.pools) <= {FREE_POOL}:
-            return
         raise SpecError(
             f"the cost of the job is unknown: {error.message}",
             remedy="try again, or submit it with --yes",
             field="workers.pools",
         ) from error
-    if not plan["costs_money"]:
+    if not plan.costs_money:
         return
     for line in _lines(plan):
         err.print(line, markup=False)
@@ -137,28 +138,28 @@ def stdin_is_a_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _lines(plan: dict[str, Any]) -> list[str]:
+def _lines(plan: PlanView) -> list[str]:
     """Return the text below the table of offers."""
     lines = [
-        f"pool {pool['pool']} excluded: {'; '.join(pool['reasons'])}"
-        for pool in plan["pools"]
-        if not pool["usable"]
+        f"pool {pool.pool} excluded: {'; '.join(pool.reasons)}"
+        for pool in plan.pools
+        if not pool.usable
     ]
     lines.append(
-        f"{plan['machines']} machines for {plan['usd_per_hour']:.4f} USD/h "
-        f"({plan['on_demand_usd_per_hour']:.4f} on demand)"
+        f"{plan.machines} machines for {plan.usd_per_hour:.4f} USD/h "
+        f"({plan.on_demand_usd_per_hour:.4f} on demand)"
     )
-    if plan["hours"] is not None:
+    if plan.hours is not None:
         lines.append(
-            f"about {duration(plan['hours'] * 3600)} and {plan['cost_usd']:.2f} USD "
-            f"({plan['on_demand_cost_usd']:.2f} on demand)"
+            f"about {duration(plan.hours * 3600)} and {plan.cost_usd:.2f} USD "
+            f"({plan.on_demand_cost_usd:.2f} on demand)"
         )
-    lines += [f"assumed: {assumption}" for assumption in plan["assumptions"]]
-    return lines + [f"remedy: {remedy}" for remedy in plan["remedies"]]
+    lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
+    return lines + [f"remedy: {remedy}" for remedy in plan.remedies]
 
 
-def _waste(waste: dict[str, float]) -> str:
-    return f"{waste['usd']:.4f} USD, {duration(waste['seconds'])}"
+def _waste(waste: WasteView) -> str:
+    return f"{waste.usd:.4f} USD, {duration(waste.seconds)}"
 
 
 def _optional(value: float | None, form: str) -> str | None:

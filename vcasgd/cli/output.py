@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
@@ -50,8 +51,13 @@ def show_traceback(text: str) -> None:
 
 
 def show_json(value: object) -> None:
-    """Print a value as one line of JSON."""
-    typer.echo(json.dumps(value))
+    """Print a value as one line of JSON. It may contain models."""
+    typer.echo(json.dumps(value, default=plain))
+
+
+def plain(model: BaseModel) -> dict[str, Any]:
+    """Return a model as JSON values."""
+    return model.model_dump(mode="json")
 
 
 def show_facts(facts: Iterable[tuple[str, object]], width: int) -> None:
@@ -61,16 +67,18 @@ def show_facts(facts: Iterable[tuple[str, object]], width: int) -> None:
             out.print(f"{name:<{width}}{value}", markup=False)
 
 
-def show_rows(rows: Iterable[Mapping[str, Any]], columns: Columns, *, as_json: bool) -> None:
+def show_rows(
+    rows: Iterable[Mapping[str, Any] | BaseModel], columns: Columns, *, as_json: bool
+) -> None:
     """Print rows as a table with the given columns, or as JSON with all fields."""
-    rows = list(rows)
+    dicts = [plain(row) if isinstance(row, BaseModel) else row for row in rows]
     if as_json:
-        show_json(rows)
+        show_json(dicts)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in columns:
         table.add_column(heading, no_wrap=True)
-    for row in rows:
+    for row in dicts:
         table.add_row(*(_text(value(row)) for value in columns.values()))
     if out.is_terminal:
         out.print(table)

@@ -16,7 +16,9 @@ from rich.text import Text
 
 from vcasgd.cli.output import duration, percent
 from vcasgd.cli.watch import JobStatus, accuracy, epoch
-from vcasgd.client import Event, JobView, Row
+from vcasgd.schemas.fleet import WorkerRow
+from vcasgd.schemas.history import EventRow
+from vcasgd.schemas.jobs import JobView
 
 #: Newest events in the live view.
 EVENTS_SHOWN = 8
@@ -90,8 +92,8 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._events: deque[Event] = deque(maxlen=EVENTS_SHOWN)
-        self._losses: deque[Event] = deque(maxlen=LOSSES_SHOWN)
+        self._events: deque[EventRow] = deque(maxlen=EVENTS_SHOWN)
+        self._losses: deque[EventRow] = deque(maxlen=LOSSES_SHOWN)
         self._workers: deque[int] = deque(maxlen=MOST_BARS)
         self._marks: deque[Text] = deque(maxlen=MOST_BARS)
 
@@ -124,11 +126,11 @@ class LiveView:
         return Group(*parts)
 
 
-def event_line(event: Event) -> str:
+def event_line(event: EventRow) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(event.at))}  {event.kind}: {event.text}"
 
 
-def mark(events: Iterable[Event]) -> Text:
+def mark(events: Iterable[EventRow]) -> Text:
     """Return the mark of the worst loss among the events, or a space if there is none."""
     kinds = {event.kind for event in events}
     letter, style = next((sign for kind, sign in LOSSES.items() if kind in kinds), (" ", ""))
@@ -149,12 +151,12 @@ def sparkline(values: Iterable[float], lowest: float | None = None) -> str:
     return "".join(_BARS[round((value - low) * scale)] for value in shown)
 
 
-def _loss_line(event: Event) -> Text:
+def _loss_line(event: EventRow) -> Text:
     letter, style = LOSSES[event.kind]
     return Text(f"{letter} {event_line(event)}", style=style)
 
 
-def _remarkable(look: JobStatus) -> list[Event]:
+def _remarkable(look: JobStatus) -> list[EventRow]:
     return [event for event in look.events if event.kind not in ROUTINE]
 
 
@@ -230,12 +232,12 @@ def _numbers(look: JobStatus) -> RenderableType:
     return grid
 
 
-def _workers(rows: list[Row]) -> RenderableType:
+def _workers(rows: list[WorkerRow]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     for row in rows:
-        activity = row.get("quarantined") or row.get("leaving") or row.get("doing")
-        notice = "eviction notice" if row.get("notice") else ""
-        grid.add_row(row.get("instance") or row["name"], activity, Text(notice, style="yellow"))
+        activity = row.quarantined or row.leaving or row.doing
+        notice = "eviction notice" if row.notice else ""
+        grid.add_row(row.instance or row.name, activity, Text(notice, style="yellow"))
     return grid
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from vcasgd import stack
 from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.output import Columns, Json, ago, err, out, show_json, show_rows
+from vcasgd.cli.output import Columns, Json, ago, err, out, plain, show_json, show_rows
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackPhase, StackState
 
@@ -93,7 +93,7 @@ def status(as_json: Json = False, home: Home = None, url: Url = None, token: Tok
     value: dict[str, Any] = {} if remote else _local_status(settings)
     if remote or value["phase"] == StackPhase.READY:
         with open_client(url, token, settings) as client:
-            value["platform"] = client.status()
+            value["platform"] = plain(client.status())
     if as_json:
         show_json(value)
     else:

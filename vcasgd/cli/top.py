@@ -17,9 +17,11 @@ from rich.text import Text
 
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Json, ago, out, percent, show_json
-from vcasgd.client import Client, JobView, Row
-from vcasgd.client.problems import may_work_later
+from vcasgd.client import Client, may_work_later
 from vcasgd.errors import ApiError
+from vcasgd.schemas.costs import SpendView
+from vcasgd.schemas.fleet import InstanceRow, PoolRow, ServerGaugesView, StoreView
+from vcasgd.schemas.jobs import JobView
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS = 1.0
@@ -32,13 +34,10 @@ class FleetOverview:
     """State of the fleet at one moment."""
 
     jobs: Sequence[JobView]
-    machines: list[Row]
-    pools: list[Row]
-    store: Row
-    spend: Row
-
-    def to_dict(self) -> Row:
-        return {**vars(self), "jobs": [job.to_dict() for job in self.jobs]}
+    machines: list[InstanceRow]
+    pools: list[PoolRow]
+    store: StoreView
+    spend: SpendView
 
 
 def top(
@@ -50,7 +49,7 @@ def top(
     """Show a live overview of jobs, machines, costs and the store until Ctrl-C."""
     with open_client(url, token) as client:
         if as_json:
-            show_json(_fetch(client).to_dict())
+            show_json(vars(_fetch(client)))
         elif once or not out.is_terminal:
             out.print(picture(_fetch(client)))
         else:
@@ -86,28 +85,28 @@ def picture(overview: FleetOverview, problem: str | None = None) -> RenderableTy
         _head(overview), Text(), _jobs(overview), Text(), _machines(overview), Text(),
         _store(overview.store),
     ]  # fmt: skip
-    blocked = [row for row in overview.pools if row.get("reason")]
+    blocked = [row for row in overview.pools if row.reason]
     if blocked:
-        parts += [Text(), *(Text(f"{row['name']}: {row['reason']}") for row in blocked)]
+        parts += [Text(), *(Text(f"{row.name}: {row.reason}") for row in blocked)]
     if problem:
         parts += [Text(), Text(f"{problem}; retrying", style="yellow")]
     return Lines(*parts)
 
 
 def _head(overview: FleetOverview) -> RenderableType:
-    states = Counter(str(row.get("state")) for row in overview.machines)
+    states = Counter(str(row.state) for row in overview.machines)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
     spend = overview.spend
     return Text.assemble(
-        ("machines ", "dim"), counts, ("   per hour ", "dim"), f"${spend['usd_per_hour']:.2f}",
-        ("   spent ", "dim"), f"${spend['spent_usd']:.2f}",
-        ("   saved ", "dim"), (f"${spend['saved_usd']:.2f}", "green"),
+        ("machines ", "dim"), counts, ("   per hour ", "dim"), f"${spend.usd_per_hour:.2f}",
+        ("   spent ", "dim"), f"${spend.spent_usd:.2f}",
+        ("   saved ", "dim"), (f"${spend.saved_usd:.2f}", "green"),
     )  # fmt: skip
 
 
 def _jobs(overview: FleetOverview) -> RenderableType:
     table = _table("JOB", "STATE", "EPOCH", "DONE", "ACCURACY", "MACHINES", "LOST")
-    workers = Counter(row.get("job") for row in overview.machines)
+    workers = Counter(row.job for row in overview.machines)
     for job in overview.jobs[:MOST_ROWS]:
         progress = job.progress
         table.add_row(
@@ -120,31 +119,32 @@ def _jobs(overview: FleetOverview) -> RenderableType:
 
 def _machines(overview: FleetOverview) -> RenderableType:
     table = _table("INSTANCE", "POOL", "STATE", "JOB", "LAUNCHED", "USD/H")
-    rows = sorted(overview.machines, key=lambda row: row.get("launched_at") or 0.0, reverse=True)
+    rows = sorted(overview.machines, key=lambda row: row.launched_at or 0.0, reverse=True)
     for row in rows[:MOST_ROWS]:
-        leaving = row.get("state") == "leaving"
+        leaving = row.state == "leaving"
         table.add_row(
-            row["id"], row.get("pool"), row.get("state"), row.get("job") or "",
-            ago(row.get("launched_at")), f"{row.get('price_per_hour') or 0:.4f}",
+            row.id, row.pool, row.state, row.job or "",
+            ago(row.launched_at), f"{row.price_per_hour or 0:.4f}",
             style="yellow" if leaving else None,
         )  # fmt: skip
     return table if rows else Text("no machines", style="dim")
 
 
-def _store(store: Row) -> RenderableType:
+def _store(store: StoreView) -> RenderableType:
     table = _table("SERVER", "MEMORY", "OPS/S", "QUEUED", "VERSIONS/S")
-    for name, row in (
-        *((node["node"], node) for node in store["nodes"]), ("ledger", store["ledger"]),
-    ):  # fmt: skip
-        used, limit = row.get("memory_used_bytes"), row.get("memory_limit_bytes")
-        memory = "" if used is None else f"{used / 1e6:.0f} MB"
-        waiting, rate = row.get("queued"), row.get("publications_per_second")
-        table.add_row(
-            name, f"{memory} of {limit / 1e6:.0f} MB" if limit and memory else memory,
-            _number(row.get("operations_per_second")),
-            "" if waiting is None else str(sum(waiting.values())), _number(rate),
-        )  # fmt: skip
+    for node in store.nodes:
+        queued, rate = str(sum(node.queued.values())), _number(node.publications_per_second)
+        table.add_row(node.node, _memory(node), _number(node.operations_per_second), queued, rate)
+    ledger = store.ledger
+    table.add_row("ledger", _memory(ledger), _number(ledger.operations_per_second), "", "")
     return table
+
+
+def _memory(server: ServerGaugesView) -> str:
+    used, limit = server.memory_used_bytes, server.memory_limit_bytes
+    if used is None:
+        return ""
+    return f"{used / 1e6:.0f} MB" + (f" of {limit / 1e6:.0f} MB" if limit else "")
 
 
 def _number(value: float | None) -> str:

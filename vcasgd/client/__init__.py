@@ -1,4 +1,4 @@
-"""The SDK: everything that the REST API offers, as typed Python.
+"""The Python client: everything that the REST API offers, as typed Python.
 
 ::
 
@@ -7,24 +7,13 @@
     for event in job.events(follow=True):
         print(event.text)
     job.wait().download(Path("model.safetensors"))
+
+:mod:`vcasgd.schemas` has the types of all results.
 """
 
 from vcasgd.client.client import Client
 from vcasgd.client.following import PATIENCE_SECONDS
 from vcasgd.client.job import Job
 from vcasgd.client.problems import may_work_later
-from vcasgd.client.views import Evaluation, Event, JobView, LogLine, Progress, Row, Totals
 
-__all__ = [
-    "PATIENCE_SECONDS",
-    "Client",
-    "Evaluation",
-    "Event",
-    "Job",
-    "JobView",
-    "LogLine",
-    "Progress",
-    "Row",
-    "Totals",
-    "may_work_later",
-]
+__all__ = ["PATIENCE_SECONDS", "Client", "Job", "may_work_later"]

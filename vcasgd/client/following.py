@@ -2,114 +2,133 @@
 
 from __future__ import annotations
 
-import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypeVar, cast
 
 import httpx
+from httpx_sse import EventSource, ServerSentEvent
 
 from vcasgd.backoff import backoff, jittered
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError
 
-#: how long a follower tries to come back before it gives up
+#: Seconds for which a client tries to reconnect before it raises the error.
 PATIENCE_SECONDS = 120.0
+#: Seconds of silence after which a connection counts as broken; the API sends keep-alive comments
+#: far more often.
+SILENCE_SECONDS = 30.0
+#: Seconds by which a stream may outlast its deadline.
+SLACK_SECONDS = 1.0
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
 
-#: opens the stream after an id
-Open = Callable[[str | None], AbstractContextManager[httpx.Response]]
+Result = TypeVar("Result")
 
 
-@dataclass
-class Message:
-    """One server-sent event."""
+class OpenStream(Protocol):
+    """Opens the stream after an ID, with a read timeout in seconds."""
 
-    id: str | None = None
-    event: str = "message"
-    data: str = ""
+    def __call__(
+        self, after: str | None, read_timeout: float
+    ) -> AbstractContextManager[httpx.Response]: ...
 
 
 class _Patience:
-    """Pauses that grow until something works again, and an end to them."""
+    """Growing pauses between attempts, and a limit to them."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.renew()
 
     def renew(self) -> None:
+        """Start again after a success."""
         self._failing_since: float | None = None
         self._failures = 0
 
-    def wait(self, error: ApiError) -> None:
-        """Raises the error where waiting would go beyond the limit."""
+    def wait(self, error: ApiError, longest: float = math.inf) -> None:
+        """Sleep, at most ``longest`` seconds. Raise ``error`` if it persists, or if the limit
+        is reached."""
+        if not may_work_later(error):
+            raise error
         now = time.monotonic()
-        # from the first failure on: a caller may take long over what it was given before
+        # count from the first failure: the caller may have worked on an entry for long before it
         self._failing_since = self._failing_since or now
         self._failures += 1
         pause = jittered(backoff(self._failures, FIRST_PAUSE, LONGEST_PAUSE))
         if now + pause > self._failing_since + self._seconds:
             raise error
-        time.sleep(pause)
+        time.sleep(max(0.0, min(pause, longest)))
 
 
-def follow(open_stream: Open, after: str | None, patience: float) -> Iterator[dict[str, Any]]:
-    """The data of all events after an id, each once, until the stream says that it is over.
-
-    Raises as :func:`messages` does.
-    """
-    for message in messages(open_stream, after, patience):
-        yield json.loads(message.data)
-
-
-def messages(open_stream: Open, after: str | None, patience: float) -> Iterator[Message]:
-    """All events after an id, until the stream says that it is over.
-
-    Raises :class:`ApiError` after ``patience`` seconds without a sign of life, and at once
-    where waiting doesn't help.
-    """
+def retried(request: Callable[[], Result], patience: float) -> Result:
+    """Return the result of a request, retried for ``patience`` seconds if the API is away."""
     waiting = _Patience(patience)
     while True:
-        broken = ApiError("the stream ended before the job did")
         try:
-            with open_stream(after) as response:
-                for message in parse(_lines(response, waiting)):
+            return request()
+        except ApiError as error:
+            waiting.wait(error)
+
+
+def messages(
+    open_stream: OpenStream,
+    after: str | None,
+    patience: float,
+    *,
+    silence: float = SILENCE_SECONDS,
+    deadline: float = math.inf,
+) -> Iterator[ServerSentEvent]:
+    """Yield all messages after an ID, each once, until the stream or the time ends.
+
+    The iterator reconnects with the last ID, and raises :class:`ApiError` after ``patience``
+    seconds without a connection. ``silence``: seconds without data after which a connection
+    counts as broken. ``deadline``: end of the time, on the monotonic clock.
+    """
+    waiting = _Patience(patience)
+    while (left := deadline - time.monotonic()) > 0:
+        read_timeout = min(silence, left)
+        broken = ApiError("the stream ended before the job did")
+
+        def received(read_timeout: float = read_timeout) -> None:
+            waiting.renew()
+            if deadline - time.monotonic() < read_timeout - SLACK_SECONDS:
+                raise _Reopen
+
+        try:
+            with open_stream(after, read_timeout) as response:
+                response.stream = _Body(response, received)
+                for message in EventSource(response).iter_sse():
                     if message.event == "end":
                         return
                     after = message.id or after
-                    yield message
+                    # comments after an ID appear as messages without data
+                    if message.data:
+                        yield message
+        except _Reopen:
+            continue
         except ApiError as error:
-            if not may_work_later(error):
-                raise
             broken = error
-        waiting.wait(broken)
+        waiting.wait(broken, deadline - time.monotonic())
 
 
-def _lines(response: httpx.Response, waiting: _Patience) -> Iterator[str]:
-    for line in response.iter_lines():
-        # keep-alive comments are signs of life too
-        waiting.renew()
-        yield line
+class _Reopen(Exception):
+    """Signal that less time is left than the connection's read timeout."""
 
 
-def parse(lines: Iterator[str]) -> Iterator[Message]:
-    """Whole messages; one that was cut off is dropped, as the standard asks."""
-    message, filled = Message(), False
-    for line in lines:
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        match name:
-            case "" if not line:
-                if filled:
-                    yield message
-                message, filled = Message(), False
-            case "id":
-                message.id = value
-            case "event":
-                message.event = value
-            case "data":
-                message.data += f"\n{value}" if filled else value
-                filled = True
+class _Body(httpx.SyncByteStream):
+    """Body of a response that reports each chunk, because an event source hides comments."""
+
+    def __init__(self, response: httpx.Response, received: Callable[[], None]) -> None:
+        self._stream = cast("httpx.SyncByteStream", response.stream)
+        self._received = received
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._stream:
+            self._received()
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()

@@ -1,112 +1,296 @@
-"""A job as one object of a program or a notebook."""
+"""Calls about one job, and a job as one object of a program or a notebook."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vcasgd.client.following import PATIENCE_SECONDS
-from vcasgd.client.views import Event, JobView, LogLine, Row, from_row
+from pydantic import PrivateAttr
 
-if TYPE_CHECKING:
-    from vcasgd.client.client import Client
+from vcasgd.client.following import PATIENCE_SECONDS, messages, retried
+from vcasgd.client.tensorboard import EventFiles
+from vcasgd.client.transport import Transport, path_of
+from vcasgd.errors import ApiError
+from vcasgd.schemas.costs import CostView
+from vcasgd.schemas.fleet import WorkerRow
+from vcasgd.schemas.history import (
+    CheckpointRow,
+    EventRow,
+    LogRow,
+    MachineView,
+    MetricRow,
+    StalenessView,
+    SubtasksView,
+)
+from vcasgd.schemas.jobs import JobView
+
+#: Points of a long history in event files; TensorBoard itself shows a thousand of each curve.
+HISTORY_POINTS = 5000
+#: Seconds between two reads of new points for event files.
+REFRESH_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class Job(JobView):
-    """A job as it was when the API was asked, and what may be asked about it or done with it.
+class JobCalls:
+    """Calls of the API about one job, which they take by its ID.
 
-    Its values never change: :meth:`refreshed`, :meth:`wait` and the commands return it as it is
-    then. Methods raise as those of :class:`~vcasgd.Client` do.
+    Every method raises :class:`~vcasgd.errors.ApiError` if the API does not answer,
+    :class:`~vcasgd.errors.Unauthorized` if the token is wrong, and
+    :class:`~vcasgd.errors.NotFound` if the job or the checkpoint does not exist.
     """
 
-    client: Client = field(kw_only=True, repr=False, compare=False)
+    def __init__(self, api: Transport) -> None:
+        self._api = api
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the API's JSON has it."""
-        return asdict(from_row(JobView, vars(self)))
+    def job(self, job: str) -> Job:
+        """Return a job."""
+        return self._bound(self._api.get(Job, path_of("jobs", job)))
+
+    def wait(
+        self, job: str, timeout: float | None = None, patience: float = PATIENCE_SECONDS
+    ) -> Job:
+        """Return the job once it has ended, after at most ``timeout`` seconds.
+
+        The API may be unavailable for ``patience`` seconds meanwhile. Raises
+        :class:`~vcasgd.errors.ApiError` if the job has not ended in time.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        stream = self._api.event_stream(path_of("jobs", job, "events"))
+        for _ in messages(stream, None, patience, deadline=deadline):
+            pass
+        view = retried(lambda: self.job(job), patience)
+        if not view.over:
+            raise ApiError(f"job {job} has not ended after {timeout:g} s")
+        return view
+
+    def pause(self, job: str) -> Job:
+        """Pause a job. Raises :class:`~vcasgd.errors.Conflict` if it is not running."""
+        return self._command(job, "pause")
+
+    def resume(self, job: str, max_cost_usd: float | None = None) -> Job:
+        """Resume a job, optionally with a new budget for the whole job.
+
+        Raises :class:`~vcasgd.errors.Conflict` if it is not paused.
+        """
+        body = None if max_cost_usd is None else {"max_cost_usd": max_cost_usd}
+        return self._command(job, "resume", body)
+
+    def cancel(self, job: str) -> Job:
+        """Cancel a job. Raises :class:`~vcasgd.errors.Conflict` if it has ended."""
+        return self._command(job, "cancel")
+
+    def events(
+        self,
+        job: str,
+        after: str | None = None,
+        follow: bool = False,
+        patience: float = PATIENCE_SECONDS,
+    ) -> Iterator[EventRow]:
+        """Yield the events after an ID, oldest first; with ``follow`` until the job ends.
+
+        Broken connections are resumed without loss or repetition. After ``patience`` seconds
+        without a connection, the iterator raises :class:`~vcasgd.errors.ApiError`.
+        """
+        path = path_of("jobs", job, "events")
+        if not follow:
+            yield from self._api.pages(EventRow, path, after)
+            return
+        for message in messages(self._api.event_stream(path), after, patience):
+            yield EventRow.model_validate_json(message.data)
+
+    def logs(
+        self,
+        job: str,
+        after: str | None = None,
+        follow: bool = False,
+        patience: float = PATIENCE_SECONDS,
+    ) -> Iterator[LogRow]:
+        """Yield the lines that workers printed, like :meth:`events`."""
+        path = path_of("jobs", job, "logs")
+        if not follow:
+            yield from self._api.pages(LogRow, path, after)
+            return
+        for message in messages(self._api.event_stream(path), after, patience):
+            yield LogRow.model_validate_json(message.data)
+
+    def metrics(
+        self,
+        job: str,
+        after: str | None = None,
+        *,
+        points: int | None = None,
+        names: Sequence[str] = (),
+    ) -> list[MetricRow]:
+        """Return the metrics over time, oldest first.
+
+        ``points`` thins the history to at most this many points, and keeps spikes. ``names``
+        selects fields; the others are then unset.
+        """
+        path, fields = path_of("jobs", job, "metrics"), ",".join(names) or None
+        if points is None:
+            return list(self._api.pages(MetricRow, path, after, names=fields))
+        return self._api.get(list[MetricRow], path, after=after, points=points, names=fields)
+
+    def staleness(self, job: str) -> StalenessView:
+        """Return the staleness of all updates: histogram, mean, and maximum."""
+        return self._api.get(StalenessView, path_of("jobs", job, "staleness"))
+
+    def machines(self, job: str) -> list[MachineView]:
+        """Return the machines of the job, with their states over time."""
+        return self._api.get(list[MachineView], path_of("jobs", job, "machines"))
+
+    def subtasks(self, job: str, epoch: int | None = None) -> SubtasksView:
+        """Return the state of each subtask of an epoch: by default, of the current one."""
+        return self._api.get(SubtasksView, path_of("jobs", job, "subtasks"), epoch=epoch)
+
+    def spec(self, job: str) -> str:
+        """Return the job's file as YAML."""
+        return self._api.call("GET", path_of("jobs", job, "spec")).text
+
+    def workers(self, job: str | None = None) -> list[WorkerRow]:
+        """Return the last heartbeats of a job's workers, or of those of all active jobs."""
+        path = "workers" if job is None else path_of("jobs", job, "workers")
+        return self._api.get(list[WorkerRow], path)
+
+    def cost(self, job: str) -> CostView:
+        """Return the cost of the job's machines so far."""
+        return self._api.get(CostView, path_of("jobs", job, "cost"))
+
+    def checkpoints(self, job: str) -> list[CheckpointRow]:
+        """Return the job's checkpoints, oldest first."""
+        return self._api.get(list[CheckpointRow], path_of("jobs", job, "checkpoints"))
+
+    def download(self, job: str, path: Path, checkpoint: str | None = None) -> Path:
+        """Download the finished model, or a checkpoint, as a safetensors file.
+
+        Returns the file's path; in a folder, the file has the checkpoint's name. It appears once
+        it is complete. Raises :class:`~vcasgd.errors.Conflict` if there is no model yet, and
+        :class:`~vcasgd.errors.CheckpointDamaged` if a digest does not match.
+        """
+        parts = ("model",) if checkpoint is None else ("checkpoints", checkpoint)
+        return self._api.download(path_of("jobs", job, *parts), path)
+
+    def tensorboard(self, job: str, folder: Path, follow: bool = False) -> Path:
+        """Write a job's history as TensorBoard event files; with ``follow`` until the job ends.
+
+        Returns the job's own folder inside ``folder``. Raises
+        :class:`~vcasgd.errors.ApiError` if TensorBoard is not installed.
+        """
+        target = folder / job
+        with EventFiles(target) as files:
+            view, last = self.job(job), None
+            points: int | None = HISTORY_POINTS
+            while True:
+                rows = self.metrics(job, last, points=points)
+                files.add_points(rows)
+                files.add_evaluations(view.evaluations)
+                if view.over or not follow:
+                    return target
+                last, points = (rows[-1].id if rows else last), None
+                time.sleep(REFRESH_SECONDS)
+                view = self.job(job)
+
+    def _command(self, job: str, command: str, body: dict[str, Any] | None = None) -> Job:
+        return self._bound(self._api.post(Job, path_of("jobs", job, command), body))
+
+    def _bound(self, job: Job) -> Job:
+        job._calls = self
+        return job
+
+
+class Job(JobView):
+    """Immutable snapshot of a job, with methods to query and control it.
+
+    :meth:`refreshed`, :meth:`wait`, and the commands return a new snapshot. Methods raise the
+    same errors as those of :class:`~vcasgd.Client`.
+    """
+
+    _calls: JobCalls = PrivateAttr()
 
     def refreshed(self) -> Job:
-        """As it is now."""
-        return self.client.job(self.id)
+        """Return the current state of the job."""
+        return self._calls.job(self.id)
 
     def wait(self, timeout: float | None = None, patience: float = PATIENCE_SECONDS) -> Job:
-        """Once it is over, after ``timeout`` seconds at most; without one, however long it takes.
+        """Return the job once it has ended, after at most ``timeout`` seconds.
 
-        Raises :class:`~vcasgd.errors.ApiError` where it is not over in time.
+        Raises :class:`~vcasgd.errors.ApiError` if it has not ended in time.
         """
-        return self.client.wait(self.id, timeout, patience)
+        return self._calls.wait(self.id, timeout, patience)
 
     # -- commands -----------------------------------------------------------------------------
 
     def pause(self) -> Job:
-        """Raises :class:`~vcasgd.errors.Conflict` where it is not running."""
-        return self.client.pause(self.id)
+        """Pause the job. Raises :class:`~vcasgd.errors.Conflict` if it is not running."""
+        return self._calls.pause(self.id)
 
     def resume(self, max_cost_usd: float | None = None) -> Job:
-        """With another budget if one is given, all in all. Raises
-        :class:`~vcasgd.errors.Conflict` where it is not paused."""
-        return self.client.resume(self.id, max_cost_usd)
+        """Resume the job, optionally with a new budget for the whole job.
+
+        Raises :class:`~vcasgd.errors.Conflict` if it is not paused.
+        """
+        return self._calls.resume(self.id, max_cost_usd)
 
     def cancel(self) -> Job:
-        """Raises :class:`~vcasgd.errors.Conflict` where it is over."""
-        return self.client.cancel(self.id)
+        """Cancel the job. Raises :class:`~vcasgd.errors.Conflict` if it has ended."""
+        return self._calls.cancel(self.id)
 
-    # -- what it says -------------------------------------------------------------------------
+    # -- history ------------------------------------------------------------------------------
 
-    def metrics(self, points: int | None = None, names: Sequence[str] = ()) -> list[Row]:
-        """The totals over time as a table: ``pandas.DataFrame(job.metrics())``.
+    def metrics(self, points: int | None = None, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return the metrics over time as a table, for ``pandas.DataFrame(job.metrics())``.
 
-        A row for each point, oldest first, all with the same columns; ``at`` is in Unix seconds,
-        and each metric of the task's ``evaluate`` has a column of its own, ``validation.<name>``.
-        ``points``: at most so many, spikes included; ``names``: only these columns, beside ``at``.
+        Each point is a row, oldest first, and all rows have the same columns. ``at`` is in Unix
+        seconds. Each metric of the task's ``evaluate`` has its own column,
+        ``validation.<name>``. ``points`` thins the history to at most this many points, and
+        keeps spikes. ``names`` selects columns beside ``at``.
         """
-        return flat(self.client.metrics(self.id, points=points, names=names))
+        return table_of(self._calls.metrics(self.id, points=points, names=names))
 
-    def events(self, after: str | None = None, follow: bool = False) -> Iterator[Event]:
-        """What happened, oldest first; with ``follow`` until it is over."""
-        return self.client.events(self.id, after, follow)
+    def events(self, after: str | None = None, follow: bool = False) -> Iterator[EventRow]:
+        """Yield the job's events, oldest first; with ``follow`` until it ends."""
+        return self._calls.events(self.id, after, follow)
 
-    def logs(self, after: str | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """Lines that its workers printed, as :meth:`events`."""
-        return self.client.logs(self.id, after, follow)
+    def logs(self, after: str | None = None, follow: bool = False) -> Iterator[LogRow]:
+        """Yield the lines that its workers printed, like :meth:`events`."""
+        return self._calls.logs(self.id, after, follow)
 
-    def machines(self) -> list[Row]:
-        """What each machine did for it."""
-        return self.client.machines(self.id)
+    def machines(self) -> list[MachineView]:
+        """Return the job's machines, with their states over time."""
+        return self._calls.machines(self.id)
 
-    def workers(self) -> list[Row]:
-        """Last heartbeats of its workers."""
-        return self.client.workers(self.id)
+    def workers(self) -> list[WorkerRow]:
+        """Return the last heartbeats of the job's workers."""
+        return self._calls.workers(self.id)
 
-    def cost(self) -> Row:
-        """What its machines have cost so far, in USD."""
-        return self.client.cost(self.id)
+    def cost(self) -> CostView:
+        """Return the cost of the job's machines so far."""
+        return self._calls.cost(self.id)
 
-    def checkpoints(self) -> list[Row]:
-        """Oldest first."""
-        return self.client.checkpoints(self.id)
+    def checkpoints(self) -> list[CheckpointRow]:
+        """Return the job's checkpoints, oldest first."""
+        return self._calls.checkpoints(self.id)
 
     def download(self, path: Path, checkpoint: str | None = None) -> Path:
-        """The finished model, or one checkpoint, as a safetensors file; returns where it is."""
-        return self.client.download(self.id, path, checkpoint)
+        """Download the finished model, or a checkpoint, and return the file's path."""
+        return self._calls.download(self.id, path, checkpoint)
 
     def tensorboard(self, folder: Path, follow: bool = False) -> Path:
-        """Its history as TensorBoard event files, in a folder of its own inside ``folder``."""
-        return self.client.tensorboard(self.id, folder, follow)
+        """Write the job's history as TensorBoard event files, in its own folder in ``folder``."""
+        return self._calls.tensorboard(self.id, folder, follow)
 
 
-def flat(rows: Sequence[Row]) -> list[Row]:
-    """Points of the metrics with a column for each metric of the validation, and no ids."""
-    measured = {name: None for row in rows for name in row.get("validation") or ()}
-    empty = {f"validation.{name}": None for name in measured}
+def table_of(rows: Sequence[MetricRow]) -> list[dict[str, Any]]:
+    """Return points of the metrics as rows without IDs, with a column for each metric of the
+    validation."""
+    columns = {f"validation.{name}": None for row in rows for name in row.validation or ()}
     return [
         {
-            **{name: value for name, value in row.items() if name not in ("id", "validation")},
-            **empty,
-            **{f"validation.{name}": each for name, each in (row.get("validation") or {}).items()},
+            **row.model_dump(exclude_unset=True, exclude={"id", "validation"}),
+            **columns,
+            **{f"validation.{name}": value for name, value in (row.validation or {}).items()},
         }
         for row in rows
     ]

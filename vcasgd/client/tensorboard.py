@@ -1,6 +1,6 @@
-"""A job's history as TensorBoard event files, for those who have their other runs there.
+"""A job's history as TensorBoard event files.
 
-The step is the number of updates in the model: of the training and of the validation alike.
+The step is the number of updates in the model, for training and validation alike.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vcasgd.client.views import Evaluation, Row
 from vcasgd.errors import ApiError
+from vcasgd.schemas.history import MetricRow
+from vcasgd.schemas.jobs import EvaluationView
 
-#: what TensorBoard calls it → what a point of the metrics calls it
+#: Fields of the metrics by TensorBoard tag.
 TAGS = {
     "train/loss": "loss",
     "progress/epochs": "finished_epochs",
@@ -31,16 +32,16 @@ _FILES = "events.out.tfevents.*"
 
 
 class EventFiles:
-    """The event files of one job; ``folder`` is its own, and what it held of them is replaced.
+    """Writer of one job's event files, which replaces existing ones in ``folder``.
 
-    TensorBoard may read them while they are written. Raises
-    :class:`~vcasgd.errors.ApiError` where TensorBoard is not installed, and :class:`OSError`.
+    TensorBoard may read the files meanwhile. Raises :class:`~vcasgd.errors.ApiError` if
+    TensorBoard is not installed, and :class:`OSError`.
     """
 
     def __init__(self, folder: Path) -> None:
         writer = _writer()
         folder.mkdir(parents=True, exist_ok=True)
-        # a second file with the same points would be drawn over the first
+        # TensorBoard would draw the points of several files over each other
         for old in folder.glob(_FILES):
             old.unlink()
         self._writer = writer(str(folder))
@@ -57,15 +58,15 @@ class EventFiles:
     ) -> None:
         self._writer.close()
 
-    def add_points(self, rows: Iterable[Row]) -> None:
-        """Points of the metrics, oldest first, each once."""
+    def add_points(self, rows: Iterable[MetricRow]) -> None:
+        """Add points of the metrics, oldest first, each once."""
         for row in rows:
             for tag, name in TAGS.items():
-                self._add(tag, row.get(name), row.get("version"), row["at"])
+                self._add(tag, getattr(row, name), row.version, row.at)
         self._writer.flush()
 
-    def add_evaluations(self, evaluations: Iterable[Evaluation]) -> None:
-        """Those that were not added before."""
+    def add_evaluations(self, evaluations: Iterable[EvaluationView]) -> None:
+        """Add the evaluations that are new."""
         for each in evaluations:
             if (each.epoch, each.version) in self._evaluated:
                 continue

@@ -1,38 +1,52 @@
-"""Requests to the API: the token, the limits, and errors that are ours."""
+"""Requests to the API with its token and timeouts; raises vcasgd's own errors."""
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
+import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 
-from vcasgd.client.following import Open, follow, messages
+from vcasgd.client.following import OpenStream
 from vcasgd.client.problems import mapped_errors, raise_for_problem
-from vcasgd.client.views import Row
-from vcasgd.errors import ApiError, SpecError
+from vcasgd.errors import ApiError, CheckpointDamaged, SpecError
 
-#: entries asked for at once where a listing has many
+#: Entries per request to a long listing.
 PAGE = 1000
-#: while a stream is open, the API sends a sign of life far more often than this
-SILENCE_SECONDS = 30.0
-#: the API may have to fetch a file from far away, or to bring it there, before it answers
+#: Timeout in seconds for files, which the API may have to transfer from or to a remote storage.
 FILE_SECONDS = 300.0
 
 _EVENT_STREAM = {"Accept": "text/event-stream"}
 
 
+class _Entry(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Result = TypeVar("Result")
+Entry = TypeVar("Entry", bound=_Entry)
+
+
 class Transport:
-    """Raises :class:`~vcasgd.errors.ApiError` and its kin, never an error of httpx."""
+    """HTTP connections to one API.
+
+    Methods raise :class:`~vcasgd.errors.ApiError` and its subclasses, never errors of httpx.
+    """
 
     def __init__(self, url: str, token: str, timeout: float) -> None:
         self._timeout = timeout
-        self.url = _without_secret(url)
+        self.url = _without_password(url)
         with mapped_errors(self.url):
-            # proxies and certificates named by the environment would be settings in disguise
+            # trust_env would take proxies and certificates from the environment
             self._http = httpx.Client(
                 base_url=f"{url.rstrip('/')}/api/v1/",
                 headers={"Authorization": f"Bearer {_checked(token)}"},
@@ -41,34 +55,70 @@ class Transport:
             )
 
     def close(self) -> None:
+        """Close all connections."""
         self._http.close()
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request and return its successful response."""
         with mapped_errors(self.url):
             response = self._http.request(method, path, **options)
         raise_for_problem(response)
         return response
 
-    def json(self, method: str, path: str, **options: Any) -> Any:
-        response = self.call(method, path, **options)
-        try:
-            return response.json()
-        except ValueError as error:
-            raise ApiError(
-                f"{self.url} answered with something else than JSON",
-                remedy="is this the address of the API?",
-                status=response.status_code,
-            ) from error
+    def get(self, kind: type[Result], path: str, **query: Any) -> Result:
+        """Return the resource at ``path``. Query parameters that are None are left out."""
+        params = {name: value for name, value in query.items() if value is not None}
+        return self._parsed(kind, self.call("GET", path, params=params))
+
+    def post(self, kind: type[Result], path: str, body: Any = None, **options: Any) -> Result:
+        """Send ``body`` as JSON, unless it is None, and return the result."""
+        if body is not None:
+            options["json"] = body
+        return self._parsed(kind, self.call("POST", path, **options))
+
+    def pages(
+        self, kind: type[Entry], path: str, after: str | None, **query: Any
+    ) -> Iterator[Entry]:
+        """Yield all entries of a long listing after an ID."""
+        while True:
+            entries = self.get(_list_of(kind), path, after=after, limit=PAGE, **query)
+            yield from entries
+            if len(entries) < PAGE:
+                return
+            after = entries[-1].id
+
+    def event_stream(self, path: str) -> OpenStream:
+        """Return a function that opens the event stream at ``path``."""
+
+        def open_stream(
+            after: str | None, read_timeout: float
+        ) -> AbstractContextManager[httpx.Response]:
+            resume = {"Last-Event-ID": after} if after else {}
+            return self._stream(path, {**_EVENT_STREAM, **resume}, read_timeout)
+
+        return open_stream
+
+    def download(self, path: str, target: Path) -> Path:
+        """Download a file to ``target``, or into that folder under the file's own name.
+
+        The file appears once it is complete and its SHA-256 matches the ``ETag``. Raises
+        :class:`CheckpointDamaged`, and :class:`OSError` if the file can't be written.
+        """
+        with self._stream(path, {}, FILE_SECONDS) as response:
+            target = target / _file_name(response) if target.is_dir() else target
+            part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+            try:
+                _save(response, part)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+        return target
 
     @contextmanager
-    def stream(
-        self,
-        path: str,
-        headers: dict[str, str] | None = None,
-        silence_seconds: float = SILENCE_SECONDS,
+    def _stream(
+        self, path: str, headers: dict[str, str], read_timeout: float
     ) -> Iterator[httpx.Response]:
-        """An answer whose body is read bit by bit."""
-        timeout = httpx.Timeout(self._timeout, read=silence_seconds)
+        timeout = httpx.Timeout(self._timeout, read=read_timeout)
         with (
             mapped_errors(self.url),
             self._http.stream("GET", path, headers=headers, timeout=timeout) as response,
@@ -78,60 +128,65 @@ class Transport:
                 raise_for_problem(response)
             yield response
 
-    def rows(self, path: str, **query: Any) -> list[Row]:
-        given = {name: value for name, value in query.items() if value is not None}
-        rows: list[Row] = self.json("GET", path, params=given)
-        return rows
+    def _parsed(self, kind: type[Result], response: httpx.Response) -> Result:
+        try:
+            result: Result = _adapter(cast("Any", kind)).validate_json(response.content)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the response"
+            raise ApiError(
+                f"{self.url} sent an unexpected response: {where}: {first['msg']}",
+                remedy="check that this is the address of the API, and of the client's version",
+                status=response.status_code,
+            ) from error
+        return result
 
-    def row(self, path: str, **query: Any) -> Row:
-        given = {name: value for name, value in query.items() if value is not None}
-        row: Row = self.json("GET", path, params=given)
-        return row
 
-    def pages(self, path: str, after: str | None, **query: Any) -> Iterator[Row]:
-        """All entries of a listing that is handed out in pages."""
-        while True:
-            rows = self.rows(path, after=after, limit=PAGE, **query)
-            yield from rows
-            if len(rows) < PAGE:
-                return
-            after = rows[-1]["id"]
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
-    def history(
-        self, path: str, after: str | None, following: bool, patience: float
-    ) -> Iterator[Row]:
-        """The entries that there are, or with ``following`` those to come as well."""
-        if not following:
-            return self.pages(path, after)
-        return follow(self._opener(path), after, patience)
 
-    def changes(self, path: str, after: str | None, patience: float) -> Iterator[tuple[str, Row]]:
-        """The types and the data of a stream that has no end."""
-        for message in messages(self._opener(path), after, patience):
-            yield message.event, json.loads(message.data)
-
-    def _opener(self, path: str) -> Open:
-        def open_after(last: str | None) -> AbstractContextManager[httpx.Response]:
-            resume = {"Last-Event-ID": last} if last else {}
-            return self.stream(path, {**_EVENT_STREAM, **resume})
-
-        return open_after
+def _list_of(kind: type[Entry]) -> type[list[Entry]]:
+    return list[kind]  # type: ignore[valid-type]
 
 
 def path_of(*parts: str) -> str:
-    """A path whose parts stay what they are, slashes and question marks included."""
+    """Return a path in which slashes and question marks within ``parts`` are escaped."""
     return "/".join(quote(part, safe="") for part in parts)
 
 
-def _without_secret(url: str) -> str:
-    """The URL as it may be shown: no user, no password."""
+def _without_password(url: str) -> str:
+    """Return the URL without user and password, for messages."""
     parts = urlsplit(url.rstrip("/"))
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _checked(token: str) -> str:
-    """Raises :class:`SpecError`, before any library quotes the token in an error of its own."""
+    """Return the token. Raise :class:`SpecError` before a library quotes it in an error."""
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable():
-        raise SpecError("the token is empty or holds characters that no header can carry")
+        raise SpecError("the token is empty or contains characters that a header can't contain")
     return token
+
+
+def _save(response: httpx.Response, path: Path) -> None:
+    """Write the body to a new file and check its digest."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for part in response.iter_bytes():
+            digest.update(part)
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    if digest.hexdigest() != response.headers.get("etag", "").strip('"'):
+        raise CheckpointDamaged(
+            f"{_file_name(response)} arrived damaged: its digest does not match",
+            remedy="download it again",
+        )
+
+
+def _file_name(response: httpx.Response) -> str:
+    """Return the name in ``Content-Disposition`` without folders."""
+    _, _, name = response.headers.get("content-disposition", "").partition("filename=")
+    return Path(name.strip('"')).name or "model.safetensors"

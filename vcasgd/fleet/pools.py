@@ -105,6 +105,13 @@ class PoolSpec(StrictModel):
         return value
 
     @model_validator(mode="after")
+    def _local_name(self) -> PoolSpec:
+        # the command line submits jobs for this pool without asking about costs
+        if self.name == LOCAL_POOL and self.provider != "local":
+            raise ValueError(f"the name {LOCAL_POOL} is reserved for the provider local")
+        return self
+
+    @model_validator(mode="after")
     def _somewhere(self) -> PoolSpec:
         if not self.simple:
             for field in ("region", "zones", "instance_types"):

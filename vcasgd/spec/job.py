@@ -11,6 +11,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -50,6 +51,23 @@ def _set_of_labels(value: object) -> object:
 
 #: Sorted labels without duplicates.
 Labels = Annotated[tuple[Label, ...], BeforeValidator(_set_of_labels)]
+
+
+class JobState(StrEnum):
+    """State of a job: ``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → a final state."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHING = "finishing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def over(self) -> bool:
+        """True for the final states: ``succeeded``, ``failed``, ``cancelled``."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
 class Workers(StrictModel):

@@ -13,7 +13,7 @@ export interface paths {
         };
         /**
          * Healthz
-         * @description Always 200 while the process lives.
+         * @description Return 200 while the process runs.
          */
         get: operations["healthz"];
         put?: never;
@@ -33,7 +33,7 @@ export interface paths {
         };
         /**
          * Readyz
-         * @description Whether the ledger answers; asked and answered within two seconds.
+         * @description Check within two seconds that the ledger answers.
          */
         get: operations["readyz"];
         put?: never;
@@ -53,18 +53,18 @@ export interface paths {
         };
         /**
          * Get Session
-         * @description Whether one is signed in: 401 if not.
+         * @description Show the session. The status is 401 if you are not signed in.
          */
         get: operations["get_session"];
         put?: never;
         /**
          * Sign In
-         * @description Sets a cookie that is good for twelve hours, and that no script can read.
+         * @description Sign in: set a cookie that is valid for twelve hours and that scripts can't read.
          */
         post: operations["sign_in"];
         /**
          * Sign Out
-         * @description Takes the cookie back.
+         * @description Sign out: delete the cookie.
          */
         delete: operations["sign_out"];
         options?: never;
@@ -81,13 +81,13 @@ export interface paths {
         };
         /**
          * List Jobs
-         * @description Newest first.
+         * @description List jobs, newest first.
          */
         get: operations["list_jobs"];
         put?: never;
         /**
          * Submit Job
-         * @description Creates a job; the same `Idempotency-Key` again gives the same job.
+         * @description Create a job. A repeated request with the same `Idempotency-Key` returns the same job.
          */
         post: operations["submit_job"];
         delete?: never;
@@ -103,7 +103,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get Job */
+        /**
+         * Get Job
+         * @description Show a job.
+         */
         get: operations["get_job"];
         put?: never;
         post?: never;
@@ -124,7 +127,7 @@ export interface paths {
         put?: never;
         /**
          * Pause Job
-         * @description Possible while it is running; its workers push what they have and leave.
+         * @description Pause a running job. Its workers push their work and leave.
          */
         post: operations["pause_job"];
         delete?: never;
@@ -144,7 +147,7 @@ export interface paths {
         put?: never;
         /**
          * Resume Job
-         * @description Possible while it is paused.
+         * @description Resume a paused job.
          */
         post: operations["resume_job"];
         delete?: never;
@@ -164,7 +167,7 @@ export interface paths {
         put?: never;
         /**
          * Cancel Job
-         * @description Possible until it is over.
+         * @description Cancel a job that has not ended.
          */
         post: operations["cancel_job"];
         delete?: never;
@@ -184,7 +187,7 @@ export interface paths {
         put?: never;
         /**
          * Validate Job
-         * @description Whether a text is a job file, and if not, what is wrong with it.
+         * @description Check a job file, and list its mistakes.
          */
         post: operations["validate_job"];
         delete?: never;
@@ -202,7 +205,7 @@ export interface paths {
         };
         /**
          * Get Job Schema
-         * @description The JSON schema of a job file.
+         * @description Return the JSON schema of a job file.
          */
         get: operations["get_job_schema"];
         put?: never;
@@ -222,7 +225,7 @@ export interface paths {
         };
         /**
          * Get Job Spec
-         * @description The job as YAML, with all that it did not say filled in.
+         * @description Return the job as YAML, with all defaults filled in.
          */
         get: operations["get_job_spec"];
         put?: never;
@@ -242,7 +245,7 @@ export interface paths {
         };
         /**
          * List Events
-         * @description What happened, oldest first.
+         * @description List or stream the events of a job, oldest first.
          */
         get: operations["list_events"];
         put?: never;
@@ -262,7 +265,7 @@ export interface paths {
         };
         /**
          * List Log Lines
-         * @description Lines that workers printed, oldest first.
+         * @description List or stream the lines that workers printed, oldest first.
          */
         get: operations["list_log_lines"];
         put?: never;
@@ -282,8 +285,8 @@ export interface paths {
         };
         /**
          * List Metrics
-         * @description The totals over time, oldest first. With `points` the whole history after `after`, thinned
-         *     so that the highest and lowest values of the series stay.
+         * @description List the metrics over time, oldest first. `points` thins the whole history after `after`,
+         *     and keeps the highest and the lowest values of each series.
          */
         get: operations["list_metrics"];
         put?: never;
@@ -303,7 +306,7 @@ export interface paths {
         };
         /**
          * Get Staleness
-         * @description How old the model was that updates started from, in versions.
+         * @description Show the staleness of a job's updates, in versions.
          */
         get: operations["get_staleness"];
         put?: never;
@@ -323,7 +326,7 @@ export interface paths {
         };
         /**
          * List Machines Of Job
-         * @description What each machine did for the job, in the order of their beginnings; the newest 1000.
+         * @description List the newest 1000 machines of a job with their states, in the order of their start.
          */
         get: operations["list_machines_of_job"];
         put?: never;
@@ -343,7 +346,7 @@ export interface paths {
         };
         /**
          * Get Subtasks
-         * @description Where the subtasks of an epoch stand.
+         * @description Show the state of each subtask of an epoch.
          */
         get: operations["get_subtasks"];
         put?: never;
@@ -363,10 +366,11 @@ export interface paths {
         };
         /**
          * Follow Everything
-         * @description What is, and then what changes, at most twice a second: `job` (one for each), `fleet` and
-         *     `store` are the present state of a piece, `event` is an entry of a job's history with the name
-         *     of the job. A reader that comes back with the last id misses no event and gets none twice;
-         *     one that comes without it is told of those to come.
+         * @description Stream the current state, and then its changes at most twice a second.
+         *
+         *     `job` (one for each job), `fleet`, and `store` contain the current state of a part of the
+         *     platform. `event` is an event of a job, with the job's name. If you reconnect with the last
+         *     ID, you receive each event exactly once. Without an ID, you receive new events only.
          */
         get: operations["follow_everything"];
         put?: never;
@@ -386,7 +390,7 @@ export interface paths {
         };
         /**
          * List Checkpoints
-         * @description What the object storage has, oldest first.
+         * @description List the checkpoints in the object storage, oldest first.
          */
         get: operations["list_checkpoints"];
         put?: never;
@@ -404,7 +408,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get Checkpoint */
+        /**
+         * Get Checkpoint
+         * @description Download a checkpoint.
+         */
         get: operations["get_checkpoint"];
         put?: never;
         post?: never;
@@ -423,7 +430,7 @@ export interface paths {
         };
         /**
          * Get Model
-         * @description The finished model: the checkpoint that the job ended with.
+         * @description Download the finished model: the checkpoint that the job ended with.
          */
         get: operations["get_model"];
         put?: never;
@@ -444,7 +451,7 @@ export interface paths {
         get?: never;
         /**
          * Put Package
-         * @description Stores a zip; storing it again changes nothing.
+         * @description Store a package. Storing it again has no effect.
          */
         put: operations["put_package"];
         post?: never;
@@ -452,7 +459,7 @@ export interface paths {
         options?: never;
         /**
          * Head Package
-         * @description Whether a package is stored.
+         * @description Check that a package is stored.
          */
         head: operations["head_package"];
         patch?: never;
@@ -467,7 +474,7 @@ export interface paths {
         };
         /**
          * Get Status
-         * @description The platform as a whole.
+         * @description Show the state of the whole platform.
          */
         get: operations["get_status"];
         put?: never;
@@ -487,7 +494,7 @@ export interface paths {
         };
         /**
          * List Workers Of Job
-         * @description The last heartbeat of each worker of the job.
+         * @description List the last heartbeat of each worker of a job.
          */
         get: operations["list_workers_of_job"];
         put?: never;
@@ -507,7 +514,7 @@ export interface paths {
         };
         /**
          * List Workers
-         * @description The workers of all jobs that are not over.
+         * @description List the workers of all active jobs.
          */
         get: operations["list_workers"];
         put?: never;
@@ -527,7 +534,7 @@ export interface paths {
         };
         /**
          * List Instances
-         * @description Machines, as the controller saw them last.
+         * @description List the machines, as the controller last observed them.
          */
         get: operations["list_instances"];
         put?: never;
@@ -547,7 +554,7 @@ export interface paths {
         };
         /**
          * List Pools
-         * @description Places to buy machines, as the controller saw them last.
+         * @description List the pools of machines, as the controller last observed them.
          */
         get: operations["list_pools"];
         put?: never;
@@ -567,9 +574,29 @@ export interface paths {
         };
         /**
          * List Servers
-         * @description The last heartbeat of each parameter server.
+         * @description List the last heartbeat of each parameter server.
          */
         get: operations["list_servers"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/store": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Store
+         * @description Show versions, queues, memory, load, and replication of all servers of the store.
+         */
+        get: operations["get_store"];
         put?: never;
         post?: never;
         delete?: never;
@@ -589,7 +616,7 @@ export interface paths {
         put?: never;
         /**
          * Evict Worker
-         * @description Takes the machine that a worker runs on.
+         * @description Take the machine that a worker runs on.
          */
         post: operations["evict_worker"];
         delete?: never;
@@ -609,29 +636,9 @@ export interface paths {
         put?: never;
         /**
          * Evict Instance
-         * @description Takes a machine.
+         * @description Take a machine.
          */
         post: operations["evict_instance"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/store": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Get Store
-         * @description Versions, queues, memory, load and replication, as parameter servers told last.
-         */
-        get: operations["get_store"];
-        put?: never;
-        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -647,7 +654,7 @@ export interface paths {
         };
         /**
          * Get Cost
-         * @description What the job's machines have cost so far.
+         * @description Show the cost of a job's machines so far.
          */
         get: operations["get_cost"];
         put?: never;
@@ -669,8 +676,8 @@ export interface paths {
         put?: never;
         /**
          * Plan Job
-         * @description What the job would buy now, how long it would take and what it would cost. Nothing is
-         *     bought, and nothing is submitted.
+         * @description Estimate what a job would buy now, how long it would take, and what it would cost. This
+         *     buys nothing and submits nothing.
          */
         post: operations["plan_job"];
         delete?: never;
@@ -688,7 +695,7 @@ export interface paths {
         };
         /**
          * Get Spend
-         * @description What machines cost an hour now, by pool, and what the newest jobs have cost so far.
+         * @description Show the current cost of machines per hour, by pool, and the cost of the newest jobs.
          */
         get: operations["get_spend"];
         put?: never;
@@ -748,7 +755,7 @@ export interface components {
         };
         /**
          * BestView
-         * @description The best epoch of a job by the metric that ranks its epochs.
+         * @description Best epoch of a job, by the metric that ranks its epochs.
          */
         BestView: {
             /** Epoch */
@@ -797,7 +804,7 @@ export interface components {
         };
         /**
          * CheckpointRow
-         * @description A checkpoint in the object storage. `digest` is its SHA-256, `size` in bytes.
+         * @description A checkpoint in the object storage. `digest` is its SHA-256; `size` is in bytes.
          */
         CheckpointRow: {
             /** Name */
@@ -809,19 +816,20 @@ export interface components {
             /** Size */
             size: number;
             /** At */
-            at?: number | null;
+            at: number | null;
             /** Finished Epochs */
-            finished_epochs?: number | null;
+            finished_epochs: number | null;
             /** Samples */
-            samples?: number | null;
+            samples: number | null;
         } & {
             [key: string]: unknown;
         };
         /**
          * CostView
-         * @description What the machines of a job have cost so far, and what the same hours cost on demand.
+         * @description Cost of a job's machines so far, and the price of the same hours on demand.
          *
-         *     Booked every 10 seconds at least; a control plane, disks and traffic are not in it.
+         *     The controller books costs at least every 10 seconds. A control plane, disks, and network
+         *     traffic are not included.
          */
         CostView: {
             /** Job */
@@ -838,7 +846,7 @@ export interface components {
             machine_seconds: number;
             /** Pools */
             pools: components["schemas"]["PoolCostView"][];
-            wasted: components["schemas"]["Wasted"];
+            wasted: components["schemas"]["WastedView"];
         };
         /**
          * Data
@@ -1023,7 +1031,7 @@ export interface components {
         };
         /**
          * EvaluationView
-         * @description The result of one evaluation on the validation split.
+         * @description Result of one evaluation on the validation split.
          */
         EvaluationView: {
             /** Epoch */
@@ -1043,8 +1051,7 @@ export interface components {
         };
         /**
          * EventRow
-         * @description Something that happened to a job. `kind` is short and stable, `text` for people; `request`:
-         *     the one that brought it about, else the one that submitted the job.
+         * @description An event of a job. `kind` is short and stable; `text` is for people.
          */
         EventRow: {
             /** Id */
@@ -1062,28 +1069,34 @@ export interface components {
             details: {
                 [key: string]: unknown;
             };
-            /** Request */
-            request?: string | null;
+            /**
+             * Request
+             * @description ID of the request that caused the event, or that submitted the job.
+             */
+            request: string | null;
         } & {
             [key: string]: unknown;
         };
         /**
          * Eviction
-         * @description How a machine is to be taken: with a notice of so many seconds, or with none at all.
-         *     Without a body: with the notice that is usual in its cloud.
+         * @description How to take a machine. Without a body, it gets the usual notice of its cloud.
          */
         Eviction: {
-            /** Notice Seconds */
+            /**
+             * Notice Seconds
+             * @description Seconds between the notice and the end.
+             */
             notice_seconds?: number | null;
             /**
              * Kill
+             * @description Take the machine without a notice.
              * @default false
              */
             kill: boolean;
         };
         /**
          * EvictionRequested
-         * @description What was asked of the controller; it is done once, soon.
+         * @description Request to the controller, which soon carries it out once.
          */
         EvictionRequested: {
             /**
@@ -1179,7 +1192,7 @@ export interface components {
         };
         /**
          * Health
-         * @description `reasons`: what keeps the API from serving requests.
+         * @description Health of the API's process.
          */
         Health: {
             /**
@@ -1189,44 +1202,50 @@ export interface components {
             status: "ok" | "unavailable";
             /**
              * Reasons
+             * @description Reasons why requests would fail.
              * @default []
              */
             reasons: string[];
         };
         /**
          * InstanceRow
-         * @description A machine, as the controller saw it last. `joined`: it is part of the cluster; `job`: the
-         *     one that it works for.
+         * @description A machine, as the controller last observed it.
          */
         InstanceRow: {
             /** Id */
             id: string;
             /** Pool */
-            pool?: string | null;
+            pool: string | null;
             /** State */
-            state?: string | null;
-            /** Joined */
-            joined?: boolean | null;
-            /** Job */
-            job?: string | null;
+            state: string | null;
+            /**
+             * Joined
+             * @description True if it is part of the cluster.
+             */
+            joined: boolean | null;
+            /**
+             * Job
+             * @description Job that uses the machine.
+             */
+            job: string | null;
             /** Launched At */
-            launched_at?: number | null;
+            launched_at: number | null;
             /** Notice At */
-            notice_at?: number | null;
+            notice_at: number | null;
             /** Host */
-            host?: string | null;
+            host: string | null;
             /** Price Per Hour */
-            price_per_hour?: number | null;
+            price_per_hour: number | null;
             /** On Demand Price Per Hour */
-            on_demand_price_per_hour?: number | null;
+            on_demand_price_per_hour: number | null;
             /** Spot */
-            spot?: boolean | null;
+            spot: boolean | null;
             /** Zone */
-            zone?: string | null;
+            zone: string | null;
             /** Instance Type */
-            instance_type?: string | null;
+            instance_type: string | null;
             /** Advised At */
-            advised_at?: number | null;
+            advised_at: number | null;
         } & {
             [key: string]: unknown;
         };
@@ -1445,11 +1464,16 @@ export interface components {
          */
         JobState: "starting" | "running" | "paused" | "finishing" | "succeeded" | "failed" | "cancelled";
         /**
+         * JobText
+         * @description Text of a job file.
+         */
+        JobText: {
+            /** Yaml */
+            yaml: string;
+        };
+        /**
          * JobView
-         * @description A job. `version` is how many updates its model contains, `model` the checkpoint that
-         *     holds the finished model; `evictions` and `kills` count machines that it lost; `store_nodes`
-         *     is how many its model is cut over, `null` before the first snapshot; `request` is the id of the
-         *     request that submitted it.
+         * @description A job. Times are Unix seconds.
          */
         JobView: {
             /** Id */
@@ -1474,21 +1498,48 @@ export interface components {
             evaluations: components["schemas"]["EvaluationView"][];
             /** Best Accuracy */
             best_accuracy: number | null;
+            /** @description null while no evaluation has a value of the ranking metric. */
             best: components["schemas"]["BestView"] | null;
-            /** Version */
+            /**
+             * Version
+             * @description Number of updates in the model.
+             */
             version: number;
-            /** Model */
+            /**
+             * Model
+             * @description Checkpoint that holds the finished model.
+             */
             model: string | null;
             /** Package */
             package: string;
-            /** Request */
+            /**
+             * Request
+             * @description ID of the request that submitted the job.
+             */
             request: string | null;
-            /** Evictions */
+            /**
+             * Evictions
+             * @description Machines lost with a notice.
+             */
             evictions: number;
-            /** Kills */
+            /**
+             * Kills
+             * @description Machines lost without a notice.
+             */
             kills: number;
+            /**
+             * @default {
+             *       "shares": {},
+             *       "implicit_momentum": 0,
+             *       "mixing": 1,
+             *       "learners": {}
+             *     }
+             */
             tuned: components["schemas"]["TunedView"];
-            /** Store Nodes */
+            /**
+             * Store Nodes
+             * @description Number of store nodes that hold the model; null before the first snapshot.
+             */
             store_nodes: number | null;
         };
         /**
@@ -1509,8 +1560,7 @@ export interface components {
         };
         /**
          * MachineView
-         * @description What a machine did for the job, one span after the other. `lost`: not by our wish;
-         *     `reason`: why it is gone, or will be; `replaced_by`: the machine that took its place.
+         * @description A machine's work for a job, as consecutive spans.
          */
         MachineView: {
             /** Instance */
@@ -1525,13 +1575,22 @@ export interface components {
             spot: boolean;
             /** Price Per Hour */
             price_per_hour: number;
-            /** Replaced By */
+            /**
+             * Replaced By
+             * @description Machine that replaced this one.
+             */
             replaced_by: string | null;
             /** Spans */
             spans: components["schemas"]["SpanView"][];
-            /** Reason */
+            /**
+             * Reason
+             * @description Reason for the machine's end, once it is known.
+             */
             reason: string | null;
-            /** Lost */
+            /**
+             * Lost
+             * @description True if the cloud took the machine, or it failed.
+             */
             lost: boolean;
         };
         /**
@@ -1554,10 +1613,7 @@ export interface components {
         };
         /**
          * MetricRow
-         * @description A point of the totals over time; rates and means are since the point before.
-         *     `implicit_momentum`: that asynchrony adds, as staleness says; `mixing_factor`: by which the
-         *     weight of updates was multiplied; `waiting`: for the parameter server; `spent_usd`: as far as
-         *     it was booked; `accuracy` and `validation`: of the newest evaluation then.
+         * @description A point of the metrics over time. Rates and means cover the time since the previous point.
          */
         MetricRow: {
             /** Id */
@@ -1582,21 +1638,39 @@ export interface components {
             staleness_mean?: number | null;
             /** Staleness Max */
             staleness_max?: number | null;
-            /** Implicit Momentum */
+            /**
+             * Implicit Momentum
+             * @description Momentum that asynchrony adds, estimated from the staleness.
+             */
             implicit_momentum?: number | null;
-            /** Mixing Factor */
+            /**
+             * Mixing Factor
+             * @description Factor of the weight of each update.
+             */
             mixing_factor?: number | null;
             /** Rejected */
             rejected?: number | null;
-            /** Waiting */
+            /**
+             * Waiting
+             * @description Updates that wait for the parameter server.
+             */
             waiting?: number | null;
             /** Workers */
             workers?: number | null;
-            /** Spent Usd */
+            /**
+             * Spent Usd
+             * @description Cost that is booked so far.
+             */
             spent_usd?: number | null;
-            /** Accuracy */
+            /**
+             * Accuracy
+             * @description From the newest evaluation.
+             */
             accuracy?: number | null;
-            /** Validation */
+            /**
+             * Validation
+             * @description All metrics of the newest evaluation.
+             */
             validation?: {
                 [key: string]: number | null;
             } | null;
@@ -1605,46 +1679,59 @@ export interface components {
         };
         /**
          * Mistake
-         * @description `path`: of the wrong field, parts separated by dots; empty where it is the whole file.
-         *     `line`: from 1, where it is known.
+         * @description An error in a job file.
          */
         Mistake: {
-            /** Path */
+            /**
+             * Path
+             * @description Path of the field, joined by dots; empty for the whole file.
+             */
             path: string;
             /** Message */
             message: string;
             /** Remedy */
-            remedy?: string | null;
-            /** Line */
-            line?: number | null;
+            remedy: string | null;
+            /**
+             * Line
+             * @description Line number from 1, if known.
+             */
+            line: number | null;
         };
         /**
          * NodeView
-         * @description A store node: its tensors server, and the parameter server beside it. By job: `versions` of
-         *     the model, `queued` updates that wait, `publications` since the server's start. `at`: of its
-         *     last heartbeat.
+         * @description A store node: its tensors server, and the parameter server beside it.
          */
         NodeView: {
             /** Memory Used Bytes */
-            memory_used_bytes?: number | null;
-            /** Memory Limit Bytes */
-            memory_limit_bytes?: number | null;
+            memory_used_bytes: number | null;
+            /**
+             * Memory Limit Bytes
+             * @description Configured memory limit; null if there is none.
+             */
+            memory_limit_bytes: number | null;
             /** Operations Per Second */
-            operations_per_second?: number | null;
+            operations_per_second: number | null;
             /** Replicas */
-            replicas?: number | null;
-            /** Unreplicated Since */
-            unreplicated_since?: number | null;
+            replicas: number | null;
+            /**
+             * Unreplicated Since
+             * @description Time since which replicas are missing; null if none are.
+             */
+            unreplicated_since: number | null;
             /** Node */
             node: string;
-            /** At */
-            at?: number | null;
+            /**
+             * At
+             * @description Time of the last heartbeat.
+             */
+            at: number | null;
             /** Pid */
-            pid?: number | null;
+            pid: number | null;
             /** Token */
-            token?: number | null;
+            token: number | null;
             /**
              * Versions
+             * @description Version of the model, by job.
              * @default {}
              */
             versions: {
@@ -1652,15 +1739,17 @@ export interface components {
             };
             /**
              * Publications
+             * @description Snapshots published since the server's start, by job.
              * @default {}
              */
             publications: {
                 [key: string]: number;
             };
             /** Publications Per Second */
-            publications_per_second?: number | null;
+            publications_per_second: number | null;
             /**
              * Queued
+             * @description Updates that wait, by job.
              * @default {}
              */
             queued: {
@@ -1669,8 +1758,7 @@ export interface components {
         };
         /**
          * OfferView
-         * @description What a pool sells: one type of machine in one zone. `machines`: how many of it the job
-         *     would buy; `excluded`: why it can't be bought; `as_of`: of the price (Unix seconds).
+         * @description An offer of a pool: one instance type in one zone.
          */
         OfferView: {
             /** Pool */
@@ -1693,30 +1781,61 @@ export interface components {
             samples_per_second: number | null;
             /** Usd Per Million Samples */
             usd_per_million_samples: number | null;
-            /** Machines */
+            /**
+             * Machines
+             * @description Number of machines that the job would buy.
+             */
             machines: number;
-            /** Excluded */
+            /**
+             * Excluded
+             * @description Reason why the job can't buy it.
+             */
             excluded: string | null;
-            /** As Of */
+            /**
+             * As Of
+             * @description Time of the price.
+             */
             as_of: number;
             /** Source */
             source: string;
         };
         /**
          * Package
-         * @description A package that is stored.
+         * @description A stored package: a zip of a job's code.
          */
         Package: {
             /** Digest */
             digest: string;
-            /** Size */
+            /**
+             * Size
+             * @description Size in bytes.
+             */
             size: number;
         };
         /**
+         * PlanRequest
+         * @description A job to plan. Without `samples` and `samples_per_second`, the plan uses measurements of
+         *     earlier jobs with the same name and task.
+         */
+        PlanRequest: {
+            /** Spec */
+            spec: components["schemas"]["JobSpec-Input"];
+            /**
+             * Samples
+             * @description Samples per epoch.
+             */
+            samples?: number | null;
+            /**
+             * Samples Per Second
+             * @description Speed of one machine.
+             */
+            samples_per_second?: number | null;
+        };
+        /**
          * PlanView
-         * @description What a job would buy now, and what that would come to. `null`: not known; `remedies` say
-         *     what to do about it. `costs_money`: whether its pools sell anything that somebody is billed
-         *     for.
+         * @description What a job would buy now, and what that would cost.
+         *
+         *     A value that can't be estimated is null; `remedies` say how to change that.
          */
         PlanView: {
             /** Machines */
@@ -1731,7 +1850,10 @@ export interface components {
             cost_usd: number | null;
             /** On Demand Cost Usd */
             on_demand_cost_usd: number | null;
-            /** Costs Money */
+            /**
+             * Costs Money
+             * @description True if the job's pools may cause a bill.
+             */
             costs_money: boolean;
             /** Offers */
             offers: components["schemas"]["OfferView"][];
@@ -1744,7 +1866,7 @@ export interface components {
         };
         /**
          * PoolCostView
-         * @description A part of the cost: a pool's spot machines, or its others.
+         * @description Cost of a pool's spot machines, or of its on-demand machines.
          */
         PoolCostView: {
             /** Pool */
@@ -1760,7 +1882,7 @@ export interface components {
         };
         /**
          * PoolOffer
-         * @description One type of machine in one zone, as the pool sells it now.
+         * @description Current price of one instance type in one zone.
          */
         PoolOffer: {
             /** Zone */
@@ -1784,42 +1906,51 @@ export interface components {
         };
         /**
          * PoolRow
-         * @description A place to buy machines, as the controller saw it last. `reason`: why it, or which part of
-         *     it, is left alone; `labels`: of the data that it may see; `offers` and `markets`: what it sells
-         *     in which zone, and how it answered; `idle`: of its `instances`, those without work.
+         * @description A pool of machines, as the controller last observed it.
          */
         PoolRow: {
             /** Name */
             name: string;
             /** Instances */
-            instances?: number | null;
-            /** Idle */
-            idle?: number | null;
+            instances: number | null;
+            /**
+             * Idle
+             * @description Instances without work.
+             */
+            idle: number | null;
             /** Launches */
-            launches?: number | null;
+            launches: number | null;
             /** Blocked Until */
-            blocked_until?: number | null;
-            /** Reason */
-            reason?: string | null;
+            blocked_until: number | null;
+            /**
+             * Reason
+             * @description Reason why the pool, or a part of it, is backing off.
+             */
+            reason: string | null;
             /** Provider */
-            provider?: string | null;
+            provider: string | null;
             /** Spot */
-            spot?: boolean | null;
+            spot: boolean | null;
             /** Capacity */
-            capacity?: number | null;
+            capacity: number | null;
             /**
              * Labels
+             * @description Labels of data that the pool may process.
              * @default []
              */
             labels: string[];
             /** Max Price Per Hour */
-            max_price_per_hour?: number | null;
-            /** Offers */
-            offers?: {
+            max_price_per_hour: number | null;
+            /**
+             * Offers
+             * @description Instance types for sale, by zone.
+             */
+            offers: {
                 [key: string]: unknown;
             }[] | null;
             /**
              * Markets
+             * @description Results of the last launches, by market.
              * @default []
              */
             markets: {
@@ -1830,12 +1961,15 @@ export interface components {
         };
         /**
          * PoolSpend
-         * @description `machines`: that are paid for now. `offers`: `null` where no price is known yet.
+         * @description Spending of a pool.
          */
         PoolSpend: {
             /** Pool */
             pool: string;
-            /** Machines */
+            /**
+             * Machines
+             * @description Machines that are currently billed.
+             */
             machines: number;
             /** Usd Per Hour */
             usd_per_hour: number;
@@ -1843,13 +1977,18 @@ export interface components {
             spent_usd: number;
             /** On Demand Usd */
             on_demand_usd: number;
-            /** Offers */
+            /**
+             * Offers
+             * @description null until prices are known.
+             */
             offers: components["schemas"]["PoolOffer"][] | null;
         };
         /**
          * ProgressView
-         * @description How far a job is. `samples_expected` is unknown until the data was looked at;
-         *     `samples_lost` is only told of a job that went through all its epochs.
+         * @description Progress of a job.
+         *
+         *     `samples_expected` is null until a worker has read the data. `samples_lost` is null until the
+         *     job has finished all epochs; then any value but 0 is a fault of the platform.
          */
         ProgressView: {
             /** Epochs */
@@ -1870,60 +2009,54 @@ export interface components {
             fraction: number;
         };
         /**
-         * Question
-         * @description A job that is not submitted, and what somebody knows of it: samples of an epoch, and
-         *     samples a second of one machine. What is not given is taken from earlier jobs of the same name
-         *     and task.
+         * ResumeRequest
+         * @description Options for resuming a job.
          */
-        Question: {
-            /** Spec */
-            spec: components["schemas"]["JobSpec-Input"];
-            /** Samples */
-            samples?: number | null;
-            /** Samples Per Second */
-            samples_per_second?: number | null;
-        };
-        /**
-         * Resumption
-         * @description With which budget the job goes on; without one it has the budget that it had.
-         */
-        Resumption: {
-            /** Max Cost Usd */
+        ResumeRequest: {
+            /**
+             * Max Cost Usd
+             * @description New budget for the whole job. Without it, the job keeps its budget.
+             */
             max_cost_usd?: number | null;
         };
         /**
          * ServerGaugesView
-         * @description What a server says of itself; `null`: not told. `memory_limit_bytes`: `null` also where
-         *     there is none. `unreplicated_since`: `null` while its replicas, if it has any, are there.
+         * @description Gauges of a server. A value that the server has not reported is null.
          */
         ServerGaugesView: {
             /** Memory Used Bytes */
-            memory_used_bytes?: number | null;
-            /** Memory Limit Bytes */
-            memory_limit_bytes?: number | null;
+            memory_used_bytes: number | null;
+            /**
+             * Memory Limit Bytes
+             * @description Configured memory limit; null if there is none.
+             */
+            memory_limit_bytes: number | null;
             /** Operations Per Second */
-            operations_per_second?: number | null;
+            operations_per_second: number | null;
             /** Replicas */
-            replicas?: number | null;
-            /** Unreplicated Since */
-            unreplicated_since?: number | null;
+            replicas: number | null;
+            /**
+             * Unreplicated Since
+             * @description Time since which replicas are missing; null if none are.
+             */
+            unreplicated_since: number | null;
         };
         /**
          * ServerRow
-         * @description A parameter server's last heartbeat. `versions`: of the jobs that it serves.
-         *     `unreplicated`: since when the `ledger` or its `tensors` server is without its replicas.
+         * @description Last heartbeat of a parameter server.
          */
         ServerRow: {
             /** Node */
             node: string;
             /** At */
-            at?: number | null;
+            at: number | null;
             /** Pid */
-            pid?: number | null;
+            pid: number | null;
             /** Token */
-            token?: number | null;
+            token: number | null;
             /**
              * Versions
+             * @description Version of the model, by job.
              * @default {}
              */
             versions: {
@@ -1931,6 +2064,7 @@ export interface components {
             };
             /**
              * Unreplicated
+             * @description Time since which the `ledger` or the `tensors` server lacks its replicas.
              * @default {}
              */
             unreplicated: {
@@ -1941,7 +2075,7 @@ export interface components {
         };
         /**
          * SessionView
-         * @description Who is signed in is told where.
+         * @description Session of a dashboard, and the cluster that it belongs to.
          */
         SessionView: {
             /**
@@ -1957,12 +2091,13 @@ export interface components {
         };
         /**
          * SignIn
-         * @description The token that the platform was started with.
+         * @description Credentials for a session.
          */
         SignIn: {
             /**
              * Token
              * Format: password
+             * @description The token that the platform was started with.
              */
             token: string;
         };
@@ -2006,7 +2141,7 @@ export interface components {
         };
         /**
          * SpanView
-         * @description `to` is `null` while it lasts.
+         * @description A period in which a machine had one state.
          */
         SpanView: {
             /**
@@ -2016,12 +2151,15 @@ export interface components {
             state: "booting" | "running" | "notice" | "draining" | "dead";
             /** From */
             from: number;
-            /** To */
+            /**
+             * To
+             * @description null for the current state.
+             */
             to: number | null;
         };
         /**
          * SpendView
-         * @description What machines cost an hour now, and have cost all jobs so far.
+         * @description Current cost of all machines per hour, and cost of all jobs so far.
          */
         SpendView: {
             /** Usd Per Hour */
@@ -2066,7 +2204,7 @@ export interface components {
         };
         /**
          * StalenessBucket
-         * @description How many updates were so stale; the last one holds all that were staler, too.
+         * @description Number of updates with one staleness. The last bucket also counts all larger values.
          */
         StalenessBucket: {
             /** Staleness */
@@ -2076,7 +2214,7 @@ export interface components {
         };
         /**
          * StalenessView
-         * @description Staleness of all updates of a job: a histogram without gaps, mean and maximum.
+         * @description Staleness of all updates of a job: a histogram without gaps, mean, and maximum.
          */
         StalenessView: {
             /** Buckets */
@@ -2088,14 +2226,17 @@ export interface components {
         };
         /**
          * StatusView
-         * @description The platform as a whole. `controller`: whether one is at work.
+         * @description State of the whole platform.
          */
         StatusView: {
             /** Version */
             version: string;
             /** Cluster */
             cluster: string;
-            /** Controller */
+            /**
+             * Controller
+             * @description True if a controller is running.
+             */
             controller: boolean;
             /** Active Jobs */
             active_jobs: string[];
@@ -2144,7 +2285,7 @@ export interface components {
         };
         /**
          * StoreView
-         * @description All servers that hold something.
+         * @description All servers of the store.
          */
         StoreView: {
             /** Nodes */
@@ -2152,45 +2293,47 @@ export interface components {
             ledger: components["schemas"]["ServerGaugesView"];
         };
         /**
-         * Submission
-         * @description A job and the digest of the package that holds its code.
+         * SubmitRequest
+         * @description A job, and the digest of the package that holds its code.
          */
-        Submission: {
+        SubmitRequest: {
             /** Spec */
             spec: components["schemas"]["JobSpec-Input"];
             /**
              * Package
-             * @description SHA-256 of an uploaded package
+             * @description SHA-256 of an uploaded package.
              */
             package: string;
         };
         /**
          * SubtasksView
-         * @description Where the subtasks of an epoch stand. `epoch` counts from 1, `first` is the number of its
-         *     first subtask, `total` how many it has; `states` has a letter for each, up to the limit: `o`
-         *     open, `l` leased, `r` leased again after somebody lost it, `p` applied in part, `a` applied.
+         * @description State of the subtasks of an epoch.
          */
         SubtasksView: {
-            /** Epoch */
+            /**
+             * Epoch
+             * @description Number of the epoch, from 1.
+             */
             epoch: number;
-            /** First */
+            /**
+             * First
+             * @description Number of its first subtask.
+             */
             first: number;
-            /** Total */
+            /**
+             * Total
+             * @description Number of its subtasks.
+             */
             total: number;
-            /** States */
+            /**
+             * States
+             * @description A letter for each subtask, up to a limit: `o` open, `l` leased, `r` leased again after a loss, `p` applied in part, `a` applied.
+             */
             states: string;
         };
         /**
-         * Text
-         * @description A job file.
-         */
-        Text: {
-            /** Yaml */
-            yaml: string;
-        };
-        /**
          * TotalsView
-         * @description Sums over all updates of a job; `rejected` counts by reason.
+         * @description Sums over all updates of a job. `rejected` counts rejected updates by reason.
          */
         TotalsView: {
             /**
@@ -2218,14 +2361,12 @@ export interface components {
         };
         /**
          * TunedView
-         * @description What was found by measuring the job, as far as its part `tuning` asks for it. `shares`: of
-         *     the push interval, by worker; `implicit_momentum`: that asynchrony adds, and by which that of
-         *     the optimizers is lowered; `mixing`: by what the weight of updates is multiplied; `learners`:
-         *     by machine.
+         * @description Values that the platform tuned while the job trained, as far as `tuning` enables it.
          */
         TunedView: {
             /**
              * Shares
+             * @description Fraction of the push interval, by worker.
              * @default {}
              */
             shares: {
@@ -2233,16 +2374,19 @@ export interface components {
             };
             /**
              * Implicit Momentum
+             * @description Momentum that asynchrony adds; the optimizers' own is lowered by it.
              * @default 0
              */
             implicit_momentum: number;
             /**
              * Mixing
+             * @description Factor of the weight of each update.
              * @default 1
              */
             mixing: number;
             /**
              * Learners
+             * @description Learners by machine.
              * @default {}
              */
             learners: {
@@ -2284,13 +2428,14 @@ export interface components {
         };
         /**
          * Validation
-         * @description `spec`: the job with all that it did not say filled in; `null` where it is none.
+         * @description Result of checking a job file.
          */
         Validation: {
             /** Valid */
             valid: boolean;
             /** Errors */
             errors: components["schemas"]["Mistake"][];
+            /** @description The job with all defaults filled in; null if the file is invalid. */
             spec: components["schemas"]["JobSpec-Output"] | null;
         };
         /**
@@ -2325,7 +2470,7 @@ export interface components {
         };
         /**
          * VerdictView
-         * @description Whether a pool is of use to the job, and if not, why.
+         * @description Whether a job can use a pool, and the reasons if it can't.
          */
         VerdictView: {
             /** Pool */
@@ -2337,7 +2482,7 @@ export interface components {
         };
         /**
          * WasteView
-         * @description Machine seconds that trained nothing, and what they cost.
+         * @description Machine time that trained nothing, and its cost.
          */
         WasteView: {
             /** Seconds */
@@ -2346,76 +2491,89 @@ export interface components {
             usd: number;
         };
         /**
-         * Wasted
-         * @description `booting` and `idle` machines did nothing; `lost_work` was trained and never pushed.
+         * WastedView
+         * @description Machine time that trained nothing, by cause.
          */
-        Wasted: {
+        WastedView: {
             booting: components["schemas"]["WasteView"];
             idle: components["schemas"]["WasteView"];
+            /** @description Training whose result was never pushed. */
             lost_work: components["schemas"]["WasteView"];
         };
         /**
          * WorkerRow
-         * @description A worker's last heartbeat. `quarantined`: why it gets no more work; `step_seconds`, and
-         *     `local_steps` and `momentum`: of its last push intervals, and in the last one.
+         * @description Last heartbeat of a worker. `step_seconds`, `local_steps`, and `momentum` describe its last
+         *     push intervals.
          */
         WorkerRow: {
             /** Name */
             name: string;
             /** Job */
             job: string;
-            /** Quarantined */
-            quarantined?: string | null;
+            /**
+             * Quarantined
+             * @description Reason for the quarantine; the worker gets no more work.
+             */
+            quarantined: string | null;
             /** At */
-            at?: number | null;
+            at: number | null;
             /** Instance */
-            instance?: string | null;
+            instance: string | null;
             /** Host */
-            host?: string | null;
+            host: string | null;
             /** Pid */
-            pid?: number | null;
-            /** Doing */
-            doing?: string | null;
+            pid: number | null;
+            /**
+             * Doing
+             * @description Current activity.
+             */
+            doing: string | null;
             /** Steps */
-            steps?: number | null;
+            steps: number | null;
             /** Samples */
-            samples?: number | null;
+            samples: number | null;
             /** Step Seconds */
-            step_seconds?: number | null;
+            step_seconds: number | null;
             /** Local Steps */
-            local_steps?: number | null;
+            local_steps: number | null;
             /** Momentum */
-            momentum?: number | null;
+            momentum: number | null;
             /** Version */
-            version?: number | null;
+            version: number | null;
             /** Pushes */
-            pushes?: number | null;
+            pushes: number | null;
             /** Pushed Bytes */
-            pushed_bytes?: number | null;
+            pushed_bytes: number | null;
             /** Pushed Again */
-            pushed_again?: number | null;
+            pushed_again: number | null;
             /** Discarded */
-            discarded?: number | null;
+            discarded: number | null;
             /** Unapplied */
-            unapplied?: number | null;
+            unapplied: number | null;
             /** Resident Bytes */
-            resident_bytes?: number | null;
+            resident_bytes: number | null;
             /** Memory Bytes */
-            memory_bytes?: number | null;
+            memory_bytes: number | null;
             /** Memory Free Bytes */
-            memory_free_bytes?: number | null;
+            memory_free_bytes: number | null;
             /** Gpu Memory Bytes */
-            gpu_memory_bytes?: number | null;
+            gpu_memory_bytes: number | null;
             /** Gpu Memory Free Bytes */
-            gpu_memory_free_bytes?: number | null;
+            gpu_memory_free_bytes: number | null;
             /** Cores */
-            cores?: number | null;
-            /** Notice */
-            notice?: string | null;
+            cores: number | null;
+            /**
+             * Notice
+             * @description Kind of the notice of eviction.
+             */
+            notice: string | null;
             /** Notice At */
-            notice_at?: number | null;
-            /** Leaving */
-            leaving?: string | null;
+            notice_at: number | null;
+            /**
+             * Leaving
+             * @description Reason why the worker leaves.
+             */
+            leaving: string | null;
         } & {
             [key: string]: unknown;
         };
@@ -2507,8 +2665,7 @@ export interface components {
         };
         /**
          * Problem
-         * @description What went wrong, as RFC 9457 asks: ``type`` is stable, the rest is for people. ``request``
-         *     stands in the log lines that belong to it.
+         * @description Problem document of RFC 9457. `type` is stable; the other fields are for people.
          */
         Problem: {
             /** Type */
@@ -2521,21 +2678,25 @@ export interface components {
             detail: string;
             /**
              * Field
+             * @description Field that is wrong.
              * @default null
              */
             field: string | null;
             /**
              * Remedy
+             * @description What to do about the problem.
              * @default null
              */
             remedy: string | null;
             /**
              * Traceback
+             * @description Traceback of the user's code.
              * @default null
              */
             traceback: string | null;
             /**
              * Request
+             * @description ID of the request; the log lines about it have it too.
              * @default null
              */
             request: string | null;
@@ -2587,7 +2748,7 @@ export interface operations {
                     "application/json": components["schemas"]["Health"];
                 };
             };
-            /** @description Requests would fail; `reasons` say why. */
+            /** @description Requests would fail; see `reasons`. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -2616,7 +2777,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -2625,7 +2786,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -2634,7 +2795,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -2643,7 +2804,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -2652,7 +2813,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -2683,7 +2844,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -2692,7 +2853,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -2701,7 +2862,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -2710,7 +2871,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -2737,7 +2898,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -2746,7 +2907,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -2755,7 +2916,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -2764,7 +2925,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -2773,7 +2934,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -2805,7 +2966,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -2814,7 +2975,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -2823,7 +2984,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -2832,7 +2993,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -2841,7 +3002,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -2856,6 +3017,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
+                /** @description A request with the same key returns the same job. */
                 "idempotency-key"?: string | null;
             };
             path?: never;
@@ -2863,11 +3025,11 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["Submission"];
+                "application/json": components["schemas"]["SubmitRequest"];
             };
         };
         responses: {
-            /** @description This key made this job before. */
+            /** @description An earlier request with this key created the job. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -2885,7 +3047,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -2894,7 +3056,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -2903,7 +3065,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Not possible in the present state. */
+            /** @description The current state does not allow the request. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -2912,7 +3074,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -2921,7 +3083,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -2930,7 +3092,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -2961,7 +3123,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -2970,7 +3132,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -2979,7 +3141,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -2988,7 +3150,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -2997,7 +3159,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3006,7 +3168,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3037,7 +3199,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3046,7 +3208,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3055,7 +3217,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3064,7 +3226,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Not possible in the present state. */
+            /** @description The current state does not allow the request. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -3073,7 +3235,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3082,7 +3244,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3091,7 +3253,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3113,7 +3275,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["Resumption"] | null;
+                "application/json": components["schemas"]["ResumeRequest"] | null;
             };
         };
         responses: {
@@ -3126,7 +3288,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3135,7 +3297,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3144,7 +3306,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3153,7 +3315,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Not possible in the present state. */
+            /** @description The current state does not allow the request. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -3162,7 +3324,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3171,7 +3333,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3180,7 +3342,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3211,7 +3373,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3220,7 +3382,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3229,7 +3391,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3238,7 +3400,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Not possible in the present state. */
+            /** @description The current state does not allow the request. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -3247,7 +3409,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3256,7 +3418,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3265,7 +3427,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3285,7 +3447,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["Text"];
+                "application/json": components["schemas"]["JobText"];
             };
         };
         responses: {
@@ -3298,7 +3460,7 @@ export interface operations {
                     "application/json": components["schemas"]["Validation"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3307,7 +3469,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3316,7 +3478,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3325,7 +3487,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3334,7 +3496,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3365,7 +3527,7 @@ export interface operations {
                     };
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3374,7 +3536,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3383,7 +3545,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3392,7 +3554,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3401,7 +3563,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3423,7 +3585,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description As in job.yaml. */
+            /** @description A job file. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -3432,7 +3594,7 @@ export interface operations {
                     "application/yaml": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3441,7 +3603,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3450,7 +3612,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3459,7 +3621,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3468,7 +3630,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3477,7 +3639,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3491,12 +3653,13 @@ export interface operations {
     list_events: {
         parameters: {
             query?: {
-                /** @description only entries after the one with this id */
+                /** @description Return only entries after this ID. */
                 after?: string;
+                /** @description Most entries in the response. */
                 limit?: number;
             };
             header?: {
-                /** @description overrides `after` */
+                /** @description Overrides `after`. */
                 "Last-Event-ID"?: string | null;
             };
             path: {
@@ -3506,7 +3669,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description A list; with `Accept: text/event-stream` a stream of the same entries that ends with an event `end` once the job is over. */
+            /** @description A list. With `Accept: text/event-stream`, a stream of the same entries that ends with an event `end` when the job ends. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -3516,7 +3679,7 @@ export interface operations {
                     "text/event-stream": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3525,7 +3688,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3534,7 +3697,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3543,7 +3706,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3552,7 +3715,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3561,7 +3724,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3575,12 +3738,13 @@ export interface operations {
     list_log_lines: {
         parameters: {
             query?: {
-                /** @description only entries after the one with this id */
+                /** @description Return only entries after this ID. */
                 after?: string;
+                /** @description Most entries in the response. */
                 limit?: number;
             };
             header?: {
-                /** @description overrides `after` */
+                /** @description Overrides `after`. */
                 "Last-Event-ID"?: string | null;
             };
             path: {
@@ -3590,7 +3754,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description A list; with `Accept: text/event-stream` a stream of the same entries that ends with an event `end` once the job is over. */
+            /** @description A list. With `Accept: text/event-stream`, a stream of the same entries that ends with an event `end` when the job ends. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -3600,7 +3764,7 @@ export interface operations {
                     "text/event-stream": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3609,7 +3773,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3618,7 +3782,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3627,7 +3791,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3636,7 +3800,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3645,7 +3809,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3659,12 +3823,13 @@ export interface operations {
     list_metrics: {
         parameters: {
             query?: {
-                /** @description only entries after the one with this id */
+                /** @description Return only entries after this ID. */
                 after?: string;
+                /** @description Most entries in the response. */
                 limit?: number;
-                /** @description at most so many, instead of the first `limit` */
+                /** @description Thin the whole history to at most this many points. */
                 points?: number | null;
-                /** @description fields of the answer beside `id` and `at`, separated by commas; else all */
+                /** @description Fields to return beside `id` and `at`, separated by commas. Default: all. */
                 names?: string | null;
             };
             header?: never;
@@ -3684,7 +3849,7 @@ export interface operations {
                     "application/json": components["schemas"]["MetricRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3693,7 +3858,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3702,7 +3867,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3711,7 +3876,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3720,7 +3885,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3729,7 +3894,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3760,7 +3925,7 @@ export interface operations {
                     "application/json": components["schemas"]["StalenessView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3769,7 +3934,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3778,7 +3943,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3787,7 +3952,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3796,7 +3961,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3805,7 +3970,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3836,7 +4001,7 @@ export interface operations {
                     "application/json": components["schemas"]["MachineView"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3845,7 +4010,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3854,7 +4019,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3863,7 +4028,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3872,7 +4037,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3881,7 +4046,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3895,7 +4060,7 @@ export interface operations {
     get_subtasks: {
         parameters: {
             query?: {
-                /** @description from 1; else the one at work */
+                /** @description Number from 1. Default: the current one. */
                 epoch?: number | null;
             };
             header?: never;
@@ -3915,7 +4080,7 @@ export interface operations {
                     "application/json": components["schemas"]["SubtasksView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3924,7 +4089,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3933,7 +4098,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -3942,7 +4107,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -3951,7 +4116,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -3960,7 +4125,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3973,9 +4138,12 @@ export interface operations {
     };
     follow_everything: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Start with the events after this position. */
+                after?: string | null;
+            };
             header?: {
-                /** @description goes on with the events after this one */
+                /** @description Overrides `after`. */
                 "Last-Event-ID"?: string | null;
             };
             path?: never;
@@ -3983,7 +4151,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Events of the types `job`, `fleet`, `store` and `event`. */
+            /** @description Events of the types `job`, `fleet`, `store`, and `event`. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -3997,7 +4165,7 @@ export interface operations {
                     };
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4006,7 +4174,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4015,7 +4183,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4024,7 +4192,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4033,7 +4201,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4064,7 +4232,7 @@ export interface operations {
                     "application/json": components["schemas"]["CheckpointRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4073,7 +4241,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4082,7 +4250,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -4091,7 +4259,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4100,7 +4268,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4109,7 +4277,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4132,7 +4300,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description A safetensors file; its SHA-256 is the `ETag`. */
+            /** @description A safetensors file. Its SHA-256 is the `ETag`. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -4141,7 +4309,7 @@ export interface operations {
                     "application/octet-stream": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4150,7 +4318,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4159,7 +4327,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -4168,7 +4336,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4177,7 +4345,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4186,7 +4354,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4208,7 +4376,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description A safetensors file; its SHA-256 is the `ETag`. */
+            /** @description A safetensors file. Its SHA-256 is the `ETag`. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -4217,7 +4385,7 @@ export interface operations {
                     "application/octet-stream": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4226,7 +4394,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4235,7 +4403,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -4244,7 +4412,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Not possible in the present state. */
+            /** @description The current state does not allow the request. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -4253,7 +4421,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4262,7 +4430,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4271,7 +4439,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4287,7 +4455,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description SHA-256 of the zip, in hexadecimal */
+                /** @description SHA-256 of the zip, in hexadecimal. */
                 digest: string;
             };
             cookie?: never;
@@ -4307,7 +4475,7 @@ export interface operations {
                     "application/json": components["schemas"]["Package"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4316,7 +4484,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4325,7 +4493,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The body took too long. */
+            /** @description The body did not arrive in time. */
             408: {
                 headers: {
                     [name: string]: unknown;
@@ -4343,7 +4511,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4352,7 +4520,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4361,7 +4529,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4377,7 +4545,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description SHA-256 of the zip, in hexadecimal */
+                /** @description SHA-256 of the zip, in hexadecimal. */
                 digest: string;
             };
             cookie?: never;
@@ -4391,7 +4559,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4400,7 +4568,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4409,7 +4577,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -4418,7 +4586,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4427,7 +4595,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4436,7 +4604,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4465,7 +4633,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatusView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4474,7 +4642,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4483,7 +4651,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4492,7 +4660,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4501,7 +4669,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4532,7 +4700,7 @@ export interface operations {
                     "application/json": components["schemas"]["WorkerRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4541,7 +4709,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4550,7 +4718,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -4559,7 +4727,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4568,7 +4736,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4577,7 +4745,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4606,7 +4774,7 @@ export interface operations {
                     "application/json": components["schemas"]["WorkerRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4615,7 +4783,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4624,7 +4792,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4633,7 +4801,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4642,7 +4810,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4671,7 +4839,7 @@ export interface operations {
                     "application/json": components["schemas"]["InstanceRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4680,7 +4848,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4689,7 +4857,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4698,7 +4866,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4707,7 +4875,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4736,7 +4904,7 @@ export interface operations {
                     "application/json": components["schemas"]["PoolRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4745,7 +4913,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4754,7 +4922,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4763,7 +4931,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4772,7 +4940,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4801,7 +4969,7 @@ export interface operations {
                     "application/json": components["schemas"]["ServerRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4810,7 +4978,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4819,7 +4987,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4828,7 +4996,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4837,7 +5005,72 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_store: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StoreView"];
+                };
+            };
+            /** @description The token is missing or wrong, or the session has expired. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4872,7 +5105,7 @@ export interface operations {
                     "application/json": components["schemas"]["EvictionRequested"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4881,7 +5114,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4890,7 +5123,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -4899,7 +5132,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Not possible in the present state. */
+            /** @description The current state does not allow the request. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -4908,7 +5141,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4917,7 +5150,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -4926,7 +5159,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4961,7 +5194,7 @@ export interface operations {
                     "application/json": components["schemas"]["EvictionRequested"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4970,7 +5203,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4979,7 +5212,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -4988,7 +5221,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -4997,7 +5230,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -5006,72 +5239,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    get_store: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["StoreView"];
-                };
-            };
-            /** @description The token is missing or wrong, or the session is over. */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request carries a session, but does not come from the dashboard. */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is wrong; `field` names where. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Something went wrong inside. */
-            500: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5102,7 +5270,7 @@ export interface operations {
                     "application/json": components["schemas"]["CostView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5111,7 +5279,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5120,7 +5288,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description There is no such thing. */
+            /** @description The resource does not exist. */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -5129,7 +5297,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -5138,7 +5306,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -5147,7 +5315,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5167,7 +5335,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["Question"];
+                "application/json": components["schemas"]["PlanRequest"];
             };
         };
         responses: {
@@ -5180,7 +5348,7 @@ export interface operations {
                     "application/json": components["schemas"]["PlanView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5189,7 +5357,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5198,7 +5366,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Not possible in the present state. */
+            /** @description The current state does not allow the request. */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -5207,7 +5375,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -5216,7 +5384,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -5225,7 +5393,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5254,7 +5422,7 @@ export interface operations {
                     "application/json": components["schemas"]["SpendView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session is over. */
+            /** @description The token is missing or wrong, or the session has expired. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5263,7 +5431,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request carries a session, but does not come from the dashboard. */
+            /** @description The request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5272,7 +5440,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request is wrong; `field` names where. */
+            /** @description The request is invalid. `field` names the wrong field. */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -5281,7 +5449,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Something went wrong inside. */
+            /** @description Internal error. */
             500: {
                 headers: {
                     [name: string]: unknown;
@@ -5290,7 +5458,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage does not answer; try again. */
+            /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;

@@ -1,1 +1,1 @@
-"""The routes, one file per noun."""
+"""Routes of the API, one file per noun."""

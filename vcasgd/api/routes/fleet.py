@@ -1,4 +1,4 @@
-"""Machines, workers, pools and servers; and taking machines away."""
+"""Routes for machines, workers, pools, and servers."""
 
 from __future__ import annotations
 
@@ -8,68 +8,81 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, status
 
 import vcasgd
+from vcasgd.api.convert import store_view
+from vcasgd.api.dependencies import ControlDep, JobsDep, LedgerDep, ServersDep, SettingsDep
 from vcasgd.api.problems import documented
-from vcasgd.api.rows import (
+from vcasgd.errors import Conflict, NotFound, SpecError
+from vcasgd.logging import request_id
+from vcasgd.schemas.fleet import (
     Eviction,
     EvictionRequested,
     InstanceRow,
     PoolRow,
     ServerRow,
     StatusView,
+    StoreView,
     WorkerRow,
 )
-from vcasgd.api.services import Here, Services
-from vcasgd.errors import Conflict, NotFound, SpecError
-from vcasgd.logging import request_id
+from vcasgd.store.gauges import read_gauges
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control
 
 router = APIRouter(tags=["fleet"])
 
-How = Annotated[Eviction | None, Body()]
+EvictionBody = Annotated[Eviction | None, Body()]
 
 
 @router.get("/status")
-def get_status(here: Here) -> StatusView:
-    """The platform as a whole."""
-    active = here.jobs.active()
+def get_status(
+    settings: SettingsDep, jobs: JobsDep, control: ControlDep, servers: ServersDep
+) -> StatusView:
+    """Show the state of the whole platform."""
+    active = jobs.active()
     return StatusView(
         version=vcasgd.__version__,
-        cluster=here.settings.cluster,
-        controller=here.control.held(),
+        cluster=settings.cluster,
+        controller=control.held(),
         active_jobs=active,
-        servers=len(here.servers.all()),
-        instances=len(here.control.instances()),
-        workers=sum(len(here.jobs.workers(job)) for job in active),
+        servers=len(servers.all()),
+        instances=len(control.instances()),
+        workers=sum(len(jobs.workers(job)) for job in active),
     )
 
 
 @router.get("/jobs/{job}/workers", responses=documented(404))
-def list_workers_of_job(here: Here, job: str) -> list[WorkerRow]:
-    """The last heartbeat of each worker of the job."""
-    return list(_workers(here, here.jobs.get(job).id))
+def list_workers_of_job(jobs: JobsDep, job: str) -> list[WorkerRow]:
+    """List the last heartbeat of each worker of a job."""
+    return list(_workers(jobs, jobs.get(job).id))
 
 
 @router.get("/workers")
-def list_workers(here: Here) -> list[WorkerRow]:
-    """The workers of all jobs that are not over."""
-    return [row for job in here.jobs.active() for row in _workers(here, job)]
+def list_workers(jobs: JobsDep) -> list[WorkerRow]:
+    """List the workers of all active jobs."""
+    return [row for job in jobs.active() for row in _workers(jobs, job)]
 
 
 @router.get("/instances")
-def list_instances(here: Here) -> list[InstanceRow]:
-    """Machines, as the controller saw them last."""
-    return [InstanceRow.model_validate(each) for each in _named(here.control.instances(), "id")]
+def list_instances(control: ControlDep) -> list[InstanceRow]:
+    """List the machines, as the controller last observed them."""
+    return [InstanceRow.model_validate(each) for each in _named(control.instances(), "id")]
 
 
 @router.get("/pools")
-def list_pools(here: Here) -> list[PoolRow]:
-    """Places to buy machines, as the controller saw them last."""
-    return [PoolRow.model_validate(each) for each in _named(here.control.pools(), "name")]
+def list_pools(control: ControlDep) -> list[PoolRow]:
+    """List the pools of machines, as the controller last observed them."""
+    return [PoolRow.model_validate(each) for each in _named(control.pools(), "name")]
 
 
 @router.get("/servers")
-def list_servers(here: Here) -> list[ServerRow]:
-    """The last heartbeat of each parameter server."""
-    return [ServerRow.model_validate(each) for each in _named(here.servers.all(), "node")]
+def list_servers(servers: ServersDep) -> list[ServerRow]:
+    """List the last heartbeat of each parameter server."""
+    return [ServerRow.model_validate(each) for each in _named(servers.all(), "node")]
+
+
+@router.get("/store", tags=["store"])
+def get_store(servers: ServersDep, ledger: LedgerDep) -> StoreView:
+    """Show versions, queues, memory, load, and replication of all servers of the store."""
+    return store_view(servers.all(), read_gauges(ledger))
 
 
 @router.post(
@@ -77,14 +90,16 @@ def list_servers(here: Here) -> list[ServerRow]:
     status_code=status.HTTP_202_ACCEPTED,
     responses=documented(404, 409),
 )
-def evict_worker(here: Here, worker: str, how: How = None) -> EvictionRequested:
-    """Takes the machine that a worker runs on."""
-    found = next((row for row in list_workers(here) if row.name == worker), None)
-    if found is None:
+def evict_worker(
+    jobs: JobsDep, control: ControlDep, worker: str, eviction: EvictionBody = None
+) -> EvictionRequested:
+    """Take the machine that a worker runs on."""
+    row = next((row for row in list_workers(jobs) if row.name == worker), None)
+    if row is None:
         raise NotFound(f"there is no worker {worker}", status=404)
-    if found.instance is None:
+    if row.instance is None:
         raise Conflict(f"worker {worker} is on no machine of the fleet", status=409)
-    return _evict(here, found.instance, how or Eviction())
+    return _evict(control, row.instance, eviction or Eviction())
 
 
 @router.post(
@@ -92,30 +107,34 @@ def evict_worker(here: Here, worker: str, how: How = None) -> EvictionRequested:
     status_code=status.HTTP_202_ACCEPTED,
     responses=documented(404),
 )
-def evict_instance(here: Here, instance: str, how: How = None) -> EvictionRequested:
-    """Takes a machine."""
-    if instance not in here.control.instances():
+def evict_instance(
+    control: ControlDep, instance: str, eviction: EvictionBody = None
+) -> EvictionRequested:
+    """Take a machine."""
+    if instance not in control.instances():
         raise NotFound(f"there is no instance {instance}", status=404)
-    return _evict(here, instance, how or Eviction())
+    return _evict(control, instance, eviction or Eviction())
 
 
-def _evict(here: Services, instance: str, how: Eviction) -> EvictionRequested:
-    if how.kill and how.notice_seconds is not None:
-        raise SpecError("kill: gives no notice", remedy="send one of the two", field="kill")
-    asked = EvictionRequested(instance=instance, **how.model_dump())
-    here.control.request(**asked.model_dump(), request=request_id())
-    return asked
+def _evict(control: Control, instance: str, eviction: Eviction) -> EvictionRequested:
+    if eviction.kill and eviction.notice_seconds is not None:
+        raise SpecError(
+            "kill: a kill has no notice", remedy="send either kill or notice_seconds", field="kill"
+        )
+    requested = EvictionRequested(instance=instance, **eviction.model_dump())
+    control.request(**requested.model_dump(), request=request_id())
+    return requested
 
 
-def _workers(here: Services, job: str) -> Iterator[WorkerRow]:
-    """Also those in quarantine whose machine is gone, so that one can see why it is."""
-    quarantined, beats = here.jobs.quarantined(job), here.jobs.workers(job)
-    for name in sorted(beats.keys() | quarantined.keys()):
-        fields = beats[name].to_json() if name in beats else {}
+def _workers(jobs: Jobs, job: str) -> Iterator[WorkerRow]:
+    """Yield all workers, also quarantined ones without a machine, to show why they are."""
+    quarantined, heartbeats = jobs.quarantined(job), jobs.workers(job)
+    for name in sorted(heartbeats.keys() | quarantined.keys()):
+        fields = heartbeats[name].to_json() if name in heartbeats else {}
         fields |= {"name": name, "job": job, "quarantined": quarantined.get(name)}
         yield WorkerRow.model_validate(fields)
 
 
 def _named(rows: dict[str, dict[str, Any]], field: str) -> list[dict[str, Any]]:
-    """Rows in the order of their names, with the name among the fields."""
+    """Return the rows in the order of their names, with the name as a field."""
     return [{**row, field: name} for name, row in sorted(rows.items())]

@@ -1,4 +1,4 @@
-"""What a job says: events and log lines, as lists or as server-sent events, and metrics."""
+"""Routes for a job's history: events, log lines, metrics, staleness, machines, and subtasks."""
 
 from __future__ import annotations
 
@@ -6,40 +6,60 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 
+from vcasgd.api.convert import machine_view, staleness_view
+from vcasgd.api.dependencies import CurvesDep, JobsDep, LedgerDep, SettingsDep
 from vcasgd.api.problems import documented
-from vcasgd.api.rows import EventRow, LogRow, MetricRow, finite
-from vcasgd.api.series import SPIKY, only, with_evaluations
-from vcasgd.api.services import Here
-from vcasgd.api.streaming import MEDIA_TYPE, Tail, event_stream, look, wants_stream
+from vcasgd.api.series import SPIKY, with_evaluations
+from vcasgd.api.streaming import MEDIA_TYPE, Tail, accepts_stream, history_stream
+from vcasgd.errors import SpecError
+from vcasgd.schemas.base import finite
+from vcasgd.schemas.history import (
+    EventRow,
+    LogRow,
+    MachineView,
+    MetricRow,
+    StalenessView,
+    SubtasksView,
+)
+from vcasgd.store.ledger.subtasks import read_subtasks
 
-router = APIRouter(tags=["history"])
+router = APIRouter()
 
-#: ids of a Redis stream; nineteen digits always fit its 64 bits
+#: Pattern of the IDs of a Redis stream; 19 digits always fit its 64 bits.
 _ID = r"^[0-9]{1,19}(-[0-9]{1,19})?$"
-#: a worker learns of the job's end with a heartbeat, and sends its last lines with the next
+#: Heartbeats after a job's end in which log lines may arrive: a worker learns of the end with
+#: one heartbeat, and sends its last lines with the next.
 LATE_HEARTBEATS = 4
+#: Most letters in a response; an epoch may have a million subtasks.
+MOST_LETTERS = 100_000
 
-After = Annotated[str, Query(pattern=_ID, description="only entries after the one with this id")]
+After = Annotated[str, Query(pattern=_ID, description="Return only entries after this ID.")]
 LastEventId = Annotated[
-    str | None, Header(alias="Last-Event-ID", pattern=_ID, description="overrides `after`")
+    str | None, Header(alias="Last-Event-ID", pattern=_ID, description="Overrides `after`.")
 ]
-Limit = Annotated[int, Query(ge=1, le=5000)]
-Points = Annotated[
+Limit = Annotated[int, Query(ge=1, le=5000, description="Most entries in the response.")]
+PointLimit = Annotated[
     int | None,
-    Query(ge=10, le=5000, description="at most so many, instead of the first `limit`"),
+    Query(
+        alias="points",
+        ge=10,
+        le=5000,
+        description="Thin the whole history to at most this many points.",
+    ),
 ]
 Names = Annotated[
     str | None,
     Query(
         max_length=1000,
-        description="fields of the answer beside `id` and `at`, separated by commas; else all",
+        description="Fields to return beside `id` and `at`, separated by commas. Default: all.",
     ),
 ]
+Epoch = Annotated[int | None, Query(ge=1, description="Number from 1. Default: the current one.")]
 
 _LIST_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": f"A list; with `Accept: {MEDIA_TYPE}` a stream of the same entries "
-        "that ends with an event `end` once the job is over.",
+        "description": f"A list. With `Accept: {MEDIA_TYPE}`, a stream of the same entries that "
+        "ends with an event `end` when the job ends.",
         "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
     }
 }
@@ -49,37 +69,47 @@ _LIST_OR_STREAM: dict[int | str, dict[str, Any]] = {
     "/jobs/{job}/events",
     response_model=list[EventRow],
     responses=_LIST_OR_STREAM | documented(404),
+    tags=["history"],
 )
 async def list_events(
-    here: Here,
+    jobs: JobsDep,
     request: Request,
     job: str,
     after: After = "0",
     limit: Limit = 1000,
     last_event_id: LastEventId = None,
 ) -> Any:
-    """What happened, oldest first."""
-    tail = Tail(here.jobs, job, here.jobs.events, lambda entry: str(entry["kind"]))
-    return await _answer(request, tail, last_event_id or after, limit)
+    """List or stream the events of a job, oldest first."""
+    tail = Tail(jobs, job, jobs.events, lambda entry: str(entry["kind"]))
+    return await _entries(request, tail, last_event_id or after, limit)
 
 
 @router.get(
     "/jobs/{job}/logs",
     response_model=list[LogRow],
     responses=_LIST_OR_STREAM | documented(404),
+    tags=["history"],
 )
 async def list_log_lines(
-    here: Here,
+    jobs: JobsDep,
+    settings: SettingsDep,
     request: Request,
     job: str,
     after: After = "0",
     limit: Limit = 1000,
     last_event_id: LastEventId = None,
 ) -> Any:
-    """Lines that workers printed, oldest first."""
-    late = LATE_HEARTBEATS * here.settings.heartbeat
-    tail = Tail(here.jobs, job, here.jobs.logs, lambda _: "line", late)
-    return await _answer(request, tail, last_event_id or after, limit)
+    """List or stream the lines that workers printed, oldest first."""
+    late = LATE_HEARTBEATS * settings.heartbeat
+    tail = Tail(jobs, job, jobs.logs, lambda _: "line", late)
+    return await _entries(request, tail, last_event_id or after, limit)
+
+
+async def _entries(request: Request, tail: Tail, after: str, limit: int) -> Any:
+    stream = accepts_stream(request)
+    # read before a stream starts, too: later, the response can't report an unknown job
+    _, entries = await tail.after(after, 1 if stream else limit)
+    return history_stream(tail, after) if stream else entries
 
 
 @router.get(
@@ -87,35 +117,61 @@ async def list_log_lines(
     response_model=list[MetricRow],
     response_model_exclude_unset=True,
     responses=documented(404),
+    tags=["history"],
 )
 def list_metrics(
-    here: Here,
+    jobs: JobsDep,
+    curves: CurvesDep,
     job: str,
     after: After = "0",
     limit: Limit = 5000,
-    points: Points = None,
+    points: PointLimit = None,
     names: Names = None,
 ) -> Any:
-    """The totals over time, oldest first. With `points` the whole history after `after`, thinned
-    so that the highest and lowest values of the series stay."""
-    found = here.jobs.get(job)
-    wanted = [each.strip() for each in names.split(",")] if names else []
+    """List the metrics over time, oldest first. `points` thins the whole history after `after`,
+    and keeps the highest and the lowest values of each series."""
+    record = jobs.get(job)
+    fields = [each.strip() for each in names.split(",")] if names else []
     if points:
-        rows = here.curves.thinned(found.id, after, wanted or SPIKY, points)
+        rows = curves.thinned(record.id, after, fields or SPIKY, points)
     else:
-        rows = here.jobs.metrics(found.id, after, limit=limit)
-    rows = with_evaluations(rows, found.evaluations)
-    # what was asked for by name and nothing else; otherwise all fields, null where missing
-    whole = [only(row, wanted) for row in rows] if wanted else map(_whole, rows)
-    return [finite(row) for row in whole]
+        rows = jobs.metrics(record.id, after, limit=limit)
+    return [_metric(row, fields) for row in with_evaluations(rows, record.evaluations)]
 
 
-def _whole(row: dict[str, Any]) -> dict[str, Any]:
+def _metric(row: dict[str, Any], fields: list[str]) -> Any:
+    """Return the selected fields, or all fields with null for missing ones."""
+    if fields:
+        return finite({name: row.get(name) for name in ("id", "at", *fields)})
     return MetricRow.model_validate(row).model_dump()
 
 
-async def _answer(request: Request, tail: Tail, after: str, limit: int) -> Any:
-    stream = wants_stream(request)
-    # before a stream begins, too: later there is no way to say that there is no such job
-    seen = await look(tail, after, 1 if stream else limit)
-    return event_stream(tail, after) if stream else seen.entries
+@router.get("/jobs/{job}/staleness", responses=documented(404), tags=["insight"])
+def get_staleness(jobs: JobsDep, job: str) -> StalenessView:
+    """Show the staleness of a job's updates, in versions."""
+    return staleness_view(jobs.get(job))
+
+
+@router.get("/jobs/{job}/machines", responses=documented(404), tags=["insight"])
+def list_machines_of_job(jobs: JobsDep, job: str) -> list[MachineView]:
+    """List the newest 1000 machines of a job with their states, in the order of their start."""
+    record = jobs.get(job)
+    lanes = jobs.timelines(record.id)
+    views = [machine_view(instance, lane, record) for instance, lane in lanes.items()]
+    return sorted(views, key=lambda each: (each.spans[0].since if each.spans else 0, each.instance))
+
+
+@router.get("/jobs/{job}/subtasks", responses=documented(404), tags=["insight"])
+def get_subtasks(jobs: JobsDep, ledger: LedgerDep, job: str, epoch: Epoch = None) -> SubtasksView:
+    """Show the state of each subtask of an epoch."""
+    record = jobs.get(job)
+    spec = record.spec
+    number = min(record.finished_epochs + 1, spec.epochs) if epoch is None else epoch
+    if number > spec.epochs:
+        raise SpecError(f"epoch: the job has {spec.epochs}", field="epoch")
+    per_epoch = spec.subtasks_per_epoch
+    first = (number - 1) * per_epoch
+    states = read_subtasks(ledger, record.id, per_epoch).letters(
+        first, min(per_epoch, MOST_LETTERS)
+    )
+    return SubtasksView(epoch=number, first=first, total=per_epoch, states=states)

@@ -1,4 +1,4 @@
-"""Packages: the users' code, by digest."""
+"""Routes for packages: zips of users' code, named by their digest."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response, status
 from fastapi.concurrency import run_in_threadpool
 
+from vcasgd.api.dependencies import SettingsDep, StorageDep
 from vcasgd.api.problems import documented
-from vcasgd.api.rows import Package
-from vcasgd.api.services import Here, Services
 from vcasgd.errors import ApiError, NotFound, PackageError
+from vcasgd.schemas.jobs import DIGEST_PATTERN
+from vcasgd.schemas.service import Package
+from vcasgd.storage.objects import Storage
 from vcasgd.task.package import check, digest_of
 
 router = APIRouter(tags=["packages"])
 
-DIGEST = r"^[0-9a-f]{64}$"
-#: enough for the largest package over a slow line; then the connection is given up
+#: Seconds after which an upload is refused; enough for the largest package over a slow line.
 UPLOAD_SECONDS = 600.0
 
-Digest = Annotated[str, Path(pattern=DIGEST, description="SHA-256 of the zip, in hexadecimal")]
+Digest = Annotated[
+    str, Path(pattern=DIGEST_PATTERN, description="SHA-256 of the zip, in hexadecimal.")
+]
 
 _ZIP: dict[str, Any] = {
     "requestBody": {
@@ -30,19 +33,23 @@ _ZIP: dict[str, Any] = {
 }
 
 
-def name_of(digest: str) -> str:
+def object_name(digest: str) -> str:
+    """Return the name of a package in the object storage."""
     return f"packages/{digest}.zip"
 
 
 @router.put("/packages/{digest}", openapi_extra=_ZIP, responses=documented(408, 413))
-async def put_package(here: Here, request: Request, digest: Digest) -> Package:
-    """Stores a zip; storing it again changes nothing."""
+async def put_package(
+    settings: SettingsDep, storage: StorageDep, request: Request, digest: Digest
+) -> Package:
+    """Store a package. Storing it again has no effect."""
+    limit = int(settings.package_limit_mb * 1e6)
     try:
         async with asyncio.timeout(UPLOAD_SECONDS):
-            data = await _read(request, int(here.settings.package_limit_mb * 1e6))
+            data = await _read(request, limit)
     except TimeoutError as error:
-        raise ApiError(f"no whole body within {UPLOAD_SECONDS:g} s", status=408) from error
-    await run_in_threadpool(_store, here, digest, data)
+        raise ApiError(f"no complete body within {UPLOAD_SECONDS:g} s", status=408) from error
+    await run_in_threadpool(_store, storage, digest, data, limit)
     return Package(digest=digest, size=len(data))
 
 
@@ -59,22 +66,23 @@ def _check_size(size: int, limit: int) -> None:
     if size > limit:
         raise ApiError(
             f"the package is larger than {limit / 1e6:g} MB",
-            remedy="list what is not code in .vcasgdignore, or raise VCASGD_PACKAGE_LIMIT_MB",
+            remedy="list files that are not code in .vcasgdignore, or raise "
+            "VCASGD_PACKAGE_LIMIT_MB",
             status=status.HTTP_413_CONTENT_TOO_LARGE,
         )
 
 
-def _store(here: Services, digest: str, data: bytes) -> None:
+def _store(storage: Storage, digest: str, data: bytes, limit: int) -> None:
     if digest_of(data) != digest:
         raise PackageError("the package arrived damaged: its digest does not match", field="digest")
-    check(data, int(here.settings.package_limit_mb * 1e6))
-    if not here.storage.has(name_of(digest)):
-        here.storage.put(name_of(digest), data)
+    check(data, limit)
+    if not storage.has(object_name(digest)):
+        storage.put(object_name(digest), data)
 
 
 @router.head("/packages/{digest}", response_class=Response, responses=documented(404))
-def head_package(here: Here, digest: Digest) -> Response:
-    """Whether a package is stored."""
-    if not here.storage.has(name_of(digest)):
+def head_package(storage: StorageDep, digest: Digest) -> Response:
+    """Check that a package is stored."""
+    if not storage.has(object_name(digest)):
         raise NotFound(f"package {digest[:12]}… is not uploaded", status=404)
     return Response()

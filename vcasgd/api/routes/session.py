@@ -1,62 +1,46 @@
-"""Signing in and out, for the dashboard."""
+"""Routes for signing in and out of the dashboard."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Literal
 
 from fastapi import APIRouter, Request, Response, status
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 import vcasgd
-from vcasgd.api.auth import from_elsewhere
+from vcasgd.api.auth import clear_cookie, cross_site, set_cookie
+from vcasgd.api.dependencies import SessionsDep, SettingsDep
 from vcasgd.api.problems import documented
-from vcasgd.api.services import Here
-from vcasgd.api.sessions import clear_cookie, set_cookie
 from vcasgd.errors import Unauthorized
+from vcasgd.schemas.service import SessionView, SignIn
 
-#: without the token: this is where it is handed in
+#: The only route that needs no token, because the token is in the body.
 entrance = APIRouter(tags=["session"])
 router = APIRouter(tags=["session"])
-
-
-class SignIn(BaseModel):
-    """The token that the platform was started with."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    token: SecretStr = Field(max_length=1000)
-
-
-class SessionView(BaseModel):
-    """Who is signed in is told where."""
-
-    signed_in: Literal[True] = True
-    cluster: str
-    version: str
 
 
 @entrance.post(
     "/session", status_code=status.HTTP_204_NO_CONTENT, responses=documented(401, 403, 422, 500)
 )
-def sign_in(here: Here, request: Request, response: Response, body: SignIn) -> None:
-    """Sets a cookie that is good for twelve hours, and that no script can read."""
-    # another site must not sign anybody in
-    if error := from_elsewhere(request.headers):
+def sign_in(
+    settings: SettingsDep, sessions: SessionsDep, request: Request, response: Response, body: SignIn
+) -> None:
+    """Sign in: set a cookie that is valid for twelve hours and that scripts can't read."""
+    # another site must not be able to sign a user in
+    if error := cross_site(request.headers):
         raise error
-    given = body.token.get_secret_value().strip().encode("utf-8", "surrogatepass")
-    if not secrets.compare_digest(given, here.settings.secret("token").strip().encode()):
-        raise Unauthorized("the token is wrong", remedy="vcasgd up says in which file it is")
-    set_cookie(response, here.sessions.new(), secure=request.url.scheme == "https")
+    token = body.token.get_secret_value().strip().encode("utf-8", "surrogatepass")
+    if not secrets.compare_digest(token, settings.secret("token").strip().encode()):
+        raise Unauthorized("the token is wrong", remedy="vcasgd up prints the token's file")
+    set_cookie(response, sessions.new(), secure=request.url.scheme == "https")
 
 
 @router.get("/session")
-def get_session(here: Here) -> SessionView:
-    """Whether one is signed in: 401 if not."""
-    return SessionView(cluster=here.settings.cluster, version=vcasgd.__version__)
+def get_session(settings: SettingsDep) -> SessionView:
+    """Show the session. The status is 401 if you are not signed in."""
+    return SessionView(cluster=settings.cluster, version=vcasgd.__version__)
 
 
 @router.delete("/session", status_code=status.HTTP_204_NO_CONTENT)
 def sign_out(request: Request, response: Response) -> None:
-    """Takes the cookie back."""
+    """Sign out: delete the cookie."""
     clear_cookie(response, secure=request.url.scheme == "https")

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import inf
 from operator import itemgetter
 from typing import Annotated, Any
@@ -14,27 +13,11 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from vcasgd.spec.job import DEFAULT_METRICS, JobSpec, Metric
+from vcasgd.spec.job import JobState as JobState
 from vcasgd.store.ledger.tuning import Tuned
 
 #: Most shards of a job; scripts on the ledger loop over them.
 MOST_SHARDS = 1024
-
-
-class JobState(StrEnum):
-    """State of a job: ``starting`` → ``running`` ⇄ ``paused`` → ``finishing`` → a final state."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    PAUSED = "paused"
-    FINISHING = "finishing"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def over(self) -> bool:
-        """True for the final states: ``succeeded``, ``failed``, ``cancelled``."""
-        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One id for each request: accepted or made up, sent back, and known to all that it leads to."""
+"""Middleware that gives each request an ID, for the response and all log lines about it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from vcasgd.logging import REQUEST_ID, bound
 
 log = logging.getLogger(__name__)
 
-#: methods that change nothing
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+#: Methods that change nothing; requests with others are logged.
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 HEADER = "X-Request-ID"
-#: where it is found after the request has failed and what was bound is gone
+#: Key of the ID in the ASGI scope, for handlers that run after the log's context has ended.
 SCOPE_KEY = "vcasgd.request"
 
 
 class RequestIds:
-    """An id that could not stand in a log line is replaced, not refused: a proxy may have made
-    it. Whatever may have changed something is logged."""
+    """Middleware that accepts the ID of the request, or generates one.
+
+    A proxy may send IDs that a log line can't hold; these are replaced, not refused.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -30,24 +32,21 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = _accepted(Headers(scope=scope).get(HEADER, ""))
+        sent = Headers(scope=scope).get(HEADER, "")
+        request = sent if REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
         scope[SCOPE_KEY] = request
 
-        async def answer(message: Message) -> None:
+        async def respond(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[HEADER] = request
-                if scope["method"] not in SAFE:
+                if scope["method"] not in SAFE_METHODS:
                     log.info("%s %s: %d", scope["method"], scope["path"], message["status"])
             await send(message)
 
         with bound(request=request):
             try:
-                await self._app(scope, receive, answer)
+                await self._app(scope, receive, respond)
             except Exception as error:
-                # the server logs the traceback, without knowing whose it is
+                # the server logs the traceback without the ID
                 log.error("%s %s: %s", scope["method"], scope["path"], type(error).__name__)
                 raise
-
-
-def _accepted(given: str) -> str:
-    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

@@ -1,0 +1,238 @@
+"""Conversion of records of the store and the fleet to the API's schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import isfinite, nan
+from typing import Any
+
+from vcasgd.fleet.costs import CostReport, PoolCost
+from vcasgd.fleet.estimate import Estimate
+from vcasgd.schemas.costs import (
+    CostView,
+    OfferView,
+    PlanView,
+    PoolCostView,
+    PoolSpend,
+    SpendView,
+    VerdictView,
+    WastedView,
+)
+from vcasgd.schemas.fleet import NodeView, ServerGaugesView, StoreView
+from vcasgd.schemas.history import MachineView, SpanView, StalenessBucket, StalenessView
+from vcasgd.schemas.jobs import (
+    BestView,
+    EvaluationView,
+    JobView,
+    ProgressView,
+    TotalsView,
+    TunedView,
+)
+from vcasgd.store.gauges import ServerGauges
+from vcasgd.store.ledger.job import JobRecord
+
+# -- jobs ---------------------------------------------------------------------------------------
+
+
+def job_view(job: JobRecord) -> JobView:
+    """Return the view of a job."""
+    return JobView(
+        id=job.id,
+        name=job.spec.name,
+        state=job.state,
+        reason=job.reason,
+        traceback=job.traceback,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        spec=job.spec,
+        progress=_progress(job),
+        totals=TotalsView.model_validate(job.totals),
+        evaluations=[EvaluationView.model_validate(each) for each in job.evaluations],
+        best_accuracy=max(
+            (
+                accuracy
+                for each in job.evaluations
+                if isfinite(accuracy := each.metrics.get("accuracy", nan))
+            ),
+            default=None,
+        ),
+        best=_best(job),
+        version=job.version,
+        model=job.model,
+        package=job.package,
+        request=job.request,
+        evictions=job.evictions,
+        kills=job.kills,
+        tuned=TunedView.model_validate(job.tuned),
+        store_nodes=job.facts.shards if job.facts else None,
+    )
+
+
+def _best(job: JobRecord) -> BestView | None:
+    """Return None while no evaluation has a finite value of the metric that ranks epochs."""
+    best, metric = job.best, job.metric
+    value = best.metrics.get(metric.name, nan) if best and metric else nan
+    if best is None or metric is None or not isfinite(value):
+        return None
+    return BestView(epoch=best.epoch, metric=metric.name, mode=metric.mode, value=value)
+
+
+def samples(job: JobRecord) -> tuple[int, int | None]:
+    """Return the samples that a job has applied, and those of all epochs if they are known."""
+    total = job.facts.samples * job.spec.epochs if job.facts else None
+    return int(job.totals.get("applied", 0)), total
+
+
+def fraction(job: JobRecord) -> float:
+    """Return the applied part of all samples, from 0 to 1."""
+    applied, total = samples(job)
+    return min(1.0, applied / total) if total else 0.0
+
+
+def _progress(job: JobRecord) -> ProgressView:
+    applied, total = samples(job)
+    # a job that stopped early skipped samples; it did not lose them
+    complete = job.state.over and job.finished_epochs >= job.spec.epochs
+    return ProgressView(
+        epochs=job.spec.epochs,
+        finished_epochs=job.finished_epochs,
+        subtasks_total=job.spec.total_subtasks,
+        samples_expected=total,
+        samples_applied=applied,
+        samples_repeated=int(job.totals.get("repeated", 0)),
+        samples_lost=total - applied if total is not None and complete else None,
+        fraction=fraction(job),
+    )
+
+
+def staleness_view(job: JobRecord) -> StalenessView:
+    """Return the staleness of all updates of a job."""
+    counts = {int(key): int(n) for key, n in job.totals.get("staleness", {}).items()}
+    buckets = [
+        StalenessBucket(staleness=each, updates=counts.get(each, 0))
+        for each in range(max(counts, default=-1) + 1)
+    ]
+    return StalenessView(
+        buckets=buckets,
+        mean=float(job.totals.get("staleness_mean", 0.0)),
+        max=int(job.totals.get("staleness_max", 0)),
+    )
+
+
+def machine_view(instance: str, lane: Mapping[str, Any], job: JobRecord) -> MachineView:
+    """Return a machine's work for a job. ``lane``: its entry in the ledger."""
+    spans = [SpanView.model_validate(each) for each in lane["spans"]]
+    # the controller no longer updates machines of a job that has ended
+    if job.ended_at is not None and spans:
+        last = spans[-1]
+        if last.until is None and last.state != "dead":
+            spans[-1] = last.model_copy(update={"until": max(last.since, job.ended_at)})
+    return MachineView.model_validate({**lane, "instance": instance, "spans": spans})
+
+
+# -- costs --------------------------------------------------------------------------------------
+
+
+def cost_view(job: JobRecord, report: CostReport) -> CostView:
+    """Return the cost of a job so far."""
+    return CostView(
+        job=job.id,
+        spent_usd=report.spent_usd,
+        on_demand_usd=report.on_demand_usd,
+        saved_usd=report.saved_usd,
+        max_cost_usd=job.spec.stop.max_cost_usd,
+        machine_seconds=report.machine_seconds,
+        pools=[PoolCostView.model_validate(each) for each in report.pools],
+        wasted=WastedView.model_validate(report),
+    )
+
+
+def plan_view(plan: Estimate, *, costs_money: bool) -> PlanView:
+    """Return the view of an estimate."""
+    return PlanView(
+        machines=plan.machines,
+        usd_per_hour=plan.usd_per_hour,
+        on_demand_usd_per_hour=plan.on_demand_usd_per_hour,
+        hours=plan.hours,
+        cost_usd=plan.cost_usd,
+        on_demand_cost_usd=plan.on_demand_cost_usd,
+        costs_money=costs_money,
+        offers=[OfferView.model_validate({**vars(row.offer), **vars(row)}) for row in plan.offers],
+        pools=[VerdictView.model_validate(each) for each in plan.pools],
+        assumptions=list(plan.assumptions),
+        remedies=list(plan.remedies),
+    )
+
+
+def spend_view(
+    instances: Iterable[Mapping[str, Any]],
+    pools: Mapping[str, Mapping[str, Any]],
+    reports: Iterable[CostReport],
+) -> SpendView:
+    """Return the current cost of all machines, and the cost of some jobs so far."""
+    machines, costs = list(instances), [part for each in reports for part in each.pools]
+    names = sorted({*pools, *(part.pool for part in costs), *map(_pool, machines)})
+    spending = [_pool_spend(name, pools.get(name, {}), machines, costs) for name in names]
+    spent, on_demand = _sum(spending, "spent_usd"), _sum(spending, "on_demand_usd")
+    return SpendView(
+        usd_per_hour=_sum(spending, "usd_per_hour"),
+        on_demand_usd_per_hour=sum(each.get("on_demand_price_per_hour") or 0 for each in machines),
+        spent_usd=spent,
+        on_demand_usd=on_demand,
+        saved_usd=on_demand - spent,
+        pools=spending,
+    )
+
+
+def _pool_spend(
+    name: str,
+    pool: Mapping[str, Any],
+    instances: Iterable[Mapping[str, Any]],
+    costs: Iterable[PoolCost],
+) -> PoolSpend:
+    machines = [each for each in instances if _pool(each) == name]
+    parts = [part for part in costs if part.pool == name]
+    return PoolSpend(
+        pool=name,
+        machines=len(machines),
+        usd_per_hour=sum(each.get("price_per_hour") or 0.0 for each in machines),
+        spent_usd=sum(part.usd for part in parts),
+        on_demand_usd=sum(part.on_demand_usd for part in parts),
+        offers=pool.get("offers"),
+    )
+
+
+def _pool(instance: Mapping[str, Any]) -> str:
+    return str(instance.get("pool") or "")
+
+
+def _sum(spending: Iterable[PoolSpend], field: str) -> float:
+    return float(sum(getattr(each, field) for each in spending))
+
+
+# -- the store ----------------------------------------------------------------------------------
+
+
+def store_view(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) -> StoreView:
+    """Return the state of all servers, from the parameter servers' heartbeats by node."""
+    # each parameter server reports since when its own writes to the ledger lack a replica
+    times = [_unreplicated(each, "ledger") for each in heartbeats.values()]
+    gauges = {
+        **vars(ledger),
+        "unreplicated_since": min((at for at in times if at is not None), default=None),
+    }
+    return StoreView(
+        nodes=[
+            NodeView.model_validate(
+                {**each, "node": node, "unreplicated_since": _unreplicated(each, "tensors")}
+            )
+            for node, each in sorted(heartbeats.items())
+        ],
+        ledger=ServerGaugesView.model_validate(gauges),
+    )
+
+
+def _unreplicated(heartbeat: Mapping[str, Any], server: str) -> float | None:
+    since: float | None = (heartbeat.get("unreplicated") or {}).get(server)
+    return since

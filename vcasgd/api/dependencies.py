@@ -1,0 +1,64 @@
+"""Dependencies of the routes: settings, storage, and the parts of the store that they use."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, FastAPI, Request
+
+from vcasgd.api.auth import Sessions
+from vcasgd.api.observer import PlatformObserver
+from vcasgd.api.series import Curves
+from vcasgd.settings import Settings
+from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.costs import Costs, Workloads
+from vcasgd.store.ledger.events import EventFeed
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control, Servers
+
+Service = TypeVar("Service")
+
+
+def provide(
+    app: FastAPI, settings: Settings, ledger: RedisClient, storage: Storage, sessions: Sessions
+) -> None:
+    """Create the services that the routes of ``app`` depend on."""
+    jobs, control, servers = Jobs(ledger), Control(ledger), Servers(ledger)
+    costs, feed = Costs(ledger), EventFeed(ledger)
+    app.state.services = {
+        Settings: settings,
+        RedisClient: ledger,
+        Storage: storage,
+        Sessions: sessions,
+        Jobs: jobs,
+        Control: control,
+        Servers: servers,
+        Costs: costs,
+        Workloads: Workloads(ledger),
+        EventFeed: feed,
+        Curves: Curves(ledger),
+        PlatformObserver: PlatformObserver(jobs, control, servers, costs, feed),
+    }
+
+
+def _service(kind: type[Service]) -> Any:
+    async def service(request: Request) -> Service:
+        found: Service = request.app.state.services[kind]
+        return found
+
+    return Depends(service)
+
+
+SettingsDep = Annotated[Settings, _service(Settings)]
+LedgerDep = Annotated[RedisClient, _service(RedisClient)]
+StorageDep = Annotated[Storage, _service(Storage)]
+SessionsDep = Annotated[Sessions, _service(Sessions)]
+JobsDep = Annotated[Jobs, _service(Jobs)]
+ControlDep = Annotated[Control, _service(Control)]
+ServersDep = Annotated[Servers, _service(Servers)]
+CostsDep = Annotated[Costs, _service(Costs)]
+WorkloadsDep = Annotated[Workloads, _service(Workloads)]
+EventFeedDep = Annotated[EventFeed, _service(EventFeed)]
+CurvesDep = Annotated[Curves, _service(Curves)]
+ObserverDep = Annotated[PlatformObserver, _service(PlatformObserver)]

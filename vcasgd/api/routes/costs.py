@@ -1,0 +1,84 @@
+"""Routes for costs, and for plans with estimated costs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+
+from vcasgd.api.convert import cost_view, plan_view, spend_view
+from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, WorkloadsDep
+from vcasgd.api.problems import documented
+from vcasgd.errors import Conflict
+from vcasgd.fleet.costs import report
+from vcasgd.fleet.estimate import Workload, estimate
+from vcasgd.fleet.pool_rows import from_row
+from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
+
+router = APIRouter(tags=["money"])
+
+#: Number of the newest jobs whose costs are summed.
+MOST_JOBS = 1000
+#: Provider whose machines cause no bill, even if they have a simulated price.
+FREE_PROVIDER = "local"
+
+
+@router.get("/jobs/{job}/cost", responses=documented(404))
+def get_cost(jobs: JobsDep, costs: CostsDep, job: str) -> CostView:
+    """Show the cost of a job's machines so far."""
+    record = jobs.get(job)
+    return cost_view(record, report(costs.of(record.id)))
+
+
+@router.post("/plan", responses=documented(409))
+def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) -> PlanView:
+    """Estimate what a job would buy now, how long it would take, and what it would cost. This
+    buys nothing and submits nothing."""
+    pools = control.pools()
+    if not pools:
+        raise Conflict(
+            "no controller has reported its pools yet",
+            remedy="try again once one is running; GET /api/v1/status shows it",
+            status=409,
+        )
+    earlier = workloads.get(body.spec.name, body.spec.task)
+    rates = {
+        (pool, kind): rate
+        for name, rate in earlier.rates.items()
+        for pool, _, kind in [name.partition("|")]
+    }
+    plan = estimate(
+        body.spec,
+        [from_row(name, row) for name, row in pools.items()],
+        {name: frozenset(row.get("labels") or ()) for name, row in pools.items()},
+        Workload(
+            samples=body.samples or earlier.samples,
+            rates=rates,
+            samples_given=body.samples is not None,
+            rate_given=body.samples_per_second,
+        ),
+        time.time(),
+        vacant=[from_row(name, row, vacant=True) for name, row in pools.items()],
+    )
+    return plan_view(
+        plan, costs_money=any(_costs_money(pools.get(name)) for name in body.spec.workers.pools)
+    )
+
+
+@router.get("/fleet/spend")
+def get_spend(jobs: JobsDep, control: ControlDep, costs: CostsDep) -> SpendView:
+    """Show the current cost of machines per hour, by pool, and the cost of the newest jobs."""
+    reports = [report(amounts) for amounts in costs.of_all(jobs.newest(MOST_JOBS))]
+    return spend_view(control.instances().values(), control.pools(), reports)
+
+
+def _costs_money(pool: dict[str, Any] | None) -> bool:
+    """Return True if a machine of the pool may cause a bill."""
+    if pool is None or pool.get("provider") == FREE_PROVIDER:
+        return False
+    offers = pool.get("offers")
+    # prices that are not known yet will be when the job buys
+    return offers is None or any(
+        each["price_per_hour"] > 0 or each["on_demand_price_per_hour"] > 0 for each in offers
+    )

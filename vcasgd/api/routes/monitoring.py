@@ -1,0 +1,83 @@
+"""Routes for health checks and for Prometheus."""
+
+from __future__ import annotations
+
+import anyio
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Response, status
+
+import vcasgd
+from vcasgd.api.auth import METRICS
+from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, LedgerDep, ServersDep
+from vcasgd.api.exposition import CONTENT_TYPE, MOST_JOBS, MetricSources, exposition
+from vcasgd.errors import JobUnreadable, StoreError
+from vcasgd.schemas.service import Health
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.gauges import read_gauges
+from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.jobs import Jobs
+
+router = APIRouter(tags=["health"])
+
+#: Seconds after which a ledger counts as unavailable; a health check needs a prompt answer.
+READY_SECONDS = 2.0
+#: Threads that no other request uses, so that a silent ledger can't occupy them all.
+_THREADS = CapacityLimiter(8)
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """Return 200 while the process runs."""
+    return Health(status="ok")
+
+
+@router.get(
+    "/readyz",
+    responses={503: {"model": Health, "description": "Requests would fail; see `reasons`."}},
+)
+async def readyz(ledger: LedgerDep, response: Response) -> Health:
+    """Check within two seconds that the ledger answers."""
+    reason = await _ledger_error(ledger)
+    if reason is None:
+        return Health(status="ok")
+    response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
+    return Health(status="unavailable", reasons=[reason])
+
+
+async def _ledger_error(ledger: RedisClient) -> str | None:
+    """Return why the ledger is unavailable. The text is public, so it contains no address."""
+    try:
+        with anyio.fail_after(READY_SECONDS):
+            await to_thread.run_sync(ledger.ping, abandon_on_cancel=True, limiter=_THREADS)
+    except TimeoutError:
+        return f"the ledger does not answer within {READY_SECONDS:g} s"
+    except StoreError as error:
+        return f"the ledger: {type(error).__name__}"
+    return None
+
+
+# Prometheus defines the format, so the OpenAPI document leaves it out
+@router.get(METRICS, include_in_schema=False)
+def get_metrics(
+    jobs: JobsDep, control: ControlDep, costs: CostsDep, servers: ServersDep, ledger: LedgerDep
+) -> Response:
+    """Export metrics; clients on this machine need no token."""
+    names = jobs.active()[-MOST_JOBS:]
+    active = [job for name in names if (job := _readable(jobs, name)) is not None]
+    sources = MetricSources(
+        version=vcasgd.__version__,
+        controller=control.held(),
+        states=jobs.states(),
+        jobs=[(job, jobs.worker_count(job.id), costs.spent(job.id)) for job in active],
+        heartbeats=servers.all(),
+        ledger=read_gauges(ledger),
+        instances=control.instances(),
+    )
+    return Response(exposition(sources), media_type=CONTENT_TYPE)
+
+
+def _readable(jobs: Jobs, name: str) -> JobRecord | None:
+    try:
+        return jobs.get(name)
+    except JobUnreadable:
+        return None

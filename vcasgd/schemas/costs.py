@@ -1,0 +1,143 @@
+"""Costs of jobs and machines, and priced plans. Amounts are in USD, durations in seconds."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from vcasgd.schemas.base import RequestBody, Schema
+from vcasgd.schemas.jobs import SubmittedSpec
+
+
+class WasteView(Schema):
+    """Machine time that trained nothing, and its cost."""
+
+    seconds: float
+    usd: float
+
+
+class WastedView(Schema):
+    """Machine time that trained nothing, by cause."""
+
+    booting: WasteView
+    idle: WasteView
+    lost_work: WasteView = Field(description="Training whose result was never pushed.")
+
+
+class PoolCostView(Schema):
+    """Cost of a pool's spot machines, or of its on-demand machines."""
+
+    pool: str
+    spot: bool
+    seconds: float
+    usd: float
+    on_demand_usd: float
+
+
+class CostView(Schema):
+    """Cost of a job's machines so far, and the price of the same hours on demand.
+
+    The controller books costs at least every 10 seconds. A control plane, disks, and network
+    traffic are not included.
+    """
+
+    job: str
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    max_cost_usd: float | None
+    machine_seconds: float
+    pools: list[PoolCostView]
+    wasted: WastedView
+
+
+class OfferView(Schema):
+    """An offer of a pool: one instance type in one zone."""
+
+    pool: str
+    zone: str
+    instance_type: str
+    spot: bool
+    cpus: float
+    gpus: int
+    price_per_hour: float
+    on_demand_price_per_hour: float
+    samples_per_second: float | None
+    usd_per_million_samples: float | None
+    machines: int = Field(description="Number of machines that the job would buy.")
+    excluded: str | None = Field(description="Reason why the job can't buy it.")
+    as_of: float = Field(description="Time of the price.")
+    source: str
+
+
+class VerdictView(Schema):
+    """Whether a job can use a pool, and the reasons if it can't."""
+
+    pool: str
+    usable: bool
+    reasons: list[str]
+
+
+class PlanView(Schema):
+    """What a job would buy now, and what that would cost.
+
+    A value that can't be estimated is null; `remedies` say how to change that.
+    """
+
+    machines: int
+    usd_per_hour: float
+    on_demand_usd_per_hour: float
+    hours: float | None
+    cost_usd: float | None
+    on_demand_cost_usd: float | None
+    costs_money: bool = Field(description="True if the job's pools may cause a bill.")
+    offers: list[OfferView]
+    pools: list[VerdictView]
+    assumptions: list[str]
+    remedies: list[str]
+
+
+class PlanRequest(RequestBody):
+    """A job to plan. Without `samples` and `samples_per_second`, the plan uses measurements of
+    earlier jobs with the same name and task."""
+
+    spec: SubmittedSpec
+    samples: int | None = Field(default=None, ge=1, le=10**15, description="Samples per epoch.")
+    samples_per_second: float | None = Field(
+        default=None, gt=0, le=1e15, allow_inf_nan=False, description="Speed of one machine."
+    )
+
+
+class PoolOffer(Schema):
+    """Current price of one instance type in one zone."""
+
+    zone: str
+    instance_type: str
+    spot: bool
+    cpus: float
+    gpus: int
+    price_per_hour: float
+    on_demand_price_per_hour: float
+    as_of: float
+    source: str
+
+
+class PoolSpend(Schema):
+    """Spending of a pool."""
+
+    pool: str
+    machines: int = Field(description="Machines that are currently billed.")
+    usd_per_hour: float
+    spent_usd: float
+    on_demand_usd: float
+    offers: list[PoolOffer] | None = Field(description="null until prices are known.")
+
+
+class SpendView(Schema):
+    """Current cost of all machines per hour, and cost of all jobs so far."""
+
+    usd_per_hour: float
+    on_demand_usd_per_hour: float
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    pools: list[PoolSpend]

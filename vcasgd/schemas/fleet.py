@@ -1,0 +1,168 @@
+"""Machines, workers, pools, and the servers of the store."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from vcasgd.schemas.base import RequestBody, Row, Schema
+
+
+class WorkerRow(Row):
+    """Last heartbeat of a worker. `step_seconds`, `local_steps`, and `momentum` describe its last
+    push intervals."""
+
+    name: str
+    job: str
+    quarantined: str | None = Field(
+        default=None, description="Reason for the quarantine; the worker gets no more work."
+    )
+    at: float | None = None
+    instance: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    doing: str | None = Field(default=None, description="Current activity.")
+    steps: int | None = None
+    samples: int | None = None
+    step_seconds: float | None = None
+    local_steps: int | None = None
+    momentum: float | None = None
+    version: int | None = None
+    pushes: int | None = None
+    pushed_bytes: int | None = None
+    pushed_again: int | None = None
+    discarded: int | None = None
+    unapplied: int | None = None
+    resident_bytes: int | None = None
+    memory_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
+    gpu_memory_free_bytes: int | None = None
+    cores: int | None = None
+    notice: str | None = Field(default=None, description="Kind of the notice of eviction.")
+    notice_at: float | None = None
+    leaving: str | None = Field(default=None, description="Reason why the worker leaves.")
+
+
+class InstanceRow(Row):
+    """A machine, as the controller last observed it."""
+
+    id: str
+    pool: str | None = None
+    state: str | None = None
+    joined: bool | None = Field(default=None, description="True if it is part of the cluster.")
+    job: str | None = Field(default=None, description="Job that uses the machine.")
+    launched_at: float | None = None
+    notice_at: float | None = None
+    host: str | None = None
+    price_per_hour: float | None = None
+    on_demand_price_per_hour: float | None = None
+    spot: bool | None = None
+    zone: str | None = None
+    instance_type: str | None = None
+    advised_at: float | None = None
+
+
+class PoolRow(Row):
+    """A pool of machines, as the controller last observed it."""
+
+    name: str
+    instances: int | None = None
+    idle: int | None = Field(default=None, description="Instances without work.")
+    launches: int | None = None
+    blocked_until: float | None = None
+    reason: str | None = Field(
+        default=None, description="Reason why the pool, or a part of it, is backing off."
+    )
+    provider: str | None = None
+    spot: bool | None = None
+    capacity: int | None = None
+    labels: list[str] = Field(default=[], description="Labels of data that the pool may process.")
+    max_price_per_hour: float | None = None
+    offers: list[dict[str, Any]] | None = Field(
+        default=None, description="Instance types for sale, by zone."
+    )
+    markets: list[dict[str, Any]] = Field(
+        default=[], description="Results of the last launches, by market."
+    )
+
+
+class ServerRow(Row):
+    """Last heartbeat of a parameter server."""
+
+    node: str
+    at: float | None = None
+    pid: int | None = None
+    token: int | None = None
+    versions: dict[str, int] = Field(default={}, description="Version of the model, by job.")
+    unreplicated: dict[str, float] = Field(
+        default={},
+        description="Time since which the `ledger` or the `tensors` server lacks its replicas.",
+    )
+
+
+class StatusView(Schema):
+    """State of the whole platform."""
+
+    version: str
+    cluster: str
+    controller: bool = Field(description="True if a controller is running.")
+    active_jobs: list[str]
+    servers: int
+    instances: int
+    workers: int
+
+
+class Eviction(RequestBody):
+    """How to take a machine. Without a body, it gets the usual notice of its cloud."""
+
+    notice_seconds: float | None = Field(
+        default=None, ge=0, le=3600, description="Seconds between the notice and the end."
+    )
+    kill: bool = Field(default=False, description="Take the machine without a notice.")
+
+
+class EvictionRequested(Schema):
+    """Request to the controller, which soon carries it out once."""
+
+    kind: Literal["evict"] = "evict"
+    instance: str
+    notice_seconds: float | None
+    kill: bool
+
+
+class ServerGaugesView(Schema):
+    """Gauges of a server. A value that the server has not reported is null."""
+
+    memory_used_bytes: int | None = None
+    memory_limit_bytes: int | None = Field(
+        default=None, description="Configured memory limit; null if there is none."
+    )
+    operations_per_second: float | None = None
+    replicas: int | None = None
+    unreplicated_since: float | None = Field(
+        default=None, description="Time since which replicas are missing; null if none are."
+    )
+
+
+class NodeView(ServerGaugesView):
+    """A store node: its tensors server, and the parameter server beside it."""
+
+    node: str
+    at: float | None = Field(default=None, description="Time of the last heartbeat.")
+    pid: int | None = None
+    token: int | None = None
+    versions: dict[str, int] = Field(default={}, description="Version of the model, by job.")
+    publications: dict[str, int] = Field(
+        default={}, description="Snapshots published since the server's start, by job."
+    )
+    publications_per_second: float | None = None
+    queued: dict[str, int] = Field(default={}, description="Updates that wait, by job.")
+
+
+class StoreView(Schema):
+    """All servers of the store."""
+
+    nodes: list[NodeView]
+    ledger: ServerGaugesView

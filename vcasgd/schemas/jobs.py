@@ -1,0 +1,187 @@
+"""Jobs, and the requests that create and change them."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator
+
+from vcasgd.schemas.base import ReportedSpec, RequestBody, Schema
+from vcasgd.spec.job import JobSpec, JobState
+
+#: Pattern of a package's name: the SHA-256 of the zip.
+DIGEST_PATTERN = r"^[0-9a-f]{64}$"
+#: Most characters of a job file; real ones have some dozens of lines.
+LONGEST_YAML = 100_000
+
+#: A specification in a request; its errors are those of a job file, not pydantic's.
+SubmittedSpec = Annotated[JobSpec, PlainValidator(JobSpec.parse, json_schema_input_type=JobSpec)]
+
+
+class ProgressView(Schema):
+    """Progress of a job.
+
+    `samples_expected` is null until a worker has read the data. `samples_lost` is null until the
+    job has finished all epochs; then any value but 0 is a fault of the platform.
+    """
+
+    epochs: int
+    finished_epochs: int
+    subtasks_total: int
+    samples_expected: int | None
+    samples_applied: int
+    samples_repeated: int
+    samples_lost: int | None
+    fraction: float = Field(ge=0, le=1)
+
+
+class TotalsView(Schema):
+    """Sums over all updates of a job. `rejected` counts rejected updates by reason."""
+
+    updates: int = 0
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    rejected: dict[str, int] = Field(default={})
+
+
+class EvaluationView(Schema):
+    """Result of one evaluation on the validation split."""
+
+    epoch: int
+    version: int
+    metrics: dict[str, float | None]
+    worker: str
+    seconds: float
+    at: float
+
+
+class BestView(Schema):
+    """Best epoch of a job, by the metric that ranks its epochs."""
+
+    epoch: int
+    metric: str
+    mode: Literal["min", "max"]
+    value: float
+
+
+class TunedView(Schema):
+    """Values that the platform tuned while the job trained, as far as `tuning` enables it."""
+
+    shares: dict[str, float] = Field(
+        default={}, description="Fraction of the push interval, by worker."
+    )
+    implicit_momentum: float = Field(
+        default=0.0,
+        description="Momentum that asynchrony adds; the optimizers' own is lowered by it.",
+    )
+    mixing: float = Field(default=1.0, description="Factor of the weight of each update.")
+    learners: dict[str, int] = Field(default={}, description="Learners by machine.")
+
+
+class JobView(Schema):
+    """A job. Times are Unix seconds."""
+
+    id: str
+    name: str
+    state: JobState
+    reason: str | None
+    traceback: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    spec: ReportedSpec
+    progress: ProgressView
+    totals: TotalsView
+    evaluations: list[EvaluationView]
+    best_accuracy: float | None
+    best: BestView | None = Field(
+        default=None, description="null while no evaluation has a value of the ranking metric."
+    )
+    version: int = Field(description="Number of updates in the model.")
+    model: str | None = Field(description="Checkpoint that holds the finished model.")
+    package: str
+    request: str | None = Field(
+        default=None, description="ID of the request that submitted the job."
+    )
+    evictions: int = Field(description="Machines lost with a notice.")
+    kills: int = Field(description="Machines lost without a notice.")
+    tuned: TunedView = TunedView()
+    store_nodes: int | None = Field(
+        default=None,
+        description="Number of store nodes that hold the model; null before the first snapshot.",
+    )
+
+    @property
+    def over(self) -> bool:
+        """True if the job has ended."""
+        return self.state.over
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as the API's JSON has it."""
+        return self.model_dump(mode="json")
+
+    def _repr_html_(self) -> str:
+        """Return the job as an HTML table, for notebooks."""
+        facts = {
+            "state": f"{self.state}: {self.reason}" if self.reason else self.state,
+            "epoch": f"{self.progress.finished_epochs} of {self.progress.epochs} done",
+            "progress": f"{self.progress.fraction:.0%}",
+            "best accuracy": "" if self.best_accuracy is None else f"{self.best_accuracy:.2%}",
+            "updates": f"{self.totals.updates}, mean staleness {self.totals.staleness_mean:.1f}",
+            "machines lost": f"{self.evictions} evicted, {self.kills} killed",
+        }
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
+            for name, value in facts.items()
+        )
+        return f"<table><caption>{escape(self.id)}</caption>{rows}</table>"
+
+
+# -- requests -----------------------------------------------------------------------------------
+
+
+class SubmitRequest(RequestBody):
+    """A job, and the digest of the package that holds its code."""
+
+    spec: SubmittedSpec
+    package: str = Field(pattern=DIGEST_PATTERN, description="SHA-256 of an uploaded package.")
+
+
+class ResumeRequest(RequestBody):
+    """Options for resuming a job."""
+
+    max_cost_usd: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="New budget for the whole job. Without it, the job keeps its budget.",
+    )
+
+
+# -- job files ----------------------------------------------------------------------------------
+
+
+class JobText(RequestBody):
+    """Text of a job file."""
+
+    yaml: str = Field(max_length=LONGEST_YAML)
+
+
+class Mistake(Schema):
+    """An error in a job file."""
+
+    path: str = Field(description="Path of the field, joined by dots; empty for the whole file.")
+    message: str
+    remedy: str | None = None
+    line: int | None = Field(default=None, description="Line number from 1, if known.")
+
+
+class Validation(Schema):
+    """Result of checking a job file."""
+
+    valid: bool
+    errors: list[Mistake]
+    spec: ReportedSpec | None = Field(
+        description="The job with all defaults filled in; null if the file is invalid."
+    )

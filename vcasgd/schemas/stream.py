@@ -1,0 +1,73 @@
+"""Entries of the event stream of the whole platform."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from vcasgd.schemas.base import Schema
+from vcasgd.schemas.history import EventRow
+from vcasgd.spec.job import JobState
+
+
+class JobBrief(Schema):
+    """The numbers of a job that change while it runs."""
+
+    id: str
+    state: JobState
+    finished_epochs: int
+    fraction: float
+    version: int
+    updates: int
+    accuracy: float | None
+    workers: int
+    evictions: int
+    kills: int
+    spent_usd: float
+
+
+class MachineBrief(Schema):
+    """State of a machine."""
+
+    pool: str | None = None
+    state: str | None = None
+    joined: bool | None = None
+    job: str | None = None
+
+
+class FleetBrief(Schema):
+    """State of all machines."""
+
+    controller: bool = Field(description="True if a controller is running.")
+    machines: dict[str, MachineBrief]
+    blocked: dict[str, str] = Field(description="Reasons of pools that are backing off.")
+    usd_per_hour: float
+
+
+class NodeBrief(Schema):
+    """State of a store node, by job."""
+
+    versions: dict[str, int] = Field(default={})
+    queued: dict[str, int] = Field(default={})
+    unreplicated: dict[str, float] = Field(default={})
+
+
+class StoreBrief(Schema):
+    """State of all store nodes."""
+
+    nodes: dict[str, NodeBrief]
+
+
+class JobEventRow(EventRow):
+    """An event with the job that it belongs to."""
+
+    job: str
+
+
+class StreamMessage(Schema):
+    """An entry of the stream: a new state of a part of the platform, or an event."""
+
+    id: str = Field(description="Position in the stream; pass it as `after` to resume there.")
+    type: Literal["job", "fleet", "store", "event"]
+    data: JobBrief | FleetBrief | StoreBrief | JobEventRow
