@@ -352,8 +352,8 @@ def test_a_damaged_checkpoint_is_skipped(plain: Plain, eventually: Eventually) -
     kill_both(plain)
 
     # Then the older one is used, and the damage is reported
-    (said,) = eventually(lambda: plain.events(training.job, "checkpoint-damaged"))
-    assert damaged in said["text"]
+    (event,) = eventually(lambda: plain.events(training.job, "checkpoint-damaged"))
+    assert damaged in event["text"]
     (event,) = eventually(lambda: plain.events(training.job, "restored"))
     assert event["details"]["version"] == whole.meta.version
     training.finish()
@@ -456,8 +456,8 @@ def test_updates_of_a_rogue_client_are_rejected_counted_and_reported(
         "range": 2, "integers": 1, "header": 1,
     }  # fmt: skip
     eventually(lambda: plain.jobs.get(training.job).totals["rejected"] == reasons)
-    said = [event["details"] for event in plain.events(training.job, "update-rejected")]
-    assert [each["worker"] for each in said] == ["rogue"] * 5 + ["unknown"]
+    rejections = [event["details"] for event in plain.events(training.job, "update-rejected")]
+    assert [each["worker"] for each in rejections] == ["rogue"] * 5 + ["unknown"]
 
     # and the sender gets no more work, while the training isn't harmed
     assert "rogue" in plain.jobs.quarantined(training.job)

@@ -238,8 +238,8 @@ def test_the_optimizer_starts_each_subtask_in_its_first_state(scripts: Scripts) 
 
 
 def test_rates_follow_the_schedule_and_gradients_are_clipped(scripts: Scripts) -> None:
-    given = "lr=1.0), schedule=lambda progress: 1 - progress, clip_norm=0.5"
-    learner = scripts.learner(HEAD.replace("lr=1.0)", given) + LOOP)
+    optimizer = "lr=1.0), schedule=lambda progress: 1 - progress, clip_norm=0.5"
+    learner = scripts.learner(HEAD.replace("lr=1.0)", optimizer) + LOOP)
 
     # Half a step at the start, then half of 1 − 2/16 of a step.
     assert interval(learner) == -(0.5 + 0.5 * 14 / 16)
@@ -336,14 +336,14 @@ def test_two_learners_cannot_share_a_script(scripts: Scripts) -> None:
 def test_a_waiting_script_can_be_ended(scripts: Scripts, tmp_path: Path) -> None:
     closing = "try:\n    {}\nfinally:\n    open({!r}, 'w').close()\nopen({!r}, 'w').close()\n"
     loop = LOOP.strip().replace("\n", "\n    ")
-    said, behind = tmp_path / "said", tmp_path / "behind"
-    task = scripts.task(HEAD + closing.format(loop, str(said), str(behind)))
+    reached, behind = tmp_path / "reached", tmp_path / "behind"
+    task = scripts.task(HEAD + closing.format(loop, str(reached), str(behind)))
     task.model()
 
     task.close()
 
     assert task.ended
-    assert said.exists()
+    assert reached.exists()
     assert not behind.exists()
 
 

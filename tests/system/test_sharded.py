@@ -314,8 +314,8 @@ def test_a_job_that_lacks_store_nodes_reports_it_and_waits(
     lost = training.add_workers(1)[0]
     eventually(lambda: sharded.events(training.job, "store-nodes-missing"))
     eventually(lambda: "preparing" in (training.beat(lost).doing or ""))
-    told = sharded.events(training.job, "store-nodes-missing")
-    assert "VCASGD_TENSORS_URL names 1" in told[0]["text"]
+    reports = sharded.events(training.job, "store-nodes-missing")
+    assert "VCASGD_TENSORS_URL names 1" in reports[0]["text"]
     assert training.worker(lost).alive
     training.worker(lost).kill()
     assert sharded.applied(training.job) >= before

@@ -42,8 +42,8 @@ class Plain(vcasgd.Task):
 
 
 def learner_of(task: vcasgd.Task, device: str = "cpu", **fields: Any) -> Learner:
-    given = {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 1, **fields}
-    learner = Learner(JobSpec.parse({"update": DELTA, **given}), task, device)
+    spec = {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 1, **fields}
+    learner = Learner(JobSpec.parse({"update": DELTA, **spec}), task, device)
     learner.start_subtask()
     return learner
 

@@ -67,10 +67,10 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
     # Then the slow one pushes after fewer steps, in proportion to its speed
     eventually(lambda: (beats()[True].local_steps or 10) < 10)
 
-    def wanted() -> int:
+    def target() -> int:
         return round(10 * min(plain.jobs.get(job).tuned.shares.values()))
 
-    eventually(lambda: beats()[True].local_steps == wanted() < 10)
+    eventually(lambda: beats()[True].local_steps == target() < 10)
     assert beats()[False].local_steps == 10
     assert (beats()[True].step_seconds or 0) > (beats()[False].step_seconds or 0)
 

@@ -47,8 +47,8 @@ class Slope(vcasgd.Task):
 
 
 def learner_of(task: vcasgd.Task | None = None, **fields: Any) -> Learner:
-    given = {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 2, **fields}
-    learner = Learner(JobSpec.parse(given), task or Slope(), "cpu")
+    spec = {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 2, **fields}
+    learner = Learner(JobSpec.parse(spec), task or Slope(), "cpu")
     learner.start_subtask()
     return learner
 
@@ -165,12 +165,12 @@ def _bytes(learner: Learner, part: ShardRange, update: Tensor) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("tuned", "update", "told"),
+    ("tuned", "update", "momentum"),
     [(True, -3.375, 0.25), (False, -2.5, None)],
     ids=["tuned", "as the user gave it"],
 )
 def test_momentum_is_lowered_by_the_momentum_of_asynchrony(
-    tuned: bool, update: float, told: float | None
+    tuned: bool, update: float, momentum: float | None
 ) -> None:
     learner = learner_of(
         WithMomentum(), update={"rule": "async-local-sgd"}, tuning={"momentum": tuned}
@@ -180,7 +180,7 @@ def test_momentum_is_lowered_by_the_momentum_of_asynchrony(
 
     # The second step also takes the first one's part; tuned steps are half as long again.
     assert trained.update.item() == update
-    assert trained.momentum == told
+    assert trained.momentum == momentum
 
 
 @pytest.mark.parametrize("push_every", ["subtask", 2])

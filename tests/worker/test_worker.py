@@ -41,8 +41,8 @@ class User:
         """Submit a job of 100 samples in 5 subtasks; ``code`` is the module with class ``Mine``."""
         head = "import torch\nfrom vcasgd.chaos.task.audit import Audit\n\n"
         (self.directory / "train.py").write_text(head + textwrap.dedent(code))
-        wanted = {"samples": 100, "subtasks": 5, "epochs": 1, "push_every": 1, **fields}
-        job = self.stage.submit_audit(working_dir=self.directory, task="train:Mine", **wanted)
+        options = {"samples": 100, "subtasks": 5, "epochs": 1, "push_every": 1, **fields}
+        job = self.stage.submit_audit(working_dir=self.directory, task="train:Mine", **options)
         self.stage.start_workers(job, workers)
         return job
 
@@ -245,8 +245,8 @@ def test_what_the_users_code_prints_is_in_the_jobs_log(user: User) -> None:
     # Then the log has its lines with the worker's name
     user.sees(job, JobState.SUCCEEDED)
     lines = user.stage.jobs.logs(job)
-    (said,) = {(each["worker"], each["line"]) for each in lines if "user" in each["line"]}
-    assert said == (list(user.stage.workers)[-1], "a line of the user's")
+    (printed,) = {(each["worker"], each["line"]) for each in lines if "user" in each["line"]}
+    assert printed == (list(user.stage.workers)[-1], "a line of the user's")
 
 
 # --- the user's code hangs ------------------------------------------------------------

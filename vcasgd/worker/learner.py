@@ -79,7 +79,7 @@ class Learner:
         self._rates: Rates | None = None
         self._momenta: Momenta | None = None
         #: The last two subtasks that were started.
-        self._begun: deque[int] = deque(maxlen=2)
+        self._started: deque[int] = deque(maxlen=2)
 
     @property
     def tuning(self) -> Tuning:
@@ -143,7 +143,7 @@ class Learner:
         if self.plan.samples != facts.samples or self.plan.order_digest() != facts.order_digest:
             raise SpecError(
                 f"task: the training set has {self.plan.samples} samples in another order on "
-                f"this machine; the first one found {facts.samples}",
+                f"this machine; the first machine has {facts.samples}",
                 remedy="make Task.dataset independent of the machine",
                 field="task",
             )
@@ -241,13 +241,13 @@ class Learner:
         The samples of this subtask come first, then those of the probable next one: workers take
         turns, so it is as far ahead as this one was.
         """
-        if subtask in self._begun:
+        if subtask in self._started:
             return
-        self._begun.append(subtask)
+        self._started.append(subtask)
         will_read = getattr(self._train_set, "will_read", None)
         if will_read is None:
             return
-        plan, ahead = self.plan, subtask + max(1, self._begun[-1] - self._begun[0])
+        plan, ahead = self.plan, subtask + max(1, self._started[-1] - self._started[0])
         will_read(plan.indices(subtask, start, plan.size(subtask)))
         if ahead < plan.total_subtasks:
             will_read(plan.indices(ahead, 0, plan.size(ahead)))
