@@ -1,4 +1,4 @@
-"""Real Ray processes, killed for real: what lives on, and what is noticed."""
+"""Real Ray processes that are killed: what survives, and what is reported."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ HEARTBEAT = 1.0
 HOST = "127.0.0.1"
 NAMESPACE = "test"
 TOKEN = "a-token-that-is-long-enough"
-PASSWORD = "a-password-nobody-may-see"
-#: ids are not used twice, since the cluster remembers the dead
+PASSWORD = "a-secret-password"
+#: Ids are used once, because the cluster remembers dead instances.
 INSTANCES = itertools.count()
 CALL = PATIENCE
 
 
 def count(path: str, until: int = sys.maxsize, exit_code: int = 0) -> None:
-    """A worker's entry: counts into a file, ten a second."""
+    """Worker entry point that counts into a file, ten times per second."""
     for number in range(until):
         Path(path + ".new").write_text(f"{os.getpid()} {number}")
         Path(path + ".new").replace(path)
@@ -82,7 +82,7 @@ def test_secrets_are_in_the_environment_and_in_no_repr() -> None:
     assert PASSWORD in commands()[0].env.values()
 
 
-def test_a_folder_too_long_for_sockets_is_refused_before_ray_starts() -> None:
+def test_folder_too_long_for_sockets_is_rejected() -> None:
     with pytest.raises(ClusterError, match="at most 37 bytes"):
         commands("/tmp/" + "x" * 40)
 
@@ -92,7 +92,7 @@ def test_health_checks_follow_the_heartbeat() -> None:
         assert command.env["RAY_health_check_period_ms"] == "1000"
 
 
-def test_a_node_without_gpus_hides_those_of_the_host() -> None:
+def test_node_without_gpus_hides_those_of_the_host() -> None:
     assert commands()[1].env["CUDA_VISIBLE_DEVICES"] == ""
 
 
@@ -101,8 +101,8 @@ def test_arguments_must_be_json() -> None:
         Cluster(NAMESPACE, CALL, "head").start_worker("i", "w", "m:f", {"x": object()}, {})
 
 
-def test_connecting_to_nobody_ends() -> None:
-    with pytest.raises(ClusterError, match="nobody listens"):
+def test_connecting_to_a_closed_port_fails_in_time() -> None:
+    with pytest.raises(ClusterError, match="no process listens"):
         Cluster.connect(f"{HOST}:{free_port()}", NAMESPACE, timeout=0.5)
 
 
@@ -110,7 +110,7 @@ def test_connecting_to_nobody_ends() -> None:
 
 
 class Rig:
-    """A ledger, a head and nodes, each in a session of its own as on a machine of its own."""
+    """A ledger, a head, and nodes, each in its own session as on its own machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -182,7 +182,7 @@ class Rig:
 
 
 class Driver:
-    """A :class:`Cluster` in a process of its own, as Ray may end it."""
+    """A :class:`Cluster` in its own process, because Ray can end that."""
 
     def __init__(self, address: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -274,7 +274,7 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture
 def connect(rig: Rig) -> Iterator[Callable[[], Driver]]:
-    """Makes drivers: one for each life of the head."""
+    """Create drivers, one per process of the head."""
     drivers: list[Driver] = []
 
     def make() -> Driver:
@@ -288,7 +288,7 @@ def connect(rig: Rig) -> Iterator[Callable[[], Driver]]:
 
 @pytest.fixture
 def start_node(rig: Rig) -> Iterator[Callable[[], str]]:
-    """Makes instances of this test alone; returns their ids."""
+    """Create instances for this test and return their ids."""
     names: list[str] = []
 
     def make() -> str:
@@ -313,7 +313,7 @@ def assert_counts_on(rig: Rig, worker: str, pid: int, since: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_workers_life(
+def test_worker_starts_once_and_stops(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     driver, first, second = connect(), start_node(), start_node()
@@ -323,7 +323,7 @@ def test_a_workers_life(
     assert driver.workers()["once"].instance_id == first
 
     eventually(lambda: second in driver.living_instances(), "the other node")
-    # a second request changes nothing, whatever it says
+    # A second request has no effect, whatever its arguments.
     driver.start_worker(second, "once", "test_cluster:count", {"path": "elsewhere"}, {})
     assert driver.workers()["once"].instance_id == first
     assert_counts_on(rig, "once", pid, (rig.counter("once") or (0, 0))[1])
@@ -334,11 +334,11 @@ def test_a_workers_life(
     driver.stop_worker("once")
     driver.stop_worker("never-started")
 
-    # its name is free again, on any instance
+    # Its name can be used again, on any instance.
     start_counting(rig, driver, second, "once", until=3)
     eventually(lambda: driver.state("once") is ActorState.DEAD, "a worker whose entry returned")
 
-    with pytest.raises(ClusterError, match="no living node"):
+    with pytest.raises(ClusterError, match="no node that is alive"):
         driver.start_worker("unknown", "w", "test_cluster:count", {}, {})
 
 
@@ -352,7 +352,7 @@ def test_no_secret_on_any_command_line(rig: Rig, connect: Callable[[], Driver]) 
 
 
 @pytest.mark.slow
-def test_a_stranger_without_the_token_is_refused(rig: Rig, connect: Callable[[], Driver]) -> None:
+def test_client_without_the_token_is_rejected(rig: Rig, connect: Callable[[], Driver]) -> None:
     connect().nodes()
     stranger = f"""
 from vcasgd.cluster import Cluster
@@ -365,7 +365,7 @@ Cluster.connect("{rig.address}", "{NAMESPACE}", timeout=5)
 
 
 @pytest.mark.slow
-def test_workers_live_on_without_their_head_and_are_found_again(
+def test_workers_survive_their_head_and_are_found_again(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     driver, nodes = connect(), [start_node(), start_node()]
@@ -393,7 +393,7 @@ def test_workers_live_on_without_their_head_and_are_found_again(
 
 
 @pytest.mark.slow
-def test_a_killed_instance_is_noticed_and_replaced(
+def test_killed_instance_is_reported_and_replaced(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     driver, victim, replacement = connect(), start_node(), start_node()
@@ -408,13 +408,13 @@ def test_a_killed_instance_is_noticed_and_replaced(
     assert not session(leader)
     eventually(lambda: victim not in driver.living_instances(), "the death")
     eventually(lambda: driver.state("doomed") is ActorState.DEAD)
-    with pytest.raises(ClusterError, match="no living node"):
+    with pytest.raises(ClusterError, match="no node that is alive"):
         driver.start_worker(victim, "doomed", "test_cluster:count", {}, {})
     start_counting(rig, driver, replacement, "doomed")
 
 
 @pytest.mark.slow
-def test_a_worker_ends_with_its_node(
+def test_worker_ends_with_its_node(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     node = start_node()
@@ -427,7 +427,7 @@ def test_a_worker_ends_with_its_node(
 
 
 @pytest.mark.slow
-def test_ledger_head_and_an_instance_die_at_once(
+def test_ledger_head_and_an_instance_can_die_at_once(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     driver, survivor, victim = connect(), start_node(), start_node()
@@ -449,7 +449,7 @@ def test_ledger_head_and_an_instance_die_at_once(
 
 
 @pytest.mark.slow
-def test_the_head_ends_with_its_ledger_and_nobody_else_does(
+def test_only_the_head_ends_with_its_ledger(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     driver, node = connect(), start_node()
@@ -471,7 +471,7 @@ def test_the_head_ends_with_its_ledger_and_nobody_else_does(
 
 
 @pytest.mark.slow
-def test_rays_files_stay_in_its_folder(rig: Rig, connect: Callable[[], Driver]) -> None:
+def test_files_of_ray_stay_in_its_folder(rig: Rig, connect: Callable[[], Driver]) -> None:
     connect().nodes()
     head = session(rig.processes["head"].pid)
     used = {Path(file.path) for process in head for file in process.open_files()}

@@ -1,4 +1,4 @@
-"""Ray's head keeps its state in a ledger that it reaches over TLS."""
+"""Ray's head with a ledger over TLS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vcasgd.store.connection import connect
 
 
 @pytest.mark.slow
-def test_the_head_keeps_its_state_in_a_ledger_over_tls(
+def test_head_keeps_its_state_in_a_ledger_over_tls(
     tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     ledger = RedisServer(tmp_path / "ledger", durable=True, binary=require_binary("redis"))

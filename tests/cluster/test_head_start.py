@@ -1,4 +1,4 @@
-"""A head whose control service dies while the rest of it still starts: Ray would wait for it."""
+"""A head that exits when its control service or its ledger fails during the start."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def part(head: Process, name: str) -> psutil.Process | None:
     return None
 
 
-def test_a_head_ends_whose_control_service_dies_while_it_starts(
+def test_head_exits_if_its_control_service_dies_during_the_start(
     ledger: RedisServer,
     start_head: Callable[[RedisServer], Process],
     eventually: Eventually,
@@ -78,19 +78,19 @@ def test_a_head_ends_whose_control_service_dies_while_it_starts(
     # When its control service is killed
     control.kill()
 
-    # Then it ends, so that it is started again, and leaves nothing behind
+    # Then it exits, so that it can be restarted, and leaves no process behind
     assert head.wait() == 1
     assert CONTROL_SERVICE_DIED in (tmp_path / "head.log").read_text()
     eventually(lambda: not raylet.is_running())
 
 
-def test_a_head_ends_whose_ledger_is_no_primary_any_more(
+def test_head_exits_if_its_ledger_is_no_longer_the_primary(
     ledger: RedisServer,
     start_head: Callable[[RedisServer], Process],
     eventually: Eventually,
     tmp_path: Path,
 ) -> None:
-    # Given a server that was the primary, as the head was told, and is a replica now
+    # Given a server that was the primary and is a replica now
     lines = replication_lines(ledger.files.password, primary_port=ledger.files.port)
     replica = RedisServer(
         tmp_path / "replica", durable=True, more=lines, password=ledger.files.password
@@ -98,7 +98,7 @@ def test_a_head_ends_whose_ledger_is_no_primary_any_more(
     try:
         eventually(lambda: replica.connection.info("replication")["role"] == "slave")
 
-        # Then the head does not go on with it
+        # Then the head exits
         assert start_head(replica).wait() == 1
         assert "READONLY" in (tmp_path / "head.log").read_text()
     finally:

@@ -39,7 +39,7 @@ class TestSpeeds:
                 for number, each in enumerate(samples)
             }
 
-        # The last machine reports false numbers, and the one before it has only started.
+        # The last machine reports false numbers, and the previous one has only started.
         speeds.measure(job, beats(NOW, 10, 10, 0, 10), machines, NOW)
         assert speeds.rates(job) == {}
         later = NOW + MEASURE_SECONDS

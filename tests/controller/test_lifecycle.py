@@ -1,4 +1,4 @@
-"""From a submission to a stored model: checkpoints, evaluations, and how a job ends."""
+"""The life of a job, from its submission to its stored model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Eventually = Callable[..., Any]
 
 
 def start(training: Training, workers: int = 2) -> list[str]:
-    """Server, keeper and workers; returns when the job runs."""
+    """Start the server, the job loop, and workers; return when the job runs."""
     training.plain.start_server()
     training.plain.start_keeper()
     names = training.add_workers(workers)
@@ -32,20 +32,20 @@ def kinds(plain: Plain, job: str) -> list[str]:
     return [event["kind"] for event in plain.jobs.events(job)]
 
 
-# --- to the end ---------------------------------------------------------------------------
+# --- ends of jobs ---------------------------------------------------------------------------
 
 
-def test_a_job_ends_with_the_model_that_was_evaluated_last(
+def test_job_ends_with_the_model_that_was_evaluated_last(
     plain: Plain, eventually: Eventually
 ) -> None:
     # Given a job whose epochs do not overlap
     training = Training(plain, epochs=3, max_epoch_lead=0)
 
-    # When it has run to its end
+    # When it has ended
     start(training)
     job = training.succeed()
 
-    # Then every epoch was evaluated once, on the model as it was at its end
+    # Then every epoch was evaluated once, on the model at its end
     assert [each.epoch for each in job.evaluations] == [1, 2, 3]
     assert [each.metrics["applied"] for each in job.evaluations] == [1.0, 2.0, 3.0]
     assert kinds(plain, job.id).count("evaluated") == 3
@@ -57,18 +57,18 @@ def test_a_job_ends_with_the_model_that_was_evaluated_last(
     assert stored.record.finished == 3
     assert job.reason == "all 3 epochs are done"
 
-    # and its history tells it in order, and nothing else
+    # and its history contains these events in order
     told = [kind for kind in kinds(plain, job.id) if kind not in ("evaluated", "checkpoint")]
     assert told == ["submitted", "job-running", "job-finishing", "job-succeeded"]
 
-    # and nothing of it stays in memory
+    # and the tensors server is empty
     eventually(lambda: plain.tensors.connection.dbsize() == 0)
 
 
-def test_a_job_stops_at_the_accuracy_that_was_asked_for(
+def test_job_stops_at_its_target_accuracy(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
-    # Given a task whose accuracy is a tenth after every epoch, and another tenth, and so on
+    # Given a task whose accuracy rises by a tenth in every epoch
     job = submit(
         plain,
         tmp_path / "task",
@@ -87,22 +87,22 @@ def test_a_job_stops_at_the_accuracy_that_was_asked_for(
     assert model.floats.tolist() == [float(done.final_epoch)] * 100
 
 
-def test_an_accuracy_that_was_reached_counts_although_the_next_epoch_was_worse(
+def test_target_counts_although_the_next_epoch_is_worse(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
-    # Given a task that is right after its second epoch only, and nobody who looks at that time
+    # Given a task that reaches its target in the second epoch only, while no job loop runs
     job = submit(
         plain,
         tmp_path / "task",
         'return {"count": torch.tensor(len(batch)), "accuracy": model.count[batch].eq(2).sum()}',
-        keeper=False,
+        job_loop=False,
         epochs=4,
         stop={"accuracy": 0.9},
     )
     plain.play_controller(job)
     eventually(lambda: len(plain.jobs.get(job).evaluations) == 3)
 
-    # When somebody looks
+    # When the job loop starts
     plain.start_keeper()
 
     # Then the job ends with the model of the second epoch
@@ -132,10 +132,10 @@ def test_job_stops_at_the_target_of_any_metric(
     assert done.reason == f"cost {cost} reached 7.5 in epoch {done.final_epoch}"
 
 
-def test_a_job_stops_when_its_time_is_over(
+def test_job_stops_after_its_max_duration(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
-    # Given a job that would take an hour, and may take a second
+    # Given a job that would take an hour and has a limit of one second
     job = submit(plain, tmp_path / "task", "", epochs=5000, stop={"max_duration": 1})
 
     # Then it ends with the epoch that was evaluated last
@@ -148,9 +148,9 @@ def test_a_job_stops_when_its_time_is_over(
 
 
 def submit(
-    plain: Plain, directory: Path, evaluate: str, *, keeper: bool = True, **fields: Any
+    plain: Plain, directory: Path, evaluate: str, *, job_loop: bool = True, **fields: Any
 ) -> str:
-    """The audit with another evaluation, 100 samples in 5 subtasks, and all that it needs."""
+    """Submit the audit with another evaluation and 100 samples in 5 subtasks; start a worker."""
     code = f"""
         import pathlib, time, torch
         from vcasgd.chaos.task.audit import Audit
@@ -162,7 +162,7 @@ def submit(
     directory.mkdir()
     (directory / "train.py").write_text(textwrap.dedent(code))
     plain.start_server()
-    if keeper:
+    if job_loop:
         plain.start_keeper()
     job = plain.submit_audit(
         samples=100,
@@ -183,13 +183,13 @@ def await_end(plain: Plain, job: str, eventually: Eventually) -> JobRecord:
     return done
 
 
-# --- what people want of it ------------------------------------------------------------------
+# --- pause and cancel ------------------------------------------------------------------
 
 
-def test_a_paused_job_keeps_all_its_work_and_goes_on_when_it_is_resumed(
+def test_paused_job_keeps_its_work_and_continues_when_resumed(
     plain: Plain, eventually: Eventually
 ) -> None:
-    # Given a job at work, which pushes at the end of long subtasks only
+    # Given a running job that pushes at the end of long subtasks only
     training = Training(plain, push_every="subtask")
     names = start(training)
     training.await_steps(names[0], 30)
@@ -197,7 +197,7 @@ def test_a_paused_job_keeps_all_its_work_and_goes_on_when_it_is_resumed(
     # When it is paused
     plain.jobs.pause(training.job)
 
-    # Then the workers push what they have and leave, and the training stands still
+    # Then the workers push their work and leave, and training stops
     assert [training.worker(name).wait() for name in names] == [0, 0]
     trained = BATCH * len(training.steps())
     eventually(lambda: plain.applied(training.job) == trained)
@@ -205,29 +205,27 @@ def test_a_paused_job_keeps_all_its_work_and_goes_on_when_it_is_resumed(
     assert training.worker(late).wait() == 0
     assert plain.applied(training.job) == trained == BATCH * len(training.steps())
 
-    # and when it is resumed, it goes on where it was
+    # and when it is resumed, it continues from there
     plain.jobs.resume(training.job)
     training.add_workers(2)
     training.succeed()
     assert training.trained_again() == 0
 
 
-def test_a_cancelled_job_lets_go_of_everything_at_once(
-    plain: Plain, eventually: Eventually
-) -> None:
-    # Given a job at work
+def test_cancelled_job_releases_everything_at_once(plain: Plain, eventually: Eventually) -> None:
+    # Given a running job
     training = Training(plain, samples=4000)
     names = start(training)
 
     # When it is cancelled
     plain.jobs.cancel(training.job)
 
-    # Then its workers leave and its tensors are gone, long before it would have ended
+    # Then its workers leave and its tensors are deleted, long before it would have ended
     assert [training.worker(name).wait() for name in names] == [0, 0]
     eventually(lambda: plain.tensors.connection.dbsize() == 0)
     assert BATCH * len(training.steps()) < training.total
 
-    # and nobody brings it back
+    # and they stay deleted
     beat = plain.server_beat()
     eventually(lambda: plain.server_beat() > beat)
     assert plain.tensors.connection.dbsize() == 0
@@ -238,22 +236,20 @@ def test_a_cancelled_job_lets_go_of_everything_at_once(
 # --- checkpoints --------------------------------------------------------------------------------
 
 
-def test_checkpoints_come_as_often_and_are_as_many_as_was_asked_for(
-    plain: Plain, eventually: Eventually
-) -> None:
-    # Given a job with a checkpoint every half second, of which two are kept
+def test_checkpoints_follow_their_interval_and_number(plain: Plain, eventually: Eventually) -> None:
+    # Given a job that writes a checkpoint every half second and keeps two
     training = Training(
         plain, samples=4000, epochs=1, checkpoint={"every": 0.5, "keep": 2}, step_seconds=0.02
     )
     start(training)
 
-    # When there have been five
+    # When it has written five
     written = eventually(lambda: at_least(5, plain.events(training.job, "checkpoint")))
 
-    # Then they did not come more often
+    # Then they are at least that far apart
     assert all(later["at"] - former["at"] > 0.45 for former, later in pairwise(written))
 
-    # and only the last two are left, each of them whole, and complete in itself
+    # and only the last two are left, each of them complete
     plain.jobs.pause(training.job)
     checkpoints = plain.checkpoints(training.job)
     eventually(lambda: [each.name for each in checkpoints.all()] == names_of(plain, training)[-2:])
@@ -264,19 +260,19 @@ def test_checkpoints_come_as_often_and_are_as_many_as_was_asked_for(
 
 
 def names_of(plain: Plain, training: Training) -> list[str]:
-    """Of the checkpoints that were ever written, oldest first."""
+    """The names of all checkpoints that were written, oldest first."""
     written = plain.events(training.job, "checkpoint")
     return [event["details"]["name"] for event in written]
 
 
-def at_least(number: int, found: list[Any]) -> list[Any]:
-    return found if len(found) >= number else []
+def at_least(number: int, rows: list[Any]) -> list[Any]:
+    return rows if len(rows) >= number else []
 
 
-def test_the_best_model_is_kept_beside_the_last(
+def test_best_model_is_kept_beside_the_last(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
-    # Given a job whose accuracy only falls, and which keeps one checkpoint
+    # Given a job whose accuracy falls and that keeps one checkpoint
     job = submit(
         plain,
         tmp_path / "task",
@@ -285,7 +281,7 @@ def test_the_best_model_is_kept_beside_the_last(
         checkpoint={"keep": 1},
     )
 
-    # Then two are left at its end: that of the first epoch, and the model
+    # Then two are left at its end: the first epoch and the final model
     done = await_end(plain, job, eventually)
     first, _, last = done.evaluations
     assert done.best == first
@@ -315,7 +311,7 @@ def test_best_model_without_an_accuracy_has_the_lowest_loss(
 
 @pytest.fixture
 def small_disk(plain: Plain) -> Iterator[Path]:
-    """The storage, on a file system of its own that is soon full."""
+    """The storage on its own small file system."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
     folder = plain.home / "storage"
@@ -331,14 +327,14 @@ def small_disk(plain: Plain) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """A file that leaves no room for anything else."""
+    """Fill the disk with one file and return it."""
     filler = disk / "filler"
     free = os.statvfs(disk)
     filler.write_bytes(bytes(free.f_bavail * free.f_frsize))
     return filler
 
 
-def test_a_full_disk_stops_no_training_and_is_said(
+def test_full_disk_is_reported_and_stops_no_training(
     plain: Plain, small_disk: Path, eventually: Eventually
 ) -> None:
     # Given a job with a checkpoint of 160 kB every half second
@@ -357,14 +353,14 @@ def test_a_full_disk_stops_no_training_and_is_said(
     plain.start_keeper()
     plain.start_workers(job, 2)
 
-    # Then the job says that there are no checkpoints, and trains to its end
-    (said,) = eventually(lambda: plain.events(job, "checkpoint-failed"))
-    assert "No space left" in said["text"]
+    # Then the job reports that checkpoints fail, and trains to its end
+    (event,) = eventually(lambda: plain.events(job, "checkpoint-failed"))
+    assert "No space left" in event["text"]
     eventually(lambda: plain.jobs.get(job).finished_epochs == 2)
     eventually(lambda: plain.jobs.get(job).state is JobState.FINISHING)
     assert plain.jobs.checkpoints(job) == {}
 
-    # and when there is room again, the model is stored, and the job succeeds
+    # and when the disk has room again, the model is stored and the job succeeds
     filler.unlink()
     eventually(lambda: plain.jobs.get(job).state is JobState.SUCCEEDED)
     done = plain.jobs.get(job)
@@ -373,10 +369,10 @@ def test_a_full_disk_stops_no_training_and_is_said(
     assert len(plain.events(job, "checkpoint-failed")) == 1
 
 
-def test_a_model_that_is_lost_before_it_is_stored_is_trained_again(
+def test_model_lost_before_it_is_stored_is_trained_again(
     plain: Plain, small_disk: Path, eventually: Eventually
 ) -> None:
-    # Given a job that can't store its model, since the disk has been full for a while
+    # Given a job that can't store its model because the disk is full
     training = Training(plain, epochs=1, max_epoch_lead=0)
     start(training)
     training.reach(200)
@@ -385,23 +381,23 @@ def test_a_model_that_is_lost_before_it_is_stored_is_trained_again(
     filler = fill(small_disk)
     eventually(lambda: plain.jobs.get(training.job).state is JobState.FINISHING)
 
-    # When the model is lost, and there is room again
+    # When the model is lost and the disk has room again
     plain.server.kill()
     plain.tensors.kill()
     filler.unlink()
     plain.tensors.start()
     plain.start_server()
 
-    # Then the job goes back, and ends as it should
+    # Then the job trains again and succeeds
     training.succeed()
     assert 0 < training.trained_again() <= 200
     assert kinds(plain, training.job).count("job-running") == 2
 
 
-def test_a_damaged_checkpoint_is_never_taken_for_the_finished_model(
+def test_damaged_checkpoint_is_not_used_as_the_final_model(
     plain: Plain, eventually: Eventually
 ) -> None:
-    # Given a job that is done but for its last words: the keeper dies before it stores the model
+    # Given a job that has finished its epochs, while no job loop runs to store the model
     training = Training(plain, epochs=1, max_epoch_lead=0)
     training.start(2)
     training.reach(200)
@@ -418,8 +414,8 @@ def test_a_damaged_checkpoint_is_never_taken_for_the_finished_model(
     plain.tensors.start()
     plain.start_server()
 
-    # Then the work since the checkpoint before is done again, up to the very same version,
-    # and the job ends with a model that is whole
+    # Then the work since the previous checkpoint is repeated up to the same version,
+    # and the job ends with an undamaged model
     plain.start_keeper()
     job = training.succeed()
     assert job.version == version
@@ -427,28 +423,28 @@ def test_a_damaged_checkpoint_is_never_taken_for_the_finished_model(
     assert len(plain.events(job.id, "checkpoint-damaged")) == 1
 
 
-# --- when it dies itself -------------------------------------------------------------------------
+# --- deaths -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
-def test_the_keeper_may_die_at_any_time(plain: Plain, eventually: Eventually) -> None:
+def test_job_survives_deaths_of_its_job_loop(plain: Plain, eventually: Eventually) -> None:
     # Given a job with many checkpoints
     training = Training(plain, samples=1200, checkpoint={"every": 0.2})
     plain.start_server()
-    keeper = plain.start_keeper()
+    job_loop = plain.start_keeper()
     training.add_workers(2)
 
-    # When its keeper is killed again and again, from the start to the end
+    # When its job loop is killed again and again, from the start to the end
     deaths, seen = 0, 1
     while not plain.jobs.get(training.job).state.over:
         eventually(lambda seen=seen: len(plain.jobs.events(training.job)) > seen)
-        keeper.kill()
+        job_loop.kill()
         deaths, seen = deaths + 1, seen + 1
-        keeper = plain.start_keeper()
+        job_loop = plain.start_keeper()
         if deaths == 5:
             training.run_freely()
 
-    # Then the job comes to its one end all the same
+    # Then the job still ends, once
     assert deaths >= 5
     training.succeed()
     told = kinds(plain, training.job)
@@ -457,10 +453,10 @@ def test_the_keeper_may_die_at_any_time(plain: Plain, eventually: Eventually) ->
 
 
 @pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
-def test_an_evaluation_whose_worker_dies_is_made_by_another(
+def test_evaluation_of_a_dead_worker_is_made_by_another(
     plain: Plain, tmp_path: Path, eventually: Eventually
 ) -> None:
-    # Given two workers, one of them in the middle of a long evaluation
+    # Given two workers, one of them in a long evaluation
     hold = tmp_path / "hold"
     hold.touch()
     job = submit(
@@ -477,7 +473,7 @@ def test_an_evaluation_whose_worker_dies_is_made_by_another(
     plain.workers[victim].kill()
     hold.unlink()
 
-    # Then the other one evaluates the epoch, once
+    # Then the other worker evaluates the epoch, once
     done = await_end(plain, job, eventually)
     (evaluation,) = done.evaluations
     assert evaluation.worker != victim

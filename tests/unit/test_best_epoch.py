@@ -14,7 +14,7 @@ FIELDS = {"name": "job", "task": "train:Task", "epochs": 9, "subtasks_per_epoch"
 
 
 def job_with(stop: dict[str, Any], evaluations: list[dict[str, float]]) -> JobRecord:
-    """A job with one evaluation per element, of the epochs 1, 2, …"""
+    """A job with one evaluation per element, for the epochs 1, 2, … in this order."""
     return JobRecord(
         id="job",
         spec=JobSpec.parse({**FIELDS, "stop": stop}),

@@ -1,21 +1,20 @@
-"""Ray, and all that the rest of the package knows of it.
+"""The only package that imports Ray.
 
-Ray keeps the list of machines, places workers on each and hosts their processes. Tensors
-and control data go through the two Redis servers, so a dead head costs nothing but the
-ability to place new workers until it is back.
+Ray keeps the list of machines, places workers on them, and hosts the workers' processes. Tensors
+and control data go through the Redis servers. So without a head, only new workers can't be placed.
 
-What dies, and what follows:
+Failures and their effects:
 
-* **Head** (the control service and what is beside it): nodes and workers go on for
-  :data:`OUTAGE_SECONDS`. Started again with the same command it reads its state from the
-  ledger and finds them. A driver does not survive it: see :class:`Cluster`.
-* **Ledger**: the head ends itself within three heartbeats and a second or two. Start the
-  ledger, then the head.
-* **Node**: known to be dead after four heartbeats if its process was killed, after nine if
-  the machine fell silent. Its worker ends within three seconds of it in any case.
+* **Head** (Ray's control service and the processes beside it): nodes and workers continue for
+  :data:`OUTAGE_SECONDS`. A head restarted with the same command reads its state from the ledger
+  and finds them. A driver does not survive the head: see :class:`Cluster`.
+* **Ledger**: the head exits within three heartbeats and about two seconds. Restart the ledger,
+  then the head.
+* **Node**: reported dead after four heartbeats if its process was killed, and after nine if the
+  machine no longer answers. Its worker ends within three seconds of the node in any case.
 
-Whoever reaches Ray's ports can run code as its user. They listen on all interfaces and
-speak unencrypted: give every command the same ``token``, and keep a firewall in front.
+Anyone who can connect to Ray's ports can run code as its user. The ports listen on all interfaces
+without encryption: pass the same ``token`` to every command, and protect them with a firewall.
 """
 
 from vcasgd.cluster.commands import (

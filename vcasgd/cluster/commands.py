@@ -1,4 +1,4 @@
-"""The command lines of Ray's processes: the head's, and each machine's node."""
+"""Command lines of Ray's processes: the head, and a node on each machine."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from types import MappingProxyType
 
 from vcasgd.errors import ClusterError
 
-#: Ray's label with the id of the instance, on nodes and on workers
+#: Ray label of nodes and workers with the id of their instance.
 INSTANCE_LABEL = "vcasgd.instance"
-#: how long nodes and workers live on without a head. Training needs no head, so: long.
-#: Bounded, so that machines of a cluster that is gone for good do not run for ever.
+#: Seconds that nodes and workers survive without a head. Long, because training needs no head;
+#: bounded, so that the machines of a cluster that was lost for good do not run forever.
 OUTAGE_SECONDS = 3600
-#: missed checks until a node is dead
+#: Missed health checks after which a node counts as dead.
 MISSED_CHECKS = 3
-#: the object store carries nothing but Ray's own small messages; this is Ray's minimum
+#: Size of the object store: Ray's minimum, because it holds only Ray's own small messages.
 OBJECT_STORE_BYTES = 80_000_000
-#: dead nodes and dead workers that the ledger keeps; Ray's default is a hundred thousand
+#: Dead nodes and dead workers that Ray keeps in the ledger; its default is 100,000.
 REMEMBERED_DEAD = 1000
-#: a Unix socket's path has at most 107 bytes, of which Ray's own part takes up to 70
+#: Longest temporary folder: a socket's path has at most 107 bytes, and Ray adds up to 70.
 TEMP_DIR_BYTES = 37
 
-#: how the head learns the ledger's password; :func:`~.hook.start_hook` takes it from there
+#: Passes the ledger's password to the head; :func:`~.hook.start_hook` removes it from there.
 PASSWORD_VARIABLE = "RAY_REDIS_PASSWORD"
 
-#: how Ray calls what redis-py has in a URL
+#: Ray's variables for the options of a redis-py URL.
 _TLS_FILES = {
     "ssl_ca_certs": "RAY_REDIS_CA_CERT",
     "ssl_certfile": "RAY_REDIS_CLIENT_CERT",
@@ -43,18 +43,18 @@ _LEAN = {
     "RAY_debug_dump_period_milliseconds": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_prestart_worker_first_driver": "0",
-    # the kernel ends workers first as it is; Ray would by the use of the whole machine
+    # The kernel already kills workers first; Ray would judge by the memory of the whole machine.
     "RAY_memory_monitor_refresh_ms": "0",
-    # there is nothing to drain: whoever gives notice speaks to the worker itself
+    # Nothing to drain: notices go to the worker directly.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    # a worker sees all GPUs of its node without reserving them
+    # A worker uses all GPUs of its node without reserving them.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 @dataclass(frozen=True)
 class Command:
-    """A process to start; ``env`` is added to the parent's environment. Its ``repr`` is safe."""
+    """A process to start. ``env`` extends the parent's environment; ``repr`` hides secrets."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -80,14 +80,15 @@ def head_command(
     heartbeat: float,
     token: str | None = None,
 ) -> Command:
-    """The head: Ray's control service, its state in the ledger, and no room for workers.
+    """Return the command of the head: Ray's control service, without resources for workers.
 
-    Blocks until it is killed; exits by itself when one of its parts or the ledger dies, also
-    while it starts, or when the ledger can't be reached for a minute. The same command starts
-    it again where it was. ``ledger_address`` is ``host:port``, behind ``rediss://`` where the
-    ledger speaks TLS; ``ledger_files`` are then the options of its URL that name files.
-    ``namespace`` separates clusters that share a ledger. Up after four seconds.
-    Raises :class:`ClusterError` if ``temp_dir`` is too long.
+    The process runs until it is killed. It exits on its own if one of its parts or the ledger dies,
+    also during its start, or if the ledger is unavailable for a minute. The same command restarts
+    it from its state in the ledger. It is ready after about four seconds.
+
+    ``ledger_address`` is ``host:port``, prefixed with ``rediss://`` for TLS; ``ledger_files`` are
+    then the options of its URL that name files. ``namespace`` separates clusters that share a
+    ledger. Raises :class:`ClusterError` if ``temp_dir`` is too long.
     """
     flags = ["--head", "--port", str(port), "--node-ip-address", stable(host)]
     flags += ["--num-cpus", "0", "--num-gpus", "0", "--include-dashboard", "false", "--no-monitor"]
@@ -116,12 +117,12 @@ def node_command(
     labels: Mapping[str, str],
     token: str | None = None,
 ) -> Command:
-    """One machine's node, known to the cluster by ``instance_id``.
+    """Return the command of one machine's node, which the cluster knows by ``instance_id``.
 
-    Blocks until it is killed; waits some minutes for a head that is not there yet, and
-    exits when the head was away for :data:`OUTAGE_SECONDS`. Several may run on one host,
-    each with its own ``temp_dir``. Up after two seconds. All of it stays in the session of
-    the process that it is started in, though not in its process group. Raises
+    The process runs until it is killed. It waits some minutes for a head that does not run yet, and
+    exits after the head was unavailable for :data:`OUTAGE_SECONDS`. Several nodes can run on one
+    host, each with its own ``temp_dir``. It is ready after about two seconds. All its processes
+    stay in the session of their parent, but not in its process group. Raises
     :class:`ClusterError` if ``temp_dir`` is too long.
     """
     host, _, port = address.rpartition(":")
@@ -131,7 +132,7 @@ def node_command(
     if _is_loopback(host):
         flags += ["--node-ip-address", stable(host)]
     env = _timing(heartbeat)
-    # otherwise Ray gives one thread to a worker that reserves no processor
+    # Otherwise Ray limits a worker that reserves no processor to one thread.
     env["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
     if gpus == 0:
         env["CUDA_VISIBLE_DEVICES"] = ""
@@ -144,7 +145,7 @@ def _start(
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *flags]
     argv += ["--disable-usage-stats", "--include-log-monitor", "false"]
     argv += ["--object-store-memory", str(OBJECT_STORE_BYTES)]
-    # Ray's fixed range would make several nodes of one host fight for the same ports
+    # With Ray's fixed range, several nodes of one host would compete for the same ports.
     argv += ["--min-worker-port", "0", "--max-worker-port", "0"]
     if temp_dir is not None:
         argv += ["--temp-dir", _short(temp_dir)]
@@ -169,21 +170,26 @@ def _is_loopback(host: str) -> bool:
 
 
 def stable(host: str) -> str:
-    """Ray replaces ``127.0.0.1`` by an outward address, which a laptop may lose any minute.
+    """Return the host, or another loopback address for a loopback address.
 
-    It leaves the other loopback addresses as they are.
+    Ray replaces ``127.0.0.1`` with an outward address, which a laptop can lose at any time. It
+    keeps the other loopback addresses.
     """
     return "127.0.0.2" if _is_loopback(host) else host
 
 
 def authentication(token: str | None) -> dict[str, str]:
+    """Return Ray's environment variables for authentication with ``token``."""
     if token is None:
         return {"RAY_AUTH_MODE": "disabled"}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
 def _timing(heartbeat: float) -> dict[str, str]:
-    """Ray's own clocks. A refused connection counts at once, silence after two heartbeats."""
+    """Return Ray's timeouts.
+
+    A refused connection counts as missed at once, no answer after two heartbeats.
+    """
     beat = max(1, round(heartbeat * 1000))
     return {
         "RAY_health_check_initial_delay_ms": str(MISSED_CHECKS * beat),

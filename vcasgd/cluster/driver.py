@@ -1,4 +1,4 @@
-"""The driver's side of Ray: which machines there are, and which workers on them."""
+"""The driver's view of Ray: machines and the workers on them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: a head that says nothing for this long is dead to :meth:`Cluster.healthy`
+#: Seconds without an answer after which :meth:`Cluster.healthy` reports the head as lost.
 PING_SECONDS = 3.0
-#: Ray's mark on the head's node, and on no other
+#: Ray's resource that only the head's node has.
 HEAD_RESOURCE = "node:__internal_head__"
 
 
 class ActorState(StrEnum):
-    """Of a worker. ``dead`` is final: Ray starts none a second time."""
+    """State of a worker. ``dead`` is final: Ray restarts none."""
 
     PENDING = "pending"
     ALIVE = "alive"
@@ -40,7 +40,7 @@ class ActorState(StrEnum):
 
 @dataclass(frozen=True)
 class Node:
-    """A machine as Ray sees it. The head's has no ``instance_id``."""
+    """A machine in Ray. The head's node has no ``instance_id``."""
 
     node_id: str
     instance_id: str | None
@@ -50,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """A worker as Ray sees it. ``reason``: why it is dead, as far as Ray knows."""
+    """A worker in Ray. ``reason``: why it died, if Ray knows."""
 
     name: str
     instance_id: str | None
@@ -59,14 +59,14 @@ class WorkerState:
 
 
 class Cluster:
-    """The driver's view of Ray: which machines there are, and which workers on them.
+    """Connection to Ray that lists machines and starts and stops workers.
 
-    One per process, usable from any thread. Every call ends within the ``timeout`` given to
-    :meth:`connect` and raises nothing but :class:`ClusterError`. It is bound to one life of
-    the head: when the head dies, :meth:`healthy` turns ``False`` for good. End the process
-    then, and have it started again: it would not learn of a new head reliably, and Ray ends
-    it with exit code 1 when the head stays away for a minute. An ordinary exit takes six
-    seconds longer while the head is dead. The workers notice nothing of all this.
+    Use one per process, from any thread. Every call ends within the ``timeout`` of :meth:`connect`
+    and raises nothing but :class:`ClusterError`. The connection belongs to one process of the head:
+    when that dies, :meth:`healthy` returns False for good. Exit then and let the supervisor
+    restart the process: it would not find a new head reliably, and Ray exits it with code 1 after a
+    minute without a head. A normal exit takes six seconds longer while the head is dead. Workers
+    are not affected.
     """
 
     def __init__(self, namespace: str, timeout: float, head: str) -> None:
@@ -79,10 +79,10 @@ class Cluster:
     def connect(
         cls, address: str, namespace: str, timeout: float, token: str | None = None
     ) -> Cluster:
-        """Joins the cluster as a driver, on the host of its head.
+        """Join the cluster as a driver, on the host of its head.
 
-        Waits for the head if it is not there yet; takes a second if it is. Raises
-        :class:`ClusterError` within ``timeout``.
+        Waits for the head if it does not run yet; otherwise takes a second. Raises
+        :class:`ClusterError` within ``timeout`` seconds.
         """
         name, _, port = address.rpartition(":")
         host, deadline = stable(name), time.monotonic() + timeout
@@ -92,17 +92,17 @@ class Cluster:
             deadline - time.monotonic(),
             lambda: _join(f"{host}:{port}", namespace, token, deadline),
         )
-        _take_signals_back()
+        _restore_signal_handlers()
         return cls(namespace, timeout, head)
 
     def nodes(self) -> list[Node]:
-        """Every node, the head's too, and the dead ones for a while. Takes milliseconds."""
+        """Return all nodes, with the head's and recently dead ones. Takes milliseconds."""
         return _bounded("list the nodes", self._timeout, _nodes)
 
     def workers(self) -> dict[str, WorkerState]:
-        """By name; of several with one name the living, else the last. Takes milliseconds.
+        """Return the workers by name, with recently dead ones. Takes milliseconds.
 
-        Dead ones stay listed for a while.
+        Of several with one name, it is the one that is alive, else the last.
         """
         return _bounded("list the workers", self._timeout, lambda: _workers(self._namespace))
 
@@ -114,14 +114,14 @@ class Cluster:
         arguments: dict[str, Any],
         env: dict[str, str],
     ) -> None:
-        """Asks for a worker on that instance; its process runs ``entry`` (``module:function``).
+        """Start a worker on an instance; its process runs ``entry`` (``module:function``).
 
-        Returns within milliseconds, before the worker is up: that takes one or two seconds,
-        and shows in :meth:`workers`. Idempotent: nothing happens while one of that name is
-        pending or alive. The worker outlives this process, is never restarted, never moves,
-        and is dead when ``entry(**arguments)`` has returned. Raises :class:`ClusterError` if
-        the instance has no living node or ``arguments`` are not JSON. ``env`` and
-        ``arguments`` are kept in the ledger.
+        Returns within milliseconds. The worker is ready after one or two seconds; see
+        :meth:`workers`. Idempotent: does nothing while a worker of that name is pending or alive.
+        The worker outlives this process, is never restarted, never moves, and is dead when
+        ``entry(**arguments)`` has returned. ``env`` and ``arguments`` are stored in the ledger.
+        Raises :class:`ClusterError` if the instance has no node that is alive, or if ``arguments``
+        are not JSON.
         """
         _check_json(arguments)
 
@@ -132,7 +132,7 @@ class Cluster:
         _bounded(f"start worker {name}", self._timeout, place)
 
     def stop_worker(self, name: str) -> None:
-        """Kills the worker. Idempotent; silent if there is none. Returns before it is dead."""
+        """Kill a worker, if it exists. Idempotent. Returns before the worker is dead."""
 
         def kill() -> None:
             with contextlib.suppress(ValueError):
@@ -142,7 +142,7 @@ class Cluster:
         _bounded(f"stop worker {name}", self._timeout, kill)
 
     def healthy(self) -> bool:
-        """Whether the head that we joined still lives; known within :data:`PING_SECONDS`."""
+        """Return True if the head that was joined is alive, within :data:`PING_SECONDS`."""
         self._lost = self._lost or not self._sees_head()
         return not self._lost
 
@@ -154,30 +154,30 @@ class Cluster:
         return any(node.alive and node.node_id == self._head for node in nodes)
 
     def close(self) -> None:
-        """Leaves the cluster; workers stay. Idempotent; silent if the head is dead."""
+        """Leave the cluster; workers stay. Idempotent, also if the head is dead."""
         with contextlib.suppress(ClusterError):
             _bounded("leave", self._timeout, _ray().shutdown)
 
 
-def _take_signals_back() -> None:
-    """Ray's library replaces the process's handlers, below Python, by ones that end it at once."""
+def _restore_signal_handlers() -> None:
+    """Restore the signal handlers; those of Ray's library end the process at once."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.getsignal(number))
 
 
 def _bounded(what: str, timeout: float, call: Callable[[], T]) -> T:
-    """``call()``, or :class:`ClusterError` after ``timeout`` seconds.
+    """Return ``call()``, or raise :class:`ClusterError` after ``timeout`` seconds.
 
-    Ray waits for a dead head deep in its library, where nothing can interrupt it. Such a
-    call is left behind in its thread, which ends with the process at the latest.
+    Ray waits for a dead head inside its library, where nothing can interrupt it. Such a call stays
+    in its thread, which ends with the process at the latest.
     """
     answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
             answers.put((call(), None))
-        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
             answers.put((None, error))
 
     threading.Thread(target=run, name=f"ray: {what}", daemon=True).start()
@@ -193,18 +193,18 @@ def _bounded(what: str, timeout: float, call: Callable[[], T]) -> T:
 
 
 def _ray() -> Any:
-    """Imported late: it takes a second, and most of the package does without."""
+    """Return Ray, imported late: the import takes a second, and most of the package needs none."""
     import ray
 
     return ray
 
 
 def _join(address: str, namespace: str, token: str | None, deadline: float) -> str:
-    """Returns the id of the head's node."""
+    """Join the cluster and return the id of the head's node."""
     os.environ.update(authentication(token))
-    # a call after the end of the cluster must not start a cluster of its own
+    # A call after the end of the cluster must not start a new cluster.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-    _quiet()
+    _silence_ray()
     while (node_id := _attach(address, namespace)) is None:
         if time.monotonic() > deadline:
             raise ClusterError("the head has no node yet")
@@ -213,7 +213,7 @@ def _join(address: str, namespace: str, token: str | None, deadline: float) -> s
 
 
 def _attach(address: str, namespace: str) -> str | None:
-    """``None`` if Ray took another node of this host because the head's is not up yet."""
+    """Join; return None if Ray chose another node of this host because the head's is not ready."""
     _ray().init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False)
     node_id = str(_ray().get_runtime_context().get_node_id())
     if any(row["NodeID"] == node_id and HEAD_RESOURCE in row["Resources"] for row in _rows()):
@@ -222,36 +222,36 @@ def _attach(address: str, namespace: str) -> str | None:
     return None
 
 
-def _quiet() -> None:
-    """Ray prints news of nodes and workers on a driver's standard output; we log them."""
+def _silence_ray() -> None:
+    """Log what Ray would print about nodes and workers on a driver's standard output."""
     from ray._private import worker
 
     worker.print_to_stdstream = lambda data, **_: log.debug("ray: %s", " ".join(data["lines"]))
-    # it advises us to handle signals in its way
+    # Ray logs advice about signal handlers, which do not apply here.
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 
 def _await_port(host: str, port: int, deadline: float) -> None:
-    """Ray would go on trying after our time is up, and end this process in the end."""
+    """Wait until the port is open; Ray itself would retry past the deadline and end the process."""
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=left):
             return
         time.sleep(min(0.1, left))
-    raise ClusterError(f"can't connect: nobody listens on {host}:{port}")
+    raise ClusterError(f"can't connect: no process listens on {host}:{port}")
 
 
 def _pinned(instance_id: str) -> dict[str, Any]:
-    """Options of a worker on that instance's node and on no other.
+    """Return the options of a worker that may run only on this instance's node.
 
-    Pinned to the node, not to the instance's label: Ray gives up at once when the node has
-    died meanwhile, and would wait for ever for a label.
+    The node is fixed by its id and not by the instance's label, because Ray fails at once if the
+    node has died meanwhile, but would wait forever for a label.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    living = (node for node in _nodes() if node.alive and node.instance_id == instance_id)
-    node = next(living, None)
+    alive = (node for node in _nodes() if node.alive and node.instance_id == instance_id)
+    node = next(alive, None)
     if node is None:
-        raise ClusterError(f"instance {instance_id} has no living node")
+        raise ClusterError(f"instance {instance_id} has no node that is alive")
     return {
         "lifetime": "detached",
         "get_if_exists": True,
@@ -279,7 +279,7 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def _workers(namespace: str) -> dict[str, WorkerState]:
-    """Straight from the control service: Ray's public listing needs its dashboard."""
+    """Read the workers from the control service; Ray's public listing needs its dashboard."""
     from ray._private.state import state as control
     from ray.core.generated import gcs_pb2
 
@@ -292,7 +292,7 @@ def _workers(namespace: str) -> dict[str, WorkerState]:
 
 def _worker(row: Any) -> WorkerState:
     states = {row.ALIVE: ActorState.ALIVE, row.DEAD: ActorState.DEAD}
-    # Ray goes on for a page about common causes
+    # Ray appends a page about common causes.
     reason = row.death_cause.actor_died_error_context.error_message.partition(" Some common")[0]
     instance_id = row.labels.get(INSTANCE_LABEL)
     return WorkerState(row.name, instance_id, states.get(row.state, ActorState.PENDING), reason)

@@ -1,7 +1,7 @@
-"""Ray's head on a machine of its own choosing: ``python -m vcasgd.cluster.head``.
+"""Ray's head as its own process: ``python -m vcasgd.cluster.head``.
 
-The process becomes Ray's. Its state is in the ledger, so the same command starts it again where
-it was. It listens on the address that is in ``VCASGD_RAY_ADDRESS``, one of this machine's.
+The process is replaced by Ray's. Its state is in the ledger, so the same command restarts it where
+it stopped. It listens on ``VCASGD_RAY_ADDRESS``, which must be an address of this machine.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.sentinel import address_of
 
-#: Ray's own folder without a setting
+#: Ray's default folder.
 DEFAULT_DIR = Path(tempfile.gettempdir()) / "ray"
 
 
 def command(
     settings: Settings, *, address: str, ledger_url: str, temp_dir: Path, token: str | None
 ) -> Command | None:
-    """How the head is started; None where nobody can say who the ledger's primary is.
+    """Return the command that starts the head, or None if no Sentinel names the ledger's primary.
 
     ``address`` is ``host:port``. Raises :class:`~vcasgd.errors.ClusterError` if ``temp_dir`` is
     too long, and :class:`~vcasgd.errors.SpecError` if ``address`` has no port.
     """
     host, port = _host_and_port(address)
-    # Ray is told one address, and told anew after a failover
+    # Ray accepts one address. After a failover the head is restarted with the new one.
     url = address_of(ledger_url)
     if url is None:
         return None
@@ -66,26 +66,26 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _from_settings(settings: Settings) -> Command:
-    found = command(
+    head = command(
         settings,
         address=settings.required("ray_address"),
         ledger_url=settings.secret("ledger_url"),
         temp_dir=settings.ray_dir / "head" if settings.ray_dir else DEFAULT_DIR,
         token=settings.secret("ray_token"),
     )
-    if found is None:
+    if head is None:
         raise StoreUnavailable("no Sentinel names a primary of the ledger")
-    return found
+    return head
 
 
 def main() -> NoReturn:
-    """Ends here only after an error, with exit status 1; it is meant to be restarted."""
+    """Become Ray's head. Exits with status 1 after an error; its supervisor restarts it."""
     configure_logging("head")
     try:
-        found = _from_settings(load_settings())
+        head = _from_settings(load_settings())
     except VcasgdError as error:
         sys.exit(exit_status(error))
-    os.execve(found.argv[0], found.argv, {**os.environ, **found.env})
+    os.execve(head.argv[0], head.argv, {**os.environ, **head.env})
 
 
 if __name__ == "__main__":

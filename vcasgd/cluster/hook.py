@@ -1,4 +1,7 @@
-"""What runs inside ``ray start`` of a head, for lack of an option."""
+"""Changes to ``ray start`` of a head that Ray has no options for.
+
+They replace private functions of Ray, so ``pyproject.toml`` caps its version.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from typing import Any
 
 from vcasgd.cluster.commands import PASSWORD_VARIABLE
 
-#: what Ray has to clear up by itself, and to say what died
-FAREWELL_SECONDS = 3.0
-#: the last words of a head
+#: Seconds that Ray has to clean up and to log what died.
+CLEANUP_SECONDS = 3.0
+#: Last line in the log of a head that lost its control service.
 CONTROL_SERVICE_DIED = "Ray's control service died, and the head ends with it"
 
 
 def start_hook(parameters: Any, _head: bool) -> None:
-    """Called by Ray with its parameters before anything is started."""
+    """Change Ray's parameters; ``ray start`` calls this before it starts anything."""
     parameters.ray_client_server_port = None
-    _forget_last_life(Path(parameters.temp_dir))
+    _remove_last_address(Path(parameters.temp_dir))
     _end_with_the_control_service()
     password = os.environ.pop(PASSWORD_VARIABLE, None)
     if password is not None:
@@ -29,19 +32,19 @@ def start_hook(parameters: Any, _head: bool) -> None:
         _hide_password()
 
 
-def _forget_last_life(temp_dir: Path) -> None:
-    """Lets a head start again although nodes of this host still name its address.
+def _remove_last_address(temp_dir: Path) -> None:
+    """Let a head restart although nodes of this host still use its address.
 
-    Ray takes them for the head itself if this file says that there was one.
+    With this file, Ray takes those nodes for a running head.
     """
     (temp_dir / "ray_current_cluster").unlink(missing_ok=True)
 
 
 def _end_with_the_control_service() -> None:
-    """Lets a head end, and be started again, whose control service dies while it starts.
+    """Make a head exit if its control service dies while the head starts.
 
-    Ray looks after its processes only once all of them are up. Until then it waits for its
-    control service, dead or alive, for as long as a node may be without one.
+    Ray monitors its processes only once all of them run. Until then it waits for the control
+    service, dead or alive, for as long as a node may be without one.
     """
     from ray._private import ray_constants, services
 
@@ -58,16 +61,17 @@ def _end_with_the_control_service() -> None:
 
 def _end_after(process: subprocess.Popen[bytes]) -> None:
     process.wait()
-    time.sleep(FAREWELL_SECONDS)
+    time.sleep(CLEANUP_SECONDS)
     sys.stderr.write(f"{CONTROL_SERVICE_DIED}\n")
     sys.stderr.flush()
     os._exit(1)
 
 
 def _hide_password() -> None:
-    """Ray hands the ledger's password to its children as an argument, where ``ps`` shows it.
+    """Pass the ledger's password to Ray's children without showing it in ``ps``.
 
-    The raylet does without; the control service reads its flags from the environment too.
+    Ray passes it as an argument. The raylet does not need it, and the control service also reads
+    its flags from the environment.
     """
     from ray._private import services
 

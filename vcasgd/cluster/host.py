@@ -1,4 +1,4 @@
-"""A worker's process."""
+"""Process of a worker."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 
 class Host:
-    """A worker's process, as Ray starts it: runs the entry, and ends when the entry does.
+    """Ray actor that runs a worker's entry point and exits when the entry point returns.
 
-    The entry runs in a thread of its own, so that Ray sees the worker as up at once and can
-    kill it at any time. Exit code: 0 when the entry returns, 1 when it raises, its own when
-    it calls ``sys.exit``.
+    The entry point runs in its own thread, so that Ray reports the worker as alive at once and can
+    kill it at any time. The exit code is 0 when the entry point returns, 1 when it raises, and its
+    argument when it calls ``sys.exit``.
     """
 
     def __init__(self, entry: str, arguments: dict[str, Any], env: dict[str, str]) -> None:
-        # before the entry is imported: libraries read their settings when they are loaded
+        # Set before the import of the entry point: libraries read their settings when they load.
         os.environ.update(env)
         threading.Thread(target=_run, args=(entry, arguments), name="entry", daemon=True).start()
 
@@ -33,7 +33,7 @@ def _run(entry: str, arguments: dict[str, Any]) -> None:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - nobody is left to raise it to
+    except BaseException:  # noqa: BLE001 - this thread has no caller
         traceback.print_exc()
     finally:
         logging.shutdown()

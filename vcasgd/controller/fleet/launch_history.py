@@ -85,8 +85,8 @@ class LaunchHistory:
             Pool(
                 row.launches + 1,
                 # Granted machines count as an answer only once one of them joins.
-                refused_since=row.refused_since if row.stillborn else None,
-                stillborn=row.stillborn,
+                refused_since=row.refused_since if row.failed_boots else None,
+                failed_boots=row.failed_boots,
                 given_up_at=row.given_up_at,
             ),
         )
@@ -118,7 +118,7 @@ class LaunchHistory:
         """
         name = market_name(blame.pool, blame.zone or None, blame.spot)
         row = self.pool(name)
-        count = row.stillborn + 1
+        count = row.failed_boots + 1
         wait = backoff(count, *waits)
         log.info("%s: %s %s; next attempt in %.0f s", name, blame.instance_id, blame.reason, wait)
         why = f"{blame.instance_id} {blame.reason}"
@@ -126,7 +126,7 @@ class LaunchHistory:
             name,
             replace(
                 row,
-                stillborn=count,
+                failed_boots=count,
                 given_up_at=now,
                 blocked_until=now + wait,
                 reason=why,
@@ -139,8 +139,8 @@ class LaunchHistory:
         for one in machines:
             name = market_name(one.pool, one.zone or None, one.spot)
             row = self._rows.get(name)
-            if row is not None and row.stillborn and one.launched_at > row.given_up_at:
-                self._set(name, replace(row, stillborn=0, refused_since=None))
+            if row is not None and row.failed_boots and one.launched_at > row.given_up_at:
+                self._set(name, replace(row, failed_boots=0, refused_since=None))
 
     def _block(self, name: str, why: str, now: float) -> None:
         row = self.pool(name)

@@ -65,8 +65,19 @@ class Pool:
     #: Limit of the account's machines, inferred from the last refusal.
     quota: int | None = None
     #: Consecutive machines that never joined, and when the last of them was given up.
-    stillborn: int = 0
+    failed_boots: int = 0
     given_up_at: float = 0.0
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Pool:
+        """Return a stored history, in which ``failed_boots`` is named ``stillborn``."""
+        row = json.loads(text)
+        return cls(failed_boots=row.pop("stillborn", 0), **row)
+
+    def to_json(self) -> str:
+        """Return the history for the ledger."""
+        row = asdict(self)
+        return json.dumps({"stillborn": row.pop("failed_boots"), **row})
 
 
 class Control:
@@ -139,16 +150,16 @@ class Control:
     def pool(self, name: str) -> Pool:
         """Return the launch history of a pool."""
         stored = self._ledger.hget(names.LAUNCHES, name)
-        return Pool(**json.loads(stored)) if stored else Pool()
+        return Pool.from_json(stored) if stored else Pool()
 
     def all_pools(self) -> dict[str, Pool]:
         """Return the launch histories of all pools and markets."""
         rows = self._ledger.hgetall(names.LAUNCHES)
-        return {name.decode(): Pool(**json.loads(row)) for name, row in rows.items()}
+        return {name.decode(): Pool.from_json(row) for name, row in rows.items()}
 
     def set_pool(self, name: str, pool: Pool) -> None:
         """Replace the launch history of a pool."""
-        self._ledger.hset(names.LAUNCHES, name, json.dumps(asdict(pool)))
+        self._ledger.hset(names.LAUNCHES, name, pool.to_json())
 
     def instances(self) -> dict[str, dict[str, Any]]:
         """Return the published view of instances."""
