@@ -24,13 +24,13 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease, Renewal, Wait, WorkKind
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import GONE, Departure
+from vcasgd.worker.error_handler import ErrorHandler
 from vcasgd.worker.evaluate import Evaluator
 from vcasgd.worker.heartbeat import HeartbeatSender, WorkerStatus, capacity
 from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.log_capture import LineCapture
 from vcasgd.worker.notices import NoticeLike, NoticePoll, NoticeWatch
-from vcasgd.worker.recovery import Recovery
 from vcasgd.worker.setup import Setup
 from vcasgd.worker.shard_group import ShardGroup
 from vcasgd.worker.trainer import Trainer, TunedSettings
@@ -72,7 +72,7 @@ class Worker:
             name, self.shards, self._held, self._departure, self._status, self._tuned
         )
         self._evaluator = Evaluator(context, self._status)
-        self._recovery = Recovery(context, self.shards, self._held, self._departure, self._status)
+        self._errors = ErrorHandler(context, self.shards, self._held, self._departure, self._status)
         self._capture = LineCapture(context.jobs, job, name)
         self._heartbeat = HeartbeatSender(
             context.leases,
@@ -135,15 +135,15 @@ class Worker:
     def _round(self) -> None:
         try:
             self._work_once()
-            self._recovery.on_success()
+            self._errors.on_success()
         except WorkInterrupted:
             pass
         except (UserCodeError, SpecError, PackageError) as error:
-            self._recovery.on_user_error(error)
+            self._errors.on_user_error(error)
         except (StoreUnavailable, StoreDenied, SnapshotMissing, StorageUnavailable) as error:
-            self._recovery.on_outage(error, self._heartbeat.last_answer)
+            self._errors.on_outage(error, self._heartbeat.last_answer)
         except Fenced as error:
-            self._recovery.on_fenced(error)
+            self._errors.on_fenced(error)
         finally:
             self._status.unpushed_since = None
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FAILURE_SECONDS = (0.5, 30.0)
 
 
-class Recovery:
+class ErrorHandler:
     """Keeps, returns or drops the current lease after an error, and gives up after too many."""
 
     def __init__(
