@@ -1,5 +1,5 @@
 # One image for all roles: API, controller, Ray's head, parameter server, worker, and both Redis
-# servers, which the package brings. What it runs is said by the command:
+# servers, which the package includes. The command selects the role:
 #
 #   docker build -t vcasgd .
 #   docker run --rm vcasgd vcasgd demo
@@ -18,7 +18,7 @@ RUN python3 -m venv /opt/vcasgd \
  && /opt/vcasgd/bin/python -m pip install --no-cache-dir --constraint constraints.txt \
       ${PIP_OPTIONS} ".[aws,gcp,examples]" \
  && /opt/vcasgd/bin/python -m pip uninstall --yes --quiet pip
-# what only compilers, tests and parts of Ray that nobody starts would need
+# Files that only compilers, tests, and unused parts of Ray need.
 RUN cd /opt/vcasgd/lib/python3*/site-packages \
  && rm -rf torch/include torch/share torch/test \
       ray/jars ray/cpp ray/include ray/rllib ray/dashboard/client \
@@ -41,6 +41,6 @@ ENV PATH=/opt/vcasgd/bin:$PATH \
 USER vcasgd
 WORKDIR /var/lib/vcasgd
 EXPOSE 8700
-# of the role that the container has
+# Checks the role that the container runs.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["vcasgd-health"]
 CMD ["vcasgd", "up", "--foreground"]

