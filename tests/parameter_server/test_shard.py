@@ -1,4 +1,4 @@
-"""The parameter server's shard on a real server: what it applies, and what it never does."""
+"""The parameter server's shard on a real server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestApplies:
         world.push(0, 0, 2, vector=delta)
         assert world.shard().turn() == 1
 
-        # the running statistic behind the parameters is averaged, never summed
+        # Running statistics are averaged, never summed.
         expected = torch.cat([0.5 * delta[:-1], torch.lerp(torch.zeros(1), delta[-1:], 0.5)])
         assert torch.equal(world.vector(), expected)
         world_snapshot = world.snapshots.read()
@@ -110,7 +110,7 @@ class TestInt8:
     def test_the_last_update_of_a_worker_carries_what_was_kept_back(
         self, make_world: MakeWorld, codec: str
     ) -> None:
-        # Given a worker whose first update leaves a rest behind under any of the encodings
+        # Given a worker whose first update leaves a residual under each encoding
         world = make_world(
             samples=3000, update={"rule": "async-local-sgd", "eta": 1.0, "codec": codec}
         )
@@ -128,7 +128,7 @@ class TestInt8:
             assert world.fate(header) == "applied"
             exact = torch.allclose(world.vector(), total, rtol=1e-5, atol=1e-5)
 
-            # Then all of both is in the model
+            # Then both are completely in the model
             assert exact is last
 
     @pytest.mark.parametrize("at", [0, 256])
@@ -162,7 +162,7 @@ class TestRows:
         header, _ = world.push(0, 0, 5)
         world.shard().turn()
 
-        # how many rows, the statistic, and five rows of one number
+        # The number of rows, the statistic, and five rows of one number.
         assert header.size == 4 * (1 + 1 + 5 * (1 + 1))
         assert world.counts() == world.recorded(world.snapshots.read().record)
 
@@ -201,7 +201,7 @@ class TestBatches:
         world.assert_exact()
 
     def test_the_end_of_an_epoch_gets_a_version_of_its_own(self, world: World) -> None:
-        """So that it can be evaluated exactly, although updates of the next one wait."""
+        """It is then evaluated exactly, although updates of the next epoch wait."""
         for subtask in (3, 0, 1, 2, 4):
             world.push(subtask, 0, 4)
         shard = world.shard()
@@ -219,7 +219,7 @@ class TestBatches:
         world.push(0, 0, 1, base=0)
         world.push(0, 1, 2, base=0)
         world.push(0, 2, 3, base=2)
-        world.push(0, 3, 4, base=1000)  # of a future that was lost
+        world.push(0, 3, 4, base=1000)  # a version that was lost
         world.shard().turn()
 
         totals = world.snapshots.read().meta.totals
@@ -265,7 +265,7 @@ class TestTellsTheLedger:
         world.push(0, 2, 4, base=0)
         shard.turn()
         world.now += 5
-        shard.turn()  # nothing new, no new point
+        shard.turn()  # no updates, so no new point
 
         (point,) = world.jobs.metrics(world.job)
         assert (point["at"], point["version"], point["samples"]) == (world.now - 5, 2, 4)
@@ -308,7 +308,7 @@ def of(**changes: Any) -> Callable[[World], tuple[Any, bytes]]:
 
 
 def with_payload(change: Callable[[bytes], bytes]) -> Callable[[World], tuple[Any, bytes]]:
-    """Changed on its way, behind the back of its header."""
+    """Return an update whose payload was changed after its header was made."""
 
     def make(world: World) -> tuple[Any, bytes]:
         header, payload = of()(world)
@@ -332,7 +332,7 @@ REJECTED: list[tuple[str, str, Callable[[World], tuple[Any, bytes]]]] = [
     ("length", "a shorter vector", of(payload=bytes(8))),
     ("length", "a longer vector", of(payload=bytes(4000))),
     ("length", "a size that lies", of(size=1 << 50)),
-    ("length", "cut on its way", with_payload(lambda payload: payload[:-4])),
+    ("length", "cut off in transit", with_payload(lambda payload: payload[:-4])),
     ("checksum", "a wrong checksum", of(checksum=1)),
     ("checksum", "a flipped bit", with_payload(lambda payload: b"\x01" + payload[1:])),
     ("missing", "no payload at all", with_payload(lambda _: b"")),
@@ -354,7 +354,7 @@ REJECTED: list[tuple[str, str, Callable[[World], tuple[Any, bytes]]]] = [
 class TestRejects:
     @pytest.fixture
     def world(self, make_world: MakeWorld) -> World:
-        """With samples [0, 2) of subtask 0 applied."""
+        """A job with samples [0, 2) of subtask 0 applied."""
         world = make_world()
         world.push(0, 0, 2)
         world.shard(token=1).turn()
@@ -385,7 +385,7 @@ class TestRejects:
         assert world.fate(header) == f"rejected:{reason}"
         assert world.jobs.get(world.job).totals["rejected"] == {reason: 1}
         assert world.reader.waiting() == 0
-        assert not any(key.startswith("u:") for key in world.tensor_keys()), "its payload is gone"
+        assert not any(key.startswith("u:") for key in world.tensor_keys()), "payload deleted"
 
     @pytest.mark.parametrize(
         "text",
@@ -421,7 +421,7 @@ class TestRejects:
         assert sum(world.rejected().values()) == len(REJECTED)
 
     def test_the_worker_that_was_rejected_does_it_again(self, world: World) -> None:
-        """Its samples are open again, and what it pushed behind them is not applied."""
+        """Its samples are open again, and its later updates are not applied."""
         shard = world.shard(token=2)
         shard.turn()
         world.push(0, 2, 3, checksum=1)
@@ -561,7 +561,7 @@ class TestPins:
         world.assert_exact()
 
     def test_the_previous_one_outlives_its_pin(self, world: World) -> None:
-        """Somebody may be reading it."""
+        """A worker may still be reading it."""
         shard = world.shard(token=1)
         shard.turn()
         world.snapshots.request_pin("periodic")
@@ -643,7 +643,7 @@ class TestTakesOver:
     def test_it_goes_on_with_what_waits(self, world: World) -> None:
         world.push(0, 0, 2)
         world.shard().turn()
-        world.push(0, 2, 4)  # nobody is there to take it
+        world.push(0, 2, 4)  # no parameter server is running
 
         world.shard().turn()
 
@@ -694,7 +694,7 @@ class TestTakesOver:
         assert {key for key in world.tensor_keys() if key.startswith("s:")} == {"s:0.0:0"}
 
     def test_the_ledger_is_made_right(self, world: World) -> None:
-        """The one before published, and died before it told the ledger."""
+        """The previous server published, and died before its report to the ledger."""
         assert isinstance(world.leases("a").acquire(), Lease)
         world.push(0, 0, 4)
         shard = world.shard(token=1)
@@ -717,7 +717,7 @@ class TestTensorsServerComesBackEmpty:
         volunteer.step()
         assert volunteer.unapplied
         world.lose_tensors()
-        volunteer.step()  # finds nothing, keeps what it has
+        volunteer.step()  # finds no snapshot, and keeps its update
 
         shard.turn()
 
@@ -731,7 +731,7 @@ class TestTensorsServerComesBackEmpty:
     def test_what_was_claimed_but_not_published_is_not_lost(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is in the memory of the parameter server, so it is published with the rest."""
+        """It is in the parameter server's memory, which is published again."""
         shard = world.shard()
         shard.turn()
         world.push(0, 0, 4)
@@ -769,7 +769,7 @@ class TestTensorsServerComesBackEmpty:
 
     @pytest.mark.parametrize("first", ["old", "new"])
     def test_a_zombie_does_not_bring_back_the_past(self, world: World, first: str) -> None:
-        """The fence was lost with the server, but the ledger knows who is the newest."""
+        """The fence was lost with the server, but the ledger has the newest token."""
         old = world.shard(token=1)
         old.turn()
         new = world.shard(token=2)
@@ -789,7 +789,7 @@ class TestTensorsServerComesBackEmpty:
     def test_an_old_memory_of_the_same_version_is_not_taken_for_the_own(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The ledger is away, so that a zombie may publish what it never could before."""
+        """Without the ledger, a fenced server may publish an update that it could not commit."""
         old = world.shard(token=1)
         old.turn()
         lost, _ = world.push(0, 0, 2)
@@ -902,7 +902,7 @@ class TestBothAreLost:
         second.turn()
 
         assert world.snapshots.read().record.positions == {0: 2}
-        assert world.events("restarted") == [], "it was not taken for a storage without any"
+        assert world.events("restarted") == [], "a failed request is not an empty storage"
 
 
 def test_a_full_tensors_server_stops_nothing_for_good(world: World) -> None:
@@ -925,17 +925,17 @@ def test_a_full_tensors_server_stops_nothing_for_good(world: World) -> None:
 
 
 class TestRounded:
-    """With bfloat16 workers fetch half the bits, and the other half follows."""
+    """With bfloat16, workers fetch the high halves, and the low halves follow later."""
 
     @pytest.fixture
     def halves(self, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> World:
-        """Its first publication is exact, and no other one is due."""
+        """A job whose first publication is exact, and no later one has to be."""
         monkeypatch.setattr(publish, "EXACT_SECONDS", math.inf)
         return make_world(update={"rule": "vc-asgd", "alpha": 0.7, "codec": "bfloat16"})
 
     @staticmethod
     def publish(world: World, shard: Shard, subtask: int) -> Tensor:
-        """One update whose blend is no bfloat16; returns the parameter server's own weights."""
+        """Publish weights that bfloat16 can't represent, and return the exact ones."""
         world.push(subtask, 0, 2, vector=torch.randn(world.layout.floats), base=subtask)
         assert shard.turn() == 1
         assert shard._model is not None
@@ -1018,7 +1018,7 @@ class TestRounded:
         assert torch.equal(halves.snapshots.fetch_pinned("epoch-1")[1], shard._model.weights)
 
     def test_a_failover_between_the_bits_and_their_description(self, halves: World) -> None:
-        """The description that is left speaks of what is there."""
+        """The remaining description matches the remaining chunks."""
         shard, weights = self.begin(halves)
         assert shard._model is not None
         completed = halves.snapshots.complete(shard._model.meta, shard._model.weights)

@@ -1,7 +1,6 @@
-"""A parameter server that is cut off at any command, one after the other: nothing is lost,
-nothing is applied twice, and nothing is left behind.
+"""Faults at each command of a parameter server lose, repeat and leave behind nothing.
 
-Each scenario is played again and again with the fault one command later, until it no longer
+Each scenario is repeated with the fault one command later, until it no longer
 fires. The final vector says how often each sample was applied.
 """
 
@@ -20,12 +19,12 @@ from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
 
 MakeWorld = Callable[..., World]
-#: more than any scenario has, so that a fault that never fires does not go on for ever
+#: More commands than in any scenario; bounds a test whose fault never fires.
 MOST_COMMANDS = 400
 
 
 class Stage:
-    """A job whose parameter server is connected by wires that break."""
+    """A job whose parameter server has breakable connections."""
 
     def __init__(
         self, world: World, fault: Fault, ledger: RedisClient, tensors: RedisClient
@@ -40,7 +39,7 @@ class Stage:
         return self.world.shard(ledger=self._ledger, tensors=self._tensors)
 
     def turn_or_die(self) -> None:
-        """The process is killed at the fault; another one takes over."""
+        """Kill the process at the fault; a successor takes over."""
         try:
             self.shard.turn()
         except (StoreUnavailable, SnapshotMissing):
@@ -48,7 +47,7 @@ class Stage:
             self.shard = self.new_shard()
 
     def turn_or_wait(self) -> None:
-        """The process lives on and calls again."""
+        """Let the process survive the fault and retry."""
         try:
             self.shard.turn()
         except (StoreUnavailable, SnapshotMissing):
@@ -70,7 +69,7 @@ class Stage:
         self.assert_settled()
 
     def assert_settled(self) -> None:
-        """Everything is there once, and nothing is left of what happened on the way."""
+        """Check that all work is applied once and nothing else remains."""
         world = self.world
         world.assert_exact()
         for name in world.snapshots.pins():
@@ -81,7 +80,7 @@ class Stage:
         assert job.totals["applied"] == world.plan.samples * world.spec.epochs
         assert job.totals["repeated"] == 0
         assert world.jobs.quarantined(world.job) == {}
-        # the present snapshot, and the one before for those who still read it
+        # the present snapshot, and the previous one for its readers
         chunks = {key for key in world.tensor_keys() if key.startswith(("s:", "u:"))}
         newest = f"s:{present.version}.{present.token}:0"
         assert newest in chunks

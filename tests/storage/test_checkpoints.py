@@ -1,4 +1,4 @@
-"""Checkpoints in a folder: whole or not there, and a damaged one is never taken for a model."""
+"""Checkpoints in a folder: atomic writes, and detection of damage."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class TestDamage:
         assert ["v000000000009" in str(told[0]), "v000000000005" in str(told[1])] == [True, True]
 
     def test_damaged_ones_are_set_aside(self, checkpoints: Checkpoints, folder: Path) -> None:
-        """The job will come to the same version again, and must not take it for stored."""
+        """The job will reach the same version again, which must not count as stored."""
         stored = write(checkpoints)
         path = path_of(folder, stored)
         path.write_bytes(b"damaged")
@@ -235,7 +235,7 @@ class TestStream:
 
 
 class TestWrongContent:
-    """The digest is right, but what was written makes no sense."""
+    """The digest is right, but the content is invalid."""
 
     @pytest.fixture
     def written(self) -> Callable[..., bytes]:
@@ -287,7 +287,7 @@ class TestWrongContent:
             parse("x", safetensors.torch.save({"0.bias": torch.zeros(4)}))
 
     def test_a_tensor_of_another_shape(self, written: Callable[..., bytes]) -> None:
-        """One number would be copied to the whole layer."""
+        """One number would be broadcast to the whole layer."""
         with pytest.raises(CheckpointDamaged, match=r"0\.weight"):
             parse("x", written(tensors={"0.weight": torch.zeros(1)}))
 
@@ -505,7 +505,7 @@ def test_a_full_disk_keeps_the_object_that_was_there(tiny_disk: Path) -> None:
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    """As root there are no read-only folders, but this one can't be written by anybody."""
+    """Even root can't create this folder."""
     storage = Storage(f"file://{tmp_path}/storage")
     (tmp_path / "storage" / "jobs").write_text("in the way")
 

@@ -1,5 +1,7 @@
-"""Any history of workers, parameter servers and lost servers ends well; and the histories are
-wild enough to find it where a check is missing."""
+"""Generated histories of workers, parameter servers and lost servers keep all guarantees.
+
+They are diverse enough to detect a missing check.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ PUSH_POSITION = "position ~= tonumber(ARGV[3])"
 
 @pytest.fixture(autouse=True)
 def _regular_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which command of a turn is the n-th must not depend on the time of day."""
+    """Make the commands of a turn independent of time."""
     monkeypatch.setattr(shard, "SLOTS_SECONDS", 0.0)
 
 
@@ -63,7 +65,7 @@ def test_any_history(kind: str, tmp_path: Path) -> None:
 def test_a_missing_check_is_found(
     script: str, check: str, violation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same histories, with one comparison taken out of one script."""
+    """Run the same histories with one comparison removed from one script."""
     whole = script_source(script)
     assert whole.count(check) == 1
     weak = whole.replace(check, "false")

@@ -1,4 +1,4 @@
-"""Who sent an update, and who is blamed for it, on a real server."""
+"""Signatures of updates, and quarantines of their authors, on a real server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shard(world: World) -> Shard:
 
 
 def signed(world: World, worker: str, number: int, **changes: Any) -> tuple[Header, memoryview]:
-    """An update of the second subtask, as ``worker`` would send it."""
+    """Return an update of the second subtask by ``worker``."""
     header, payload = world.update(
         1, 0, 2, 1, worker=worker, update=f"{worker}.1.{number}", **changes
     )

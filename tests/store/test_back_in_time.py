@@ -1,7 +1,7 @@
 """A failover may bring back an older state of the tensors server, or of the ledger.
 
-A replica that takes over has a prefix of what its primary had executed. Here the state of a real
-server is put aside, and put back later.
+A promoted replica has a prefix of its primary's writes. These tests save the state of a real
+server, and restore it later.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Past = dict[bytes, bytes]
 
 
 def remember(server: RedisClient) -> Past:
-    """All that the server has now."""
+    """Return the complete state of a server."""
     keys = server.keys()
     return {key: server.dump(key) for key in keys}
 
 
 def go_back(server: RedisClient, past: Past) -> None:
-    """The server has what it had then, and nothing else."""
+    """Restore a saved state."""
     server.flushdb()
     for key, value in past.items():
         server.restore(key, 0, value)
@@ -139,7 +139,7 @@ class TestTheParameterServerIsAhead:
 
 
 class TestInTheMiddleOfATurn:
-    """Between two commands of the parameter server."""
+    """The server goes back between two commands of the parameter server."""
 
     @pytest.mark.parametrize("at", ["commit", "write"])
     def test_of_a_publication(self, world: World, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ class TestFences:
         assert world.snapshots.read().record.positions == {0: 4}
 
     def test_whoever_is_behind_gives_way_to_whoever_wrote(self, world: World) -> None:
-        """The takeover came back undone, and the one before wrote first."""
+        """The takeover was undone, and the previous server wrote first."""
         old = world.shard(token=1)
         old.turn()
         past = remember(world.tensors)
@@ -342,7 +342,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         for position in range(3):
             world.push(1, position, position + 1)
             successor.turn()
-        world.push(0, 0, 2)  # somebody else had the lease
+        world.push(0, 0, 2)  # another worker had the lease
         successor.turn()
         world.tensors.hset(world.keys.applied, "safe", 3)
         settle(client)

@@ -1,4 +1,4 @@
-"""What a server or the network does wrong arrives as an error of ours, and only that."""
+"""Errors of servers and networks become our own exceptions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from vcasgd.store.connection import (
 
 pytestmark = pytest.mark.both_servers
 
-# every error that the plain client raises, by what it means to us
+# every error of the plain client, and our exception for it
 MEANING: dict[str, type[StoreError] | None] = {
     "RedisError": StoreError,
     # the connection
@@ -57,7 +57,7 @@ MEANING: dict[str, type[StoreError] | None] = {
     # the server's answers
     "ResponseError": StoreError,
     "OutOfMemoryError": StoreFull,
-    "NoScriptError": None,  # the library answers it itself by loading the script
+    "NoScriptError": None,  # the library handles it by loading the script
     "ReadOnlyError": StoreUnavailable,
     "ClusterDownError": StoreUnavailable,
     "MasterDownError": StoreUnavailable,
@@ -124,7 +124,7 @@ class TestMapping:
 
 @contextmanager
 def scripted_server(answer: Callable[[bytes], bytes]) -> Iterator[str]:
-    """Answers each command with the bytes that ``answer`` gives."""
+    """Answer each command with the bytes that ``answer`` returns."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

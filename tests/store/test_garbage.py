@@ -1,7 +1,6 @@
-"""Thousands of malformed headers and bodies: nothing crashes, nothing of them is applied, and
-each is counted once and leaves the stream.
+"""Thousands of malformed headers and bodies are refused, counted once, and removed.
 
-Every example is malformed by construction, so whatever is not refused is a defect. The examples
+Every example is malformed by construction, so an accepted one is a defect. The examples
 are the same in every run.
 """
 
@@ -101,7 +100,7 @@ wrong_numbers = st.sampled_from(
 
 @dataclass(frozen=True)
 class Garbage:
-    """How one update is spoilt. ``text`` makes the header's text of an honest one."""
+    """A damaged update. ``text`` makes its header's text from that of a valid one."""
 
     fields: dict[str, Any]
     text: Callable[[str], bytes] = str.encode
@@ -156,7 +155,7 @@ garbage = st.one_of(
 
 
 class Dump:
-    """Puts garbage where workers put updates."""
+    """Writer of garbage to the keys of updates."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -166,7 +165,7 @@ class Dump:
         if spoilt.number is not None:
             vector[int(spoilt.at * len(vector))] = spoilt.number
         header, payload = self.world.update(1, 0, 2, 1, vector=vector, worker="rogue")
-        # past the checks of the class, as only a worker gone mad would
+        # bypasses the checks of the class, as only a broken worker does
         header = header.model_copy(update=spoilt.fields)
         raw = bytes(payload)
         for index, start in enumerate(range(0, len(raw), CHUNK_BYTES)):
@@ -287,7 +286,7 @@ def test_rows_that_are_spoilt_change_nothing_or_are_numbers() -> None:
 
 
 def dispose(world: World, shard: Shard, heap: list[Garbage]) -> None:
-    """Each entry is counted once and gone, and not a byte of the model is another."""
+    """Check that each entry is counted once and removed, and the model is unchanged."""
     before, weights = world.snapshots.read(), world.vector().numpy().tobytes()
     dump = Dump(world)
     for spoilt in heap:
@@ -306,7 +305,7 @@ def dispose(world: World, shard: Shard, heap: list[Garbage]) -> None:
 
 
 def busy_shard(world: World) -> Shard:
-    """With samples [0, 2) of subtask 0 applied."""
+    """A job with samples [0, 2) of subtask 0 applied."""
     shard = world.shard()
     world.push(0, 0, 2)
     shard.turn()
@@ -376,7 +375,7 @@ def test_bodies_of_several_chunks(make_world: MakeWorld) -> None:
 
 
 def test_a_value_at_the_edge_of_what_is_allowed(world: World) -> None:
-    """So that the numbers above are refused for what they are."""
+    """The header of the damaged payloads is valid."""
     shard = busy_shard(world)
     vector = world.delta(1, 0, 2)
     vector[3] = struct.unpack("<f", struct.pack("<f", LARGEST_VALUE))[0] / 2

@@ -1,4 +1,4 @@
-"""Back-pressure: as many updates on their way as the tensors server can hold, and no more."""
+"""Push slots: back-pressure by the memory of the tensors server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vcasgd.store.tensors import push_slots as module
 from vcasgd.store.tensors.push_slots import MOST_SLOTS, MemoryLimits, PushSlots, window
 
 MIB = 1 << 20
-#: places that 128 MiB have while nobody reads
+#: Slots of 128 MiB without readers.
 MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
 
 
@@ -25,7 +25,7 @@ MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
     ("memory", "model", "payload", "share", "places"),
     [
         pytest.param(MemoryLimits(0, 5), MIB, MIB, 1.0, MOST_SLOTS, id="no limit"),
-        # 900 usable, 20 for five readers, 7 × 64 for snapshots, 65 a place
+        # 900 usable, 20 for five readers, 7 × 64 for snapshots, 65 per slot
         pytest.param(MemoryLimits(1000 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 6, id="one job"),
         pytest.param(
             MemoryLimits(1000 * MIB, 10), 64 * MIB, 32 * MIB, 1.0, 13, id="a smaller encoding"
@@ -132,7 +132,7 @@ class TestPlaces:
     def test_places_that_a_rogue_holds_for_ever_come_back(
         self, world: World, places: PushSlots
     ) -> None:
-        """It pushed under one name a header that shows another."""
+        """The worker pushed a header with another update's name."""
         world.tensors.zadd(world.keys.places, {"ghost": "inf"})
         world.push(0, 0, 1)
         assert places.reap(1) == 0, "something is in the stream"
@@ -151,7 +151,7 @@ class TestPlaces:
         assert not held(world)
 
     def test_where_there_is_no_model_nothing_is_written(self, world: World) -> None:
-        """The job may be over, and nobody would remove it."""
+        """The job may have ended, and then no process deletes the payload."""
         world.lose_tensors()
 
         with pytest.raises(SnapshotMissing):
@@ -188,7 +188,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 
 def test_32_workers_as_fast_as_they_can_under_a_memory_limit(small: World) -> None:
-    """Their 96 payloads of 2 MiB do not fit, and yet the server refuses none for want of room."""
+    """Their 96 payloads of 2 MiB do not fit, but the server never runs out of memory."""
     workers, each = 32, 3
     shard = small.shard()
     shard.turn()

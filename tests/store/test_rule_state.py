@@ -1,4 +1,4 @@
-"""What a rule remembers is published with the weights, and is there again whatever dies."""
+"""The state of a rule is published with the weights, and survives every failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def numbers(push: int, floats: int) -> Tensor:
 
 
 def expected(spec: JobSpec, floats: int, pushes: int) -> tuple[Tensor, Tensor]:
-    """The weights and the state of a rule that nothing happened to."""
+    """Weights and rule state of a run without failures."""
     weights, state = torch.zeros(floats), torch.zeros(floats)
     for push in range(pushes):
         context = Context(0, 1 + push // 6, floats - 1, push + 1, push == 5, state)
@@ -45,7 +45,7 @@ def push(world: World, shard: Shard, numbered: int) -> None:
 
 
 def checkpoint(world: World) -> None:
-    """Of the present snapshot, as the controller writes it."""
+    """Write a checkpoint of the present snapshot, as the controller does."""
     floats = torch.empty(world.layout.floats)
     snapshot = world.snapshots.fetch(floats)
     state = world.snapshots.fetch_state(snapshot.meta)
@@ -127,7 +127,7 @@ def test_no_update_of_an_epoch_is_left_in_the_buffer_at_its_end(make_world: Make
 
 
 def test_delays_are_compensated_as_long_as_the_base_is_remembered(make_world: MakeWorld) -> None:
-    # Given a rule that remembers two versions, and two updates of 1 that were applied
+    # Given a rule that keeps two bases, and two updates of 1 that were applied
     world = make_world(update={"rule": "dc-asgd", "compensation": 0.25, "history": 2})
     shard, one = world.shard(), torch.ones(world.layout.floats)
     world.push(0, 0, 1, vector=one, base=0)

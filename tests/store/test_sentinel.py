@@ -1,4 +1,4 @@
-"""Servers behind Redis Sentinel: real Sentinels, real replicas, real deaths."""
+"""Servers behind Redis Sentinel: real Sentinels, replicas and failovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vcasgd.store.connection import RedisClient, connect, patiently, without_sec
 from vcasgd.store.sentinel import SentinelUrl
 
 Eventually = Callable[..., Any]
-#: until a failover is over, at most
+#: Longest time of a failover.
 FAILOVER_SECONDS = 120
 
 
@@ -29,13 +29,13 @@ def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicat
 
 @pytest.fixture(params=KINDS)
 def lenient(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicated]:
-    """Its primary writes on without a replica."""
+    """A service whose primary accepts writes without a replica."""
     with replicated(tmp_path / "tensors", request.param, strict=False) as service:
         yield service
 
 
 class Writer(threading.Thread):
-    """Writes one number after the other, and remembers what was acknowledged."""
+    """Writer of increasing numbers that records the acknowledged ones."""
 
     def __init__(self, client: RedisClient) -> None:
         super().__init__(name="writer", daemon=True)
@@ -137,14 +137,14 @@ def test_errors_and_answers_are_those_of_a_plain_client(service: Replicated) -> 
     client.set("text", "a")
 
     with pytest.raises(StoreError, match="WRONGTYPE") as refused:
-        client.hset("text", "field", "a long value that nobody wants to read in a message")
+        client.hset("text", "field", "a long value that no one requests to read in a message")
     assert "long value" not in str(refused.value)
     assert client.hset("hash", mapping={"a": 1, "b": 2}) == 2
     assert client.hgetall("hash") == {b"a": b"1", b"b": b"2"}
 
 
 def test_nothing_that_was_acknowledged_is_lost_in_a_failover(service: Replicated) -> None:
-    # Given somebody who writes all the time
+    # Given a client that writes continuously
     writer = Writer(service.client())
     writer.start()
     patiently(lambda: service.connection.ping(), 5)
@@ -181,11 +181,11 @@ def test_a_frozen_primary_is_not_written_to_when_it_wakes_up(service: Replicated
     with pytest.raises(StoreUnavailable):
         client.set("after", 1)
 
-    # and it wakes up while somebody still has a connection to it
+    # and it wakes up while a client still has a connection to it
     old.process.thaw()
     sent = patiently(lambda: sleepy.set("late", 1), FAILOVER_SECONDS)
 
-    # Then what was acknowledged is on the new one, and the old one follows it
+    # Then acknowledged writes are on the new primary, and the old one follows it
     assert sent
     assert new.connection.get("late") == b"1"
     service.await_replica(old)
@@ -209,7 +209,7 @@ def test_without_its_replica_it_goes_on_and_says_so(
     started = time.time()
     client.set("key", 2)
 
-    # Then writes go on, and wait no more
+    # Then writes continue without waiting
     assert client.replication is not None
     since = client.replication.unreplicated_since
     assert since is not None
@@ -230,7 +230,7 @@ def test_without_its_replica_it_goes_on_and_says_so(
 
 
 def test_a_short_count_is_put_up_with_only_if_the_sentinels_agree(lenient: Replicated) -> None:
-    """Alone with a primary that it can't ask anybody about, a client does not trust it."""
+    """A client without contact to the Sentinels does not trust its primary."""
     client = connect(lenient.url.replace("replica_timeout=2.0", "replica_timeout=0.3"))
     client.set("key", 1)
     for sentinel in lenient.sentinels[:2]:

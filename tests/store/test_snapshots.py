@@ -1,4 +1,4 @@
-"""A reader sees one whole snapshot or another, whoever writes, dies or comes late."""
+"""Readers always see a complete snapshot, whichever process writes, dies or is late."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def publish(
     previous: Meta | None = None,
     positions: dict[int, int] | None = None,
 ) -> Meta:
-    """What the parameter server does after each batch."""
+    """Publish a version, as the parameter server does after each batch."""
     meta = meta_of(vector, version, token)
     snapshots.write(meta, vector)
     text = {str(subtask): at for subtask, at in (positions or {}).items()}
@@ -235,7 +235,7 @@ class TestCommit:
         assert snapshots.version() == 0
         assert tensors.xlen(KEYS.stream) == 0
         assert tensors.hgetall(KEYS.rejected) == {b"u": b"checksum"}
-        assert 0 < tensors.ttl(KEYS.rejected) <= 3600, "it must not grow for ever"
+        assert 0 < tensors.ttl(KEYS.rejected) <= 3600, "it must not grow forever"
 
 
 class TestFencing:
@@ -252,7 +252,7 @@ class TestFencing:
 
         snapshot, out = fetched(snapshots)
         assert snapshot == before
-        assert values(out) == [1.0], "its chunks have names that nobody knows"
+        assert values(out) == [1.0], "its chunks have names that no process uses"
         assert snapshots.delete_orphans(2, [snapshot.meta]) == 2, "those, and of version 0"
         assert "s:1.2:0" in names(tensors)
         assert "s:1.1:0" not in names(tensors)
@@ -291,7 +291,7 @@ class TestInstall:
     def test_a_second_first_snapshot_leaves_the_present_one_whole(
         self, snapshots: SnapshotStore
     ) -> None:
-        """Two workers made it, or one of them twice because an answer was lost."""
+        """Two workers created it, or one of them twice because an answer was lost."""
         meta = meta_of(constant(1), 0, 0)
         assert snapshots.install(0, meta, Record(), constant(1))
 
@@ -359,8 +359,10 @@ class TestNoSnapshot:
 def test_a_reader_never_sees_a_mixture(
     server: RedisServer, snapshots: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The vector of version v is v everywhere. Every chunk is asked for when the one
-    before is there, so that the writer gets between them."""
+    """Read while a writer publishes; the vector of version v is v everywhere.
+
+    Each chunk is requested after the previous one has arrived, so that writes occur in between.
+    """
     monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(bulk_transfer, "DEPTH", 1)
     size = 8 * 1024 + 5
@@ -396,7 +398,7 @@ def test_a_reader_never_sees_a_mixture(
 def test_a_reader_starts_again_when_it_was_overtaken(
     snapshots: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two publications go by between what is there and how it is read."""
+    """Two publications happen between reading the description and the chunks."""
     first = installed(snapshots)
     stale = snapshots.read()
     second = publish(snapshots, constant(1), 1)
@@ -529,7 +531,7 @@ class TestForget:
 
 
 class TestRounded:
-    """Versions that were published without their low plane."""
+    """Versions that were published without their low halves."""
 
     def test_it_reads_as_bfloat16_for_everybody(self, snapshots: SnapshotStore) -> None:
         vector = torch.randn(1000)

@@ -1,4 +1,4 @@
-"""TLS to a real server: what is verified, and what is said where it fails.
+"""TLS to a real server: verification, and errors.
 
 The Valkey of the wheel is built without TLS, so these tests run on the distribution's Redis.
 """

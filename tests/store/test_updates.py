@@ -1,4 +1,4 @@
-"""Updates on their way: what is taken, what is refused, and what its sender is told."""
+"""Pushes: which updates are accepted or refused, and which status they get."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TestPush:
         assert not payloads(world)
 
     def test_again_after_another_worker_went_on_behind_it(self, world: World) -> None:
-        """The first answer was lost, then the lease; the update waits all the same."""
+        """The first answer was lost, then the lease; the update still waits."""
         header, payload = world.update(0, 0, 2, token=1)
         world.sender.push(header, 0, payload)
         assert world.sender.begin(0, 0, 4, token=2) == 2
@@ -184,7 +184,7 @@ class TestPush:
     def test_a_payload_without_an_entry_vanishes_and_one_with_an_entry_stays(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """However long the parameter server is away."""
+        """Payloads are kept while the parameter server is unavailable."""
         header, payload = world.update(0, 0, 3, 1)
 
         def die(**_arguments: Any) -> None:

