@@ -379,21 +379,23 @@ def test_follow_survives_an_api_restart(own_api: Api) -> None:
     job = own_api.submit()
     own_api.start_job(job)
     with own_api.client() as client:
-        looks = Watch(client, job).looks(patience=PATIENCE)
-        assert next(looks).trouble is None
+        statuses = Watch(client, job).statuses(patience=PATIENCE)
+        assert next(statuses).trouble is None
         own_api.kill()
-        assert "no answer" in str(next(looks).trouble)
+        assert "no answer" in str(next(statuses).trouble)
         own_api.start()
         own_api.finish(job)
-        last = list(looks)[-1]
+        last = list(statuses)[-1]
     assert last.job.over
     assert [event.kind for event in last.events] == ["job-succeeded"]
 
 
-def end_job_after_first_look(looks: Iterator[JobStatus], api: Api, job: str) -> Iterator[JobStatus]:
-    yield next(looks)
+def end_job_after_first_status(
+    statuses: Iterator[JobStatus], api: Api, job: str
+) -> Iterator[JobStatus]:
+    yield next(statuses)
     api.finish(job)
-    yield from looks
+    yield from statuses
 
 
 def test_live_view_shows_figures_workers_and_events(api: Api) -> None:
@@ -406,7 +408,7 @@ def test_live_view_shows_figures_workers_and_events(api: Api) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     with api.client() as client:
         view = show_progress(
-            end_job_after_first_look(Watch(client, job).looks(), api, job), console
+            end_job_after_first_status(Watch(client, job).statuses(), api, job), console
         )
     assert view.state == "succeeded"
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -421,5 +423,5 @@ def test_watch_omits_silent_workers(api: Api) -> None:
     api.leases(job, "old").renew({"at": now - 60, "instance": "i-1"}, [])
     api.leases(job, "new").renew({"at": now, "instance": "i-2"}, [])
     with api.client() as client:
-        look = Watch(client, job).look()
-    assert [row.name for row in look.workers] == ["new"]
+        status = Watch(client, job).read()
+    assert [row.name for row in status.workers] == ["new"]

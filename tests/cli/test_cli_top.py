@@ -74,18 +74,18 @@ def test_top_prints_json(api: Api, shown: Any) -> None:
 def test_time_left_extrapolates_the_progress(api: Api) -> None:
     job = api.submit()
     with api.client() as client:
-        look = Watch(client, job).look()
-    started_at = look.job.created_at + 10.0
-    progress = look.job.progress.model_copy(update={"fraction": 0.25})
-    running = look.job.model_copy(
+        status = Watch(client, job).read()
+    started_at = status.job.created_at + 10.0
+    progress = status.job.progress.model_copy(update={"fraction": 0.25})
+    running = status.job.model_copy(
         update={"state": JobState.RUNNING, "started_at": started_at, "progress": progress}
     )
 
-    assert time_left(replace(look, job=running, seconds=40.0)) == pytest.approx(90.0)
+    assert time_left(replace(status, job=running, seconds=40.0)) == pytest.approx(90.0)
     for unknown in (
-        look.job,
+        status.job,
         running.model_copy(update={"state": JobState.PAUSED}),
         running.model_copy(update={"started_at": None}),
         running.model_copy(update={"progress": progress.model_copy(update={"fraction": 0.0})}),
     ):
-        assert time_left(replace(look, job=unknown)) is None
+        assert time_left(replace(status, job=unknown)) is None

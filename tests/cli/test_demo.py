@@ -58,7 +58,7 @@ class Api:
         return EvictionRequested(instance=worker.upper(), notice_seconds=None, kill=kill)
 
 
-def look(workers: str, fraction: float, evictions: int = 0, **extra: Any) -> JobStatus:
+def status_of(workers: str, fraction: float, evictions: int = 0, **extra: Any) -> JobStatus:
     rows = [
         WorkerRow(**{"name": name, "job": "j", "instance": name.upper(), "steps": 1, **extra})
         for name in workers
@@ -67,31 +67,48 @@ def look(workers: str, fraction: float, evictions: int = 0, **extra: Any) -> Job
     return cast("JobStatus", SimpleNamespace(job=job, workers=rows))
 
 
-def evictions(*looks: JobStatus, refusals: int = 0) -> list[tuple[str, bool]]:
+def evictions(*statuses: JobStatus, refusals: int = 0) -> list[tuple[str, bool]]:
     api = Api(refusals)
     faults = Faults(cast("Client", api))
-    for each in looks:
+    for each in statuses:
         faults(each)
     return api.evictions
 
 
 def test_faults_evict_one_machine_then_kill_another() -> None:
-    looks = [look("abc", 0.1), look("abc", 0.1), look("abc", 0.2, 1), look("bcd", 0.3, 1)]
-    assert evictions(*looks) == [("a", False), ("b", True)]
+    statuses = [
+        status_of("abc", 0.1),
+        status_of("abc", 0.1),
+        status_of("abc", 0.2, 1),
+        status_of("bcd", 0.3, 1),
+    ]
+    assert evictions(*statuses) == [("a", False), ("b", True)]
 
 
 def test_faults_wait_until_three_workers_train() -> None:
-    assert evictions(look("ab", 0.1), look("abc", 0.1, steps=0), look("", LATEST_EVICTION)) == []
-    assert evictions(look("abc", 0.1, notice="terminate"), look("abc", 0.1, leaving="over")) == []
+    assert (
+        evictions(
+            status_of("ab", 0.1), status_of("abc", 0.1, steps=0), status_of("", LATEST_EVICTION)
+        )
+        == []
+    )
+    assert (
+        evictions(status_of("abc", 0.1, notice="terminate"), status_of("abc", 0.1, leaving="over"))
+        == []
+    )
 
 
 def test_faults_accept_fewer_workers_late_in_the_job() -> None:
-    looks = [look("a", LATEST_EVICTION), look("a", 0.4, 1), look("ab", LATEST_KILL, 1)]
-    assert evictions(*looks) == [("a", False), ("b", True)]
+    statuses = [
+        status_of("a", LATEST_EVICTION),
+        status_of("a", 0.4, 1),
+        status_of("ab", LATEST_KILL, 1),
+    ]
+    assert evictions(*statuses) == [("a", False), ("b", True)]
 
 
 def test_faults_pick_another_worker_if_one_has_left() -> None:
-    assert evictions(look("abc", 0.1), look("bcd", 0.1), refusals=1) == [("b", False)]
+    assert evictions(status_of("abc", 0.1), status_of("bcd", 0.1), refusals=1) == [("b", False)]
 
 
 def test_summary_lists_each_failed_guarantee() -> None:

@@ -33,25 +33,25 @@ def job() -> JobView:
     )  # fmt: skip
 
 
-def look(workers: int, *events: EventRow) -> JobStatus:
+def status(workers: int, *events: EventRow) -> JobStatus:
     rows = [WorkerRow(name=f"w-{each}", job="j", doing="training") for each in range(workers)]
     return JobStatus(job(), rows, list(events), 1.0, 60.0)
 
 
-def shown(*looks: JobStatus) -> str:
+def shown(*statuses: JobStatus) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=60)
     view = LiveView(console)
-    for each in looks:
+    for each in statuses:
         view.show(each)
     with console.capture() as capture:
-        console.print(view._picture(looks[-1]))
+        console.print(view._picture(statuses[-1]))
     return capture.get()
 
 
 def test_lost_machine_is_marked_below_its_bar() -> None:
     killed = event("worker-killed", "local-2 is gone, without a notice")
 
-    lines = shown(look(4), look(4), look(3, killed), look(4)).splitlines()
+    lines = shown(status(4), status(4), status(3, killed), status(4)).splitlines()
 
     (bars,) = [at for at, line in enumerate(lines) if "workers" in line and "█" in line]
     plain = [Text.from_ansi(line).plain for line in lines]
@@ -65,7 +65,7 @@ def test_losses_stay_visible_among_many_events() -> None:
     lost = event("worker-evicted", "local-1 is gone, after a notice")
     others = [event("worker-started", f"local-{number} works") for number in range(50)]
 
-    text = shown(look(2, lost), look(2, *others))
+    text = shown(status(2, lost), status(2, *others))
 
     assert "worker-evicted: local-1 is gone, after a notice" in text
     assert "local-49 works" in text

@@ -111,13 +111,13 @@ class Faults:
     evicted: str | None = None
     killed: str | None = None
 
-    def __call__(self, look: JobStatus) -> None:
-        training = [row for row in look.workers if _trains(row)]
-        complete, done = len(training) >= WORKERS, look.job.progress.fraction
+    def __call__(self, status: JobStatus) -> None:
+        training = [row for row in status.workers if _trains(row)]
+        complete, done = len(training) >= WORKERS, status.job.progress.fraction
         if self.evicted is None:
             if training and (complete or done >= LATEST_EVICTION):
                 self.evicted = self._evict(training[0], kill=False)
-        elif self.killed is None and look.job.evictions:
+        elif self.killed is None and status.job.evictions:
             others = [row for row in training if row.instance != self.evicted]
             if others and (complete or done >= LATEST_KILL):
                 self.killed = self._evict(others[0], kill=True)
@@ -192,8 +192,8 @@ class _Demo:
             spec = load_job(_example() / "demo.yaml")
             job = client.submit_directory(spec, idempotency_key=uuid.uuid4().hex)
             self._print(f"submitted {job.id} to {url}")
-            looks = _bounded(Watch(client, job.id).looks())
-            view = follow(looks, self._console, Faults(client))
+            statuses = _bounded(Watch(client, job.id).statuses())
+            view = follow(statuses, self._console, Faults(client))
             if view.state != "succeeded":
                 raise StackError(
                     f"the demo's job {view.state}: {view.reason}", traceback=view.traceback
@@ -223,15 +223,15 @@ class _Demo:
         self._console.print(text, markup=False)
 
 
-def _bounded(looks: Iterator[JobStatus]) -> Iterator[JobStatus]:
+def _bounded(statuses: Iterator[JobStatus]) -> Iterator[JobStatus]:
     deadline = time.monotonic() + LIMIT_SECONDS
-    for look in looks:
-        if time.monotonic() > deadline and not look.job.over:
+    for status in statuses:
+        if time.monotonic() > deadline and not status.job.over:
             raise StackError(
-                f"the demo's job did not end within {LIMIT_SECONDS:.0f} s: {summary_line(look)}",
+                f"the demo's job did not end within {LIMIT_SECONDS:.0f} s: {summary_line(status)}",
                 remedy="try again while this machine is less busy",
             )
-        yield look
+        yield status
 
 
 def _check(summary: Summary) -> None:

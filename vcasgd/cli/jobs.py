@@ -223,7 +223,7 @@ def tensorboard(
 
 def _follow(client: Client, job: str) -> None:
     with _interruptible(job):
-        view = show_progress(Watch(client, job).looks(), out)
+        view = show_progress(Watch(client, job).statuses(), out)
     out.print(_conclusion(view), markup=False)
     if view.state != "succeeded":
         err.print(f"error: job {view.id} {view.state}: {view.reason or 'no reason given'}",

@@ -50,20 +50,20 @@ Hook = Callable[[JobStatus], None]
 class View(Protocol):
     """Display for the states of a job."""
 
-    def show(self, look: JobStatus) -> None: ...
+    def show(self, status: JobStatus) -> None: ...
 
 
 def follow(
-    looks: Iterable[JobStatus], console: Console, hook: Hook = lambda _look: None
+    statuses: Iterable[JobStatus], console: Console, hook: Hook = lambda _status: None
 ) -> JobView:
     """Show a job until it ends, and return its last state."""
     live = LiveView(console) if console.is_terminal else None
     view: View = live or PlainView(console)
     with live or nullcontext():
-        for look in looks:
-            hook(look)
-            view.show(look)
-    return look.job
+        for status in statuses:
+            hook(status)
+            view.show(status)
+    return status.job
 
 
 class PlainView:
@@ -75,13 +75,13 @@ class PlainView:
         self._summarized_at = clock()
         self._landmarks: tuple[object, ...] = ()
 
-    def show(self, look: JobStatus) -> None:
-        for event in _remarkable(look):
+    def show(self, status: JobStatus) -> None:
+        for event in _remarkable(status):
             self._print(event_line(event))
-        landmarks = (look.job.state, look.job.progress.finished_epochs, look.trouble)
+        landmarks = (status.job.state, status.job.progress.finished_epochs, status.trouble)
         if landmarks != self._landmarks or self._clock() > self._summarized_at + LINE_SECONDS:
             self._landmarks, self._summarized_at = landmarks, self._clock()
-            self._print(look.trouble or summary_line(look))
+            self._print(status.trouble or summary_line(status))
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False)
@@ -104,25 +104,25 @@ class LiveView:
     def __exit__(self, *details: object) -> None:
         self._live.stop()
 
-    def show(self, look: JobStatus) -> None:
+    def show(self, status: JobStatus) -> None:
         # The first status carries all earlier events; they have no place below the bars.
-        self._marks.append(mark(look.events if self._workers else ()))
-        self._workers.append(len(look.workers))
-        for event in _remarkable(look):
+        self._marks.append(mark(status.events if self._workers else ()))
+        self._workers.append(len(status.workers))
+        for event in _remarkable(status):
             (self._losses if event.kind in LOSSES else self._events).append(event)
-        self._live.update(self._picture(look), refresh=True)
+        self._live.update(self._picture(status), refresh=True)
 
-    def _picture(self, look: JobStatus) -> RenderableType:
-        parts: list[RenderableType] = [_title(look), _bar(look), _numbers(look)]
-        parts.append(_lines(look.job, self._workers, self._marks))
-        if look.workers:
-            parts += [Text(), _workers(look.workers)]
+    def _picture(self, status: JobStatus) -> RenderableType:
+        parts: list[RenderableType] = [_title(status), _bar(status), _numbers(status)]
+        parts.append(_lines(status.job, self._workers, self._marks))
+        if status.workers:
+            parts += [Text(), _workers(status.workers)]
         if self._losses:
             parts += [Text(), *map(_loss_line, self._losses)]
         if self._events:
             parts += [Text(), *(Text(event_line(event), style="dim") for event in self._events)]
-        if look.trouble:
-            parts += [Text(), Text(f"{look.trouble}; retrying", style="yellow")]
+        if status.trouble:
+            parts += [Text(), Text(f"{status.trouble}; retrying", style="yellow")]
         return Group(*parts)
 
 
@@ -156,50 +156,53 @@ def _loss_line(event: EventRow) -> Text:
     return Text(f"{letter} {event_line(event)}", style=style)
 
 
-def _remarkable(look: JobStatus) -> list[EventRow]:
-    return [event for event in look.events if event.kind not in ROUTINE]
+def _remarkable(status: JobStatus) -> list[EventRow]:
+    return [event for event in status.events if event.kind not in ROUTINE]
 
 
-def summary_line(look: JobStatus) -> str:
+def summary_line(status: JobStatus) -> str:
     """Return the figures of a status on one line."""
-    job = look.job
+    job = status.job
     parts = [
-        f"{look.seconds:.0f} s",
+        f"{status.seconds:.0f} s",
         job.state,
         f"epoch {epoch(job)}/{job.progress.epochs} ({job.progress.fraction:.0%})",
         f"accuracy {percent(accuracy(job)) or '-'}",
-        f"{_rate(look)} updates/s",
+        f"{_rate(status)} updates/s",
         f"staleness {job.totals.staleness_mean:.1f}",
-        f"workers {len(look.workers)}",
+        f"workers {len(status.workers)}",
         f"evictions {job.evictions}",
         f"kills {job.kills}",
     ]
     return "  ".join(parts)
 
 
-def _title(look: JobStatus) -> RenderableType:
+def _title(status: JobStatus) -> RenderableType:
     colors = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow"}
     text = Text.assemble(
-        (look.job.id, "bold"), "  ", (look.job.state, colors.get(look.job.state, "cyan")), "  "
+        (status.job.id, "bold"),
+        "  ",
+        (status.job.state, colors.get(status.job.state, "cyan")),
+        "  ",
     )
-    return text.append(duration(look.seconds), "dim")
+    return text.append(duration(status.seconds), "dim")
 
 
-def _bar(look: JobStatus) -> RenderableType:
-    job = look.job
+def _bar(status: JobStatus) -> RenderableType:
+    job = status.job
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=1.0, completed=job.progress.fraction, width=50)
     label = f"epoch {epoch(job)}/{job.progress.epochs}"
-    left = time_left(look)
+    left = time_left(status)
     grid.add_row(
         label, bar, f"{job.progress.fraction:.0%}", f"{duration(left)} left" if left else ""
     )
     return grid
 
 
-def time_left(look: JobStatus) -> float | None:
+def time_left(status: JobStatus) -> float | None:
     """Return the remaining seconds at the average speed so far, or None if it is unknown."""
-    job, now = look.job, look.job.created_at + look.seconds
+    job, now = status.job, status.job.created_at + status.seconds
     started_at, fraction = job.started_at, job.progress.fraction
     if started_at is None or job.state != "running" or fraction < SOONEST_FRACTION:
         return None
@@ -216,16 +219,16 @@ def _lines(job: JobView, workers: Iterable[int], marks: Iterable[Text]) -> Rende
     return grid
 
 
-def _numbers(look: JobStatus) -> RenderableType:
-    job = look.job
+def _numbers(status: JobStatus) -> RenderableType:
+    job = status.job
     grid = Table.grid(padding=(0, 3))
     grid.add_row(
         f"accuracy {percent(accuracy(job)) or '-'} (best {percent(job.best_accuracy) or '-'})",
-        f"{_rate(look)} updates/s",
+        f"{_rate(status)} updates/s",
         f"staleness {job.totals.staleness_mean:.1f} (max {job.totals.staleness_max})",
     )
     grid.add_row(
-        f"workers {len(look.workers)}",
+        f"workers {len(status.workers)}",
         f"evictions {job.evictions}, kills {job.kills}",
         f"rejected {sum(job.totals.rejected.values())}",
     )
@@ -241,6 +244,6 @@ def _workers(rows: list[WorkerRow]) -> RenderableType:
     return grid
 
 
-def _rate(look: JobStatus) -> str:
-    rate = look.updates_per_second
+def _rate(status: JobStatus) -> str:
+    rate = status.updates_per_second
     return "-" if rate is None else f"{rate:.1f}"

@@ -54,13 +54,13 @@ class Watch:
         self._counts: deque[tuple[float, int]] = deque()
         self._stream: Iterator[StreamMessage] = iter(())
 
-    def looks(self, patience: float = PATIENCE_SECONDS) -> Iterator[JobStatus]:
+    def statuses(self, patience: float = PATIENCE_SECONDS) -> Iterator[JobStatus]:
         """Yield a status after each change, and from time to time, until the job has ended.
 
         Raises :class:`~vcasgd.errors.ApiError` after ``patience`` seconds without an answer,
         and :class:`~vcasgd.errors.NotFound` if the job does not exist.
         """
-        status = self.look()
+        status = self.read()
         answered = self._clock()
         try:
             while True:
@@ -80,7 +80,7 @@ class Watch:
             if isinstance(self._stream, Generator):
                 self._stream.close()
 
-    def look(self) -> JobStatus:
+    def read(self) -> JobStatus:
         """Read and return the current status."""
         job = self._client.job(self._job)
         # read events after the job: the last status then contains all of them
@@ -105,17 +105,17 @@ class Watch:
                     return self._after_event(status, data)
                 is_change = isinstance(data, JobBrief) and data.id == self._job
                 if is_change or self._clock() > deadline:
-                    return self.look()
+                    return self.read()
         except ApiError:
             # the stream was silent or broke; the requests below show whether the API answers
             pass
         time.sleep(RETRY_SECONDS)
         self._stream = self._client.changes(patience=0.0, silence=QUIET_SECONDS)
-        return self.look()
+        return self.read()
 
     def _after_event(self, status: JobStatus, event: EventRow) -> JobStatus:
         if event.kind.startswith("job-"):
-            return self.look()
+            return self.read()
         self._last_event = event.id
         return replace(status, events=[event], seconds=self._age(status.job), trouble=None)
 
