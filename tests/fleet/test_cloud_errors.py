@@ -1,4 +1,4 @@
-"""Every error of a cloud, and of its library, is one of ours."""
+"""Every error of a cloud and of its library maps to an error of the fleet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vcasgd.fleet.providers.gcp import errors as gcp_errors
 from vcasgd.fleet.providers.gcp import provider as gcp
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
 
-#: as EC2's reference lists them for these calls, and Spot's for a fleet that came to nothing
+#: Codes in EC2's reference for these calls, and Spot's codes for a failed fleet.
 EC2_CODES = {
     NoCapacity: "InsufficientInstanceCapacity InsufficientHostCapacity UnfulfillableCapacity "
     "SpotMaxPriceTooLow Unsupported InsufficientFreeAddressesInSubnet",
@@ -315,7 +315,7 @@ def test_a_preemption_on_request(gcp_: GcpWorld) -> None:
     (one,) = provider.instances()
     assert one.state.value == "leaving"
     (bought,) = provider.launch(gcp_.pool, 1, BOOT, "t2", spot=False)
-    with pytest.raises(FleetError, match="on demand"):
+    with pytest.raises(FleetError, match="on-demand"):
         provider.evict(bought)
 
 

@@ -108,7 +108,7 @@ def test_a_controller_that_dies_after_the_purchase_leaks_nothing(
     aws: AwsWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
     with site(tmp_path, [aws.document()], {"aws": aws}) as here:
-        # Given a controller that is killed when EC2 has made machines and nobody knows it yet
+        # Given a controller that is killed after EC2 created machines, before it recorded them
         fired: list[set[str]] = []
 
         def die() -> None:
@@ -137,7 +137,7 @@ def test_a_machine_that_ec2_advises_to_leave_is_replaced_before_it_goes(
     aws: AwsWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
     with site(tmp_path, [aws.document()], {"aws": aws}) as here:
-        # Given two machines at work, on subtasks that take seconds
+        # Given two running machines, on subtasks that take seconds
         job = here.submit([aws.pool], epochs=40, most=2, step_seconds=0.1, subtasks_per_epoch=8)
         fleet = eventually(lambda: len(found := here.at_work(job)) == 2 and found)
         advised = min(fleet)
@@ -146,7 +146,7 @@ def test_a_machine_that_ec2_advises_to_leave_is_replaced_before_it_goes(
         here.advise(advised)
         eventually(lambda: "dead" in here.since(job, advised))
 
-        # Then another one was ordered after that, and at work before this one was asked to leave
+        # Then another one was ordered after that, and running before this one was asked to leave
         (advice,) = here.events(job, "rebalance-advice")
         assert advice.details["instance"] == advised
         (newcomer,) = here.at_work(job) - fleet

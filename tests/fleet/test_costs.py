@@ -1,4 +1,4 @@
-"""What machines cost, whom, and for what; and when a job has to stop for it."""
+"""Costs of machines by job and activity, and pauses for a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a job before anything is bought."""
+"""Estimate of a job before anything is bought."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_hours_and_cost() -> None:
     assert "2 epochs of 36000 samples, as in an earlier job" in plan.assumptions
 
 
-def test_what_nobody_knows_is_said_with_its_remedy() -> None:
+def test_unknown_numbers_have_a_remedy() -> None:
     plan = planned(Workload())
 
     assert (plan.hours, plan.cost_usd, plan.on_demand_cost_usd) == (None, None, None)
-    assert plan.usd_per_hour == pytest.approx(4.0), "the price is known all the same"
+    assert plan.usd_per_hour == pytest.approx(4.0), "the price is still known"
     assert ["--samples" in each for each in plan.remedies] == [True, True]
     assert "--samples-per-second" in plan.remedies[1]
 

@@ -1,4 +1,4 @@
-"""What a machine of a cloud reads, asks for and runs: real files, servers and processes."""
+"""Machine in a cloud: user data, secrets, and boot command, with real files and processes."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def test_user_data_keeps_what_the_template_has(template: str) -> None:
     again = combined(first, script, 20_000)
     assert again.count("text/x-shellscript") == first.count("text/x-shellscript") + 1
     assert combined(template, script, 10_000) == first
-    with pytest.raises(InvalidRequest, match="takes 10"):
+    with pytest.raises(InvalidRequest, match="limit is 10"):
         combined(template, script, 10)
 
 
 def test_what_no_line_can_hold_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="A: a value must be one line"):
+    with pytest.raises(InvalidRequest, match="A: the value must be one line"):
         worker_script({"A": "a\nb"})
 
 
@@ -116,7 +116,7 @@ def test_a_shutdown_becomes_a_notice_and_then_the_end(
     }
     code = (
         "import sys\nfrom vcasgd.fleet.machine import main as machine\n"
-        "machine.MachineConfig.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
+        "machine.BootProcess.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
@@ -195,7 +195,7 @@ def test_a_secret_of_google(httpd: tuple[str, dict[str, tuple[int, str]]]) -> No
 
 @pytest.fixture
 def httpd() -> Iterator[tuple[str, dict[str, tuple[int, str]]]]:
-    """Pages by path, for whoever brings the token."""
+    """Serve pages by path to clients with the token."""
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -211,7 +211,7 @@ def httpd() -> Iterator[tuple[str, dict[str, tuple[int, str]]]]:
             self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Nobody reads it."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()

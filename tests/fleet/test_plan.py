@@ -1,4 +1,4 @@
-"""What the controller decides, case by case."""
+"""Decisions of the plan, case by case, and its properties."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ TABLE = [
         [stop("a", "the job is not running")],
     ),
     Row(
-        "workers of a job that nobody knows",
+        "workers of an unknown job",
         observed([machine("a")], [on("a", "X")], [job("A", maximum=1)]),
         [stop("a", "the job is not running", "X")],
     ),

@@ -1,4 +1,4 @@
-"""What the plan buys, and what it gives up: prices, zones, quotas, budgets, replacements."""
+"""Purchases and replacements by the plan: prices, zones, quotas, and budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which provider has which pool, and what is said where one can't be made."""
+"""Registry of providers by pool, and errors if one can't be created."""
 
 from __future__ import annotations
 

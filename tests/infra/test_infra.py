@@ -1,4 +1,4 @@
-"""What runs on the machines, as far as it can be checked without one."""
+"""Checks of the files for machines that need no machine."""
 
 from __future__ import annotations
 

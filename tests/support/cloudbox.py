@@ -1,9 +1,9 @@
-"""A cloud in a box: for every machine that appears in an emulated cloud, a real one on this host.
+"""Cloud in a box: a real process tree on this host for each machine in an emulated cloud.
 
-A machine is booted as cloud-init would do it: the script in its user data is run (with another
-root than the system's), and what that wrote is started as the unit of the image would start it,
-with a metadata server of its own. So a Ray node comes up, hears notices as in the cloud, and joins
-the cluster. An interruption is a real notice and then SIGKILL for all of it.
+A machine boots as with cloud-init: the script in its user data runs with another root than the
+system's, and its result is started like the image's unit, with its own metadata server. A Ray node
+therefore starts, receives notices as in the cloud, and joins the cluster. An interruption is a real
+notice, followed by SIGKILL for all processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCRIPT_SECONDS = 120.0
 
 
 class EmulatedCloud(Protocol):
-    """What the box must know of a cloud."""
+    """Cloud-specific part of the box."""
 
     def alive(self) -> set[str]:
         """Machines that are paid for."""
@@ -110,7 +110,7 @@ class CloudBox:
             self._power_off(box)
 
     def interrupt(self, instance_ids: set[str], notice_seconds: float) -> list[threading.Thread]:
-        """Real notices to all at once; when the time is over, SIGKILL. Fails if one is dead."""
+        """Give real notices to all, then SIGKILL at their end. Fails if a machine is dead."""
         gone_at = time.time() + notice_seconds
         with self._lock:
             victims = [self.boxes[one] for one in sorted(instance_ids)]
@@ -184,7 +184,7 @@ class CloudBox:
         subprocess.run(["sh", "-c", script], env=env, check=True, timeout=SCRIPT_SECONDS)
 
     def _unit(self, box: Box) -> str:
-        """What the unit of the image does: reads the file, and runs the arguments."""
+        """Do what the image's unit does: read the file, and run the arguments."""
         etc = box.folder / "etc" / "vcasgd"
         argv = (etc / "worker.argv").read_text().splitlines()
         # where an image has its Python is its own business, as is where it has room
@@ -200,7 +200,7 @@ class CloudBox:
         )
 
     def _environment(self, box: Box) -> dict[str, str]:
-        """What a fresh machine has: nothing of the controller's, and no credentials."""
+        """Return the environment of a fresh machine, without variables of the controller."""
         fresh = {
             name: value
             for name, value in os.environ.items()

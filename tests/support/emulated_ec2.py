@@ -41,7 +41,7 @@ XMLNS = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 
 @dataclass
 class EmulatedEc2:
-    """What the proxy does; tests change it at any time."""
+    """Behavior of the proxy; tests change it at any time."""
 
     moto_url: str
     url: str = ""
@@ -54,7 +54,7 @@ class EmulatedEc2:
     #: by action: refusals that are answered once each, first come first served
     refusals: list[tuple[str, str, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    #: called once when EC2 has made machines, before anybody is told of them
+    #: Called once after EC2 created machines, before the response.
     made: Callable[[], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -222,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             made()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nobody reads it."""
+        """Log nothing."""
 
     def _forward(self, body: bytes) -> tuple[int, bytes, str]:
         headers = {

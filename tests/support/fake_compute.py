@@ -64,7 +64,7 @@ class Operation:
 
 @dataclass
 class FakeCompute:
-    """What the server knows; the tests look at it and change it under :attr:`lock`."""
+    """State of the server; tests read and change it under :attr:`lock`."""
 
     project: str = "project"
     operation_seconds: float = 0.02
@@ -288,7 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nobody reads it."""
+        """Log nothing."""
 
     def _answer(self, routes: dict[str, Callable[..., dict[str, Any]]]) -> None:
         parts = urlsplit(self.path)

@@ -52,7 +52,7 @@ def failing_boot(root: Path, environment: dict[str, str]) -> subprocess.Complete
 
 @contextmanager
 def metadata_of(instance_id: str) -> Iterator[str]:
-    """What a machine of EC2 is told about itself, over IMDSv2."""
+    """Serve an EC2 machine's metadata over IMDSv2."""
     told = {
         "instance-id": instance_id,
         "iam/security-credentials/": "a-role",
@@ -75,7 +75,7 @@ def metadata_of(instance_id: str) -> Iterator[str]:
             self.wfile.write(text.encode())
 
         def log_message(self, *arguments: object) -> None:
-            """Nobody reads it."""
+            """Log nothing."""
 
     with _serving(Handler) as url:
         yield url
@@ -107,7 +107,7 @@ def ec2_that_records() -> Iterator[tuple[str, list[tuple[dict[str, str], str]]]]
             self.end_headers()
 
         def log_message(self, *arguments: object) -> None:
-            """Nobody reads it."""
+            """Log nothing."""
 
     with _serving(Handler) as url:
         yield url, asked

@@ -1,4 +1,4 @@
-"""What a machine of a cloud would run."""
+"""Script that a machine in a cloud would run."""
 
 from __future__ import annotations
 

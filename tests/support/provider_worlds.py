@@ -45,15 +45,15 @@ class World(Protocol):
     def tags(self, instance_id: str) -> Mapping[str, str]: ...
 
     def told(self, instance_id: str) -> str:
-        """What the machine was told to run, as its cloud shows it to it."""
+        """Return the machine's boot script, as its cloud provides it."""
         ...
 
     def say(self, instance_id: str, text: str) -> None:
-        """The machine says that its boot failed, as the scripts of the images do."""
+        """Report a boot error as the machine, as the image's scripts do."""
         ...
 
     def alive(self) -> set[str]:
-        """Everything that would be paid for, whoever's it is."""
+        """Return all machines that would be charged, of any cluster."""
         ...
 
 
@@ -260,10 +260,10 @@ def world_of(name: str, home: Path) -> Iterator[World]:
 
 
 def sleeper() -> Boot:
-    """What a machine of the contract's tests runs."""
+    """Return the boot command of the contract's tests."""
     return Boot(("sleep", "300"), {"GREETING": 'it\'s "$HOME"', "PATH": os.environ["PATH"]})
 
 
 def boot_script(world: World, instance_id: str) -> str:
-    """Of a cloud's machine: the script that our launch added."""
+    """Return the script that our launch added to a machine's user data."""
     return script_of(world.told(instance_id))

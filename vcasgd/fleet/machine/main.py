@@ -1,14 +1,14 @@
-"""What runs on a machine of a cloud: the boot command, and ears for the system's farewell.
+"""Process that runs the boot command on a machine in a cloud.
 
-Started by the unit of the image, with what the launch wrote for this machine in the environment
+The image's unit starts it with the environment that the launch wrote
 (:mod:`~vcasgd.fleet.providers.user_data`)::
 
     python -m vcasgd.fleet.machine.main
 
-It asks the metadata server which machine this is, fetches the secrets that the user data only
-names, runs the boot command, and ends with it. A system that shuts down says so by SIGTERM (ACPI
-shutdown, which is how Google preempts): this becomes a notice to the worker, and the command is
-ended when the worker has had its time.
+It gets the machine's id from the metadata server, fetches the secrets that the user data names,
+runs the boot command, and ends with it. A system that shuts down sends SIGTERM (ACPI shutdown,
+which is how Google preempts). The process passes that to the worker as a notice, and ends the
+command after the grace time.
 """
 
 from __future__ import annotations
@@ -37,19 +37,22 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: how long a fresh machine tries to learn what it needs
+#: Seconds that a new machine retries to get its id and secrets, and between two attempts.
 PATIENCE_SECONDS, RETRY_SECONDS = 120.0, 1.0
-#: how long a worker has after SIGTERM; Google takes the machine after half a minute
+#: Seconds that a worker has after SIGTERM; Google takes the machine after half a minute.
 GRACE_SECONDS = 20.0
-#: how long the command has to end when it is told to
+#: Seconds that the command has to end after SIGTERM.
 STOP_SECONDS = 3.0
-#: how soon a SIGTERM is seen
+#: Seconds between two polls for a shutdown.
 POLL_SECONDS = 0.1
 
 
 def boot_of(environment: Mapping[str, str]) -> Boot:
-    """What this machine runs. Raises :class:`~vcasgd.errors.SpecError` for what no launch wrote,
-    and :class:`~vcasgd.errors.FleetError` where nobody answers."""
+    """Return what this machine runs.
+
+    Raises :class:`~vcasgd.errors.SpecError` if the environment isn't from a launch, and
+    :class:`~vcasgd.errors.FleetError` if a service doesn't respond.
+    """
     argv, secrets = (
         _read(environment, ARGV_VARIABLE, list),
         _read(environment, SECRETS_VARIABLE, dict),
@@ -58,32 +61,33 @@ def boot_of(environment: Mapping[str, str]) -> Boot:
         environment.get("VCASGD_METADATA_KIND", "aws"),
         environment.get("VCASGD_METADATA_URL"),
     )
-    own = {name: _secret(name, secret, kind, environment) for name, secret in secrets.items()}
+    fetched = {name: _secret(name, secret, kind, environment) for name, secret in secrets.items()}
     env = {name: value for name, value in environment.items() if name not in _LAUNCH}
-    return Boot(tuple(argv), {**env, **own}).on(_patiently(lambda: identity(kind, url)))
+    return Boot(tuple(argv), {**env, **fetched}).on(_retry(lambda: identity(kind, url)))
 
 
+#: Variables for this process, which the boot command doesn't get.
 _LAUNCH = (ARGV_VARIABLE, SECRETS_VARIABLE, REGION_VARIABLE)
 
 
-class MachineConfig:
-    """The boot command while it runs."""
+class BootProcess:
+    """Running boot command."""
 
     def __init__(self, boot: Boot, notice: Path, grace_seconds: float = GRACE_SECONDS) -> None:
         self._notice = notice
         self._grace = grace_seconds
-        self._told = threading.Event()
+        self._shutdown = threading.Event()
         env = {**boot.env, NOTICE_FILE_VARIABLE: str(notice)}
         self._process = subprocess.Popen(boot.argv, env=env, stdin=subprocess.DEVNULL)
 
     def shut_down(self) -> None:
-        """The system goes: the worker is told, and the command ended after the grace time."""
-        self._told.set()
+        """Give notice to the worker, and end the command after the grace time."""
+        self._shutdown.set()
 
     def run(self) -> int:
-        """Until the command has ended; its exit status."""
-        while self._process.poll() is None and not self._told.is_set():
-            self._told.wait(POLL_SECONDS)
+        """Wait for the end of the command, and return its exit status."""
+        while self._process.poll() is None and not self._shutdown.is_set():
+            self._shutdown.wait(POLL_SECONDS)
         if self._process.poll() is None:
             write_notice(self._notice, time.time() + self._grace)
             self._await(self._grace)
@@ -105,25 +109,25 @@ def _read(environment: Mapping[str, str], name: str, kind: type[T]) -> T:
     except ValueError:
         value = None
     if not isinstance(value, kind):
-        raise SpecError(f"{name} is not what a launch writes", field=name)
+        raise SpecError(f"{name} has no value from a launch", field=name)
     return value
 
 
 def _secret(name: str, secret: str, kind: str, environment: Mapping[str, str]) -> str:
-    """What the image has put into the environment already is not fetched again."""
+    """Return a secret, and fetch it unless the image has set it in the environment."""
     if value := environment.get(name):
         return value
     if kind == "gcp":
-        return _patiently(lambda: gcp_secret(secret, environment.get("VCASGD_METADATA_URL")))
-    return _patiently(lambda: aws_secret(secret, environment.get(REGION_VARIABLE, "")))
+        return _retry(lambda: gcp_secret(secret, environment.get("VCASGD_METADATA_URL")))
+    return _retry(lambda: aws_secret(secret, environment.get(REGION_VARIABLE, "")))
 
 
-def _patiently(ask: Callable[[], T]) -> T:
-    """A role or a route may take a while to be there."""
+def _retry(fetch: Callable[[], T]) -> T:
+    """Call until it succeeds; roles and routes of a new machine take a while to exist."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return ask()
+            return fetch()
         except FleetError as error:
             if time.monotonic() > deadline:
                 raise
@@ -132,7 +136,7 @@ def _patiently(ask: Callable[[], T]) -> T:
 
 
 def main() -> int:
-    """Exit status of the command; 2 if it could not be started."""
+    """Return the exit status of the command; 2 if it could not be started."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         boot = boot_of(os.environ)
@@ -140,7 +144,7 @@ def main() -> int:
         log.error("%s", error)
         return 2
     with tempfile.TemporaryDirectory(prefix="vcasgd-") as folder:
-        machine = MachineConfig(boot, Path(folder) / "notice")
+        machine = BootProcess(boot, Path(folder) / "notice")
         signal.signal(signal.SIGTERM, lambda _number, _frame: machine.shut_down())
         return machine.run()
 

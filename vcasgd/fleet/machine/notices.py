@@ -1,7 +1,7 @@
-"""Where notices of eviction come from, seen from the machine that is about to go.
+"""Sources of eviction notices, polled on the machine itself.
 
-A notice is a hint: none of these sources ever raises, and a metadata server that can't be
-reached is no notice. Whatever is missed here is caught by the leases.
+A notice is a hint: no source ever raises, and an unreachable metadata server means no notice.
+Leases cover notices that are missed.
 
 AWS: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 GCP: https://cloud.google.com/compute/docs/instances/spot#preemption-process
@@ -21,37 +21,39 @@ from urllib.parse import quote
 from vcasgd.errors import SpecError
 from vcasgd.fleet.machine.metadata import AWS_URL, GCP_URL, AwsMetadata, Http, gcp_value, request
 
-#: names the file by which a machine's own system gives notice
+#: Variable with the path of the file through which the machine itself gives notice.
 NOTICE_FILE_VARIABLE = "VCASGD_NOTICE_FILE"
-#: how long a request to Google's server waits for a change; shorter than the request may take
+#: Seconds that a request to Google's server waits for a change; less than the request's time limit.
 WAIT_SECONDS = 2
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What the cloud says. A ``rebalance`` is a raised risk, a ``terminate`` is certain."""
+    """Notice of the cloud. ``rebalance`` means an elevated risk; ``terminate`` is certain."""
 
     kind: Literal["terminate", "rebalance"]
     at: float | None
-    """When the machine goes, in Unix seconds; ``None`` where the cloud does not say."""
+    """When the machine goes (Unix seconds); None if the cloud doesn't say."""
     source: str
 
 
 class NoticeSource(Protocol):
+    """Source of notices."""
+
     def poll(self) -> Notice | None:
-        """The notice, if there is one by now. Returns within a few seconds; never raises."""
+        """Return the current notice, or None. Takes at most a few seconds, and never raises."""
         ...
 
 
 class NoNotices:
-    """On machines that nobody takes away."""
+    """Source for machines that are never evicted."""
 
     def poll(self) -> None:
-        return None
+        """Return None."""
 
 
 class AwsNotices:
-    """Of EC2: the certain interruption first, then the recommendation to rebalance."""
+    """Source for EC2: interruptions first, then rebalance recommendations."""
 
     def __init__(
         self, url: str = AWS_URL, http: Http = request, clock: Callable[[], float] = time.monotonic
@@ -59,6 +61,7 @@ class AwsNotices:
         self._metadata = AwsMetadata(url, http, clock)
 
     def poll(self) -> Notice | None:
+        """See :class:`NoticeSource`."""
         try:
             return self._terminate() or self._rebalance()
         except OSError:
@@ -71,13 +74,16 @@ class AwsNotices:
         return Notice("terminate", _unix_seconds(action.get("time")), "aws instance-action")
 
     def _rebalance(self) -> Notice | None:
-        """Its ``noticeTime`` is when it was said; when the machine goes is not known."""
+        """Return the recommendation.
+
+        Its ``noticeTime`` is the time of publication, not of the end.
+        """
         if self._document("/latest/meta-data/events/recommendations/rebalance") is None:
             return None
         return Notice("rebalance", None, "aws rebalance recommendation")
 
     def _document(self, path: str) -> dict[str, Any] | None:
-        """A damaged document is an empty one: that there is any is what counts."""
+        """Return a document. A malformed one counts as empty, because its existence matters."""
         response = self._metadata.get(path)
         if response.status != 200:
             return None
@@ -89,9 +95,9 @@ class AwsNotices:
 
 
 class GcpNotices:
-    """Of Compute Engine, which gives up to 30 seconds but does not say until when.
+    """Source for Compute Engine, which gives up to 30 seconds without a time.
 
-    The request hangs until the value changes, so a preemption is heard of at once.
+    The request blocks until the value changes, so a preemption is noticed at once.
     """
 
     def __init__(self, url: str = GCP_URL, http: Http = request) -> None:
@@ -100,6 +106,7 @@ class GcpNotices:
         self._etag = ""
 
     def poll(self) -> Notice | None:
+        """See :class:`NoticeSource`."""
         try:
             response = gcp_value(f"preempted{self._wait()}", self._url, self._http)
         except OSError:
@@ -112,19 +119,20 @@ class GcpNotices:
         return Notice("terminate", None, "gcp preempted")
 
     def _wait(self) -> str:
-        """Only for a change of what is known already."""
+        """Return the query that waits for a change of the last value."""
         if not self._etag:
             return ""
         return f"?wait_for_change=true&timeout_sec={WAIT_SECONDS}&last_etag={quote(self._etag)}"
 
 
 class FileNotices:
-    """Of the machine itself: a shutdown that its system was told of, see :func:`write_notice`."""
+    """Source for the machine itself: a shutdown that :func:`write_notice` announced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def poll(self) -> Notice | None:
+        """See :class:`NoticeSource`."""
         try:
             at = float(self._path.read_text())
         except (OSError, ValueError):
@@ -133,39 +141,38 @@ class FileNotices:
 
 
 class AnyNotices:
-    """Of several sources: a certain end goes before a raised risk."""
+    """Combination of several sources. A certain end takes precedence over an elevated risk."""
 
     def __init__(self, *sources: NoticeSource) -> None:
         self._sources = sources
 
     def poll(self) -> Notice | None:
-        found = [notice for source in self._sources if (notice := source.poll()) is not None]
-        return next((one for one in found if one.kind == "terminate"), next(iter(found), None))
+        """See :class:`NoticeSource`."""
+        notices = [notice for source in self._sources if (notice := source.poll()) is not None]
+        return next((one for one in notices if one.kind == "terminate"), next(iter(notices), None))
 
 
 def write_notice(path: Path, at: float) -> None:
-    """Tells :class:`FileNotices` that the machine goes at ``at`` (Unix seconds)."""
+    """Announce to :class:`FileNotices` that the machine goes at ``at`` (Unix seconds)."""
     temporary = path.with_suffix(".new")
     temporary.write_text(repr(at))
     temporary.replace(path)
 
 
 def notices_from_environment(environment: Mapping[str, str]) -> NoticeSource:
-    """By ``VCASGD_METADATA_URL`` and ``VCASGD_METADATA_KIND``: ``aws``, ``gcp``, or ``local``,
-    which speaks as both do.
+    """Return the source for ``VCASGD_METADATA_KIND`` (``aws``, ``gcp``, or ``local``).
 
-    Without a kind the URL is taken for one of AWS; without a URL the kind's own is asked; without
-    both nobody gives notice. A shutdown is heard of through ``VCASGD_NOTICE_FILE``. Raises
-    :class:`SpecError` that names the variable, because a source that can't work would go
-    unnoticed.
+    ``VCASGD_METADATA_URL`` overrides the address; without a kind, it means AWS. Without both, only
+    the file in ``VCASGD_NOTICE_FILE`` is polled, if set. Raises :class:`SpecError` that names an
+    invalid variable, because a broken source would otherwise go unnoticed.
     """
     url = environment.get("VCASGD_METADATA_URL")
     kind = environment.get("VCASGD_METADATA_KIND")
     file = environment.get(NOTICE_FILE_VARIABLE)
     if url and not url.startswith(("http://", "https://")):
-        raise _wrong("VCASGD_METADATA_URL", f"{url!r} does not begin with http://")
+        raise _wrong("VCASGD_METADATA_URL", f"{url!r} does not start with http://")
     if kind and kind not in ("aws", "gcp", "local"):
-        raise _wrong("VCASGD_METADATA_KIND", f"{kind!r} is none of aws, gcp, local")
+        raise _wrong("VCASGD_METADATA_KIND", f"{kind!r} is not one of aws, gcp, local")
     cloud = _of_cloud(kind, url)
     return AnyNotices(FileNotices(Path(file)), cloud) if file else cloud
 

@@ -1,4 +1,4 @@
-"""Secrets that a machine fetches itself, so that they need not be in its user data."""
+"""Client for secrets that a machine fetches itself, so that they aren't in its user data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import urllib.request
 from vcasgd.errors import CloudDenied, CloudUnavailable
 from vcasgd.fleet.machine.metadata import GCP_URL, TIMEOUT_SECONDS, Http, gcp_value, request
 
+#: Address of Google's Secret Manager.
 SECRET_MANAGER_URL = "https://secretmanager.googleapis.com"
 
 
 def aws_secret(name: str, region: str) -> str:
-    """A value of Secrets Manager. Raises :class:`~vcasgd.errors.FleetError`."""
-    from vcasgd.fleet.providers.aws.provider import (
-        secret,  # needs boto3, which only such machines have
-    )
+    """Return a value from AWS Secrets Manager. Raises :class:`~vcasgd.errors.FleetError`."""
+    # Imported here: it needs boto3, which only machines in AWS have.
+    from vcasgd.fleet.providers.aws.provider import secret
 
     return secret(name, region)
 
@@ -25,19 +25,19 @@ def aws_secret(name: str, region: str) -> str:
 def gcp_secret(
     name: str, metadata_url: str | None, url: str = SECRET_MANAGER_URL, http: Http = request
 ) -> str:
-    """A value of Secret Manager, with the rights of the machine's own service account.
+    """Return a value from Google's Secret Manager, with the machine's service account.
 
     ``name`` is ``projects/<project>/secrets/<name>``. Raises :class:`CloudUnavailable` and
     :class:`CloudDenied`.
     """
     path = "service-accounts/default/token"
     try:
-        granted = gcp_value(path, metadata_url or GCP_URL, http)
-        token = json.loads(granted.body)["access_token"]
-        asked = urllib.request.Request(
+        response = gcp_value(path, metadata_url or GCP_URL, http)
+        token = json.loads(response.body)["access_token"]
+        secret_request = urllib.request.Request(
             f"{url}/v1/{name}/versions/latest:access", headers={"Authorization": f"Bearer {token}"}
         )
-        with urllib.request.urlopen(asked, timeout=TIMEOUT_SECONDS) as answer:
+        with urllib.request.urlopen(secret_request, timeout=TIMEOUT_SECONDS) as answer:
             payload = json.load(answer)["payload"]["data"]
     except urllib.error.HTTPError as error:
         with error:

@@ -1,9 +1,8 @@
-"""What EC2's errors mean for the fleet.
+"""Mapping of EC2's errors to those of the fleet.
 
-Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, those that
-the calls of :mod:`~vcasgd.fleet.providers.aws.provider` can meet. ``CreateFleet`` also answers 200
-with
-codes of single launches inside.
+Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, limited to the
+calls of :mod:`~vcasgd.fleet.providers.aws.provider`. ``CreateFleet`` also responds with status 200
+that contains codes of single launches.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _CODES: dict[type[FleetError], str] = {
         ServiceUnavailableException Unavailable RequestTimeout RequestTimeoutException
         ResourceBusy ConcurrentTagAccess RequestResourceCountExceeded""",
 }
-#: how the codes are formed that the table does not name
+#: Patterns for codes that the table lacks.
 _FORMS: tuple[tuple[str, type[FleetError]], ...] = (
     (r"Insufficient.*Capacity", NoCapacity),
     (r".*(LimitExceeded|QuotaExceeded)", QuotaExceeded),
@@ -65,12 +64,12 @@ _FORMS: tuple[tuple[str, type[FleetError]], ...] = (
     (r".*\.(NotFound|Malformed|Duplicate|InUse|NotFoundException)", InvalidRequest),
 )
 
-#: EC2's code to our error
+#: Error class for each code of EC2.
 CODES: dict[str, type[FleetError]] = {
     code: kind for kind, codes in _CODES.items() for code in codes.split()
 }
 
-#: exceptions of botocore, by the name of the class or of one that it is derived from
+#: Exceptions of botocore, by the name of the class or of a base class.
 _EXCEPTIONS: dict[type[FleetError], str] = {
     CloudUnavailable: """
         HTTPClientError ConnectionError ChecksumError IncompleteReadError UnseekableStreamError
@@ -101,17 +100,17 @@ _EXCEPTIONS: dict[type[FleetError], str] = {
         UnsupportedServiceProtocolsError""",
 }
 
-#: botocore's exception to our error
+#: Error class for each exception of botocore.
 EXCEPTIONS: dict[str, type[FleetError]] = {
     name: kind for kind, names in _EXCEPTIONS.items() for name in names.split()
 }
 
 _REMEDIES: dict[type[FleetError], str] = {
-    QuotaExceeded: "ask AWS for a higher quota (Service Quotas), or set the pool's max_instances",
-    CloudDenied: "see docs/security.md for what the controller must be allowed to do",
-    InvalidRequest: "check the pool's template, zones and instance types",
+    QuotaExceeded: "request a higher quota (Service Quotas), or set the pool's max_instances",
+    CloudDenied: "docs/security.md lists the permissions that the controller needs",
+    InvalidRequest: "check the pool's template, zones, and instance types",
 }
-#: of several refusals in one answer the first of these is told: what a person must mend
+#: Order in which one of several refusals is reported: those that a person must fix come first.
 _ORDER = (
     CloudDenied,
     InvalidRequest,
@@ -124,15 +123,15 @@ _ORDER = (
 
 
 def kind_of(code: str, status: int = 400) -> type[FleetError]:
-    """An unknown code is the cloud's own fault if its HTTP status says so."""
+    """Return the error class for a code. The HTTP status decides for an unknown one."""
     if code in CODES:
         return CODES[code]
-    formed = next((kind for form, kind in _FORMS if re.fullmatch(form, code)), None)
-    return formed or (CloudUnavailable if status >= 500 else FleetError)
+    matching = next((kind for form, kind in _FORMS if re.fullmatch(form, code)), None)
+    return matching or (CloudUnavailable if status >= 500 else FleetError)
 
 
 def kind_of_exception(error: Exception) -> type[FleetError]:
-    """Of an exception of botocore that is no answer of EC2."""
+    """Return the error class for an exception of botocore that isn't a response of EC2."""
     names = (kind.__name__ for kind in type(error).__mro__)
     return next((EXCEPTIONS[name] for name in names if name in EXCEPTIONS), FleetError)
 
@@ -145,7 +144,7 @@ def error_of(
     pool: str | None = None,
     zone: str | None = None,
 ) -> FleetError:
-    """Ours for one of EC2's; its text names the code."""
+    """Convert an error of EC2. The message contains the code."""
     kind = kind_of(code, status)
     where = f"{pool}: " if pool else ""
     return kind(
@@ -158,5 +157,5 @@ def error_of(
 
 
 def worst(errors: Iterable[FleetError]) -> FleetError | None:
-    """The one that has to be told; ``None`` if there is none."""
+    """Return the error to report, or None without any."""
     return min(errors, key=lambda error: _ORDER.index(type(error)), default=None)

@@ -1,4 +1,4 @@
-"""What EC2 asks for spot machines now."""
+"""Current spot prices of EC2."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ _PAGE = 1000
 
 
 class SpotPrice(NamedTuple):
-    """USD per hour, and since when it is valid (Unix seconds)."""
+    """Price in USD per hour, and the start of its validity (Unix seconds)."""
 
     per_hour: float
     since: float
 
 
-#: by type and zone; what is not sold in a zone is not in it
+#: Prices by type and zone, without types that a zone doesn't sell.
 Prices = Mapping[tuple[str, str], SpotPrice]
 
 
 class SpotPrices:
-    """Asks EC2 for prices, and remembers them for ``seconds``.
+    """Cache of spot prices, valid for ``seconds``.
 
-    ``ask`` is EC2's DescribeSpotPriceHistory.
+    ``fetch`` calls EC2's DescribeSpotPriceHistory.
     """
 
     def __init__(
         self,
-        ask: Callable[..., Any],
+        fetch: Callable[..., Any],
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ask = ask
+        self._fetch_page = fetch
         self._seconds = seconds
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, ...], tuple[float, Prices]] = {}
+        self._cached: dict[tuple[str, ...], tuple[float, Prices]] = {}
 
     def of(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
-        """Raises :class:`~vcasgd.errors.FleetError`."""
+        """Return the prices of types in zones. Raises :class:`~vcasgd.errors.FleetError`."""
         key = (*kinds, "", *zones)
         with self._lock:
-            until, prices = self._known.get(key, (0.0, {}))
+            until, prices = self._cached.get(key, (0.0, {}))
             if self._clock() >= until:
                 prices = self._fetch(kinds, zones)
-                self._known[key] = self._clock() + self._seconds, prices
+                self._cached[key] = self._clock() + self._seconds, prices
             return prices
 
     def _fetch(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "InstanceTypes": list(kinds),
             "ProductDescriptions": ["Linux/UNIX"],
-            # from now on: just the prices that are valid now
+            # Starting now returns only the current prices.
             "StartTime": datetime.now(UTC),
             "MaxResults": _PAGE,
         }
         newest: dict[tuple[str, str], SpotPrice] = {}
         while True:
-            answer = self._ask(**asked)
-            for row in answer["SpotPriceHistory"]:
+            response = self._fetch_page(**request)
+            for row in response["SpotPriceHistory"]:
                 where = row["InstanceType"], row["AvailabilityZone"]
                 price = SpotPrice(float(row["SpotPrice"]), row["Timestamp"].timestamp())
                 if where[1] in zones and price.since >= newest.get(where, (0.0, 0.0))[1]:
                     newest[where] = price
-            if not answer.get("NextToken"):
+            if not response.get("NextToken"):
                 return newest
-            asked["NextToken"] = answer["NextToken"]
+            request["NextToken"] = response["NextToken"]

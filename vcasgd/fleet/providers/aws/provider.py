@@ -1,9 +1,9 @@
-"""Machines of EC2, bought by ``CreateFleet``. The only importer of boto3.
+"""Provider for EC2 machines, bought with ``CreateFleet``. The only importer of boto3.
 
-A launch is one call for several types and zones at once, and EC2 chooses among them by price and
-by how much is left (``price-capacity-optimized``). Every machine carries the tags
-``vcasgd:cluster``, ``vcasgd:pool`` and ``vcasgd:launch`` from its first moment on, so nobody has
-to remember what was bought. What the controller must be allowed to do is in docs/security.md.
+A launch is one call for several types and zones, and EC2 chooses among them by price and capacity
+(``price-capacity-optimized``). Each machine has the tags ``vcasgd:cluster``, ``vcasgd:pool``, and
+``vcasgd:launch`` from its start, so purchases need no other record. docs/security.md lists the
+permissions that the controller needs.
 """
 
 from __future__ import annotations
@@ -38,32 +38,31 @@ from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_
 
 log = logging.getLogger(__name__)
 
-#: a call that takes longer is given up; CreateFleet takes some seconds
+#: Time limits of a call; CreateFleet takes some seconds.
 CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
-#: attempts of botocore itself at a call that was throttled or not answered
+#: botocore's own attempts at a call that was throttled or not answered.
 ATTEMPTS = 2
-#: of user data, as EC2 documents it, before base64
+#: EC2's documented limit on user data, before base64.
 USER_DATA_BYTES = 16_384
-#: a launch that EC2 knows by its token is listed under its tag within so many seconds
+#: Seconds within which EC2 lists a launch under its tag after it knows its token.
 TAG_SECONDS, TAG_POLL_SECONDS = 10.0, 0.5
-#: machines in one page
+#: Machines in one page of a listing.
 PAGE = 1000
 
-#: what is not here does not come back
+#: States of machines that still exist.
 _STATES = {
     "pending": InstanceState.BOOTING,
     "running": InstanceState.RUNNING,
-    # nobody stops our machines on purpose; listed as running, one is given up as lost and ended
+    # A stopped machine is listed as running, so the plan gives it up as lost and ends it.
     "stopping": InstanceState.RUNNING,
     "stopped": InstanceState.RUNNING,
 }
 
 
 class AwsProvider:
-    """The contract of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one region.
+    """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one region.
 
-    Launches return after some seconds; machines are listed within seconds, and run a minute
-    later.
+    Launches return after some seconds. Machines are listed within seconds, and run a minute later.
     """
 
     name = "aws"
@@ -77,9 +76,9 @@ class AwsProvider:
         price_seconds: float,
         page: int = PAGE,
     ) -> None:
-        """``price_seconds``: how long spot prices are good for; they change some times a day.
+        """Create the provider. Raises :class:`~vcasgd.errors.SpecError` for a type without a price.
 
-        Raises :class:`~vcasgd.errors.SpecError` where a type has no list price.
+        ``price_seconds`` is how long spot prices are cached; they change a few times a day.
         """
         self._cluster = cluster
         self._pools = {pool.name: pool for pool in pools}
@@ -93,7 +92,7 @@ class AwsProvider:
         self._boot_errors: dict[str, str | None] = {}
 
     def offers(self, pool: str) -> list[Offer]:
-        """See the contract. What has no spot price in a zone is not sold there."""
+        """See the contract. A type without a spot price in a zone isn't sold there."""
         spec = self._pool(pool)
         places = [(kind, zone) for zone in spec.zones for kind in spec.instance_types]
         if not spec.spot:
@@ -112,7 +111,7 @@ class AwsProvider:
         instance_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
-        """See the contract. EC2 forgets terminated machines after an hour."""
+        """See the contract. EC2 stops listing terminated machines after an hour."""
         spec = self._pool(pool)
         kinds = narrowed(spec.instance_types, instance_types, pool, "instance type")
         where = narrowed(spec.zones, zones, pool, "zone")
@@ -147,16 +146,16 @@ class AwsProvider:
         """See the contract."""
         rows = list(self._described(filtered("instance-state-name", *sorted(_STATES))))
         spot = self._spot_prices([row for row in rows if _is_spot(row)])
-        said = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
-        self._boot_errors = {machine: one_line(text) for machine, text in said.items()}
+        reported = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
+        self._boot_errors = {machine: one_line(text) for machine, text in reported.items()}
         return [self._instance(row, spot) for row in rows]
 
     def boot_error(self, instance_id: str) -> str | None:
-        """See the contract: a tag, as it was listed last."""
+        """See the contract. The error is a tag, as last listed."""
         return self._boot_errors.get(instance_id)
 
     def terminate(self, instance_id: str) -> None:
-        """See the contract. A machine without the cluster's tag is none of ours."""
+        """See the contract. Ignores machines without the cluster's tag."""
         if any(self._described(filtered("instance-id", instance_id))):
             self._call("terminate_instances", None, {"InstanceIds": [instance_id]})
 
@@ -165,7 +164,7 @@ class AwsProvider:
         self.terminate(instance_id)
 
     def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
-        """See the contract: EC2 interrupts a machine on demand only for its fault injection."""
+        """See the contract. Unsupported: EC2 interrupts on request only in fault injection."""
         raise FleetError(
             f"{instance_id}: EC2 gives no notice on request",
             remedy="end it without notice, or use AWS Fault Injection Service "
@@ -179,7 +178,9 @@ class AwsProvider:
     def _pool(self, name: str) -> AwsPoolSpec:
         if name not in self._pools:
             raise InvalidRequest(
-                f"there is no pool {name!r}", remedy=f"known: {', '.join(self._pools)}", pool=name
+                f"there is no pool {name!r}",
+                remedy=f"known pools: {', '.join(self._pools)}",
+                pool=name,
             )
         return self._pools[name]
 
@@ -189,19 +190,19 @@ class AwsProvider:
         return base64.b64encode(text.encode()).decode()
 
     def _template(self, spec: AwsPoolSpec) -> str:
-        """The template's own user data, which ours would replace otherwise."""
-        asked: dict[str, Any] = {**template_of(spec)}
-        asked["Versions"] = [asked.pop("Version")]
-        answer = self._call("describe_launch_template_versions", spec.name, asked)
+        """Return the template's own user data, which ours would otherwise replace."""
+        request: dict[str, Any] = {**template_of(spec)}
+        request["Versions"] = [request.pop("Version")]
+        answer = self._call("describe_launch_template_versions", spec.name, request)
         data = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("UserData", "")
         return base64.b64decode(data).decode()
 
     def _granted(self, token: str) -> list[str]:
-        """The machines of an earlier launch under this token, also those that are gone."""
+        """Return the machines of an earlier launch with this token, even those that are gone."""
         return sorted(row["InstanceId"] for row in self._described(tagged(LAUNCH_TAG, token)))
 
     def _await_granted(self, token: str) -> list[str]:
-        """EC2 knows the token before it lists the machines."""
+        """Wait until EC2 lists the machines of a token that it already knows."""
         deadline = time.monotonic() + TAG_SECONDS
         while not (granted := self._granted(token)):
             if time.monotonic() > deadline:
@@ -210,19 +211,19 @@ class AwsProvider:
         return granted
 
     def _described(self, *filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Of this cluster's machines those that pass all filters."""
+        """Return this cluster's machines that match all filters."""
         mine = tagged(CLUSTER_TAG, self._cluster)
-        asked: dict[str, Any] = {"Filters": [mine, *filters], "MaxResults": self._page}
+        request: dict[str, Any] = {"Filters": [mine, *filters], "MaxResults": self._page}
         while True:
-            answer = self._call("describe_instances", None, asked)
+            answer = self._call("describe_instances", None, request)
             for reservation in answer["Reservations"]:
                 yield from reservation["Instances"]
             if not answer.get("NextToken"):
                 return
-            asked["NextToken"] = answer["NextToken"]
+            request["NextToken"] = answer["NextToken"]
 
     def _spot_prices(self, rows: list[dict[str, Any]]) -> Prices:
-        """Machines must be seen even where their prices can't be."""
+        """Return spot prices, or none on an error, so that machines are still listed."""
         kinds = sorted({row["InstanceType"] for row in rows})
         zones = sorted({row["Placement"]["AvailabilityZone"] for row in rows})
         try:
@@ -234,7 +235,7 @@ class AwsProvider:
     def _instance(self, row: dict[str, Any], spot: Prices) -> Instance:
         kind, zone = row["InstanceType"], row["Placement"]["AvailabilityZone"]
         on_demand = self._table.price_or_highest(self._region, kind)
-        known = spot.get((kind, zone)) if _is_spot(row) else None
+        current = spot.get((kind, zone)) if _is_spot(row) else None
         return Instance(
             id=row["InstanceId"],
             pool=_tags(row).get(POOL_TAG, ""),
@@ -242,7 +243,7 @@ class AwsProvider:
             launched_at=row["LaunchTime"].timestamp(),
             notice_at=None,
             host=row.get("PrivateIpAddress", ""),
-            price_per_hour=known.per_hour if known else on_demand,
+            price_per_hour=current.per_hour if current else on_demand,
             spot=_is_spot(row),
             zone=zone,
             instance_type=kind,
@@ -264,15 +265,15 @@ class AwsProvider:
             source="EC2 spot price history" if spot else listed.source,
         )
 
-    def _price_history(self, **asked: Any) -> Any:
-        return self._call("describe_spot_price_history", None, asked)
+    def _price_history(self, **request: Any) -> Any:
+        return self._call("describe_spot_price_history", None, request)
 
     def _call(self, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
         return call(self._ec2, operation, pool, arguments)
 
 
 def client(service: str, region: str) -> Any:
-    """With bounded calls. ``AWS_ENDPOINT_URL`` and AWS's other variables apply."""
+    """Create a client with time limits. ``AWS_ENDPOINT_URL`` and AWS's other variables apply."""
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
@@ -285,20 +286,20 @@ def client(service: str, region: str) -> Any:
 
 
 def call(client: Any, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
-    """One call. Raises :class:`~vcasgd.errors.FleetError` of the kind that EC2's code means."""
+    """Call EC2. Raises the :class:`~vcasgd.errors.FleetError` that its error code maps to."""
     try:
         return getattr(client, operation)(**arguments)
     except ClientError as error:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
-        told = error.response.get("Error", {})
-        code, message = told.get("Code", "unknown"), told.get("Message", "")
+        details = error.response.get("Error", {})
+        code, message = details.get("Code", "unknown"), details.get("Message", "")
         raise error_of(code, message, status=status, pool=pool) from error
     except BotoCoreError as error:
         raise kind_of_exception(error)(f"{operation}: {error}", pool=pool) from error
 
 
 def secret(name: str, region: str) -> str:
-    """A value of Secrets Manager, for the machine that asks. Raises :class:`FleetError`."""
+    """Return a value from Secrets Manager, with this machine's role. Raises :class:`FleetError`."""
     manager = client("secretsmanager", region)
     return str(call(manager, "get_secret_value", None, {"SecretId": name})["SecretString"])
 
@@ -308,7 +309,7 @@ def _refusal(pool: str, answer: dict[str, Any]) -> FleetError:
         error_of(row.get("ErrorCode", ""), row.get("ErrorMessage", ""), pool=pool, zone=_zone(row))
         for row in answer.get("Errors", ())
     ]
-    return worst(errors) or NoCapacity(f"{pool}: EC2 gives none, and does not say why", pool=pool)
+    return worst(errors) or NoCapacity(f"{pool}: EC2 has no machine and gave no reason", pool=pool)
 
 
 def _zone(error: dict[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""What is said to EC2, as plain data: filters, and the request of a launch."""
+"""Requests to EC2 as plain data: filters, and the request of a launch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from vcasgd.fleet.pools import AwsPoolSpec
 CLUSTER_TAG = "vcasgd:cluster"
 POOL_TAG = "vcasgd:pool"
 LAUNCH_TAG = "vcasgd:launch"
-#: which the machine itself writes
+#: Tag that the machine itself writes.
 BOOT_ERROR_TAG = "vcasgd:boot-error"
-#: combinations of type and zone in one CreateFleet, as EC2 documents it
+#: EC2's documented limit on combinations of type and zone in one CreateFleet.
 MOST_OVERRIDES = 300
 
 
@@ -26,7 +26,7 @@ def fleet_request(
     spot: bool,
     user_data: str,
 ) -> dict[str, Any]:
-    """The arguments of ``CreateFleet``. ``user_data`` is base64."""
+    """Return the arguments of ``CreateFleet``. ``user_data`` is base64."""
     tags = [
         {"Key": "Name", "Value": f"{cluster}-{spec.name}"},
         {"Key": CLUSTER_TAG, "Value": cluster},
@@ -59,18 +59,19 @@ def fleet_request(
 
 
 def template_of(spec: AwsPoolSpec) -> dict[str, str]:
-    """The launch template and its version."""
+    """Return the launch template and its version."""
     name = spec.template.launch_template
     key = "LaunchTemplateId" if name.startswith("lt-") else "LaunchTemplateName"
     return {key: name, "Version": spec.template.version}
 
 
 def tagged(name: str, value: str) -> dict[str, Any]:
-    """A filter of ``DescribeInstances``."""
+    """Return a filter for ``DescribeInstances`` by tag."""
     return filtered(f"tag:{name}", value)
 
 
 def filtered(name: str, *values: str) -> dict[str, Any]:
+    """Return a filter for ``DescribeInstances``."""
     return {"Name": name, "Values": list(values)}
 
 

@@ -1,4 +1,4 @@
-"""Compute Engine's machines and prices as ours, as plain data."""
+"""Conversion of Compute Engine's machines and prices to plain data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from vcasgd.fleet.prices import ListPrice, PriceTable
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
 from vcasgd.fleet.providers.gcp.request import POOL_LABEL
 
-#: what is not here does not come back
+#: States of machines that still exist.
 STATES = {
     "PROVISIONING": InstanceState.BOOTING,
     "STAGING": InstanceState.BOOTING,
     "RUNNING": InstanceState.RUNNING,
     "REPAIRING": InstanceState.RUNNING,
-    # half a minute, in which a worker hands over
+    # Half a minute, in which a worker pushes its progress.
     "PENDING_STOP": InstanceState.LEAVING,
     "STOPPING": InstanceState.LEAVING,
-    # nobody stops our machines on purpose; listed as running, one is given up as lost and ended
+    # A stopped machine is listed as running, so the plan gives it up as lost and ends it.
     "SUSPENDING": InstanceState.RUNNING,
     "SUSPENDED": InstanceState.RUNNING,
     "STOPPED": InstanceState.RUNNING,
@@ -30,7 +30,7 @@ STATES = {
 
 
 def instance_of(machine: Any, table: PriceTable) -> Instance:
-    """``machine`` is a ``compute_v1.Instance`` in one of :data:`STATES`."""
+    """Convert a ``compute_v1.Instance`` in one of :data:`STATES`."""
     kind, zone = last(machine.machine_type), last(machine.zone)
     region = zone.rpartition("-")[0]
     on_demand = table.price_or_highest(region, kind)
@@ -54,7 +54,7 @@ def instance_of(machine: Any, table: PriceTable) -> Instance:
 
 
 def offer_of(spec: GcpPoolSpec, kind: str, zone: str, table: PriceTable) -> Offer:
-    """Raises :class:`~vcasgd.errors.SpecError` where there is no price."""
+    """Return an offer. Raises :class:`~vcasgd.errors.SpecError` without a price."""
     listed, price = priced(spec, kind, table)
     return Offer(
         pool=spec.name,
@@ -71,22 +71,23 @@ def offer_of(spec: GcpPoolSpec, kind: str, zone: str, table: PriceTable) -> Offe
 
 
 def priced(spec: GcpPoolSpec, kind: str, table: PriceTable) -> tuple[ListPrice, float]:
-    """What a type is, and what it costs in this pool. Raises :class:`SpecError`."""
+    """Return a type's list price, and its price in this pool. Raises :class:`SpecError`."""
     listed = table.price(spec.region, kind)
     price = listed.spot if spec.spot else listed.on_demand
     if price is None:
         raise SpecError(
-            f"no spot price is known for {kind} in {spec.region}",
-            remedy=f"write it under gcp.spot.{spec.region} into a file that VCASGD_PRICES names",
+            f"no known spot price for {kind} in {spec.region}",
+            remedy=f"add it under gcp.spot.{spec.region} to the file that VCASGD_PRICES names",
             field="instance_types",
         )
     return listed, price
 
 
 def is_spot(machine: Any) -> bool:
+    """Return True for a spot machine."""
     return bool(machine.scheduling.provisioning_model == "SPOT")
 
 
 def last(path: str) -> str:
-    """The name at the end of a URL or a path."""
+    """Return the last part of a URL or path."""
     return path.rpartition("/")[2]

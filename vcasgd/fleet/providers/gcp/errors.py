@@ -1,4 +1,4 @@
-"""What Compute Engine's errors mean for the fleet.
+"""Mapping of Compute Engine's errors to those of the fleet.
 
 Codes of operations: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation
 and https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-resource-availability;
@@ -49,7 +49,7 @@ _CODES: dict[type[FleetError], str] = {
         TIMEOUT OPERATION_CANCELED_BY_USER RESOURCE_STATE_CHANGED""",
 }
 
-#: a code of an operation, a reason or a state of a refused request, to our error
+#: Error class for each code of an operation, and reason or state of a refused request.
 CODES: dict[str, type[FleetError]] = {
     code: kind for kind, codes in _CODES.items() for code in codes.split()
 }
@@ -70,14 +70,14 @@ _STATUSES: dict[int, type[FleetError]] = {
     499: CloudUnavailable,
 }
 _REMEDIES: dict[type[FleetError], str] = {
-    QuotaExceeded: "ask Google for a higher quota, or set the pool's max_instances",
-    CloudDenied: "see docs/security.md for what the controller must be allowed to do",
-    InvalidRequest: "check the pool's template, zones and instance types",
+    QuotaExceeded: "request a higher quota from Google, or set the pool's max_instances",
+    CloudDenied: "docs/security.md lists the permissions that the controller needs",
+    InvalidRequest: "check the pool's template, zones, and instance types",
 }
 
 
 def kind_of(code: str, status: int | None = None) -> type[FleetError]:
-    """``status`` decides for a code that is not known."""
+    """Return the error class for a code. The HTTP status decides for an unknown one."""
     if code in CODES:
         return CODES[code]
     if re.search(r"EXHAUSTED|STOCKOUT", code):
@@ -95,7 +95,7 @@ def error_of(
     pool: str | None = None,
     zone: str | None = None,
 ) -> FleetError:
-    """Ours for one of Google's; its text names the code."""
+    """Convert an error of Google. The message contains the code."""
     kind = kind_of(code, status)
     where = "".join(f"{part}: " for part in (pool, zone) if part)
     return kind(

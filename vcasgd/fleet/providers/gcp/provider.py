@@ -1,9 +1,9 @@
-"""Machines of Compute Engine, bought by ``bulkInsert``. The only importer of google.cloud.
+"""Provider for Compute Engine, with ``bulkInsert``. The only importer of google.cloud.
 
-A launch asks one zone after the other for one type after the other, until one gives. Names of
-machines, which are their ids, follow from the launch's token, and every machine carries the labels
-``vcasgd-cluster``, ``vcasgd-pool`` and ``vcasgd-launch`` from its first moment on. What the
-controller must be allowed to do is in docs/security.md.
+A launch tries each zone with each type until one has machines. Names of machines, which are their
+ids, derive from the launch's token. Each machine has the labels ``vcasgd-cluster``,
+``vcasgd-pool``, and ``vcasgd-launch`` from its start. docs/security.md lists the permissions that
+the controller needs.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_
 
 T = TypeVar("T")
 
-#: a call that takes longer is given up
+#: Time limit of a call.
 CALL_SECONDS = 20.0
-#: for all zones and types of a launch together; what is not known by then shows in the listing
+#: Time limit for all zones and types of a launch; later results appear in the listing.
 LAUNCH_SECONDS = 25.0
-#: of one value of the metadata, as Google documents it
+#: Google's documented limit on one value of the metadata.
 USER_DATA_BYTES = 262_144
-#: machines in one page
+#: Machines in one page of a listing.
 PAGE = 500
 
 
 class GcpProvider:
-    """The contract of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one project.
+    """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one project.
 
-    A launch returns when Google says what came of it, mostly within some seconds and at most
-    after half a minute; machines are listed at once, and run half a minute later. Prices, those
-    of spot machines too, come from the table.
+    A launch returns with Google's result, usually within some seconds and at most after half a
+    minute. Machines are listed at once, and run half a minute later. All prices, including those
+    of spot machines, come from the table.
     """
 
     name = "gcp"
@@ -77,9 +77,9 @@ class GcpProvider:
         url: str | None = None,
         page: int = PAGE,
     ) -> None:
-        """``url`` replaces Google's own; one of plain HTTP is asked without credentials.
+        """Create the provider. Raises :class:`~vcasgd.errors.SpecError` if a type has no price.
 
-        Raises :class:`~vcasgd.errors.SpecError` where a type has no price.
+        ``url`` replaces Google's own. A plain HTTP URL is called without credentials.
         """
         self._cluster = cluster
         self._pools = {pool.name: pool for pool in pools}
@@ -115,7 +115,7 @@ class GcpProvider:
         instance_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
-        """See the contract. A repeated launch should ask for the same zones and types."""
+        """See the contract. Repeat a launch with the same zones and types."""
         spec = self._pool(pool)
         kinds = narrowed(spec.instance_types, instance_types, pool, "instance type")
         where = narrowed(spec.zones, zones, pool, "zone")
@@ -124,7 +124,7 @@ class GcpProvider:
         names = names_of(self._cluster, pool, token, count)
         metadata = self._metadata(spec, boot)
         deadline = time.monotonic() + LAUNCH_SECONDS
-        refusal: FleetError = NoCapacity(f"{pool}: no zone answered in time", pool=pool)
+        refusal: FleetError = NoCapacity(f"{pool}: no zone responded in time", pool=pool)
         for zone, kind in [(zone, kind) for zone in where for kind in kinds]:
             if time.monotonic() > deadline:
                 break
@@ -153,15 +153,15 @@ class GcpProvider:
         return [instance_of(machine, self._table) for machine in self._described()]
 
     def boot_error(self, instance_id: str) -> str | None:
-        """See the contract: a guest attribute, which is one more call."""
+        """See the contract. The error is a guest attribute, which takes one call."""
         for machine in self._find(instance_id):
-            ask = self._machines.get_guest_attributes
-            found = self._act(ask, machine, query_path=BOOT_ERROR_ATTRIBUTE)
-            return found and one_line(found.query_value.items[0].value)
+            read = self._machines.get_guest_attributes
+            attributes = self._act(read, machine, query_path=BOOT_ERROR_ATTRIBUTE)
+            return attributes and one_line(attributes.query_value.items[0].value)
         return None
 
     def terminate(self, instance_id: str) -> None:
-        """See the contract. A machine without the cluster's label is none of ours."""
+        """See the contract. Ignores machines without the cluster's label."""
         for machine in self._find(instance_id):
             self._act(self._machines.delete_unary, machine)
 
@@ -170,11 +170,11 @@ class GcpProvider:
         self.terminate(instance_id)
 
     def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
-        """See the contract: a simulated maintenance preempts a spot machine, in half a minute."""
+        """See the contract. A simulated maintenance preempts a spot machine in half a minute."""
         for machine in self._find(instance_id):
             if not is_spot(machine):
                 raise FleetError(
-                    f"{instance_id}: Google preempts no machine that was bought on demand",
+                    f"{instance_id}: Google does not preempt on-demand machines",
                     remedy="end it without notice",
                 )
             self._act(self._machines.simulate_maintenance_event_unary, machine)
@@ -187,7 +187,9 @@ class GcpProvider:
     def _pool(self, name: str) -> GcpPoolSpec:
         if name not in self._pools:
             raise InvalidRequest(
-                f"there is no pool {name!r}", remedy=f"known: {', '.join(self._pools)}", pool=name
+                f"there is no pool {name!r}",
+                remedy=f"known pools: {', '.join(self._pools)}",
+                pool=name,
             )
         return self._pools[name]
 
@@ -201,14 +203,14 @@ class GcpProvider:
         }
 
     def _template(self, spec: GcpPoolSpec) -> dict[str, str]:
-        """The template's own metadata, which ours would replace otherwise."""
+        """Return the template's own metadata, which ours would otherwise replace."""
         path = template_path(spec).split("/")
-        asked = {"project": self._project, "instance_template": path[-1]}
+        arguments = {"project": self._project, "instance_template": path[-1]}
         if path[2] == "regions":
-            asked["region"] = path[3]
-        client = self._regional if "region" in asked else self._global
-        found = _attempt(lambda: client.get(asked, **_limits(CALL_SECONDS)), spec.name)
-        return {item.key: item.value for item in found.properties.metadata.items}
+            arguments["region"] = path[3]
+        client = self._regional if "region" in arguments else self._global
+        template = _attempt(lambda: client.get(arguments, **_limits(CALL_SECONDS)), spec.name)
+        return {item.key: item.value for item in template.properties.metadata.items}
 
     def _insert(
         self,
@@ -218,14 +220,14 @@ class GcpProvider:
         resource: dict[str, Any],
         deadline: float,
     ) -> list[str]:
-        asked = {
+        arguments = {
             "project": self._project,
             "zone": zone,
             "request_id": request,
             "bulk_insert_instance_resource_resource": resource,
         }
         operation = _attempt(
-            lambda: self._machines.bulk_insert_unary(asked, **_limits(CALL_SECONDS)),
+            lambda: self._machines.bulk_insert_unary(arguments, **_limits(CALL_SECONDS)),
             spec.name,
             zone,
         )
@@ -233,32 +235,32 @@ class GcpProvider:
         names = list(resource["per_instance_properties"])
         if operation.status != compute_v1.Operation.Status.DONE:
             return names
-        there = {machine.name for machine in self._listed_in(zone)}
-        if granted := [name for name in names if name in there]:
+        listed = {machine.name for machine in self._listed_in(zone)}
+        if granted := [name for name in names if name in listed]:
             return granted
         if not operation.error.errors:
-            return names  # of an earlier launch, and gone
+            return names  # Machines of an earlier launch that are gone.
         first = operation.error.errors[0]
         status = operation.http_error_status_code or None
         raise error_of(first.code, first.message, status=status, pool=spec.name, zone=zone)
 
     def _await(self, operation: Any, zone: str, deadline: float) -> Any:
-        """As far as it has come by then. Google answers a wait after two minutes at the latest."""
-        asked = {"project": self._project, "zone": zone, "operation": operation.name}
+        """Wait for an operation until the deadline, and return its last state."""
+        arguments = {"project": self._project, "zone": zone, "operation": operation.name}
         while operation.status != compute_v1.Operation.Status.DONE:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             try:
-                operation = _attempt(partial(self._operations.wait, asked, **_limits(left)))
+                operation = _attempt(partial(self._operations.wait, arguments, **_limits(left)))
             except CloudUnavailable:
                 break
         return operation
 
     def _granted(self, token: str) -> list[str]:
-        """The machines of an earlier launch under this token."""
-        found = self._described(labelled(LAUNCH_LABEL, launch_label(token)))
-        return sorted(machine.name for machine in found)
+        """Return the machines of an earlier launch with this token."""
+        machines = self._described(labelled(LAUNCH_LABEL, launch_label(token)))
+        return sorted(machine.name for machine in machines)
 
     def _find(self, instance_id: str) -> list[Any]:
         if not re.fullmatch(r"[a-z0-9-]+", instance_id):
@@ -266,8 +268,8 @@ class GcpProvider:
         return list(self._described(f'(name = "{instance_id}")'))
 
     def _described(self, *filters: str) -> Iterator[Any]:
-        """Of this cluster's machines those that pass all filters."""
-        asked = {
+        """Return this cluster's machines that match all filters."""
+        arguments = {
             "project": self._project,
             "filter": " AND ".join([labelled(CLUSTER_LABEL, self._cluster), *filters]),
             "max_results": self._page,
@@ -275,7 +277,7 @@ class GcpProvider:
         pages = _attempt(
             lambda: [
                 machine
-                for _, scope in self._machines.aggregated_list(asked, **_limits(CALL_SECONDS))
+                for _, scope in self._machines.aggregated_list(arguments, **_limits(CALL_SECONDS))
                 for machine in scope.instances
             ]
         )
@@ -285,15 +287,15 @@ class GcpProvider:
         return (machine for machine in self._described() if last(machine.zone) == zone)
 
     def _act(self, method: Callable[..., Any], machine: Any, **more: str) -> Any:
-        """``None`` where there is no such thing."""
-        asked = {
+        """Call a method for a machine, and return None if the resource doesn't exist."""
+        arguments = {
             **more,
             "project": self._project,
             "zone": last(machine.zone),
             "instance": machine.name,
         }
         try:
-            return _attempt(lambda: method(asked, **_limits(CALL_SECONDS)))
+            return _attempt(lambda: method(arguments, **_limits(CALL_SECONDS)))
         except InvalidRequest as error:
             if error.details.get("status") != HTTPStatus.NOT_FOUND:
                 raise
@@ -308,12 +310,12 @@ def _options(url: str | None) -> dict[str, Any]:
 
 
 def _limits(seconds: float) -> dict[str, Any]:
-    """The library itself would go on trying for ten minutes."""
+    """Return the time limit of a call; by default, the library retries for ten minutes."""
     return {"timeout": seconds, "retry": None}
 
 
 def _attempt(call: Callable[[], T], pool: str | None = None, zone: str | None = None) -> T:
-    """Raises :class:`~vcasgd.errors.FleetError` of the kind that Google's error means."""
+    """Call Google. Raises the :class:`~vcasgd.errors.FleetError` that its error maps to."""
     try:
         return call()
     except GoogleAPICallError as error:
@@ -323,14 +325,14 @@ def _attempt(call: Callable[[], T], pool: str | None = None, zone: str | None = 
     except GoogleAuthError as error:
         raise CloudDenied(f"Google's credentials: {error}", pool=pool) from error
     except (GoogleAPIError, OSError) as error:
-        # requests' own errors are OSErrors
+        # Errors of requests are OSErrors.
         raise CloudUnavailable(f"Compute Engine: {error}", pool=pool, zone=zone) from error
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"not a request to Compute Engine: {error}", pool=pool) from error
+        raise InvalidRequest(f"invalid request to Compute Engine: {error}", pool=pool) from error
 
 
 def _reason(error: GoogleAPICallError) -> str:
-    """The most exact of the names that Google gives to a refusal, else its HTTP status."""
+    """Return the most specific name of a refusal, or its HTTP status."""
     for row in error.errors:
         if isinstance(row, dict) and row.get("reason"):
             return str(row["reason"])

@@ -1,4 +1,4 @@
-"""What is said to Compute Engine, as plain data: names, filters, and the request of a launch."""
+"""Requests to Compute Engine as plain data: names, filters, and the request of a launch."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ CLUSTER_LABEL = "vcasgd-cluster"
 POOL_LABEL = "vcasgd-pool"
 LAUNCH_LABEL = "vcasgd-launch"
 USER_DATA_KEY = "user-data"
-#: a guest attribute, which the machine itself writes
+#: Guest attribute that the machine itself writes.
 BOOT_ERROR_ATTRIBUTE = "vcasgd/boot-error"
 
 
 def names_of(cluster: str, pool: str, token: str, count: int) -> list[str]:
-    """The names of a launch's machines, which are their ids; the same for the same token."""
+    """Return the names of a launch's machines, which are their ids; equal for equal tokens."""
     return sorted(
         f"vcasgd-{pool}-{_digest(cluster, pool, token, str(index))[:12]}" for index in range(count)
     )
 
 
 def launch_label(token: str) -> str:
-    """A label's value may have 63 characters, and no capital letters."""
+    """Return the label for a token: at most 63 characters, without capital letters."""
     return _digest(token)[:32]
 
 
 def request_id(*parts: str) -> str:
-    """Makes a repeated request the same request to Google, for an hour."""
+    """Return a request id, by which Google recognizes a repeated request for an hour."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, "/".join(("vcasgd", *parts))))
 
 
@@ -44,7 +44,7 @@ def launch_resource(
     spot: bool,
     metadata: Mapping[str, str],
 ) -> dict[str, Any]:
-    """A ``BulkInsertInstanceResource``; ``metadata`` replaces all that the template has."""
+    """Return a ``BulkInsertInstanceResource``; ``metadata`` replaces that of the template."""
     return {
         "count": len(names),
         "min_count": 1,
@@ -68,14 +68,14 @@ def launch_resource(
 
 
 def template_path(spec: GcpPoolSpec) -> str:
-    """Of a template of the project, which is global unless its path says otherwise."""
+    """Return the path of a template, which is global unless it is given as a path."""
     name = spec.template.instance_template
     path = name if "/" in name else f"global/instanceTemplates/{name}"
     return f"projects/{spec.template.project}/{path}"
 
 
 def labelled(name: str, value: str) -> str:
-    """A filter of a listing."""
+    """Return a filter for listings by label."""
     return f'(labels.{name} = "{value}")'
 
 
