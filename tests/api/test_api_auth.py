@@ -1,4 +1,4 @@
-"""Nothing under /api without the token, and nothing of the token in logs or answers."""
+"""Authentication of requests, and secrecy of the token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENTRANCE = ("post", "/api/v1/session")
         {"Authorization": b"Bearer \xff\xfe"},
     ],
 )
-def test_without_the_token_everything_is_refused(api: Api, headers: dict[str, str | bytes]) -> None:
+def test_requests_without_the_token_are_refused(api: Api, headers: dict[str, str | bytes]) -> None:
     with httpx.Client(base_url=api.url, headers=headers, trust_env=False) as http:
         document = http.get("/api/v1/openapi.json").json()
         operations = [
@@ -42,22 +42,22 @@ def test_without_the_token_everything_is_refused(api: Api, headers: dict[str, st
             assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-def test_the_token_alone_is_not_enough(api: Api) -> None:
+def test_token_requires_the_bearer_scheme(api: Api) -> None:
     with httpx.Client(headers={"Authorization": f"Basic {api.token}"}, trust_env=False) as http:
         assert http.get(f"{api.url}/api/v1/jobs").status_code == 401
 
 
-def test_health_and_description_need_no_token(api: Api) -> None:
+def test_health_and_openapi_document_need_no_token(api: Api) -> None:
     for path in PUBLIC:
         assert httpx.get(api.url + path, trust_env=False).status_code == 200
 
 
-def test_a_client_with_a_wrong_token_is_told_so(api: Api) -> None:
+def test_client_with_a_wrong_token_raises_unauthorized(api: Api) -> None:
     with Client(api.url, "wrong") as client, pytest.raises(Unauthorized, match="bearer token"):
         client.jobs()
 
 
-def test_nobody_shows_the_token(api: Api, client: Client) -> None:
+def test_token_never_appears_in_logs_or_responses(api: Api, client: Client) -> None:
     client.jobs()
     with Client(api.url, "wr0ng-token") as stranger, pytest.raises(Unauthorized) as caught:
         stranger.jobs()
@@ -69,7 +69,7 @@ def test_nobody_shows_the_token(api: Api, client: Client) -> None:
     assert api.ledger.files.password not in log
 
 
-def test_an_unknown_route_is_a_problem(http: httpx.Client) -> None:
+def test_unknown_route_returns_a_problem(http: httpx.Client) -> None:
     answer = http.get("nothing")
 
     assert answer.status_code == 404
@@ -77,7 +77,7 @@ def test_an_unknown_route_is_a_problem(http: httpx.Client) -> None:
     assert answer.json()["detail"] == "there is nothing at /api/v1/nothing"
 
 
-def test_a_wrong_method_is_a_problem(http: httpx.Client) -> None:
+def test_wrong_method_returns_a_problem(http: httpx.Client) -> None:
     answer = http.delete("jobs")
 
     assert (answer.status_code, answer.json()["title"]) == (405, "Method Not Allowed")

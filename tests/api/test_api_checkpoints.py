@@ -1,4 +1,4 @@
-"""Checkpoints and models: listed, downloaded whole, and damage is never handed out."""
+"""Listing and download of checkpoints and models, also of damaged ones."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_checkpoints_are_listed_oldest_first(api: Api, client: Client) -> None:
     assert rows[1].at is None
 
 
-def test_a_checkpoint_is_downloaded(api: Api, client: Client, tmp_path: Path) -> None:
+def test_checkpoint_is_downloaded(api: Api, client: Client, tmp_path: Path) -> None:
     job = api.submit()
-    # larger than one part
+    # larger than one chunk
     name, data = api.store_checkpoint(job, 3, size=700_000)
 
     path = client.download(job, tmp_path / "model.safetensors", checkpoint=name)
@@ -42,14 +42,14 @@ def test_a_checkpoint_is_downloaded(api: Api, client: Client, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_directory_gets_the_file_under_its_name(api: Api, client: Client, tmp_path: Path) -> None:
+def test_download_into_a_directory_keeps_the_name(api: Api, client: Client, tmp_path: Path) -> None:
     job = api.submit()
     name, _ = api.store_checkpoint(job, 3)
 
     assert client.download(job, tmp_path, checkpoint=name) == tmp_path / f"{job}-{name}"
 
 
-def test_a_downloaded_file_has_usual_permissions(api: Api, client: Client, tmp_path: Path) -> None:
+def test_downloaded_file_has_default_permissions(api: Api, client: Client, tmp_path: Path) -> None:
     job = api.submit()
     name, _ = api.store_checkpoint(job, 3)
     (tmp_path / "usual").touch()
@@ -59,7 +59,7 @@ def test_a_downloaded_file_has_usual_permissions(api: Api, client: Client, tmp_p
     assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_the_answer_names_file_and_digest(api: Api, http: httpx.Client) -> None:
+def test_download_headers_name_file_and_digest(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     name, data = api.store_checkpoint(job, 3)
 
@@ -71,7 +71,7 @@ def test_the_answer_names_file_and_digest(api: Api, http: httpx.Client) -> None:
     assert answer.headers["Content-Length"] == str(len(data))
 
 
-def test_a_damaged_checkpoint_is_a_problem_that_names_the_file(
+def test_damaged_checkpoint_returns_a_problem_with_its_name(
     api: Api, http: httpx.Client, client: Client, tmp_path: Path
 ) -> None:
     job = api.submit()
@@ -107,12 +107,14 @@ def test_large_checkpoint_is_sent_in_bounded_memory(own_api: Api, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["x", "v1.safetensors", f"v{3:012d}-{'0' * 64}.safetensors"])
-def test_no_such_checkpoint(api: Api, client: Client, tmp_path: Path, name: str) -> None:
+def test_unknown_checkpoint_is_not_found(
+    api: Api, client: Client, tmp_path: Path, name: str
+) -> None:
     with pytest.raises(NotFound):
         client.download(api.submit(), tmp_path / "model", checkpoint=name)
 
 
-def test_the_model_of_a_finished_job(api: Api, client: Client, tmp_path: Path) -> None:
+def test_finished_job_has_a_model(api: Api, client: Client, tmp_path: Path) -> None:
     job = api.submit()
     api.store_checkpoint(job, 1)
     name, data = api.store_checkpoint(job, 2, size=20)
@@ -122,7 +124,7 @@ def test_the_model_of_a_finished_job(api: Api, client: Client, tmp_path: Path) -
     assert client.download(job, tmp_path / "model").read_bytes() == data
 
 
-def test_a_running_job_has_no_model_yet(api: Api, client: Client, tmp_path: Path) -> None:
+def test_running_job_has_no_model(api: Api, client: Client, tmp_path: Path) -> None:
     job = api.submit()
 
     with pytest.raises(Conflict, match="no finished model: it is starting") as caught:
@@ -130,7 +132,9 @@ def test_a_running_job_has_no_model_yet(api: Api, client: Client, tmp_path: Path
     assert "/checkpoints" in (caught.value.remedy or "")
 
 
-def test_a_failed_job_has_no_model_and_says_why(api: Api, client: Client, tmp_path: Path) -> None:
+def test_failed_job_has_no_model_and_shows_the_reason(
+    api: Api, client: Client, tmp_path: Path
+) -> None:
     job = api.submit()
     api.finish(job, JobState.FAILED, traceback="boom in line 3")
 
@@ -139,9 +143,7 @@ def test_a_failed_job_has_no_model_and_says_why(api: Api, client: Client, tmp_pa
     assert caught.value.details["traceback"] == "boom in line 3"
 
 
-def test_a_file_that_was_there_stays_when_a_download_fails(
-    api: Api, client: Client, tmp_path: Path
-) -> None:
+def test_failed_download_keeps_the_existing_file(api: Api, client: Client, tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_text("old")
 

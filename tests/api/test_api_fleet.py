@@ -1,4 +1,4 @@
-"""Workers, machines, pools, servers, and how they are taken away."""
+"""Routes for workers, machines, pools, servers, and evictions."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def test_workers_of_a_job_and_of_all(api: Api, client: Client) -> None:
     assert [row.name for row in client.workers(over)] == ["w-4"]
 
 
-def test_a_worker_in_quarantine_is_shown_after_its_machine_is_gone(
-    api: Api, client: Client
-) -> None:
+def test_quarantined_worker_is_listed_after_its_machine_is_lost(api: Api, client: Client) -> None:
     job = api.submit()
     beat(api, job, "w-1")
     api.jobs.quarantine(job, "w-2", "5 updates in a row were rejected, last: checksum")
@@ -58,7 +56,7 @@ def test_a_worker_in_quarantine_is_shown_after_its_machine_is_gone(
     ]
 
 
-def test_a_heartbeat_that_makes_no_sense_hides_no_other_worker(api: Api, client: Client) -> None:
+def test_invalid_heartbeat_hides_no_other_worker(api: Api, client: Client) -> None:
     job = api.submit()
     beat(api, job, "w-1", steps="many")
     beat(api, job, "w-2", steps=2)
@@ -69,7 +67,7 @@ def test_a_heartbeat_that_makes_no_sense_hides_no_other_worker(api: Api, client:
     assert [(row.name, row.steps) for row in rows] == [("w-1", None), ("w-2", 2)]
 
 
-def test_instances_and_pools_are_what_the_controller_shows(api: Api, client: Client) -> None:
+def test_instances_and_pools_are_those_of_the_controller(api: Api, client: Client) -> None:
     pool = {
         "instances": 1, "idle": 0, "launches": 2, "blocked_until": 9.0, "reason": "full",
         "extra": 1, "provider": "local", "spot": True, "capacity": 3, "labels": ["eu-only"],
@@ -104,7 +102,7 @@ def test_status(api: Api, client: Client) -> None:
     assert after.version
 
 
-def test_a_controller_that_is_gone_is_not_alive(api: Api, client: Client, eventually: Any) -> None:
+def test_stopped_controller_is_not_reported(api: Api, client: Client, eventually: Any) -> None:
     api.control.hold("me", 0.05)
 
     eventually(lambda: not client.status().controller)
@@ -130,12 +128,12 @@ def test_evictions_reach_the_controller(
     assert by_instance.model_dump() == {**expected, "instance": "i-1"}
     assert by_worker.model_dump() == {**expected, "instance": "i-9"}
     taken = api.control.take_requests()
-    # each with the id of the request that asked for it
+    # each request to the controller has the ID of its HTTP request
     assert len({each.pop("request") for each in taken}) == 2
     assert taken == [{**expected, "instance": "i-1"}, {**expected, "instance": "i-9"}]
 
 
-def test_an_eviction_needs_no_body(api: Api, http: httpx.Client) -> None:
+def test_eviction_needs_no_body(api: Api, http: httpx.Client) -> None:
     api.control.publish({"i-1": MACHINE}, {})
 
     assert http.post("instances/i-1/evict").status_code == 202
@@ -151,7 +149,7 @@ def test_an_eviction_needs_no_body(api: Api, http: httpx.Client) -> None:
         ({"kil": True}, "kil"),
     ],
 )
-def test_a_wrong_eviction_names_its_field(
+def test_invalid_eviction_names_its_field(
     api: Api, http: httpx.Client, how: dict[str, Any], field: str
 ) -> None:
     api.control.publish({"i-1": MACHINE}, {})
@@ -162,7 +160,7 @@ def test_a_wrong_eviction_names_its_field(
     assert api.control.take_requests() == []
 
 
-def test_what_is_unknown_is_not_evicted(api: Api, client: Client) -> None:
+def test_unknown_worker_or_instance_is_not_evicted(api: Api, client: Client) -> None:
     over = api.submit()
     beat(api, over, "w-old", instance="i-1")
     api.finish(over)
@@ -174,14 +172,14 @@ def test_what_is_unknown_is_not_evicted(api: Api, client: Client) -> None:
     assert api.control.take_requests() == []
 
 
-def test_a_worker_of_no_machine_is_not_evicted(api: Api, client: Client) -> None:
+def test_worker_without_a_machine_is_not_evicted(api: Api, client: Client) -> None:
     beat(api, api.submit(), "w-1", instance=None)
 
     with pytest.raises(Conflict, match="on no machine"):
         client.evict("w-1")
 
 
-def test_the_client_wants_one_of_the_two(client: Client) -> None:
+def test_evict_requires_either_a_worker_or_an_instance(client: Client) -> None:
     with pytest.raises(ValueError, match="either"):
         client.evict()
     with pytest.raises(ValueError, match="either"):

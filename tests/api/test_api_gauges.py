@@ -1,4 +1,4 @@
-"""The store, the money and the metrics of the platform as a whole."""
+"""State of the store, spending, and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spend(api: Api, job: str, pool: str, usd: float) -> None:
 # -- the store ----------------------------------------------------------------------------------
 
 
-def test_what_servers_say_of_themselves(api: Api, http: httpx.Client) -> None:
+def test_store_shows_gauges_of_all_servers(api: Api, http: httpx.Client) -> None:
     api.servers.beat("node-0", {**NODE, "versions": {"j": 4}, "queued": {"j": 2}})
     api.servers.beat("node-1", {"at": 6.0})
 
@@ -57,7 +57,7 @@ def test_what_servers_say_of_themselves(api: Api, http: httpx.Client) -> None:
 # -- money --------------------------------------------------------------------------------------
 
 
-def test_what_the_fleet_costs(api: Api, http: httpx.Client) -> None:
+def test_spend_sums_costs_by_pool(api: Api, http: httpx.Client) -> None:
     spend(api, api.submit(), "local", 1.0)
     spend(api, api.submit(), "aws", 2.0)
     machines = {"i-1": machine("local"), "i-2": machine("local"), "i-3": machine("gone")}
@@ -75,7 +75,7 @@ def test_what_the_fleet_costs(api: Api, http: httpx.Client) -> None:
     assert pools["idle"]["offers"] is None
 
 
-def test_a_fleet_that_costs_nothing(api: Api, http: httpx.Client) -> None:
+def test_spend_of_an_empty_fleet_is_zero(api: Api, http: httpx.Client) -> None:
     assert http.get("fleet/spend").json()["pools"] == []
 
 
@@ -83,7 +83,7 @@ def test_a_fleet_that_costs_nothing(api: Api, http: httpx.Client) -> None:
 
 
 def scraped(api: Api, **headers: str) -> dict[tuple[str, ...], float]:
-    """By name and the values of the labels in their order."""
+    """Return the values by name and label values."""
     with httpx.Client(trust_env=False, headers=headers) as http:
         answer = http.get(f"{api.url}/metrics")
     assert answer.status_code == 200
@@ -95,7 +95,7 @@ def scraped(api: Api, **headers: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_everything_is_counted(api: Api) -> None:
+def test_metrics_cover_jobs_servers_and_machines(api: Api) -> None:
     job, over = api.submit(), api.submit()
     api.start_job(job)
     api.finish(over)
@@ -132,7 +132,7 @@ def test_everything_is_counted(api: Api) -> None:
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Forwarded-Host"])
-def test_who_asks_through_a_proxy_needs_the_token(api: Api, header: str) -> None:
+def test_metrics_through_a_proxy_need_the_token(api: Api, header: str) -> None:
     forwarded = {header: "127.0.0.1"}
 
     with httpx.Client(trust_env=False, headers=forwarded) as http:

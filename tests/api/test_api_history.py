@@ -1,4 +1,4 @@
-"""Events, log lines and metrics: lists, and streams that lose and repeat nothing."""
+"""Events, log lines, and metrics, as lists and as streams without loss or repetition."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbers(events: Any) -> list[int]:
 
 @contextmanager
 def in_background(work: Any) -> Iterator[None]:
-    """Runs beside the test; what goes wrong there fails it here."""
+    """Run ``work`` in a thread, and raise its error in the test."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
         yield
@@ -56,7 +56,7 @@ def test_events_are_listed_oldest_first(api: Api, client: Client) -> None:
     assert list(client.events(job, after=others[2].id)) == []
 
 
-def test_long_histories_come_in_pages(api: Api, http: httpx.Client, client: Client) -> None:
+def test_long_histories_are_paged(api: Api, http: httpx.Client, client: Client) -> None:
     job = api.submit()
     api.jobs.add_logs(job, "w-1", [f"line {number}" for number in range(2500)])
 
@@ -64,7 +64,7 @@ def test_long_histories_come_in_pages(api: Api, http: httpx.Client, client: Clie
     assert len(http.get(f"jobs/{job}/logs?limit=7").json()) == 7
 
 
-def test_metrics_have_no_infinities(api: Api, client: Client) -> None:
+def test_metrics_replace_infinities_by_null(api: Api, client: Client) -> None:
     job = api.submit()
     api.jobs.add_metrics(job, {"at": 1.0, "loss": float("nan"), "updates": 3})
     api.jobs.add_metrics(job, {"at": 2.0, "loss": 0.5, "novel": [float("inf")]})
@@ -83,13 +83,13 @@ def test_no_such_job(client: Client, http: httpx.Client, what: str) -> None:
     assert http.get(f"jobs/none-abc234/{what}", headers=STREAM).status_code == 404
 
 
-def test_following_a_job_that_does_not_exist_ends_at_once(client: Client) -> None:
+def test_following_an_unknown_job_raises_at_once(client: Client) -> None:
     with pytest.raises(NotFound):
         list(client.events("none-abc234", follow=True))
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1-2-3", "9" * 30, "$", "1\n", "٣"])
-def test_an_id_that_is_none_is_refused(api: Api, http: httpx.Client, after: str) -> None:
+def test_invalid_id_is_refused(api: Api, http: httpx.Client, after: str) -> None:
     job = api.submit()
 
     for what in ("events", "logs", "metrics"):
@@ -97,7 +97,7 @@ def test_an_id_that_is_none_is_refused(api: Api, http: httpx.Client, after: str)
         assert (answer.status_code, answer.json()["field"]) == (422, "after")
 
 
-def test_a_last_event_id_that_is_none_is_refused(api: Api, http: httpx.Client) -> None:
+def test_invalid_last_event_id_is_refused(api: Api, http: httpx.Client) -> None:
     headers = {**STREAM, "Last-Event-ID": "nonsense"}
 
     answer = http.get(f"jobs/{api.submit()}/events", headers=headers)
@@ -115,7 +115,7 @@ def messages(http: httpx.Client, path: str, **headers: str) -> list[ServerSentEv
         return list(messages_of(response))
 
 
-def test_a_stream_is_the_list_and_then_the_end(api: Api, http: httpx.Client) -> None:
+def test_stream_sends_the_list_and_then_the_end(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     api.jobs.event(job, "note", "two\nlines, ünïcode and \u2028 too")
     api.finish(job)
@@ -130,7 +130,7 @@ def test_a_stream_is_the_list_and_then_the_end(api: Api, http: httpx.Client) -> 
     assert (end.event, json.loads(end.data)) == ("end", {"state": "succeeded"})
 
 
-def test_a_stream_goes_on_after_the_last_event_id(api: Api, http: httpx.Client) -> None:
+def test_stream_resumes_after_the_last_event_id(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     add_events(api, job, range(4))
     api.finish(job)
@@ -145,7 +145,7 @@ def test_a_stream_goes_on_after_the_last_event_id(api: Api, http: httpx.Client) 
     assert [each.event for each in nothing] == ["end"]
 
 
-def test_a_follower_sees_what_happens_until_the_end(api: Api, client: Client) -> None:
+def test_follower_receives_all_events_until_the_end(api: Api, client: Client) -> None:
     job = api.submit()
 
     def happen() -> None:
@@ -161,7 +161,7 @@ def test_a_follower_sees_what_happens_until_the_end(api: Api, client: Client) ->
     assert events[-1].kind == "job-succeeded"
 
 
-def test_more_events_than_one_look_takes_arrive_in_order(api: Api, client: Client) -> None:
+def test_more_events_than_one_batch_arrive_in_order(api: Api, client: Client) -> None:
     job = api.submit()
     api.jobs.add_logs(job, "w-1", (f"line {number}" for number in range(1700)))
     api.finish(job)
@@ -171,7 +171,7 @@ def test_more_events_than_one_look_takes_arrive_in_order(api: Api, client: Clien
     assert lines == [f"line {number}" for number in range(1700)]
 
 
-def test_log_lines_that_come_after_the_end_are_not_missed(api: Api, client: Client) -> None:
+def test_log_lines_after_the_end_of_the_job_are_delivered(api: Api, client: Client) -> None:
     job = api.submit()
     api.finish(job)
 
@@ -185,7 +185,7 @@ def test_log_lines_that_come_after_the_end_are_not_missed(api: Api, client: Clie
     assert [(line.worker, line.line) for line in lines] == [("w-1", "leaving")]
 
 
-def test_many_followers_do_not_delay_others(api: Api, client: Client) -> None:
+def test_many_followers_do_not_delay_other_requests(api: Api, client: Client) -> None:
     job = api.submit()
 
     def follow() -> list[int]:
@@ -204,8 +204,8 @@ def test_many_followers_do_not_delay_others(api: Api, client: Client) -> None:
 # -- an API that dies -----------------------------------------------------------------------------
 
 
-def test_a_follower_outlives_the_api(own_api: Api) -> None:
-    """Killed and started again, three times, while things happen."""
+def test_follower_survives_restarts_of_the_api(own_api: Api) -> None:
+    """Kill and restart the API three times while events happen."""
     job = own_api.submit()
     stop = threading.Event()
     written = 0
@@ -234,7 +234,7 @@ def test_a_follower_outlives_the_api(own_api: Api) -> None:
     assert written > 60
 
 
-def test_a_waiting_client_outlives_the_api(own_api: Api) -> None:
+def test_waiting_client_survives_a_restart_of_the_api(own_api: Api) -> None:
     job = own_api.submit()
 
     def fail() -> None:

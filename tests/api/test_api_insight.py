@@ -1,4 +1,4 @@
-"""What a job did in detail: staleness, machines, subtasks, its history made short, its spec."""
+"""Details of a job: staleness, machines, subtasks, thinned metrics, and job files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_staleness_is_a_histogram_without_gaps(api: Api, http: httpx.Client) -> 
 # -- machines -----------------------------------------------------------------------------------
 
 
-def test_machines_are_lanes_in_the_order_of_their_beginnings(api: Api, http: httpx.Client) -> None:
+def test_machines_are_ordered_by_their_start(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     died = [
         {"state": "running", "from": 5.0, "to": 9.0},
@@ -62,7 +62,7 @@ def test_machines_are_lanes_in_the_order_of_their_beginnings(api: Api, http: htt
     assert second["spans"] == [{"state": "booting", "from": 8.0, "to": None}]
 
 
-def test_nothing_lasts_longer_than_the_job(api: Api, http: httpx.Client) -> None:
+def test_open_spans_end_with_the_job(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     lane = {**BORN, "spans": [{"state": "running", "from": 5.0, "to": None}]}
     EventLog(api.connection).update_timelines(job, {"i-1": lane}, [])
@@ -93,7 +93,7 @@ def test_each_subtask_has_a_letter(api: Api, http: httpx.Client) -> None:
     assert http.get(f"jobs/{job}/subtasks?epoch=3").json()["first"] == 12
 
 
-def test_a_subtask_that_is_applied_was_not_leased_again(api: Api, http: httpx.Client) -> None:
+def test_applied_subtask_is_not_shown_as_leased_again(api: Api, http: httpx.Client) -> None:
     job = api.submit(epochs=2, subtasks_per_epoch=2)
     api.start_job(job)
     assert api.leases(job).release(api.lease(job))
@@ -110,7 +110,7 @@ def test_a_subtask_that_is_applied_was_not_leased_again(api: Api, http: httpx.Cl
 
 
 @pytest.mark.parametrize("epoch", ["0", "3", "x"])
-def test_an_epoch_that_there_is_not(api: Api, http: httpx.Client, epoch: str) -> None:
+def test_unknown_epoch_is_refused(api: Api, http: httpx.Client, epoch: str) -> None:
     answer = http.get(f"jobs/{api.submit()}/subtasks?epoch={epoch}")
 
     assert (answer.status_code, answer.json()["field"]) == (422, "epoch")
@@ -119,7 +119,7 @@ def test_an_epoch_that_there_is_not(api: Api, http: httpx.Client, epoch: str) ->
 # -- metrics ------------------------------------------------------------------------------------
 
 
-def test_a_history_is_made_short_and_keeps_its_spikes(api: Api, http: httpx.Client) -> None:
+def test_thinned_history_keeps_its_spikes(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     with api.connection.pipeline() as pipe:
         for at in range(3000):
@@ -139,7 +139,7 @@ def test_a_history_is_made_short_and_keeps_its_spikes(api: Api, http: httpx.Clie
     assert 90.0 in [row["loss"] for row in few]
 
 
-def test_points_know_the_quality_of_the_model_then(api: Api, http: httpx.Client) -> None:
+def test_points_contain_the_newest_evaluation(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     api.start_job(job)
     api.account(job, 10, 1)
@@ -156,7 +156,7 @@ def test_points_know_the_quality_of_the_model_then(api: Api, http: httpx.Client)
     assert (after["accuracy"], after["validation"]) == (0.5, {"accuracy": 0.5, "loss": 2.0})
 
 
-def test_a_spike_of_any_series_is_kept() -> None:
+def test_spikes_of_all_series_are_kept() -> None:
     count = 100_000
     loss, rate = 1.0 / (np.arange(count) + 1), np.arange(count) % 7.0
     loss[77_777] = np.nan
@@ -171,7 +171,7 @@ def test_a_spike_of_any_series_is_kept() -> None:
 
 @pytest.mark.parametrize("most", [10, 11, 50])
 @pytest.mark.parametrize("series", [0, 1, 8])
-def test_there_are_never_more_points_than_asked_for(most: int, series: int) -> None:
+def test_thinning_respects_the_limit(most: int, series: int) -> None:
     column = np.arange(5000) * 7919.0 % 1009
 
     kept = thinned_indices([column] * series, 5000, most)
@@ -181,7 +181,7 @@ def test_there_are_never_more_points_than_asked_for(most: int, series: int) -> N
     assert thinned_indices([column[:most]] * series, most, most) == list(range(most))
 
 
-def test_a_long_history_is_thinned_and_goes_on(api: Api, http: httpx.Client) -> None:
+def test_thinned_history_can_be_continued(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     for at in range(300):
         api.jobs.add_metrics(job, {"at": float(at), "loss": 99.0 if at == 150 else 1.0})
@@ -198,7 +198,7 @@ def test_a_long_history_is_thinned_and_goes_on(api: Api, http: httpx.Client) -> 
     assert [row["at"] for row in rest] == [300]
 
 
-def test_a_history_that_was_cut_or_replaced_is_seen_as_it_is(api: Api, http: httpx.Client) -> None:
+def test_trimmed_or_replaced_history_is_read_again(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     key, path = LedgerKeys(job).metrics, f"jobs/{job}/metrics?points=5000"
     for at in range(200):
@@ -209,13 +209,13 @@ def test_a_history_that_was_cut_or_replaced_is_seen_as_it_is(api: Api, http: htt
     api.connection.xtrim(key, maxlen=50, approximate=False)
     assert [row["at"] for row in http.get(path).json()] == list(map(float, range(150, 200)))
 
-    # And when it comes back with another history
+    # And when it restarts with another history
     api.connection.delete(key)
     api.jobs.add_metrics(job, {"at": 7.0})
     assert [row["at"] for row in http.get(path).json()] == [7.0]
 
 
-def test_long_answers_are_sent_compressed_and_models_are_not(api: Api, http: httpx.Client) -> None:
+def test_long_responses_are_compressed_but_not_models(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     for at in range(100):
         api.jobs.add_metrics(job, {"at": float(at)})
@@ -233,7 +233,7 @@ def test_long_answers_are_sent_compressed_and_models_are_not(api: Api, http: htt
 # -- what a job says ----------------------------------------------------------------------------
 
 
-def test_a_text_that_is_a_job(api: Api, http: httpx.Client) -> None:
+def test_valid_job_file_is_accepted(api: Api, http: httpx.Client) -> None:
     text = yaml.safe_dump({"name": "x", "task": "a:B", "epochs": 1, "subtasks_per_epoch": 2})
 
     found = http.post("jobs/validate", json={"yaml": text}).json()
@@ -243,7 +243,7 @@ def test_a_text_that_is_a_job(api: Api, http: httpx.Client) -> None:
     assert api.jobs.all() == []
 
 
-def test_every_mistake_of_a_text_is_named(http: httpx.Client) -> None:
+def test_validation_lists_every_mistake(http: httpx.Client) -> None:
     text = "name: x\ntask: nothing\nepochs: 0\nworkers: {mox: 3}\n"
 
     found = http.post("jobs/validate", json={"yaml": text}).json()
@@ -257,19 +257,19 @@ def test_every_mistake_of_a_text_is_named(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "text", ["", "- 1", "a: [", "a: 2026-99-99", "[" * 3000, "\x00", "a: !!x 1"]
 )
-def test_a_text_that_is_no_job_at_all(http: httpx.Client, text: str) -> None:
+def test_validation_rejects_other_texts(http: httpx.Client, text: str) -> None:
     found = http.post("jobs/validate", json={"yaml": text}).json()
 
     assert (found["valid"], found["errors"][0]["path"]) == (False, "")
 
 
-def test_the_schema_knows_the_fields(http: httpx.Client) -> None:
+def test_schema_lists_the_fields(http: httpx.Client) -> None:
     schema = http.get("schema/job").json()
 
     assert {"name", "task", "epochs", "workers", "stop"} <= schema["properties"].keys()
 
 
-def test_the_yaml_of_a_job_is_the_job(api: Api, http: httpx.Client) -> None:
+def test_yaml_of_a_job_parses_to_the_job(api: Api, http: httpx.Client) -> None:
     job = api.submit(stop={"max_duration": "6h"}, checkpoint={"every": "5m"})
 
     answer = http.get(f"jobs/{job}/spec")
@@ -281,11 +281,11 @@ def test_the_yaml_of_a_job_is_the_job(api: Api, http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("what", ["staleness", "machines", "subtasks", "spec"])
-def test_of_a_job_that_there_is_not(http: httpx.Client, what: str) -> None:
+def test_details_of_an_unknown_job_are_not_found(http: httpx.Client, what: str) -> None:
     assert http.get(f"jobs/none-abc234/{what}").status_code == 404
 
 
-def test_of_a_job_that_has_just_begun(api: Api, http: httpx.Client) -> None:
+def test_details_of_a_new_job_are_empty(api: Api, http: httpx.Client) -> None:
     job = api.submit()
 
     assert api.jobs.get(job).state is JobState.STARTING

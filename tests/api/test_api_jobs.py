@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submission happens once, wrong requests are named, states are obeyed."""
+"""Submission, listing, and control of jobs over HTTP."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vcasgd.task.package import digest_of
 
 
 def body(client: Client, **fields: Any) -> dict[str, Any]:
-    """What a submission sends, its package uploaded."""
+    """Upload a package and return a submission with it."""
     return {"spec": spec(**fields).model_dump(mode="json"), "package": client.upload(zipped())}
 
 
-def test_a_submitted_job_is_shown_whole(api: Api, client: Client) -> None:
+def test_submitted_job_is_shown_with_all_fields(api: Api, client: Client) -> None:
     package = zipped()
 
     job = client.submit(spec(name="mnist", args={"depth": 3}), package)
@@ -38,14 +38,14 @@ def test_a_submitted_job_is_shown_whole(api: Api, client: Client) -> None:
     assert api.storage.get(f"packages/{job.package}.zip") == package
 
 
-def test_a_new_job_has_a_location(http: httpx.Client, client: Client) -> None:
+def test_new_job_has_a_location(http: httpx.Client, client: Client) -> None:
     answer = http.post("jobs", json=body(client))
 
     assert answer.status_code == 201
     assert http.get(http.base_url.join(answer.headers["Location"])).json() == answer.json()
 
 
-def test_the_same_key_gives_the_same_job(http: httpx.Client, client: Client) -> None:
+def test_same_key_returns_the_same_job(http: httpx.Client, client: Client) -> None:
     request = body(client)
     headers = {"Idempotency-Key": "once"}
 
@@ -58,7 +58,7 @@ def test_the_same_key_gives_the_same_job(http: httpx.Client, client: Client) -> 
     assert len(client.jobs()) == 1
 
 
-def test_concurrent_submissions_with_one_key_make_one_job(
+def test_concurrent_submissions_with_one_key_create_one_job(
     api: Api, http: httpx.Client, client: Client
 ) -> None:
     request, headers = body(client), {"Idempotency-Key": "race"}
@@ -73,7 +73,7 @@ def test_concurrent_submissions_with_one_key_make_one_job(
     assert len(api.jobs.all()) == 1
 
 
-def test_a_key_of_another_job_is_a_conflict(client: Client) -> None:
+def test_key_of_another_job_is_a_conflict(client: Client) -> None:
     client.submit(spec(), zipped(), idempotency_key="taken")
 
     with pytest.raises(Conflict, match="Idempotency-Key was used") as caught:
@@ -82,7 +82,7 @@ def test_a_key_of_another_job_is_a_conflict(client: Client) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "caf\u00e9".encode("latin-1")])
-def test_a_key_that_is_none_is_refused(http: httpx.Client, key: str | bytes) -> None:
+def test_invalid_key_is_refused(http: httpx.Client, key: str | bytes) -> None:
     answer = http.post("jobs", json={}, headers={"Idempotency-Key": key})
 
     assert answer.status_code == 422
@@ -99,7 +99,7 @@ def test_a_key_that_is_none_is_refused(http: httpx.Client, key: str | bytes) -> 
         ({"args": {"x": float("nan")}}, "args"),
     ],
 )
-def test_a_wrong_spec_names_its_field(
+def test_invalid_spec_names_its_field(
     http: httpx.Client, client: Client, fields: dict[str, Any], field: str
 ) -> None:
     request = body(client)
@@ -116,7 +116,7 @@ def test_a_wrong_spec_names_its_field(
     assert client.jobs() == []
 
 
-def test_the_client_raises_what_the_spec_would(api: Api, client: Client) -> None:
+def test_client_raises_the_error_of_the_spec(api: Api, client: Client) -> None:
     wrong = spec().model_copy(update={"epochs": 0})
 
     with pytest.raises(SpecError, match="epochs: must be greater") as caught:
@@ -135,15 +135,13 @@ def test_the_client_raises_what_the_spec_would(api: Api, client: Client) -> None
         (b'{"spec": {"name": "a"}, "more": 1}', "task"),
     ],
 )
-def test_a_body_that_is_no_submission_is_refused(
-    http: httpx.Client, content: bytes, field: str
-) -> None:
+def test_invalid_submission_is_refused(http: httpx.Client, content: bytes, field: str) -> None:
     answer = http.post("jobs", content=content, headers={"Content-Type": "application/json"})
 
     assert (answer.status_code, answer.json()["field"]) == (422, field)
 
 
-def test_a_package_must_be_there_before_its_job(http: httpx.Client, client: Client) -> None:
+def test_job_requires_an_uploaded_package(http: httpx.Client, client: Client) -> None:
     request = body(client) | {"package": "ab" * 32}
 
     problem = http.post("jobs", json=request).json()
@@ -152,9 +150,7 @@ def test_a_package_must_be_there_before_its_job(http: httpx.Client, client: Clie
     assert "PUT" in problem["remedy"]
 
 
-def test_a_job_of_a_pool_that_does_not_exist_is_refused(
-    api: Api, http: httpx.Client, client: Client
-) -> None:
+def test_job_with_an_unknown_pool_is_refused(api: Api, http: httpx.Client, client: Client) -> None:
     api.control.publish({}, {"local": {}})
     request = body(client)
     request["spec"] |= {"workers": {"pools": ["local", "nowhere"]}}
@@ -177,7 +173,7 @@ def test_jobs_are_listed_newest_first(api: Api, client: Client) -> None:
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "state=great", "limit=1001"])
-def test_a_wrong_query_names_its_parameter(http: httpx.Client, query: str) -> None:
+def test_invalid_query_names_its_parameter(http: httpx.Client, query: str) -> None:
     problem = http.get(f"jobs?{query}").json()
 
     assert (problem["status"], problem["field"]) == (422, query.partition("=")[0])
@@ -196,7 +192,9 @@ def test_pause_resume_cancel(api: Api, client: Client) -> None:
 
 
 @pytest.mark.parametrize("command", ["pause", "resume"])
-def test_what_the_state_forbids_is_a_conflict(api: Api, client: Client, command: str) -> None:
+def test_command_that_the_state_forbids_is_a_conflict(
+    api: Api, client: Client, command: str
+) -> None:
     job = api.submit()
 
     with pytest.raises(Conflict, match=f"{job} is starting") as caught:
@@ -204,7 +202,7 @@ def test_what_the_state_forbids_is_a_conflict(api: Api, client: Client, command:
     assert caught.value.remedy
 
 
-def test_a_finished_job_is_not_cancelled(api: Api, client: Client) -> None:
+def test_finished_job_is_not_cancelled(api: Api, client: Client) -> None:
     job = api.submit()
     api.finish(job)
 
@@ -238,9 +236,7 @@ def test_progress_follows_the_applied_record(api: Api, client: Client) -> None:
     assert view.totals.rejected == {"duplicate": 2}
 
 
-def test_only_a_job_that_went_through_all_epochs_can_have_lost_samples(
-    api: Api, client: Client
-) -> None:
+def test_lost_samples_are_null_before_all_epochs_have_finished(api: Api, client: Client) -> None:
     whole, stopped = api.submit(), api.submit()
     for job, finished, applied in ((whole, 2, 200), (stopped, 1, 100)):
         api.start_job(job, samples=100)
@@ -251,7 +247,7 @@ def test_only_a_job_that_went_through_all_epochs_can_have_lost_samples(
     assert client.job(stopped).progress.samples_lost is None
 
 
-def test_evaluations_and_the_best_of_them(api: Api, client: Client) -> None:
+def test_view_contains_evaluations_and_the_best_accuracy(api: Api, client: Client) -> None:
     job = api.submit(epochs=3)
     api.start_job(job)
     for epoch, accuracy in ((1, 0.8), (2, 0.9), (3, 0.7)):
@@ -281,7 +277,7 @@ def test_evaluations_and_the_best_of_them(api: Api, client: Client) -> None:
         ({"metric": {"name": "f2", "mode": "max"}}, [], None),
     ],
 )
-def test_the_view_names_the_best_epoch_and_its_metric(
+def test_view_names_the_best_epoch_and_its_metric(
     api: Api,
     http: httpx.Client,
     stop: dict[str, Any],
@@ -303,7 +299,7 @@ def test_the_view_names_the_best_epoch_and_its_metric(
     assert view["best_accuracy"] is None
 
 
-def test_a_failed_job_shows_reason_and_traceback(api: Api, client: Client) -> None:
+def test_failed_job_shows_reason_and_traceback(api: Api, client: Client) -> None:
     job = api.submit()
     api.finish(job, JobState.FAILED, traceback="line 1\nboom")
 
@@ -314,7 +310,7 @@ def test_a_failed_job_shows_reason_and_traceback(api: Api, client: Client) -> No
     assert view.ended_at >= view.created_at
 
 
-def test_a_fault_of_ours_tells_a_stranger_nothing(api: Api, http: httpx.Client) -> None:
+def test_internal_error_reveals_no_details(api: Api, http: httpx.Client) -> None:
     damaged, mistyped = api.submit(), api.submit()
     api.connection.hset(LedgerKeys(damaged).shards, "0:totals", "{inner-secret")
     api.connection.delete(LedgerKeys(mistyped).record)

@@ -1,4 +1,4 @@
-"""What jobs cost and would cost, over REST and on the command line."""
+"""Costs and plans, over HTTP and on the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[..., Result]
 
 
 def pool(price: float = 1.0, *, provider: str = "aws", **more: Any) -> dict[str, Any]:
-    """As the controller shows it."""
+    """Return a pool as the controller publishes it."""
     offer = {
         "pool": "east", "zone": "a", "instance_type": "small", "spot": True,
         "price_per_hour": price, "on_demand_price_per_hour": 4 * price, "cpus": 4.0, "gpus": 0,
@@ -42,13 +42,13 @@ EAST = {"workers": {"pools": ["east"], "max": 2}}
 
 @pytest.fixture
 def market(api: Api) -> Api:
-    """A controller told of one pool."""
+    """API with one pool that a controller published."""
     api.control.publish({}, {"east": pool()})
     return api
 
 
 class TestCost:
-    def test_a_job_that_has_cost_something(self, api: Api, client: Client) -> None:
+    def test_cost_sums_booked_amounts(self, api: Api, client: Client) -> None:
         job = api.submit(stop={"max_cost_usd": 5})
         amounts = {
             "east|spot|working|seconds": 3600.0, "east|spot|working|usd": 1.0,
@@ -74,17 +74,17 @@ class TestCost:
             "lost_work": {"seconds": 36.0, "usd": 0.01},
         }
 
-    def test_a_job_that_has_cost_nothing(self, api: Api, client: Client) -> None:
+    def test_cost_of_a_new_job_is_zero(self, api: Api, client: Client) -> None:
         found = client.cost(api.submit())
         assert (found.spent_usd, found.pools, found.max_cost_usd) == (0.0, [], None)
 
-    def test_a_job_that_is_none(self, client: Client) -> None:
+    def test_cost_of_an_unknown_job_is_not_found(self, client: Client) -> None:
         with pytest.raises(NotFound):
             client.cost("none-abcdef")
 
 
 class TestPlan:
-    def test_what_earlier_jobs_have_shown(self, market: Api, client: Client) -> None:
+    def test_plan_uses_measurements_of_earlier_jobs(self, market: Api, client: Client) -> None:
         known = Workload(3600, {"east|small": 10.0})
         Workloads(market.connection).set("digits", "train:Digits", known)
 
@@ -98,14 +98,14 @@ class TestPlan:
         assert (offer.machines, offer.samples_per_second) == (2, 10.0)
         assert market.jobs.all() == [], "nothing is submitted"
 
-    def test_what_is_given(self, market: Api, client: Client) -> None:
+    def test_plan_uses_given_values(self, market: Api, client: Client) -> None:
         unknown = client.plan(spec(**EAST))
         given = client.plan(spec(**EAST), samples=3600, samples_per_second=10.0)
 
         assert (unknown.hours, len(unknown.remedies)) == (None, 2)
         assert (given.cost_usd, given.remedies) == (pytest.approx(0.2), [])
 
-    def test_machines_that_work_for_others_are_waited_for(self, api: Api, client: Client) -> None:
+    def test_plan_waits_for_busy_machines(self, api: Api, client: Client) -> None:
         full = {"capacity": 2, "instances": 2}
         api.control.publish({}, {"east": pool(**full)})
         later = client.plan(spec(**EAST))
@@ -116,7 +116,7 @@ class TestPlan:
         assert WAITS in later.assumptions
         assert WAITS not in now.assumptions
 
-    def test_pools_that_fall_out(self, market: Api, client: Client) -> None:
+    def test_plan_names_excluded_pools(self, market: Api, client: Client) -> None:
         found = client.plan(spec(labels=["secret"], workers={"pools": ["east", "moon"]}))
 
         assert [each.model_dump() for each in found.pools] == [
@@ -124,19 +124,19 @@ class TestPlan:
             {"pool": "moon", "usable": False, "reasons": ["no such pool"]},
         ]
 
-    def test_prices_that_are_not_known_are_money(self, api: Api, client: Client) -> None:
+    def test_unknown_prices_count_as_costs(self, api: Api, client: Client) -> None:
         api.control.publish({}, {"east": pool(offers=None)})
         assert client.plan(spec(**EAST)).costs_money
 
-    def test_machines_of_this_computer_are_not(self, api: Api, client: Client) -> None:
+    def test_local_machines_cost_nothing(self, api: Api, client: Client) -> None:
         api.control.publish({}, {"east": pool(provider="local")})
         assert not client.plan(spec(**EAST)).costs_money
 
-    def test_no_controller_no_plan(self, client: Client) -> None:
+    def test_plan_requires_a_controller(self, client: Client) -> None:
         with pytest.raises(Conflict, match="no controller has reported"):
             client.plan(spec())
 
-    def test_nonsense_is_refused(self, market: Api, http: httpx.Client) -> None:
+    def test_invalid_plan_request_is_refused(self, market: Api, http: httpx.Client) -> None:
         body = {"spec": spec().model_dump(mode="json"), "samples_per_second": 0}
         assert http.post("plan", json=body).json()["field"] == "samples_per_second"
 
@@ -150,7 +150,7 @@ class TestBudget:
         assert api.jobs.transition(job, JobState.PAUSED, allowed, why="stop.max_cost_usd: spent")
         return job
 
-    def test_a_job_goes_on_with_a_larger_one(self, api: Api, client: Client) -> None:
+    def test_paused_job_resumes_with_a_larger_budget(self, api: Api, client: Client) -> None:
         job = self.paused(api)
 
         view = client.resume(job, max_cost_usd=2.5)
@@ -158,21 +158,23 @@ class TestBudget:
         assert (view.state, view.spec.stop.max_cost_usd) == ("running", 2.5)
         assert client.cost(job).max_cost_usd == 2.5
 
-    def test_one_without_a_model_starts_again(self, api: Api, client: Client) -> None:
+    def test_job_without_a_model_restarts(self, api: Api, client: Client) -> None:
         assert client.resume(self.paused(api, started=False)).state == "starting"
 
-    def test_none_is_no_budget(self, api: Api, http: httpx.Client) -> None:
+    def test_invalid_budget_is_refused(self, api: Api, http: httpx.Client) -> None:
         answer = http.post(f"jobs/{self.paused(api)}/resume", json={"max_cost_usd": 0})
         assert (answer.status_code, answer.json()["field"]) == (422, "max_cost_usd")
 
 
 class TestLabels:
-    def test_a_job_that_no_pool_may_see_is_refused(self, market: Api, client: Client) -> None:
+    def test_job_without_a_pool_for_its_labels_is_refused(
+        self, market: Api, client: Client
+    ) -> None:
         with pytest.raises(SpecError, match="none of the pools east may see all of") as caught:
             client.submit(spec(**EAST, labels=["eu-only", "secret"]), zipped())
         assert caught.value.field == "labels"
 
-    def test_one_that_some_pool_may_see_is_not(self, market: Api, client: Client) -> None:
+    def test_job_with_a_pool_for_its_labels_is_accepted(self, market: Api, client: Client) -> None:
         assert client.submit(spec(**EAST, data={"labels": ["eu-only"]}), zipped()).id
 
 
@@ -204,7 +206,7 @@ def job_file(tmp_path: Path) -> Path:
     return folder / "job.yaml"
 
 
-def test_a_plan_for_people(run: Run, job_file: Path) -> None:
+def test_plan_is_shown_as_text(run: Run, job_file: Path) -> None:
     shown = run("plan", job_file, "--samples", 3600, "--samples-per-second", 10)
 
     assert shown.exit_code == 0, shown.output
@@ -213,13 +215,13 @@ def test_a_plan_for_people(run: Run, job_file: Path) -> None:
     assert "assumed: each trains 10 samples/s, as given" in shown.stdout
 
 
-def test_a_plan_for_programs(run: Run, job_file: Path) -> None:
+def test_plan_is_shown_as_json(run: Run, job_file: Path) -> None:
     shown = run("plan", job_file, "--set", "workers.pools=[moon]", "--json")
 
     assert json.loads(shown.stdout)["pools"][0]["reasons"] == ["no such pool"]
 
 
-def test_the_cost_for_people(run: Run, market: Api) -> None:
+def test_cost_is_shown_as_text(run: Run, market: Api) -> None:
     job = market.submit(stop={"max_cost_usd": 5})
     amounts = {"east|spot|idle|seconds": 360.0, "east|spot|idle|usd": 0.1,
                "east|spot|idle|on_demand_usd": 0.4}  # fmt: skip
@@ -234,7 +236,7 @@ def test_the_cost_for_people(run: Run, market: Api) -> None:
     assert json.loads(run("cost", job, "--json").stdout)["job"] == job
 
 
-def test_a_job_that_costs_money_is_not_submitted_without_a_word(
+def test_paid_job_is_not_submitted_without_confirmation(
     run: Run, market: Api, job_file: Path
 ) -> None:
     refused = run("submit", job_file)
@@ -248,7 +250,9 @@ def test_a_job_that_costs_money_is_not_submitted_without_a_word(
 
 
 @pytest.mark.parametrize(("answer", "jobs"), [("n\n", 0), ("y\n", 1)])
-def test_a_person_is_asked(run: Run, market: Api, job_file: Path, answer: str, jobs: int) -> None:
+def test_submit_asks_for_confirmation(
+    run: Run, market: Api, job_file: Path, answer: str, jobs: int
+) -> None:
     asked = run("submit", job_file, answer=answer)
 
     assert "2 machines for 2.0000 USD/h" in asked.stderr
@@ -256,12 +260,21 @@ def test_a_person_is_asked(run: Run, market: Api, job_file: Path, answer: str, j
     assert (asked.exit_code == 0) is bool(jobs)
 
 
-def test_what_costs_nothing_is_not_asked(run: Run, market: Api, job_file: Path) -> None:
+def test_free_job_needs_no_confirmation(run: Run, market: Api, job_file: Path) -> None:
     market.control.publish({}, {"east": pool(provider="local")})
     assert run("submit", job_file).exit_code == 0
 
 
-def test_what_nobody_knows_the_price_of_is_asked_too(run: Run, market: Api, job_file: Path) -> None:
+def test_local_job_is_submitted_without_a_plan(
+    run: Run, market: Api, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market.control.publish({}, {"local": pool(provider="local")})
+    monkeypatch.setattr(Client, "plan", lambda *_: pytest.fail("the plan is not needed"))
+
+    assert run("submit", job_file, "--set", "workers.pools=[local]").exit_code == 0
+
+
+def test_job_with_unknown_costs_needs_confirmation(run: Run, market: Api, job_file: Path) -> None:
     market.control.publish({}, {})
     refused = run("submit", job_file)
 
@@ -269,7 +282,7 @@ def test_what_nobody_knows_the_price_of_is_asked_too(run: Run, market: Api, job_
     assert "the cost of the job is unknown" in refused.stderr
 
 
-def test_a_budget_is_raised(run: Run, market: Api) -> None:
+def test_resume_raises_the_budget(run: Run, market: Api) -> None:
     job = TestBudget().paused(market)
 
     assert run("resume", job, "--max-cost-usd", 3).exit_code == 0

@@ -1,4 +1,4 @@
-"""The ledger or the storage away, the port taken, settings missing, the end."""
+"""Outages of the ledger and the storage, invalid settings, and shutdown of the API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def get(api: Api, path: str) -> httpx.Response:
     return httpx.get(api.url + path, timeout=PATIENCE, trust_env=False)
 
 
-def test_without_the_ledger_the_api_says_so_and_comes_back(
+def test_api_reports_a_missing_ledger_and_recovers(
     own_api: Api, eventually: Callable[..., Any]
 ) -> None:
     job = own_api.submit()
@@ -48,7 +48,7 @@ def test_without_the_ledger_the_api_says_so_and_comes_back(
         assert client.job(job).id == job
 
 
-def test_a_ledger_that_hangs_is_noticed(own_api: Api) -> None:
+def test_hanging_ledger_is_reported(own_api: Api) -> None:
     own_api.ledger.process.freeze()
     try:
         ready = get(own_api, "/readyz")
@@ -59,7 +59,7 @@ def test_a_ledger_that_hangs_is_noticed(own_api: Api) -> None:
     assert "does not answer" in ready.json()["reasons"][0]
 
 
-def test_a_follower_outlives_the_ledger(own_api: Api) -> None:
+def test_follower_survives_a_restart_of_the_ledger(own_api: Api) -> None:
     job = own_api.submit()
     with own_api.client() as client:
         events = client.events(job, follow=True)
@@ -73,7 +73,7 @@ def test_a_follower_outlives_the_ledger(own_api: Api) -> None:
         assert [event.kind for event in events] == ["note", "job-succeeded"]
 
 
-def test_without_the_storage_only_files_are_missing(own_api: Api) -> None:
+def test_missing_storage_affects_files_only(own_api: Api) -> None:
     job = own_api.submit()
     shutil.rmtree(own_api.home / "storage")
     (own_api.home / "storage").write_text("not a folder")
@@ -94,7 +94,7 @@ def test_without_the_storage_only_files_are_missing(own_api: Api) -> None:
 
 
 def failed(api: Api, **env: str) -> str:
-    """What a start that must fail says."""
+    """Return the output of a start that must fail."""
     api.log.write_text("")
     process = api.launch(**env)
     try:
@@ -108,7 +108,7 @@ def failed(api: Api, **env: str) -> str:
     return said
 
 
-def test_a_port_in_use_is_said_with_a_remedy(own_api: Api) -> None:
+def test_port_in_use_is_reported_with_a_remedy(own_api: Api) -> None:
     said = failed(own_api)
 
     assert f"PortInUse: port {own_api.port} of 127.0.0.1 is in use" in said
@@ -134,12 +134,12 @@ def unstarted(tmp_path: Path, shared_api: Api) -> Api:
         ("VCASGD_LOG_LEVEL", "loud", "VCASGD_LOG_LEVEL"),
     ],
 )
-def test_a_wrong_setting_is_named(unstarted: Api, name: str, value: str, said: str) -> None:
+def test_invalid_setting_is_named(unstarted: Api, name: str, value: str, said: str) -> None:
     assert said in failed(unstarted, **{name: value})
 
 
 @pytest.mark.parametrize("name", ["VCASGD_TOKEN", "VCASGD_LEDGER_URL", "VCASGD_STORAGE_URL"])
-def test_a_missing_setting_is_named(
+def test_missing_setting_is_named(
     unstarted: Api, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     env = {key: value for key, value in unstarted.env.items() if key != name}
@@ -149,7 +149,7 @@ def test_a_missing_setting_is_named(
     assert f"{name} is not set" in failed(unstarted)
 
 
-def test_it_starts_without_the_ledger(unstarted: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_starts_without_the_ledger(unstarted: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     env = unstarted.env | {"VCASGD_LEDGER_URL": "redis://127.0.0.1:1/0"}
     monkeypatch.setattr(Api, "env", env)
     try:
@@ -161,7 +161,7 @@ def test_it_starts_without_the_ledger(unstarted: Api, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_stops_with_followers(tmp_path: Path, number: signal.Signals) -> None:
+def test_api_stops_while_clients_follow(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path, as_command=True) as api, contextlib.ExitStack() as stack:
         job = api.submit()
         for _ in range(5):
@@ -173,7 +173,7 @@ def test_it_stops_with_followers(tmp_path: Path, number: signal.Signals) -> None
     assert "Traceback" not in api.log.read_text()
 
 
-def test_it_stops_while_the_ledger_hangs(own_api: Api) -> None:
+def test_api_stops_while_the_ledger_hangs(own_api: Api) -> None:
     job = own_api.submit()
     with own_api.client() as client:
         events = client.events(job, follow=True, patience=0)
@@ -186,8 +186,8 @@ def test_it_stops_while_the_ledger_hangs(own_api: Api) -> None:
             own_api.ledger.process.thaw()
 
 
-def test_a_restart_finds_its_port_free(own_api: Api) -> None:
-    """Connections of the process before may still be winding down."""
+def test_restart_can_use_the_same_port(own_api: Api) -> None:
+    """Restart the API while old connections may still be closing."""
     with own_api.client() as client:
         client.jobs()
         own_api.kill()
@@ -195,7 +195,7 @@ def test_a_restart_finds_its_port_free(own_api: Api) -> None:
         client.jobs()
 
 
-def test_a_socket_that_is_closed_early_does_no_harm(own_api: Api) -> None:
+def test_early_disconnect_causes_no_error(own_api: Api) -> None:
     job = own_api.submit()
     request = (
         f"GET /api/v1/jobs/{job}/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n"

@@ -1,4 +1,4 @@
-"""Packages: by digest, checked, limited, and stored once."""
+"""Upload of packages: digests, checks, and limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vcasgd.task.package import digest_of
 LIMIT = int(PACKAGE_LIMIT_MB * 1e6)
 
 
-def test_a_package_is_stored_once(api: Api, http: httpx.Client) -> None:
+def test_package_is_stored_once(api: Api, http: httpx.Client) -> None:
     data = zipped()
     path = f"packages/{digest_of(data)}"
 
@@ -31,7 +31,7 @@ def test_a_package_is_stored_once(api: Api, http: httpx.Client) -> None:
     assert api.storage.get(f"{path}.zip") == data
 
 
-def test_a_damaged_package_is_refused(http: httpx.Client) -> None:
+def test_damaged_package_is_refused(http: httpx.Client) -> None:
     data = zipped()
 
     answer = http.put(f"packages/{digest_of(data)}", content=data[:-1])
@@ -56,27 +56,25 @@ def of_a_later_version() -> bytes:
 
 
 @pytest.mark.parametrize("data", [b"", b"no zip", zipped()[:-4], escaping(), of_a_later_version()])
-def test_what_is_not_a_harmless_zip_is_refused(client: Client, data: bytes) -> None:
+def test_unsafe_package_is_refused(client: Client, data: bytes) -> None:
     with pytest.raises(PackageError):
         client.upload(data)
 
 
 @pytest.mark.parametrize("digest", ["x", "A" * 64, "0" * 63, "0" * 65, "0" * 64 + "%0a"])
-def test_a_name_that_is_no_digest_is_refused(http: httpx.Client, digest: str) -> None:
+def test_invalid_digest_is_refused(http: httpx.Client, digest: str) -> None:
     assert http.put(f"packages/{digest}", content=zipped()).json()["field"] == "digest"
     assert http.head(f"packages/{digest}").status_code == 422
 
 
-def test_a_package_over_the_limit_is_refused(client: Client) -> None:
+def test_package_over_the_limit_is_refused(client: Client) -> None:
     with pytest.raises(ApiError, match="larger than 1 MB") as caught:
         client.upload(b"x" * (LIMIT + 1))
     assert caught.value.status == 413
     assert "VCASGD_PACKAGE_LIMIT_MB" in (caught.value.remedy or "")
 
 
-def test_the_limit_holds_for_a_body_that_does_not_tell_its_size(
-    api: Api, http: httpx.Client
-) -> None:
+def test_limit_applies_to_a_body_without_a_length(api: Api, http: httpx.Client) -> None:
     before = api.process.resident_bytes()
 
     answer = http.put(f"packages/{'0' * 64}", content=(bytes(65_536) for _ in range(1000)))
@@ -85,13 +83,13 @@ def test_the_limit_holds_for_a_body_that_does_not_tell_its_size(
     assert api.process.resident_bytes() - before < 30 * LIMIT
 
 
-def test_a_huge_package_is_refused_before_it_is_read(http: httpx.Client) -> None:
+def test_huge_package_is_refused_before_it_is_read(http: httpx.Client) -> None:
     answer = http.put(f"packages/{'0' * 64}", content=bytes(40 * LIMIT))
 
     assert answer.status_code == 413
 
 
-def test_a_directory_is_packed_uploaded_and_submitted(
+def test_directory_is_packed_uploaded_and_submitted(
     api: Api, client: Client, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("print('hello')")
@@ -105,7 +103,7 @@ def test_a_directory_is_packed_uploaded_and_submitted(
         assert archive.namelist() == ["train.py"]
 
 
-def test_a_directory_over_the_limit_is_not_sent(client: Client, tmp_path: Path) -> None:
+def test_directory_over_the_limit_is_not_sent(client: Client, tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(b"x" * 2000)
 
     with pytest.raises(PackageError, match=r"data\.bin"):

@@ -1,4 +1,4 @@
-"""The dashboard as the API serves it: files, one page for all addresses, strict headers."""
+"""The dashboard's files, its page, and security headers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pages(built: Path) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs", "/jobs/digits-abc234", "/sign-in?next=/fleet"])
-def test_every_address_is_the_page(pages: httpx.Client, path: str) -> None:
+def test_every_address_shows_the_page(pages: httpx.Client, path: str) -> None:
     answer = pages.get(path)
 
     assert (answer.status_code, "<title>vcasgd" in answer.text) == (200, True)
@@ -66,7 +66,7 @@ def test_every_address_is_the_page(pages: httpx.Client, path: str) -> None:
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
 
 
-def test_files_with_a_digest_in_their_name_are_kept_for_ever(pages: httpx.Client) -> None:
+def test_files_with_a_digest_in_their_name_are_cached(pages: httpx.Client) -> None:
     script = pages.get("/assets/index-1a2b.js")
 
     assert script.text == SCRIPT
@@ -76,7 +76,7 @@ def test_files_with_a_digest_in_their_name_are_kept_for_ever(pages: httpx.Client
     assert pages.get("/favicon.svg").headers["Cache-Control"] == "no-cache"
 
 
-def test_a_page_that_did_not_change_is_not_sent_again(pages: httpx.Client) -> None:
+def test_unchanged_page_is_not_sent_again(pages: httpx.Client) -> None:
     etag = pages.get("/").headers["ETag"]
 
     assert pages.get("/", headers={"If-None-Match": etag}).status_code == 304
@@ -86,7 +86,7 @@ def test_a_page_that_did_not_change_is_not_sent_again(pages: httpx.Client) -> No
     "path",
     ["/assets/none.js", "/../secret.txt", "/%2e%2e/secret.txt", "/assets/..%2f..%2fsecret.txt"],
 )
-def test_there_is_nothing_else(pages: httpx.Client, path: str) -> None:
+def test_other_files_are_not_found(pages: httpx.Client, path: str) -> None:
     answer = pages.get(path)
 
     assert answer.status_code == 404
@@ -94,17 +94,17 @@ def test_there_is_nothing_else(pages: httpx.Client, path: str) -> None:
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_pages_are_only_read(pages: httpx.Client) -> None:
+def test_pages_are_read_only(pages: httpx.Client) -> None:
     assert pages.post("/").status_code == 405
     assert pages.head("/").status_code == 200
 
 
-def test_what_is_not_under_a_page_is_the_apis(pages: httpx.Client) -> None:
+def test_api_paths_are_not_pages(pages: httpx.Client) -> None:
     assert pages.get("/healthz").json()["status"] == "ok"
     assert pages.get("/api/v1/nothing").status_code == 401
 
 
-def test_without_a_build_the_page_says_how_to_make_one(tmp_path: Path) -> None:
+def test_page_explains_how_to_build_the_dashboard(tmp_path: Path) -> None:
     with serving(tmp_path / "none") as pages:
         answer = pages.get("/")
 
@@ -113,7 +113,7 @@ def test_without_a_build_the_page_says_how_to_make_one(tmp_path: Path) -> None:
         assert pages.get("/jobs").status_code == 404
 
 
-def test_a_build_appears_without_a_restart(tmp_path: Path) -> None:
+def test_build_appears_without_a_restart(tmp_path: Path) -> None:
     with serving(tmp_path) as pages:
         (tmp_path / "index.html").write_text("built")
 

@@ -1,4 +1,4 @@
-"""The id of a request: in the answer, in problems, with the job, in its events."""
+"""IDs of requests in responses, problems, jobs, and events."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vcasgd.store.ledger.job import JobState
 HEADER = "X-Request-ID"
 
 
-def test_an_id_that_is_sent_comes_back(http: httpx.Client) -> None:
+def test_request_id_is_returned(http: httpx.Client) -> None:
     assert http.get("status", headers={HEADER: "trace-1:2.3_4"}).headers[HEADER] == "trace-1:2.3_4"
 
 
 @pytest.mark.parametrize("sent", [None, "", "two words", "x" * 65, "ä".encode(), "a\tb", '"', "{}"])
-def test_else_one_is_made_up(http: httpx.Client, sent: str | bytes | None) -> None:
+def test_missing_request_id_is_generated(http: httpx.Client, sent: str | bytes | None) -> None:
     headers = {} if sent is None else {HEADER: sent}
     first, second = (http.get("status", headers=headers).headers[HEADER] for _ in range(2))
 
@@ -26,7 +26,7 @@ def test_else_one_is_made_up(http: httpx.Client, sent: str | bytes | None) -> No
     assert first != second
 
 
-def test_a_problem_names_it(http: httpx.Client, api: Api) -> None:
+def test_problem_contains_the_request_id(http: httpx.Client, api: Api) -> None:
     answer = http.get("jobs/none-abc234", headers={HEADER: "asked-1"})
     assert (answer.headers[HEADER], answer.json()["request"]) == ("asked-1", "asked-1")
 
@@ -36,13 +36,15 @@ def test_a_problem_names_it(http: httpx.Client, api: Api) -> None:
     assert refused.json()["request"] == refused.headers[HEADER]
 
 
-def test_a_program_learns_it_with_the_error(client: Client) -> None:
+def test_client_error_contains_the_request_id(client: Client) -> None:
     with pytest.raises(NotFound) as caught:
         client.job("none-abc234")
     assert len(caught.value.details["problem"]["request"]) == 32
 
 
-def test_a_job_and_its_events_know_who_asked(api: Api, http: httpx.Client, client: Client) -> None:
+def test_job_and_its_events_contain_the_request_id(
+    api: Api, http: httpx.Client, client: Client
+) -> None:
     # Given a job that was submitted by one request
     digest = client.upload(zipped())
     body = {"spec": {"name": "x", "task": "a:B", "epochs": 1, "subtasks_per_epoch": 2},
@@ -54,7 +56,7 @@ def test_a_job_and_its_events_know_who_asked(api: Api, http: httpx.Client, clien
     # When another one pauses it
     http.post(f"jobs/{job['id']}/pause", headers={HEADER: "pause-1"})
 
-    # Then each event names the one that brought it about, else the first
+    # Then each event has the ID of the request that caused it, or of the first one
     events = http.get(f"jobs/{job['id']}/events").json()
     assert [(each["kind"], each["request"]) for each in events] == [
         ("submitted", "submit-1"),
@@ -63,7 +65,7 @@ def test_a_job_and_its_events_know_who_asked(api: Api, http: httpx.Client, clien
     ]
 
 
-def test_the_controller_learns_who_wants_a_machine_gone(api: Api, http: httpx.Client) -> None:
+def test_eviction_passes_the_request_id_to_the_controller(api: Api, http: httpx.Client) -> None:
     api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {})
 
     http.post("instances/i-1/evict", json={"kill": True}, headers={HEADER: "evict-1"})
@@ -72,7 +74,7 @@ def test_the_controller_learns_who_wants_a_machine_gone(api: Api, http: httpx.Cl
     assert (asked["instance"], asked["request"]) == ("i-1", "evict-1")
 
 
-def test_what_changes_something_is_logged_with_it(api: Api, http: httpx.Client) -> None:
+def test_changing_requests_are_logged_with_the_id(api: Api, http: httpx.Client) -> None:
     http.post("jobs/none-abc234/pause", headers={HEADER: "logged-1"})
 
     (line,) = [each for each in api.log.read_text().splitlines() if "request=logged-1" in each]

@@ -1,4 +1,4 @@
-"""Signing in with a cookie: what it opens, to whom, and for how long."""
+"""Sessions of the dashboard: cookies, their lifetime, and protection from other sites."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = {"X-Vcasgd-Request": "dashboard"}
 
 @pytest.fixture
 def browser(api: Api) -> Iterator[httpx.Client]:
-    """Without the token."""
+    """Return an HTTP client without the token."""
     with httpx.Client(base_url=f"{api.url}/api/v1/", trust_env=False) as browser:
         yield browser
 
@@ -28,7 +28,7 @@ def sign_in(api: Api, browser: httpx.Client, **headers: str) -> httpx.Response:
     return browser.post("session", json={"token": api.token}, headers=headers)
 
 
-def test_signing_in_and_out(api: Api, browser: httpx.Client) -> None:
+def test_sign_in_and_out(api: Api, browser: httpx.Client) -> None:
     assert browser.get("session").status_code == 401
 
     answer = sign_in(api, browser)
@@ -42,7 +42,7 @@ def test_signing_in_and_out(api: Api, browser: httpx.Client) -> None:
     assert browser.get("session").status_code == 401
 
 
-def test_the_cookie_is_for_nobody_else_and_holds_no_token(api: Api, browser: httpx.Client) -> None:
+def test_cookie_is_protected_and_contains_no_token(api: Api, browser: httpx.Client) -> None:
     header = sign_in(api, browser).headers["Set-Cookie"]
     proxied = sign_in(api, browser, **{"X-Forwarded-Proto": "https"}).headers["Set-Cookie"]
 
@@ -55,8 +55,8 @@ def test_the_cookie_is_for_nobody_else_and_holds_no_token(api: Api, browser: htt
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "wr\u00f6ng", "\ud800"])
-def test_a_wrong_token_signs_nobody_in(browser: httpx.Client, token: str) -> None:
-    # json.dumps writes a lone surrogate as it is allowed to stand in JSON
+def test_wrong_token_does_not_sign_in(browser: httpx.Client, token: str) -> None:
+    # json.dumps escapes a lone surrogate, which is valid JSON
     body = json.dumps({"token": token})
 
     answer = browser.post("session", content=body, headers={"Content-Type": "application/json"})
@@ -77,7 +77,7 @@ def test_a_wrong_token_signs_nobody_in(browser: httpx.Client, token: str) -> Non
         {**PAGE, "Sec-Fetch-Site": "same-site"},
     ],
 )
-def test_another_page_changes_nothing(
+def test_other_sites_cannot_change_anything(
     api: Api, browser: httpx.Client, headers: dict[str, str]
 ) -> None:
     job = api.submit()
@@ -89,7 +89,7 @@ def test_another_page_changes_nothing(
     assert api.jobs.get(job).state == "starting"
 
 
-def test_our_own_page_may_change_things(api: Api, browser: httpx.Client) -> None:
+def test_dashboard_can_change_things(api: Api, browser: httpx.Client) -> None:
     job = api.submit()
     sign_in(api, browser)
     headers = {**PAGE, "Origin": api.url, "Sec-Fetch-Site": "same-origin"}
@@ -97,7 +97,7 @@ def test_our_own_page_may_change_things(api: Api, browser: httpx.Client) -> None
     assert browser.post(f"jobs/{job}/cancel", headers=headers).status_code == 200
 
 
-def test_who_has_the_token_needs_no_header(api: Api, browser: httpx.Client) -> None:
+def test_token_needs_no_page_header(api: Api, browser: httpx.Client) -> None:
     job = api.submit()
     sign_in(api, browser)
     headers = {"Authorization": f"Bearer {api.token}"}
@@ -105,7 +105,7 @@ def test_who_has_the_token_needs_no_header(api: Api, browser: httpx.Client) -> N
     assert browser.post(f"jobs/{job}/cancel", headers=headers).status_code == 200
 
 
-def test_another_site_signs_nobody_in(api: Api, browser: httpx.Client) -> None:
+def test_other_sites_cannot_sign_in(api: Api, browser: httpx.Client) -> None:
     answer = sign_in(api, browser, Origin="https://evil.example")
 
     assert (answer.status_code, "Set-Cookie" in answer.headers) == (403, False)
@@ -144,7 +144,7 @@ def test_session_from_a_clock_that_is_ahead_is_valid(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("cookie", [b"vcasgd_session=\xff\xfe", b"vcasgd_session", b"=;=,\x01"])
-def test_a_cookie_that_makes_no_sense_opens_nothing(browser: httpx.Client, cookie: bytes) -> None:
+def test_invalid_cookie_is_refused(browser: httpx.Client, cookie: bytes) -> None:
     answer = browser.get("jobs", headers={"Cookie": cookie})
 
     assert answer.status_code == 401

@@ -1,4 +1,4 @@
-"""The whole as one stream: what is, what changes, and every event once."""
+"""Event stream of the platform: its state, changes, and each event once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def until(
     raise AssertionError(f"no {what} with {wanted}")
 
 
-def test_what_is_and_what_changes(api: Api, http: httpx.Client) -> None:
+def test_stream_sends_the_state_and_its_changes(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     with following(http) as messages:
         until(messages, "fleet", controller=False)
@@ -60,15 +60,13 @@ def test_what_is_and_what_changes(api: Api, http: httpx.Client) -> None:
         assert until(messages, "job", id=job, state="running")[1]["fraction"] == 0.0
 
 
-def test_a_reader_that_comes_back_misses_no_event_and_gets_none_twice(
-    api: Api, http: httpx.Client
-) -> None:
+def test_reconnecting_reader_receives_each_event_once(api: Api, http: httpx.Client) -> None:
     first, second = api.submit(), api.submit()
     with following(http) as messages:
         begun, _ = until(messages, "job", id=first)
         for number in range(6):
             api.jobs.event((first, second)[number % 2], "count", "", number=number)
-            time.sleep(0.002)  # in one millisecond, those of one job come before those of another
+            time.sleep(0.002)  # events of one millisecond are ordered by job
         place, _ = until(messages, "event", kind="count", details={"number": 2})
     api.finish(first)
     with following(http, **{"Last-Event-ID": place}) as messages:
@@ -102,9 +100,9 @@ def test_stream_starts_after_a_given_position(api: Api, http: httpx.Client) -> N
     assert overridden == 1, "the header overrides the parameter"
 
 
-def test_a_new_reader_is_told_of_nothing_old(api: Api, http: httpx.Client) -> None:
+def test_new_reader_receives_no_old_events(api: Api, http: httpx.Client) -> None:
     job = api.submit()
-    # a look that another reader caused may be of a moment before
+    # the API may share a slightly older observation
     with following(http) as messages:
         until(messages, "job", id=job)
         api.jobs.event(job, "count", "", number=1)
@@ -116,7 +114,7 @@ def test_a_new_reader_is_told_of_nothing_old(api: Api, http: httpx.Client) -> No
         assert until(messages, "event")[1]["details"] == {"number": 2}
 
 
-def test_nothing_is_said_more_than_twice_a_second(api: Api, http: httpx.Client) -> None:
+def test_stream_sends_at_most_two_states_per_second(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     api.start_job(job)
     with following(http) as messages:
@@ -131,7 +129,7 @@ def test_nothing_is_said_more_than_twice_a_second(api: Api, http: httpx.Client) 
 
 
 @pytest.mark.parametrize("place", ["x", "1", "-", "1-2/a b", "1-2/\u0663"])
-def test_a_place_that_is_none_is_refused(http: httpx.Client, place: str) -> None:
+def test_invalid_position_is_refused(http: httpx.Client, place: str) -> None:
     answer = http.get("stream", headers={**STREAM, "Last-Event-ID": place.encode()})
 
     assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
@@ -139,7 +137,7 @@ def test_a_place_that_is_none_is_refused(http: httpx.Client, place: str) -> None
     assert (answer.status_code, answer.json()["field"]) == (422, "after")
 
 
-def test_places_are_in_order() -> None:
+def test_positions_are_ordered() -> None:
     places = [
         EventCursor(1),
         EventCursor(1, 2, "a"),

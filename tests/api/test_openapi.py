@@ -1,4 +1,4 @@
-"""The description of the API, and requests made up from it: nothing may break the server."""
+"""The OpenAPI document, and responses to requests generated from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EXAMPLES = 8
 
 
 def described() -> dict[str, Any]:
-    """The document, without a server."""
+    """Return the document without a server."""
     storage = Storage(Path(tempfile.gettempdir()).as_uri())
     app = create_app(Settings(token="x"), connect("redis://127.0.0.1:1/0"), storage)
     return app.openapi()
@@ -53,13 +53,13 @@ def as_it_is(_: Any, value: Any) -> bytes:
 
 
 schemathesis.openapi.media_type("application/zip", strategies.binary(max_size=100))
-# the stream of everything has no end; test_api_stream.py has it
+# the platform's stream has no end; test_api_stream.py tests it
 schema = schemathesis.openapi.from_dict(described()).exclude(operation_id="follow_everything")
 
 
 @pytest.fixture
 def document(api: Api) -> dict[str, Any]:
-    """As it is served."""
+    """Return the document that the API serves."""
     answer = httpx.get(f"{api.url}/api/v1/openapi.json", trust_env=False, timeout=PATIENCE)
     document: dict[str, Any] = answer.json()
     return document
@@ -74,7 +74,7 @@ def document(api: Api) -> dict[str, Any]:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_made_up_requests_get_described_answers(api: Api, case: Case) -> None:
+def test_generated_requests_get_documented_responses(api: Api, case: Case) -> None:
     headers = {"Authorization": f"Bearer {api.token}"}
     case.call_and_validate(base_url=api.url, headers=headers, checks=CHECKS, timeout=PATIENCE)
 
@@ -90,7 +90,7 @@ def test_every_operation_has_a_readable_name(document: dict[str, Any]) -> None:
     assert {"submit_job", "list_events", "get_model", "evict_worker", "head_package"} <= set(names)
 
 
-def test_everything_under_api_wants_the_token(document: dict[str, Any]) -> None:
+def test_every_operation_requires_the_token(document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
         for operation in methods.values():
             guarded = path.startswith("/api/v1") and operation["operationId"] != "sign_in"
@@ -108,6 +108,6 @@ def test_no_page_loads_scripts_from_elsewhere(api: Api) -> None:
             trust_env=False,
             timeout=PATIENCE,
         )
-        # where the dashboard is built, its page answers for what it does not know
+        # if the dashboard is built, its page answers unknown paths
         policy = answer.headers.get("Content-Security-Policy", "")
         assert answer.status_code == 404 or "script-src 'self'" in policy

@@ -1,4 +1,4 @@
-"""Every operation of the API is there for somebody."""
+"""Users of every operation of the API."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect
 
 ROOT = Path(__file__).parents[2]
-#: what neither the dashboard nor the SDK asks for, and who does
+#: Operations that neither the dashboard nor the client calls, and their users.
 OTHERS = {
-    "healthz": "whoever starts the API: whether it lives",
-    "readyz": "the same: whether it can serve",
+    "healthz": "process supervisors: whether the API runs",
+    "readyz": "process supervisors: whether the API can serve requests",
 }
 
 
-def test_every_operation_is_asked_for_by_somebody(tmp_path: Path) -> None:
-    """By the SDK, on which the command line is built, or by the dashboard."""
+def test_every_operation_has_a_user(tmp_path: Path) -> None:
+    """The client, which the command line uses, or the dashboard calls every operation."""
     operations = {
         (verb.upper(), path): operation["operationId"]
         for path, methods in _described()["paths"].items()
@@ -43,7 +43,7 @@ def test_every_operation_is_asked_for_by_somebody(tmp_path: Path) -> None:
 
 
 def _described() -> dict[str, Any]:
-    """The document, without a server."""
+    """Return the document without a server."""
     storage = Storage(Path(tempfile.gettempdir()).as_uri())
     ledger = connect("redis://127.0.0.1:1/0")
     return create_app(Settings(token=SecretStr("x")), ledger, storage).openapi()
@@ -56,7 +56,7 @@ def _asked_by_pages() -> set[tuple[str, str]]:
 
 
 def _asked_by_the_sdk(operations: Iterable[tuple[str, str]], folder: Path) -> set[tuple[str, str]]:
-    """What the methods of the client send, each called once with arguments made up."""
+    """Return the requests of all client methods, each called once with generated arguments."""
     asked: set[tuple[str, str]] = set()
     patterns = {
         (verb, path): re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for verb, path in operations
@@ -86,7 +86,7 @@ def _asked_by_the_sdk(operations: Iterable[tuple[str, str]], folder: Path) -> se
         calls += [(client.workers, {}), (client.download, {"job": "j", "path": folder,
                   "checkpoint": "c"})]  # fmt: skip
         for method, arguments in calls:
-            # no answer is a good one; what was sent is all that counts
+            # every response is an error; only the request matters
             with contextlib.suppress(VcasgdError, KeyError, TypeError, ValueError):
                 found = method(**arguments)
                 if isinstance(found, Iterator):

@@ -390,6 +390,18 @@ def test_follow_survives_an_api_restart(own_api: Api) -> None:
     assert [event.kind for event in last.events] == ["job-succeeded"]
 
 
+def test_watch_receives_events_from_the_stream(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = api.submit()
+    with api.client() as client:
+        statuses = Watch(client, job).statuses()
+        for _ in range(3):  # the first status, the opened stream, and the job's state in it
+            next(statuses)
+        monkeypatch.setattr(client, "job", lambda _: pytest.fail("an event needs no request"))
+        api.jobs.event(job, "note", "hello")
+        status = next(statuses)
+    assert [event.text for event in status.events] == ["hello"]
+
+
 def end_job_after_first_status(
     statuses: Iterator[JobStatus], api: Api, job: str
 ) -> Iterator[JobStatus]:

@@ -1,4 +1,4 @@
-"""The client against servers that misbehave."""
+"""The client with servers that misbehave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def fake_api(*answers: Answer) -> Iterator[Client]:
-    """Answers one request after another; the last answer is given again and again."""
+    """Serve the given responses in order, and then repeat the last one."""
     left = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -57,7 +57,7 @@ def fake_api(*answers: Answer) -> Iterator[Client]:
 def reply(
     content: bytes = b"", status: int = 200, cut: int = 0, check: Any = None, **headers: str
 ) -> Answer:
-    """``cut``: how much of what was promised is never sent."""
+    """Return a response that lacks the last ``cut`` bytes of its length."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         if check is not None:
@@ -89,7 +89,7 @@ def events(*numbers: int, end: bool = False) -> bytes:
 # -- following ----------------------------------------------------------------------------------
 
 
-def test_a_broken_stream_is_taken_up_where_it_broke() -> None:
+def test_broken_stream_is_resumed() -> None:
     asked = []
     torn = events(1, 2) + events(3)[:-4]
 
@@ -105,19 +105,19 @@ def test_a_broken_stream_is_taken_up_where_it_broke() -> None:
     assert asked == ["0-5", "2-0", "3-0"]
 
 
-def test_a_follower_gives_up_after_its_patience() -> None:
+def test_follower_gives_up_after_its_patience() -> None:
     with fake_api(reply(status=503)) as client, pytest.raises(ApiError) as caught:
         list(client.events("job", follow=True, patience=0.5))
     assert caught.value.status == 503
 
 
-def test_a_stream_that_never_says_anything_is_given_up() -> None:
+def test_follower_gives_up_on_an_empty_stream() -> None:
     with fake_api(stream()) as client, pytest.raises(ApiError, match="before the job did"):
         list(client.logs("job", follow=True, patience=0.3))
 
 
-def test_patience_begins_with_the_first_failure() -> None:
-    """A caller that takes its time over an event must not lose the next."""
+def test_patience_starts_with_the_first_failure() -> None:
+    """A caller that handles an event for long must not lose the next one."""
     with fake_api(stream(events(1)), stream(events(2, end=True))) as client:
         seen = []
         for event in client.events("job", follow=True, patience=0.4):
@@ -126,7 +126,7 @@ def test_patience_begins_with_the_first_failure() -> None:
     assert seen == ["1-0", "2-0"]
 
 
-def test_what_waiting_does_not_mend_is_raised_at_once() -> None:
+def test_permanent_error_is_raised_at_once() -> None:
     with fake_api(reply(status=404)) as client, pytest.raises(NotFound):
         list(client.events("job", follow=True))
 
@@ -202,7 +202,7 @@ def etag(data: bytes) -> str:
         (reply(b"without a digest"), CheckpointDamaged),
     ],
 )
-def test_a_download_is_whole_or_not_there(
+def test_incomplete_download_leaves_no_file(
     tmp_path: Path, answer: Answer, error: type[Exception]
 ) -> None:
     path = tmp_path / "model"
@@ -216,14 +216,14 @@ def test_a_download_is_whole_or_not_there(
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "evil"])
-def test_a_download_stays_in_its_directory(tmp_path: Path, name: str) -> None:
+def test_download_stays_in_its_directory(tmp_path: Path, name: str) -> None:
     disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
 
     with fake_api(reply(b"data", ETag=etag(b"data"), **disposition)) as client:
         assert client.download("job", tmp_path) == tmp_path / "evil"
 
 
-def test_a_folder_that_does_not_exist_is_said(tmp_path: Path) -> None:
+def test_missing_folder_raises_an_error(tmp_path: Path) -> None:
     with fake_api(reply(b"data", ETag=etag(b"data"))) as client, pytest.raises(FileNotFoundError):
         client.download("job", tmp_path / "nowhere" / "model")
 
@@ -231,7 +231,7 @@ def test_a_folder_that_does_not_exist_is_said(tmp_path: Path) -> None:
 # -- answers that are none ------------------------------------------------------------------------
 
 
-def test_nobody_there_is_an_error_with_a_remedy() -> None:
+def test_missing_api_is_an_error_with_a_remedy() -> None:
     with Client(f"http://127.0.0.1:{free_port()}", "token") as client:
         with pytest.raises(ApiError, match="no answer from http://127") as caught:
             client.jobs()
@@ -242,33 +242,33 @@ def test_nobody_there_is_an_error_with_a_remedy() -> None:
     assert "vcasgd up" in (caught.value.remedy or "")
 
 
-def test_another_server_on_that_port_is_noticed() -> None:
+def test_response_of_another_server_is_an_error() -> None:
     with fake_api(reply(b"<html>It works!</html>")) as client:
         with pytest.raises(ApiError, match="sent an unexpected response") as caught:
             client.jobs()
         assert "address of the API" in (caught.value.remedy or "")
 
 
-def test_an_answer_without_a_document_is_said() -> None:
+def test_response_without_a_problem_is_an_error() -> None:
     with fake_api(reply(b"oops", status=500)) as client, pytest.raises(ApiError) as caught:
         client.jobs()
     assert str(caught.value).startswith("the API answered 500")
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1/", "http://127.0.0.1:x/"])
-def test_a_url_that_is_none_is_an_error_of_ours(url: str) -> None:
+def test_invalid_url_is_an_api_error(url: str) -> None:
     with pytest.raises(ApiError), Client(url, "token") as client:
         client.jobs()
 
 
 @pytest.mark.parametrize("token", ["", " ", "secret-ü", "secret\nHost: evil"])
-def test_a_token_that_cannot_be_sent_is_not_quoted(token: str) -> None:
+def test_invalid_token_is_not_quoted(token: str) -> None:
     with pytest.raises(SpecError, match="the token is empty or contains") as caught:
         Client("http://127.0.0.1:1", token)
     assert "secret" not in str(caught.value)
 
 
-def test_a_password_in_the_url_is_not_shown() -> None:
+def test_password_in_the_url_is_not_shown() -> None:
     port = free_port()
     with Client(f"http://me:secret@127.0.0.1:{port}", "token") as client:
         with pytest.raises(ApiError) as caught:
@@ -276,14 +276,14 @@ def test_a_password_in_the_url_is_not_shown() -> None:
         assert "secret" not in repr(client) + str(caught.value)
 
 
-def test_waiting_has_an_end(api: Api, client: Client) -> None:
+def test_wait_respects_its_timeout(api: Api, client: Client) -> None:
     job = api.submit()
 
     with pytest.raises(ApiError, match=f"{job} has not ended after 0.2 s"):
         client.wait(job, timeout=0.2)
 
 
-def test_fields_of_a_newer_api_are_passed_over(api: Api, client: Client) -> None:
+def test_fields_of_a_newer_api_are_ignored(api: Api, client: Client) -> None:
     row = client.job(api.submit()).to_dict()
     newer = {
         **row, "novel": 1, "progress": {**row["progress"], "novel": 2},

@@ -1,4 +1,4 @@
-"""The SDK: a job as an object, what a notebook shows, and all that a page shows."""
+"""The client's job objects, tables, event files, and all other calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vcasgd.store.ledger.job import JobState
 
 @pytest.fixture
 def job(api: Api) -> str:
-    """With a history of three points, and an evaluation before the last one."""
+    """Create a job with three points of metrics, and an evaluation before the last one."""
     name = api.submit()
     api.start_job(name)
     api.account(name, 10, 1)
@@ -30,7 +30,7 @@ def job(api: Api) -> str:
     return name
 
 
-def test_a_job_can_be_told_what_to_do(client: Client, job: str) -> None:
+def test_job_can_be_controlled(client: Client, job: str) -> None:
     paused = client.job(job).pause()
     resumed = paused.resume(max_cost_usd=3)
 
@@ -47,7 +47,7 @@ def test_a_job_can_be_told_what_to_do(client: Client, job: str) -> None:
     assert "token" not in repr(resumed)
 
 
-def test_pandas_takes_its_metrics(client: Client, job: str) -> None:
+def test_metrics_fit_into_a_pandas_table(client: Client, job: str) -> None:
     table = pandas.DataFrame(client.job(job).metrics())
 
     assert list(table["loss"]) == [1.0, 0.5, 0.25]
@@ -59,8 +59,8 @@ def test_pandas_takes_its_metrics(client: Client, job: str) -> None:
     assert list(few.columns) == ["at", "loss"]
 
 
-def test_tensorboard_reads_its_history(client: Client, job: str, tmp_path: Path) -> None:
-    for _ in range(2):  # what was there before is replaced
+def test_tensorboard_reads_event_files(client: Client, job: str, tmp_path: Path) -> None:
+    for _ in range(2):  # existing files are replaced
         folder = client.job(job).tensorboard(tmp_path)
 
     assert folder == tmp_path / job
@@ -73,7 +73,7 @@ def test_tensorboard_reads_its_history(client: Client, job: str, tmp_path: Path)
     assert (top5.step, top5.wall_time, top5.tensor_proto.float_val[0]) == (10, 3.0, 0.75)
 
 
-def test_without_tensorboard_it_says_what_to_install(
+def test_missing_tensorboard_is_an_error_with_a_remedy(
     client: Client, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
@@ -84,7 +84,7 @@ def test_without_tensorboard_it_says_what_to_install(
     assert caught.value.remedy == "pip install 'vcasgd[tensorboard]'"
 
 
-def test_a_notebook_shows_a_job_and_runs_nothing_of_it(api: Api, client: Client) -> None:
+def test_notebook_shows_a_job_and_escapes_its_texts(api: Api, client: Client) -> None:
     job = api.submit()
     api.finish(job, JobState.FAILED, reason="<script>alert(1)</script>")
 
@@ -95,7 +95,7 @@ def test_a_notebook_shows_a_job_and_runs_nothing_of_it(api: Api, client: Client)
     assert "<script>" not in html
 
 
-def test_everything_that_a_page_shows_is_there_for_programs(api: Api, client: Client) -> None:
+def test_client_offers_everything_that_pages_show(api: Api, client: Client) -> None:
     job = api.submit()
     api.start_job(job)
     for at in range(30):
@@ -117,7 +117,7 @@ def test_everything_that_a_page_shows_is_there_for_programs(api: Api, client: Cl
     assert client.metrics(job, names=["loss"])[0].model_fields_set == {"id", "at", "loss"}
 
 
-def test_a_follower_of_everything_outlives_the_api(own_api: Api) -> None:
+def test_follower_of_the_platform_survives_a_restart_of_the_api(own_api: Api) -> None:
     job = own_api.submit()
     with own_api.client() as client:
         changes = client.changes()

@@ -70,7 +70,7 @@ class OfferView(Schema):
 
 
 class VerdictView(Schema):
-    """Whether a job can use a pool, and the reasons if it can't."""
+    """Usability of a pool for a job, with the reasons if it can't be used."""
 
     pool: str
     usable: bool
@@ -78,7 +78,7 @@ class VerdictView(Schema):
 
 
 class PlanView(Schema):
-    """What a job would buy now, and what that would cost.
+    """Estimate of what a job would buy now, and of its cost.
 
     A value that can't be estimated is null; `remedies` say how to change that.
     """

@@ -115,7 +115,7 @@ class StatusView(Schema):
 
 
 class Eviction(RequestBody):
-    """How to take a machine. Without a body, it gets the usual notice of its cloud."""
+    """Options for taking a machine. Without a body, it gets the usual notice of its cloud."""
 
     notice_seconds: float | None = Field(
         default=None, ge=0, le=3600, description="Seconds between the notice and the end."
