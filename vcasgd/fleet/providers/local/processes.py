@@ -86,13 +86,19 @@ def kill_all(
     ``limit`` seconds.
     """
     deadline = time.monotonic() + limit
-    while left := processes_of(instance_id, root) - {spare}:
+    while left := _living(instance_id, root) - {spare}:
         if time.monotonic() > deadline:
             return False
         for process in left:
             process.kill()
         time.sleep(_ROUND_SECONDS)
     return True
+
+
+def _living(instance_id: str, root: Process | None) -> set[Process]:
+    living = processes_of(instance_id, root)
+    # An exiting process loses its environment, and so its marker, before it is dead.
+    return living | {root} if root is not None and root.alive() else living
 
 
 def _started(process: psutil.Process) -> int:
