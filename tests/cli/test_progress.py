@@ -49,7 +49,7 @@ def shown(*statuses: JobStatus) -> str:
 
 
 def test_lost_machine_is_marked_below_its_bar() -> None:
-    killed = event("worker-killed", "local-2 is gone, without a notice")
+    killed = event("worker-killed", "local-2 was lost without a notice")
 
     lines = shown(status(4), status(4), status(3, killed), status(4)).splitlines()
 
@@ -62,14 +62,14 @@ def test_lost_machine_is_marked_below_its_bar() -> None:
 
 
 def test_losses_stay_visible_among_many_events() -> None:
-    lost = event("worker-evicted", "local-1 is gone, after a notice")
-    others = [event("worker-started", f"local-{number} works") for number in range(50)]
+    lost = event("worker-evicted", "local-1 was lost after a notice")
+    others = [event("worker-started", f"local-{number} works on the job") for number in range(50)]
 
     text = shown(status(2, lost), status(2, *others))
 
-    assert "worker-evicted: local-1 is gone, after a notice" in text
-    assert "local-49 works" in text
-    assert "local-3 works" not in text
+    assert "worker-evicted: local-1 was lost after a notice" in text
+    assert "local-49 works on" in text
+    assert "local-3 works on" not in text
 
 
 def test_mark_shows_the_worst_loss() -> None:

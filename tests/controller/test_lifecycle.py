@@ -58,8 +58,8 @@ def test_job_ends_with_the_model_that_was_evaluated_last(
     assert job.reason == "all 3 epochs are done"
 
     # and its history contains these events in order
-    told = [kind for kind in kinds(plain, job.id) if kind not in ("evaluated", "checkpoint")]
-    assert told == ["submitted", "job-running", "job-finishing", "job-succeeded"]
+    history = [kind for kind in kinds(plain, job.id) if kind not in ("evaluated", "checkpoint")]
+    assert history == ["submitted", "job-running", "job-finishing", "job-succeeded"]
 
     # and the tensors server is empty
     eventually(lambda: plain.tensors.connection.dbsize() == 0)
@@ -447,8 +447,8 @@ def test_job_survives_deaths_of_its_job_loop(plain: Plain, eventually: Eventuall
     # Then the job still ends, once
     assert deaths >= 5
     training.succeed()
-    told = kinds(plain, training.job)
-    assert told.count("job-running") == told.count("job-succeeded") == 1
+    history = kinds(plain, training.job)
+    assert history.count("job-running") == history.count("job-succeeded") == 1
     assert training.trained_again() <= training.most_again(killed=0)
 
 
