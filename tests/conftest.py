@@ -18,7 +18,7 @@ pytest_plugins = ["support.api_fixtures", "support.process_fixtures", "support.s
 
 TESTS = Path(__file__).parent
 #: Each of these starts a stack with Ray and machines. One process runs them one after the other,
-#: because several stacks at a time would keep two cores so busy that leases expire.
+#: because many stacks at a time would keep two cores so busy that leases expire.
 WHOLE_STACKS = (
     "chaos/test_whole_stack.py",
     "browser/test_dashboard.py",
@@ -34,6 +34,7 @@ WHOLE_STACKS = (
 #: so a long file that started last would run alone.
 LONGEST_FIRST = (
     *WHOLE_STACKS,
+    "fleet/test_cloud_in_a_box.py",
     "terraform/test_terraform_aws.py",
     "cluster/test_cluster.py",
     "stack/test_stack.py",

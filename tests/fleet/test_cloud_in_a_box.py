@@ -66,6 +66,7 @@ def gcp() -> Iterator[GcpWorld]:
         yield world
 
 
+@pytest.mark.extended
 def test_a_fleet_of_aws_is_interrupted_and_replaced(
     aws: AwsWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_fleet_of_aws_is_interrupted_and_replaced(
         )
 
 
+@pytest.mark.extended
 def test_a_fleet_of_google_is_interrupted_and_replaced(
     gcp: GcpWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_controller_that_dies_after_the_purchase_leaks_nothing(
         eventually(lambda: not aws.alive())
 
 
+@pytest.mark.extended
 def test_a_machine_that_ec2_advises_to_leave_is_replaced_before_it_goes(
     aws: AwsWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -161,6 +164,7 @@ def test_a_machine_that_ec2_advises_to_leave_is_replaced_before_it_goes(
         eventually(lambda: not aws.alive())
 
 
+@pytest.mark.extended
 def test_a_boot_that_fails_is_heard_of_and_the_next_machine_is_bought_elsewhere(
     aws: AwsWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -198,6 +202,7 @@ def test_a_boot_that_fails_is_heard_of_and_the_next_machine_is_bought_elsewhere(
         eventually(lambda: not aws.alive())
 
 
+@pytest.mark.extended
 def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
     aws: AwsWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
