@@ -30,9 +30,9 @@ from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all, pr
 
 log = logging.getLogger(__name__)
 
-#: how soon a machine that was bought begins to boot, and one that was ended is dead
+#: Seconds until a new machine starts to boot, and until a terminated one is dead.
 POLL_SECONDS = 0.25
-#: of the script in the user data
+#: Timeout in seconds for the script in the user data.
 SCRIPT_SECONDS = 120.0
 
 
@@ -40,27 +40,27 @@ class EmulatedCloud(Protocol):
     """Cloud-specific part of the box."""
 
     def alive(self) -> set[str]:
-        """Machines that are paid for."""
+        """Return the machines that cost money."""
         ...
 
     def told(self, instance_id: str) -> str:
-        """The user data."""
+        """Return the machine's user data."""
         ...
 
     def tags(self, instance_id: str) -> Mapping[str, str]: ...
 
     def stopping(self, instance_id: str) -> None:
-        """The cloud shows that the machine is being taken, if it shows that at all."""
+        """Mark the machine as stopping, if the cloud shows that."""
         ...
 
     def gone(self, instance_id: str) -> None:
-        """The machine does not exist any more."""
+        """Remove the machine from the cloud."""
         ...
 
 
 @dataclass
 class Box:
-    """A machine."""
+    """A machine and its processes."""
 
     id: str
     pool: str
@@ -79,7 +79,7 @@ class Box:
 
 
 class CloudBox:
-    """Watches a cloud and plays its machines. Use it as a context."""
+    """Context manager that polls a cloud and runs its machines."""
 
     def __init__(
         self,
@@ -87,8 +87,11 @@ class CloudBox:
         scratch: Path,
         boots: Callable[[Box], bool] = lambda _box: True,
     ) -> None:
-        """``boots``: what the image does before the machine's unit is started, and whether it
-        came that far."""
+        """Create the box.
+
+        ``boots`` runs the image's steps before the machine's unit starts, and returns True if they
+        succeeded.
+        """
         self._cloud = cloud
         self._scratch = scratch
         self._boots = boots
@@ -96,7 +99,7 @@ class CloudBox:
         self._thread = threading.Thread(target=self._watch, name="cloudbox", daemon=True)
         self._lock = threading.RLock()
         self.boxes: dict[str, Box] = {}
-        #: what went wrong in the box itself; a test that ends must find none
+        #: Errors of the box itself; a test requires at its end that there are none.
         self.problems: list[str] = []
 
     def __enter__(self) -> CloudBox:
@@ -126,7 +129,7 @@ class CloudBox:
         return threads
 
     def advise(self, instance_id: str) -> None:
-        """A recommendation to rebalance."""
+        """Publish a rebalance recommendation."""
         self.boxes[instance_id].metadata.advise()
 
     def _take(self, box: Box, gone_at: float) -> None:
@@ -152,7 +155,7 @@ class CloudBox:
         for id_ in alive & self.boxes.keys():
             box = self.boxes[id_]
             if box.process and box.process.poll() is not None and not box.taken.is_set():
-                # as its unit says: Restart=always
+                # The unit has Restart=always.
                 self._start(box)
 
     def _boot(self, id_: str) -> None:
@@ -187,7 +190,7 @@ class CloudBox:
         """Do what the image's unit does: read the file, and run the arguments."""
         etc = box.folder / "etc" / "vcasgd"
         argv = (etc / "worker.argv").read_text().splitlines()
-        # where an image has its Python is its own business, as is where it has room
+        # The paths of Python and of the temporary folder are those of the image.
         argv[0] = sys.executable
         adjust = (
             "import json, os; argv = json.loads(os.environ['VCASGD_BOOT_ARGV']); "
@@ -231,7 +234,7 @@ class CloudBox:
 
 @contextlib.contextmanager
 def short_folder() -> Iterator[Path]:
-    """Ray's sockets need a short path."""
+    """Create a folder with a short path, as Ray's sockets need it."""
     path = Path(tempfile.mkdtemp(prefix="vbox-", dir="/tmp"))
     try:
         yield path

@@ -1,4 +1,4 @@
-"""AWS, as moto emulates it over HTTP: ``python emulated_aws.py PORT``."""
+"""Emulated AWS over HTTP (moto): ``python emulated_aws.py PORT``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _init = Instance.__init__
 
 
 def _with_groups(self: Instance, *arguments: Any, **options: Any) -> None:
-    """moto forgets the groups of an instance that were given with its network interface."""
+    """Keep the security groups of an instance's network interface, which moto drops."""
     _init(self, *arguments, **options)
     if not self.security_groups:
         self.security_groups = [each for nic in self.nics.values() for each in nic.group_set]

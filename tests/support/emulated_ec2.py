@@ -1,4 +1,4 @@
-"""EC2 over real HTTP: moto's server, and a proxy before it for what moto does not emulate.
+"""EC2 over real HTTP: moto's server behind a proxy for features that moto does not emulate.
 
 The proxy runs out of capacity by subnet, sets spot prices, and refuses chosen calls as EC2 would.
 """
@@ -29,12 +29,12 @@ ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
     "AWS_DEFAULT_REGION": REGION,
-    # nothing of the machine's own configuration
+    # Ignore the machine's own configuration.
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-#: how long moto may take over one call
+#: Timeout in seconds for one call of moto.
 CALL_SECONDS = 20.0
 XMLNS = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 
@@ -45,13 +45,13 @@ class EmulatedEc2:
 
     moto_url: str
     url: str = ""
-    #: subnets without capacity, and why
+    #: Subnets without capacity, and the error codes of their refusals.
     exhausted: dict[str, str] = field(default_factory=dict)
-    #: how many machines a launch gets at most
+    #: Largest number of machines that one launch gets.
     room: int | None = None
-    #: USD per hour by type and zone; where there is none, nothing is sold
+    #: USD per hour by type and zone; a market without a price has no offers.
     prices: dict[tuple[str, str], float] = field(default_factory=dict)
-    #: by action: refusals that are answered once each, first come first served
+    #: Refusals by action; each is returned once, in order.
     refusals: list[tuple[str, str, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     #: Called once after EC2 created machines, before the response.
@@ -63,7 +63,7 @@ class EmulatedEc2:
             self.refusals.append((action, code, status))
 
     def ec2(self) -> Any:
-        """A client of the test's own, past the proxy."""
+        """Return a client of the test, which bypasses the proxy."""
         return boto3.client(
             "ec2",
             region_name=REGION,
@@ -73,12 +73,12 @@ class EmulatedEc2:
         )
 
     def subnets(self) -> dict[str, str]:
-        """By zone."""
+        """Return the subnets by zone."""
         rows = self.ec2().describe_subnets()["Subnets"]
         return {row["AvailabilityZone"]: row["SubnetId"] for row in rows}
 
     def template(self, user_data: str = "") -> str:
-        """A launch template's id."""
+        """Return the ID of a launch template."""
         data = {"ImageId": "ami-12345678", "InstanceType": "t3.micro"}
         if user_data:
             data["UserData"] = base64.b64encode(user_data.encode()).decode()
@@ -87,7 +87,7 @@ class EmulatedEc2:
         return str(answer["LaunchTemplate"]["LaunchTemplateId"])
 
     def alive(self) -> list[dict[str, Any]]:
-        """Everything that would be paid for."""
+        """Return all machines that cost money."""
         states = ["pending", "running", "stopping", "stopped"]
         answer = self.ec2().describe_instances(
             Filters=[{"Name": "instance-state-name", "Values": states}]
@@ -103,10 +103,10 @@ class EmulatedEc2:
     def terminate(self, *instance_ids: str) -> None:
         self.ec2().terminate_instances(InstanceIds=list(instance_ids))
 
-    # -- what the proxy answers itself ---------------------------------------------------------
+    # -- responses of the proxy itself ---------------------------------------------------------
 
     def answer(self, form: dict[str, str]) -> tuple[int, str] | None:
-        """``None``: moto answers, to what is left of the form."""
+        """Return the proxy's response, or None to forward the changed form to moto."""
         action = form.get("Action", "")
         with self.lock:
             self.calls.append(action)
@@ -138,7 +138,7 @@ class EmulatedEc2:
         return None
 
     def _leave_out(self, form: dict[str, str], without: list[str]) -> None:
-        """The others move up, because a list has no holes."""
+        """Remove an entry and renumber the others, because a list has no gaps."""
         start = "LaunchTemplateConfigs.1.Overrides."
         overrides: dict[str, dict[str, str]] = {}
         for key in [key for key in form if key.startswith(start)]:
@@ -252,7 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def emulated_ec2() -> Iterator[EmulatedEc2]:
-    """A fresh EC2. Its state is moto's, which is one for a whole process."""
+    """Provide a fresh EC2. Its state is moto's, which a whole process shares."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()

@@ -1,10 +1,10 @@
-"""Compute Engine's REST API as far as the provider uses it, over real HTTP, in memory.
+"""In-memory Compute Engine over real HTTP: the part of its REST API that the provider uses.
 
-There is no emulator of Compute Engine. What is here follows the reference
+There is no emulator of Compute Engine. This module follows the reference
 (https://cloud.google.com/compute/docs/reference/rest/v1): names are unique in a zone, a
-``requestId`` makes a request the same request, an operation takes a while and is waited for, an
+``requestId`` identifies repeated requests, clients wait for an operation until it is done, an
 instance's properties are those of its template patched by those of the request (RFC 7396), and
-listings are filtered and come in pages.
+listings have filters and pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 API = "https://www.googleapis.com/compute/v1"
-#: the longest that a wait hangs, as documented
+#: Longest time in seconds that a wait blocks, as documented.
 WAIT_LIMIT_SECONDS = 120.0
 
 
@@ -68,13 +68,13 @@ class FakeCompute:
 
     project: str = "project"
     operation_seconds: float = 0.02
-    #: zones that have no machine left, and how many machines the others have
+    #: Zones without capacity, and the number of machines that the others have.
     exhausted: dict[str, str] = field(default_factory=dict)
     room: dict[str, int] = field(default_factory=dict)
-    #: answered instead of doing anything: path pattern to refusals, first come first served
+    #: Refusals by path pattern; each is returned once, in order, and nothing else happens.
     refusals: list[tuple[str, Refused]] = field(default_factory=list)
     templates: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: what machines wrote about themselves, by name and path
+    #: Attributes that machines wrote about themselves, by name and path.
     attributes: dict[tuple[str, str], str] = field(default_factory=dict)
     instances: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class FakeCompute:
         self.changed = threading.Condition(self.lock)
 
     def refuse(self, path: str, status: int, reason: str) -> None:
-        """The next request whose path matches is answered so, once."""
+        """Refuse the next request whose path matches, once."""
         with self.lock:
             self.refusals.append((path, Refused(status, reason)))
 
@@ -101,11 +101,11 @@ class FakeCompute:
                     row["status"] = status
 
     def remove(self, name: str) -> None:
-        """As at the end of a preemption, or of a machine that shut itself down."""
+        """Remove a machine, as after a preemption or its own shutdown."""
         with self.lock:
             self.instances = {k: row for k, row in self.instances.items() if row["name"] != name}
 
-    # -- what the API does -----------------------------------------------------------------------
+    # -- methods of the API ----------------------------------------------------------------------
 
     def bulk_insert(self, zone: str, request: str, body: dict[str, Any]) -> Operation:
         if known := next((o for o in self.operations.values() if o.request == request), None):
@@ -204,7 +204,7 @@ class FakeCompute:
 
 
 def _patched(target: Any, patch: Any) -> Any:
-    """RFC 7396, of which nobody here uses null."""
+    """Apply a merge patch (RFC 7396) without null values."""
     if not isinstance(patch, dict) or not isinstance(target, dict):
         return patch
     return {**target, **{key: _patched(target.get(key), value) for key, value in patch.items()}}
@@ -224,7 +224,7 @@ def _passes(row: dict[str, Any], expression: str) -> bool:
 
 
 class ComputeServer(ThreadingTCPServer):
-    """Listens on a free port of the loopback interface from its construction on."""
+    """Server on a free port of the loopback interface, listening from its construction on."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -343,6 +343,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
-        # who waits no longer is gone
+        # The waiting client has disconnected.
         with contextlib.suppress(ConnectionError):
             self.wfile.write(payload)

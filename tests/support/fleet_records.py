@@ -14,7 +14,7 @@ PACKAGE = "0" * 64
 
 
 def machine(name: str, launched_at: float = NOW, pool: str = "east", **more: Any) -> Instance:
-    """A running spot machine for 1 USD per hour, 3 USD on demand."""
+    """Return a running spot machine for 1 USD per hour (on demand: 3 USD)."""
     fields: dict[str, Any] = {
         "price_per_hour": 1.0, "on_demand_price_per_hour": 3.0, "zone": "a",
         "instance_type": "small", "spot": True, **more,
@@ -26,11 +26,11 @@ def machine(name: str, launched_at: float = NOW, pool: str = "east", **more: Any
 
 
 def job_spec(**fields: Any) -> JobSpec:
-    """The smallest specification, with these fields."""
+    """Return the smallest specification, with these fields."""
     least = {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 3}
     return JobSpec.parse({**least, **fields})
 
 
 def events_of(jobs: Jobs, job: str, kind: str) -> list[dict[str, Any]]:
-    """The events of one kind in a job's history."""
+    """Return the events of one kind in a job's history."""
     return [event for event in jobs.events(job) if event["kind"] == kind]

@@ -1,4 +1,4 @@
-"""Made-up fleets for the plan."""
+"""Invented fleets for tests of the plan."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def observed(
     pools: list[PoolView] | None = None,
     history: ObservationTimes | None = None,
 ) -> Observed:
-    """``nodes``: ``*`` all machines, ``None`` Ray unreachable, else their ids, with blanks."""
+    """Return an observation.
+
+    ``nodes``: ``*`` for all machines, None if Ray is unreachable, else IDs separated by blanks.
+    """
     instances = tuple(machines or ())
     joined = {one.id for one in instances} if nodes == "*" else set((nodes or "").split())
     return Observed(
@@ -74,7 +77,7 @@ def observed(
 
 
 def remembered(state: Observed) -> Observed:
-    """Up to date, but with the times of joining that the row asks for."""
+    """Return an up-to-date memory, with the joining times of the row."""
     fresh = with_history(state, NOW)
     if state.nodes is None:
         return fresh

@@ -39,7 +39,7 @@ WORKERS = ("ann", "bob", "cyd")
 AWAY = (StoreUnavailable, SnapshotMissing)
 #: Calls until all broken connections to a dead server were detected.
 MOST_CALLS = 10
-REPLACED = "a server that was replaced changes nothing"
+REPLACED = "a replaced parameter server changes nothing"
 
 #: A publishing turn has about this many commands.
 commands = st.integers(1, 24)
@@ -254,7 +254,7 @@ class History(RuleBasedStateMachine):
         self.stage.restart(self.stage.tensors_server)
         with suppress(SnapshotMissing):
             self.world.snapshots.read()
-            self.require(False, "a server without a file comes back empty")
+            self.require(False, "a server without a file restarts empty")
         self.serve()
 
     @rule(at=commands, moment=moments)
@@ -295,7 +295,7 @@ class History(RuleBasedStateMachine):
     def nothing_applied_is_forgotten(self) -> None:
         record = self.world.snapshots.read().record
         applied = record.finished * self.world.plan.samples + sum(record.positions.values())
-        self.require(applied >= self.applied, "nothing applied is forgotten")
+        self.require(applied >= self.applied, "no applied update is lost")
         self.applied = applied
 
     @invariant()
@@ -303,12 +303,12 @@ class History(RuleBasedStateMachine):
         for name, pin in self.world.snapshots.pins().items():
             _, floats = self.world.snapshots.fetch_pinned(name)
             whole = floats[: self.world.plan.samples].tolist() == self.world.recorded(pin.record)
-            self.require(whole, "a pinned snapshot is what its record says")
+            self.require(whole, "a pinned snapshot matches its record")
 
     @invariant()
     def nobody_honest_is_blamed(self) -> None:
         blamed = self.world.jobs.quarantined(self.world.job).keys()
-        self.require(blamed <= {"vandal"}, "nobody honest is blamed")
+        self.require(blamed <= {"vandal"}, "no honest worker is blamed")
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
@@ -327,7 +327,7 @@ class History(RuleBasedStateMachine):
             assert job.totals["samples"] == 2 * self.world.plan.samples
             assert job.totals["repeated"] == 0
 
-    # -- how it is done -----------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------
 
     def require(self, condition: bool, what: str) -> None:
         with self.judging():
@@ -394,7 +394,7 @@ class History(RuleBasedStateMachine):
             _, answer = self.world.push(held.number, start, stop, held.token, worker=worker)
             accepted = answer.accepted
         self.require(accepted <= (newest <= held.token), "a stale lease pushes nothing")
-        self.require(accepted == expected, "a push is taken where it continues its subtask")
+        self.require(accepted == expected, "a push is accepted where it continues its subtask")
 
     def seen(self) -> tuple[object, ...]:
         """Return the visible state of the job, without waiting updates."""

@@ -1,5 +1,4 @@
-"""A folder that is a machine's root, for the scripts of infra: where they are, what they may call,
-and what the machine is told about itself."""
+"""Folder that acts as a machine's root for the scripts in infra, with the services they call."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 INFRA = Path(__file__).parents[2] / "infra"
-#: of a role, as the metadata server hands them out
+#: Credentials of a role, as the metadata server returns them.
 KEYS = {"AccessKeyId": "AKIDEXAMPLE", "SecretAccessKey": "a/secret+key", "Token": "a session=="}
-#: a system on which all packages are installed, and no user can be made
+#: Commands of a system that has all packages installed and refuses to create users.
 _PROGRAMS = {"dpkg": "exit 0", "id": "exit 1", "useradd": "exit 1"}
 
 
 def lay_out(root: Path, settings: str) -> None:
-    """The scripts and ``machine.env``, as cloud-init writes them."""
+    """Write the scripts and ``machine.env``, as cloud-init does."""
     library = root / "usr/local/lib/vcasgd"
     library.mkdir(parents=True)
     for script in (INFRA / "bin").iterdir():
@@ -31,7 +30,7 @@ def lay_out(root: Path, settings: str) -> None:
 
 
 def failing_boot(root: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs the real script on a system on which its step ``add_user`` fails."""
+    """Run the real script on a system on which its step ``add_user`` fails."""
     programs = root / "programs"
     programs.mkdir()
     for name, text in _PROGRAMS.items():
@@ -96,7 +95,7 @@ def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 @contextmanager
 def ec2_that_records() -> Iterator[tuple[str, list[tuple[dict[str, str], str]]]]:
-    """Headers and body of each request that EC2 would get."""
+    """Serve an EC2 endpoint that records the headers and the body of each request."""
     asked: list[tuple[dict[str, str], str]] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -6,7 +6,7 @@ import email
 
 
 def script_of(user_data: str) -> str:
-    """The last part of what the provider handed over, which is the platform's own."""
+    """Return the platform's script: the last part of the user data."""
     parts = email.message_from_string(user_data).get_payload()
     assert isinstance(parts, list)
     return str(parts[-1].get_payload())

@@ -1,4 +1,4 @@
-"""Ports that nobody else takes: no other process of the tests, no stack, no outgoing connection."""
+"""Ports that no other test process, stack, or outgoing connection uses."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import random
 import socket
 from itertools import cycle
 
-#: below those of stacks, which are below those that the kernel gives to outgoing connections: a
-#: client that tries again must not sit on a server's port while the server is away
+#: Below the ports of stacks, which are below those of outgoing connections: a client that
+#: reconnects must not occupy a server's port while the server is down.
 PORTS = range(10_000, 20_000)
-#: processes of pytest that run beside one another
+#: Largest number of pytest processes at a time.
 MOST_PROCESSES = 8
 
 
 def _own() -> range:
-    """Each process of pytest has ports of its own."""
+    """Return the ports of this pytest process."""
     share = len(PORTS) // MOST_PROCESSES
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MOST_PROCESSES
     return PORTS[number * share : (number + 1) * share]
 
 
 def _from_somewhere(ports: range) -> list[int]:
-    """Two runs of the tests at a time are not to begin with the same one."""
+    """Start the list at a random port, so that two test runs start with different ones."""
     start = random.randrange(len(ports))
     return [*ports[start:], *ports[:start]]
 
@@ -31,7 +31,7 @@ _NEXT = cycle(_from_somewhere(_own()))
 
 
 def free_port() -> int:
-    """One on which nobody listens, and which was not given out for a long time."""
+    """Return a port without a listener that has not been returned for a long time."""
     while not _is_free(port := next(_NEXT)):
         pass
     return port

@@ -1,4 +1,4 @@
-"""One world for each provider, with the same handles: what the contract's tests are run on."""
+"""One emulated world for each provider, with one interface, for the tests of the contract."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOUD_CONFIG = "#cloud-config\nruncmd: [[/usr/local/lib/vcasgd/boot]]\n"
 
 
 class World(Protocol):
-    """A place to buy machines, and the hand of fate over it."""
+    """A place to buy machines, whose faults a test controls."""
 
     pool: str
     zones: tuple[str, str]
@@ -35,11 +35,11 @@ class World(Protocol):
     def provider(self, cluster: str = "test") -> Provider: ...
 
     def run_out(self, *zones: str) -> None:
-        """No machine is left there."""
+        """Remove all capacity from the zones."""
         ...
 
     def allow(self, machines: int) -> None:
-        """A launch gets so many at most."""
+        """Limit the number of machines that one launch gets."""
         ...
 
     def tags(self, instance_id: str) -> Mapping[str, str]: ...
@@ -85,7 +85,7 @@ class LocalWorld:
         return (folder / "instance.json").read_text()
 
     def say(self, instance_id: str, text: str) -> None:
-        pytest.skip("what a process of this computer says is in its log")
+        pytest.skip("a process of this computer reports in its log")
 
     def alive(self) -> set[str]:
         return {one.id for provider in self._providers for one in provider.instances()}
@@ -156,7 +156,7 @@ class AwsWorld:
         return {row["InstanceId"] for row in self.ec2.alive()}
 
     def stopping(self, instance_id: str) -> None:
-        """EC2 tells the machine only."""
+        """Do nothing, because EC2 notifies only the machine."""
 
     def gone(self, instance_id: str) -> None:
         self.ec2.terminate(instance_id)

@@ -25,9 +25,9 @@ from vcasgd.store.embedded.replicas import (
 )
 from vcasgd.store.embedded.server import ServerFiles
 
-#: a primary that a busy machine keeps waiting for less is none the worse for it
+#: Seconds until an unresponsive primary counts as down; a busy machine can delay it for less.
 DOWN_SECONDS = 1.5
-#: a lost replica is noticed after that
+#: Seconds until the primary notices the loss of its replica.
 LAG_SECONDS = 2
 
 
@@ -68,7 +68,7 @@ class Replicated:
         self.sentinels = [self._start_sentinel(files) for files in self.sentinel_files]
         self.url = f"{self.service.url(self.sentinel_files)}&replica_timeout={replica_timeout}"
         await_truth(self._watched)
-        #: as a process of ours would have it
+        #: The service as ``vcasgd`` processes configure it.
         self.connection = self.client()
 
     def client(self, *, waits: bool = True) -> RedisClient:
@@ -81,7 +81,7 @@ class Replicated:
         for node in self.nodes:
             node.end()
 
-    # -- who is who ---------------------------------------------------------------------------
+    # -- roles --------------------------------------------------------------------------------
 
     @property
     def primary(self) -> RedisServer:
@@ -142,7 +142,7 @@ class Replicated:
         node.start()
         self.await_replica(node)
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
 
     def _lines(self, primary: RedisServer | None) -> list[str]:
         port = primary.files.port if primary else None

@@ -50,7 +50,7 @@ def running_server(kind: str, directory: Path, *, durable: bool = False) -> Iter
 
 
 def url_of(server: RedisServer, database: int, port: int | None = None) -> str:
-    """One server process plays the ledger (database 0) and the tensors server (1)."""
+    """Return the URL of a database: 0 is the ledger, 1 the tensors server."""
     files = server.files
     return f"redis://:{files.password}@127.0.0.1:{port or files.port}/{database}"
 
@@ -89,11 +89,13 @@ class TlsServer:
 
 @dataclass
 class Fault:
-    """Cuts one connection ``before`` the ``at``-th command reaches the server, or ``after`` it
-    was executed and before its answer arrives. One fault can be shared by several wires.
+    """Fault that cuts one connection at the ``at``-th command.
 
-    Nothing is counted before :meth:`arm`. ``instead``, where given, is called in place of the
-    cut.
+    It cuts ``before`` the command reaches the server, or ``after`` its execution and before the
+    response arrives. Several wires can share one fault.
+
+    Counting starts with :meth:`arm`. If ``instead`` is given, the fault calls it instead of
+    cutting.
     """
 
     at: int

@@ -28,13 +28,13 @@ def submit(
 
 
 def flush(client: ShardClient) -> None:
-    assert client.flush(10), "not all updates came into the stream"
+    assert client.flush(10), "not all updates reached the stream"
 
 
 def version_of(client: ShardClient) -> tuple[int, int]:
     """Settle the updates; return the present version and its writer.
 
-    Raises the client's trouble.
+    Raises the client's error.
     """
     version: tuple[int, int] = client.settle().result(10)
     if client.trouble:
@@ -43,6 +43,6 @@ def version_of(client: ShardClient) -> tuple[int, int]:
 
 
 def settle(client: ShardClient) -> Settled:
-    """Return the outcome of the updates. Raises the client's trouble."""
+    """Return the outcome of the updates. Raises the client's error."""
     version_of(client)
     return client.take_settled()

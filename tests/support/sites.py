@@ -1,4 +1,4 @@
-"""A stack that buys in emulated clouds: what tests on clouds in boxes share."""
+"""Shared helpers for tests of a stack that buys machines in emulated clouds."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from vcasgd.store.keys import LedgerKeys
 
 WORKERS = 4
 HEARTBEAT = 1.0
-#: of a local step while a job is held up
+#: Seconds of a local step while a job is slowed down.
 HELD_SECONDS = 0.5
 
 
 class Site:
-    """A stack that buys in emulated clouds, and the clouds in their boxes."""
+    """A stack that buys machines in emulated clouds, and the boxes of the clouds."""
 
     def __init__(self, settings: Settings, boxes: dict[str, CloudBox]) -> None:
         self.settings = settings
@@ -49,7 +49,7 @@ class Site:
         step_seconds: float = HELD_SECONDS,
         **fields: Any,
     ) -> str:
-        """A job that is held up until :meth:`finish`."""
+        """Submit a job that runs slowly until :meth:`finish`."""
         self.hold.touch()
         spec = audit_spec(AuditOptions(kills=1, epochs=epochs), self.hold).model_dump(mode="json")
         spec["args"]["step_seconds"] = step_seconds
@@ -64,7 +64,7 @@ class Site:
         return view
 
     def at_work(self, job: str) -> set[str]:
-        """Machines whose worker trains now."""
+        """Return the machines whose workers train now."""
         fresh = time.time() - 4 * HEARTBEAT
         rows = self.client.workers(job)
         return {row.instance for row in rows if (row.at or 0.0) > fresh and row.steps}
@@ -79,7 +79,7 @@ class Site:
             box.interrupt(instances & box.boxes.keys(), notice_seconds)
 
     def advise(self, instance: str) -> None:
-        """EC2 recommends to rebalance."""
+        """Publish EC2's rebalance recommendation."""
         (box,) = (box for box in self._boxes.values() if instance in box.boxes)
         box.advise(instance)
 
@@ -87,17 +87,17 @@ class Site:
         return [event for event in self.client.events(job) if event.kind == kind]
 
     def since(self, job: str, instance: str) -> dict[str, float]:
-        """By what a machine did for the job: when it began to do that."""
+        """Return when a machine first entered each of its states for the job."""
         (lane,) = (row for row in self.client.machines(job) if row.instance == instance)
         return {span.state: span.since for span in reversed(lane.spans)}
 
     def refused(self, pool: str) -> set[str]:
-        """Zones of a pool that had nothing to sell when they were asked last."""
+        """Return the zones of a pool that had no capacity at the last request."""
         (row,) = (row for row in self.client.pools() if row.name == pool)
         return {each["zone"] for each in row.markets if each["refused_since"] is not None}
 
     def leased_again(self, job: str) -> list[str]:
-        """Subtasks that a worker did not bring to their end."""
+        """Return the subtasks that a worker did not finish."""
         password = self.home.ensure_password("ledger")
         port = StackState.read(self.home.path).ports["ledger"]
         ledger = connect(f"redis://:{password}@127.0.0.1:{port}/0")
@@ -129,7 +129,10 @@ def site(
     boots: Callable[[Box], bool] = lambda _box: True,
     **more: Any,
 ) -> Iterator[Site]:
-    """Ends with nothing left, or fails. ``boots``: see :class:`CloudBox`; ``more``: settings."""
+    """Provide a site; fail if it leaves machines behind.
+
+    ``boots``: see :class:`CloudBox`; ``more``: settings.
+    """
     pools = home / "pools.yaml"
     pools.write_text(yaml.safe_dump({"pools": documents}))
     settings = Settings(

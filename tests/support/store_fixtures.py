@@ -1,4 +1,4 @@
-"""One server process of each kind for all tests of the store; each test finds it empty."""
+"""One server process of each kind for all tests of the store, emptied for each test."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tensors(clients: tuple[RedisClient, RedisClient]) -> RedisClient:
 
 @pytest.fixture
 def make_world(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Callable[..., World]:
-    """``make_world(samples=12, epochs=2, …)``: a job that is running, unless told otherwise."""
+    """``make_world(samples=12, epochs=2, …)``: a job that runs by default."""
 
     def make(**fields: Any) -> World:
         return World(ledger, tensors, tmp_path / "storage", **fields)

@@ -1,4 +1,4 @@
-"""Terraform on a copy of the repository's roots, and an emulated AWS for it to talk to."""
+"""Terraform on a copy of the repository's roots, with an emulated AWS."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 
 REPOSITORY = Path(__file__).parents[2]
-#: a real provider that this computer has, laid out as a filesystem mirror
+#: Filesystem mirror with the real provider.
 AWS_MIRROR = Path(os.environ.get("VCASGD_TERRAFORM_AWS_MIRROR", "/opt/tf-plugins"))
 AWS_PROVIDER = "registry.terraform.io/hashicorp/aws"
 GOOGLE_PROVIDER = "registry.terraform.io/hashicorp/google"
-#: what is started by a root, or read by it
+#: Files that a root starts or reads.
 TREES = ("terraform", "infra", "constraints.txt")
-#: a provider takes seconds to start, much more on a busy machine
+#: Seconds; a provider takes some to start, and many more on a busy machine.
 COMMAND_SECONDS = 500.0
 UBUNTU = {
     "ami_id": "ami-0c0ffee0c0ffee0c0",
@@ -51,7 +51,7 @@ UBUNTU = {
 
 
 def need(found: object, reason: str) -> None:
-    """Skips the test, and says why, where something is not at hand."""
+    """Skip the test with a reason if a prerequisite is missing."""
     if not found:
         pytest.skip(reason)
 
@@ -88,7 +88,7 @@ class Terraform:
         return self.copy / "terraform" / self.root
 
     def __call__(self, *arguments: str, expect: int = 0, seconds: float = COMMAND_SECONDS) -> str:
-        """Its output; fails the test unless it ends with the status ``expect``."""
+        """Run a command and return its output; fail unless its exit status is ``expect``."""
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 ["terraform", *arguments],
@@ -101,7 +101,7 @@ class Terraform:
             try:
                 status: object = process.wait(seconds)
             except subprocess.TimeoutExpired:
-                # it ends its providers, and keeps its state, when it is asked to
+                # SIGTERM lets it end its providers and save its state.
                 process.terminate()
                 status = f"{process.wait(PATIENCE)}, not ready within {seconds} s"
             output.seek(0)
@@ -137,7 +137,7 @@ class EmulatedAws:
         )
 
     def instances(self, *filters: dict[str, Any]) -> list[dict[str, Any]]:
-        """Those that are not terminated."""
+        """Return the instances that are not terminated."""
         found = self.client("ec2").describe_instances(Filters=list(filters))["Reservations"]
         rows = [each for reservation in found for each in reservation["Instances"]]
         return [each for each in rows if each["State"]["Name"] != "terminated"]
@@ -145,7 +145,7 @@ class EmulatedAws:
 
 @contextmanager
 def emulated_aws(directory: Path) -> Iterator[EmulatedAws]:
-    """As long as the context lasts; with an image of Ubuntu, and nothing else in it."""
+    """Provide an emulated AWS that contains only an Ubuntu image."""
     images = directory / "images.json"
     images.write_text(json.dumps([UBUNTU]))
     port = free_port()

@@ -99,7 +99,8 @@ class Training:
 
     def await_middle_of_interval(self, name: str) -> None:
         """Wait for the middle of an interval, which can have ended when this returns; see
-        :meth:`freeze_in_the_middle`."""
+        :meth:`freeze_in_the_middle`.
+        """
         await_truth(lambda: self.is_in_the_middle(name), interval=0.002)
 
     def freeze_in_the_middle(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a state of the world, with a deadline."""
+"""Wait for a condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: seconds after which what a test waits for will not come any more. A wait that succeeds returns
-#: at once, so this is for the slowest machine, and how soon something comes is for benchmarks
+#: Seconds after which a wait fails. A wait that succeeds returns at once, so this is generous
+#: enough for the slowest machine. Benchmarks measure delays; tests don't.
 PATIENCE = 240.0
 
 
 def await_truth(predicate: Callable[[], T], timeout: float = PATIENCE, interval: float = 0.02) -> T:
-    """The first true value of ``predicate``; fails the test if there is none in time."""
+    """Return the first true value of ``predicate``; fail the test if there is none in time."""
     deadline = time.monotonic() + timeout
     while not (value := predicate()):
         if time.monotonic() > deadline:

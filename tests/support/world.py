@@ -1,7 +1,7 @@
 """A job on real servers whose workers and controller are simulated by the test.
 
 As in ``vcasgd/chaos/task/audit.py`` each sample owns one coordinate, and an update adds 1 to
-the coordinates of its samples: the vector says how often each sample was applied.
+the coordinates of its samples, so the vector counts how often each sample was applied.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class World:
         if running:
             self.initialise()
 
-    # -- the beginning ------------------------------------------------------------------------
+    # -- initialization -----------------------------------------------------------------------
 
     def initialise(self) -> None:
         """Start the job, as the first worker and the controller do."""
@@ -245,7 +245,7 @@ class World:
         asked = (header.subtask, epoch, header.stop, header.update)
         return self.sender.status([asked]).fates[0]
 
-    # -- what came of it ----------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------
 
     def vector(self) -> Tensor:
         floats = torch.empty(self.layout.floats)
@@ -447,6 +447,6 @@ def run_to_end(
         if world.complete and world.jobs.get(world.job).finished_epochs == world.spec.epochs:
             break
         if all(volunteer.idle for volunteer in volunteers):
-            world.expire()  # leases of those that were fenced or died
+            world.expire()  # Expire the leases of fenced and dead workers.
     assert world.counts() == [float(world.spec.epochs)] * world.plan.samples
     world.partition().assert_whole()
