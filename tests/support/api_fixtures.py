@@ -1,4 +1,4 @@
-"""An API that most tests share, and one of their own for those that break it."""
+"""Fixtures: an API that most tests share, and an own API for tests that break it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture
 def api(shared_api: Api) -> Api:
-    """With an empty ledger."""
+    """Return the shared API with an empty ledger."""
     shared_api.connection.flushall()
     return shared_api
 
 
 @pytest.fixture
 def own_api(tmp_path: Path) -> Iterator[Api]:
-    """For a test that kills it, or what is behind it."""
+    """Return an API for a test that kills it, its ledger, or its storage."""
     with running(tmp_path) as api:
         yield api
 
@@ -40,6 +40,6 @@ def client(api: Api) -> Iterator[Client]:
 
 @pytest.fixture
 def http(api: Api) -> Iterator[httpx.Client]:
-    """For what a client of ours would never send."""
+    """Return an HTTP client for requests that vcasgd's client never sends."""
     with api.http() as http:
         yield http

@@ -1,4 +1,4 @@
-"""A real API process over a real ledger; tests write what the other processes would."""
+"""A real API process with a real ledger; tests write the data of the other processes."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def listens(port: int) -> bool:
 
 @dataclass
 class Api:
-    """An API process that can be killed and started again, and what is behind it.
+    """An API process that can be killed and restarted, with its ledger and storage.
 
-    ``as_command``: started as people start it, which takes seconds.
+    ``as_command``: start it with its command, which takes seconds.
     """
 
     home: Path
@@ -85,7 +85,7 @@ class Api:
         return Loop("vcasgd.api.__main__:main", [], self.log, env)
 
     def start(self) -> Api:
-        """Returns when it listens."""
+        """Start the process, and return once it listens."""
         self.process = self.launch()
         try:
             await_truth(self._listens)
@@ -113,13 +113,13 @@ class Api:
             base_url=f"{self.url}/api/v1/", headers=headers, timeout=PATIENCE, trust_env=False
         )
 
-    # -- what the other processes would write -----------------------------------------------
+    # -- data of the other processes -------------------------------------------------------
 
     def submit(self, **fields: Any) -> str:
         return self.jobs.submit(spec(**fields), "0" * 64).id
 
     def start_job(self, job: str, samples: int = 100) -> None:
-        """A worker looked at the data, and the controller lets the job run."""
+        """Report the data as a worker does, and start the job as the controller does."""
         lease = self.lease(job)
         facts = {"samples": samples, "validation_samples": 10, "layout": "{}", "order_digest": "d"}
         assert self.leases(job).report_facts(lease, facts)

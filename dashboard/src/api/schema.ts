@@ -1079,7 +1079,7 @@ export interface components {
         };
         /**
          * Eviction
-         * @description How to take a machine. Without a body, it gets the usual notice of its cloud.
+         * @description Options for taking a machine. Without a body, it gets the usual notice of its cloud.
          */
         Eviction: {
             /**
@@ -1833,7 +1833,7 @@ export interface components {
         };
         /**
          * PlanView
-         * @description What a job would buy now, and what that would cost.
+         * @description Estimate of what a job would buy now, and of its cost.
          *
          *     A value that can't be estimated is null; `remedies` say how to change that.
          */
@@ -2470,7 +2470,7 @@ export interface components {
         };
         /**
          * VerdictView
-         * @description Whether a job can use a pool, and the reasons if it can't.
+         * @description Usability of a pool for a job, with the reasons if it can't be used.
          */
         VerdictView: {
             /** Pool */
