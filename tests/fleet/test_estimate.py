@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from support.fleets import NOW
 
-from vcasgd.fleet.estimate import WAITS, Estimate, Workload, estimate
+from vcasgd.fleet.estimate import WAITS, Estimate, PlannedWork, estimate
 from vcasgd.fleet.observed import Market, PoolView
 from vcasgd.fleet.pool_rows import from_row, to_row
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.spec.job import JobSpec
 
-MEASURED = Workload(samples=36_000, rates={("east", "small"): 10.0, ("west", "small"): 10.0})
+MEASURED = PlannedWork(samples=36_000, rates={("east", "small"): 10.0, ("west", "small"): 10.0})
 
 
 def offer(pool: str, zone: str, price: float, kind: str = "small", **more: Any) -> Offer:
@@ -30,7 +30,7 @@ WEST = PoolView("west", offers=(offer("west", "c", 2.0),))
 LABELS = {"east": frozenset({"eu-only"}), "west": frozenset[str]()}
 
 
-def planned(known: Workload = MEASURED, *pools: PoolView, **fields: Any) -> Estimate:
+def planned(known: PlannedWork = MEASURED, *pools: PoolView, **fields: Any) -> Estimate:
     wanted = {"max": 3, "pools": ["east", "west"], **fields.pop("workers", {})}
     spec = JobSpec.parse(
         {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 9, "workers": wanted,
@@ -60,7 +60,7 @@ def test_hours_and_cost() -> None:
 
 
 def test_unknown_numbers_have_a_remedy() -> None:
-    plan = planned(Workload())
+    plan = planned(PlannedWork())
 
     assert (plan.hours, plan.cost_usd, plan.on_demand_cost_usd) == (None, None, None)
     assert plan.usd_per_hour == pytest.approx(4.0), "the price is still known"
@@ -69,7 +69,7 @@ def test_unknown_numbers_have_a_remedy() -> None:
 
 
 def test_what_is_given_counts_more_than_what_was_measured() -> None:
-    given = Workload(samples=3600, samples_given=True, rates=MEASURED.rates, rate_given=1.0)
+    given = PlannedWork(samples=3600, samples_given=True, rates=MEASURED.rates, rate_given=1.0)
     plan = planned(given)
 
     assert plan.hours == pytest.approx(2 * 3600 / 3 / 3600)

@@ -26,7 +26,7 @@ WAITS = "all machines are in use now: the job waits until these are free"
 
 
 @dataclass(frozen=True)
-class Workload:
+class PlannedWork:
     """Size and speed of the work, with the source of each number.
 
     ``samples`` is the number in an epoch. ``rates`` are measured samples per second of one machine
@@ -91,7 +91,7 @@ def estimate(
     spec: JobSpec,
     pools: Sequence[PoolView],
     labels: Mapping[str, frozenset[str]],
-    workload: Workload,
+    workload: PlannedWork,
     now: float,
     *,
     vacant: Sequence[PoolView] = (),
@@ -138,7 +138,7 @@ def _demand(
     spec: JobSpec,
     labels: Mapping[str, frozenset[str]],
     pools: Container[str],
-    workload: Workload,
+    workload: PlannedWork,
 ) -> JobDemand:
     required, workers = frozenset(spec.required_labels), spec.workers
     named = [name for name in workers.pools if name in pools]
@@ -183,7 +183,7 @@ def _rows(
     pool: PoolView,
     demand: JobDemand,
     bought: Counter[tuple[str, str, str, bool]],
-    workload: Workload,
+    workload: PlannedWork,
     now: float,
 ) -> list[PlanRow]:
     rows = []
@@ -200,7 +200,7 @@ def _row(
     pool: PoolView,
     offer: Offer,
     demand: JobDemand,
-    workload: Workload,
+    workload: PlannedWork,
     now: float,
     *,
     spot: bool,
@@ -260,7 +260,7 @@ def _verdict(
 
 
 def _hours(
-    spec: JobSpec, rows: Sequence[PlanRow], workload: Workload, machines: int
+    spec: JobSpec, rows: Sequence[PlanRow], workload: PlannedWork, machines: int
 ) -> float | None:
     taken = [row for row in rows if row.machines]
     if not machines or workload.samples is None:
@@ -273,7 +273,7 @@ def _hours(
 
 
 def _assumptions(
-    spec: JobSpec, workload: Workload, machines: int, hours: float | None, per_hour: float
+    spec: JobSpec, workload: PlannedWork, machines: int, hours: float | None, per_hour: float
 ) -> list[str]:
     lines = [f"{machines} of at most {spec.workers.max} machines run from start to end"]
     if workload.rate_given is not None:
@@ -296,7 +296,7 @@ def _assumptions(
     return lines
 
 
-def _remedies(workload: Workload, machines: int, rows: Sequence[PlanRow]) -> list[str]:
+def _remedies(workload: PlannedWork, machines: int, rows: Sequence[PlanRow]) -> list[str]:
     if not machines:
         return ["nothing can be bought now; see the reasons for each pool above"]
     remedies = []
