@@ -12,7 +12,7 @@ from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, WorkloadsDep
 from vcasgd.api.problems import documented
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
-from vcasgd.fleet.estimate import Workload, estimate
+from vcasgd.fleet.estimate import PlannedWork, estimate
 from vcasgd.fleet.pool_rows import from_row
 from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
 
@@ -52,7 +52,7 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
         body.spec,
         [from_row(name, row) for name, row in pools.items()],
         {name: frozenset(row.get("labels") or ()) for name, row in pools.items()},
-        Workload(
+        PlannedWork(
             samples=body.samples or earlier.samples,
             rates=rates,
             samples_given=body.samples is not None,
