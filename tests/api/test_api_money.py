@@ -18,7 +18,7 @@ from vcasgd.cli import app
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.fleet.estimate import WAITS
-from vcasgd.store.ledger.costs import Costs, PlannedWork, Workloads
+from vcasgd.store.ledger.costs import Costs, Workload, Workloads
 from vcasgd.store.ledger.job import JobState
 
 Run = Callable[..., Result]
@@ -85,7 +85,7 @@ class TestCost:
 
 class TestPlan:
     def test_plan_uses_measurements_of_earlier_jobs(self, market: Api, client: Client) -> None:
-        known = PlannedWork(3600, {"east|small": 10.0})
+        known = Workload(3600, {"east|small": 10.0})
         Workloads(market.connection).set("digits", "train:Digits", known)
 
         found = client.plan(spec(**EAST))
