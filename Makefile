@@ -69,11 +69,12 @@ test-all: setup dashboard  ## all tests: long ones too, and every store test on 
 	$(NPM) test
 	$(PYTEST) --extended
 
-check: setup $(MODULES)  ## style, types, layers
+check: setup $(MODULES)  ## style, types, layers, prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/style/check.py
 	$(BIN)/python dashboard/openapi.py dashboard/openapi.json
 	$(NPM) run check
 	@if [ -n "$$(find terraform -name '*.tf' 2>/dev/null)" ]; then terraform fmt -check -recursive terraform; fi
