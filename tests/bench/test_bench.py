@@ -47,7 +47,6 @@ def folder() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.both_servers
 @pytest.mark.parametrize(
     ("kind", "codec", "workers", "socket", "nodes"),
     [("valkey", "float32", 2, "tcp", 1), ("redis", "bfloat16", 3, "unix", 2)],
@@ -117,7 +116,7 @@ def test_bench_store_reports_all_figures_and_cleans_up(
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_soak_reports_memory_growth_of_each_process(folder: Path) -> None:
     process = subprocess.run(
         [*ARGV, "--soak-minutes", "0.2"],
