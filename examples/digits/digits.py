@@ -1,4 +1,4 @@
-"""Handwritten digits, 8×8 pixels, from scikit-learn, and a network small enough for them."""
+"""Handwritten digits of 8×8 pixels from scikit-learn, and a small network for them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Batch = tuple[Tensor, Tensor]  # pixels float32 [n, 1, 8, 8] in 0…1, labels in
 
 
 def images(split: str) -> TensorDataset:
-    """1,437 images to ``"train"`` on, and 360 for the ``"validation"``."""
+    """Return 1,437 images for ``"train"`` or 360 for ``"validation"``."""
     pixels, labels = load_digits(return_X_y=True)
-    # the same seed everywhere, so that every machine has the same samples in each part
+    # The same seed everywhere, so that every machine has the same samples in each part.
     x_train, x_validation, y_train, y_validation = train_test_split(
         pixels, labels, test_size=0.2, stratify=labels, random_state=0
     )
@@ -37,7 +37,7 @@ def network(channels: int) -> nn.Module:
 
 
 def judge(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Sums over a batch."""
+    """Return sums over a batch."""
     pixels, labels = batch
     scores = model(pixels)
     return {

@@ -1,4 +1,4 @@
-"""The digits as an ordinary training script, in which four lines know of vcasgd.
+"""The digits as an ordinary training script, with four lines for vcasgd.
 
 python examples/digits/script.py                          # here, in this process
 vcasgd submit examples/digits/script.yaml --follow        # on machines that come and go
@@ -30,7 +30,7 @@ def main() -> None:
     for pixels, labels in session.batches(images("train"), batch_size=16, epochs=options.epochs):
         session.step(F.cross_entropy(model(pixels), labels))
 
-    # on a worker the script has ended in the loop; the model of a job is among its checkpoints
+    # On a worker the script ends inside the loop; the job's model is in its checkpoints.
     torch.save(model.state_dict(), "digits.pt")
 
 

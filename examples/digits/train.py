@@ -1,4 +1,4 @@
-"""The digits as a task: a class that says what to learn. ``script.py`` is the same as a loop."""
+"""The digits as a task: a class that defines what to train. ``script.py`` does it in a loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from digits import Batch, images, judge, network
 
 
 class Digits(vcasgd.Task):
-    """A small convolutional network; 1,437 images to train on and 360 to validate."""
+    """A small convolutional network with 1,437 training and 360 validation images."""
 
     batch_size = 16
 

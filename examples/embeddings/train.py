@@ -1,5 +1,4 @@
-"""Digits by what pairs of neighbouring pixels look like: a large table of which a batch touches
-little."""
+"""Digits classified by pairs of neighboring pixels: a large table with sparse gradients."""
 
 from __future__ import annotations
 
@@ -17,15 +16,17 @@ import vcasgd
 
 Batch = tuple[Tensor, Tensor]  # tokens int64 [n, 112], labels int64 [n]
 
-#: brightnesses of a pixel, 0…16
+#: Brightness levels of a pixel, 0…16.
 LEVELS = 17
-#: pairs of neighbours in an image of 8×8, beside and above each other
+#: Horizontal and vertical pairs of neighbors in an image of 8×8.
 PAIRS = 2 * 8 * 7
 
 
 class PixelPairs(vcasgd.Task):
-    """A row for each pair of neighbours and each pair of their brightnesses: 112·17² = 32,368
-    rows. An image is the sum of its 112 rows."""
+    """Table with a row for each pair of neighbors and each pair of their brightness levels.
+
+    It has 112·17² = 32,368 rows. An image is the sum of its 112 rows.
+    """
 
     batch_size = 16
 
@@ -40,7 +41,7 @@ class PixelPairs(vcasgd.Task):
 
     def dataset(self, split: str) -> TensorDataset:
         pixels, labels = load_digits(return_X_y=True)
-        # the same seed everywhere, so that every machine has the same samples in each part
+        # The same seed everywhere, so that every machine has the same samples in each part.
         x_train, x_validation, y_train, y_validation = train_test_split(
             pixels, labels, test_size=0.2, stratify=labels, random_state=0
         )
@@ -48,7 +49,7 @@ class PixelPairs(vcasgd.Task):
         return TensorDataset(_tokens(torch.tensor(x, dtype=torch.int64)), torch.tensor(y))
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        # no momentum and no weight decay: those would change rows that no sample touched
+        # No momentum and no weight decay: they would change rows that no sample touched.
         return torch.optim.SGD(parameters, lr=self.learning_rate)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -66,7 +67,7 @@ class PixelPairs(vcasgd.Task):
 
 
 def _tokens(pixels: Tensor) -> Tensor:
-    """Numbers of rows, int64 [n, 112], of images int64 [n, 64]."""
+    """Return the row indices, int64 [n, 112], of images, int64 [n, 64]."""
     images = pixels.view(-1, 8, 8)
     beside = images[:, :, :-1] * LEVELS + images[:, :, 1:]
     above = images[:, :-1] * LEVELS + images[:, 1:]

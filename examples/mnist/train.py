@@ -1,4 +1,4 @@
-"""MNIST: 60,000 handwritten digits of 28×28 pixels to train on, 10,000 to validate."""
+"""MNIST: handwritten digits of 28×28 pixels, 60,000 for training and 10,000 for validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import vcasgd
 
 Batch = tuple[Tensor, Tensor]  # images float32 [n, 1, 28, 28], labels int64 [n]
 
-#: mean and standard deviation of the training pixels in 0…1
+#: Mean and standard deviation of the training pixels in 0…1.
 MEAN, DEVIATION = 0.1307, 0.3081
 URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
 
@@ -27,9 +27,9 @@ URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
 class Mnist(vcasgd.Task):
     """A small convolutional network, fast without a GPU.
 
-    ``data`` is an ``.npz`` with uint8 arrays x_train, y_train, x_test and y_test, or a folder
+    ``data`` is an ``.npz`` with uint8 arrays x_train, y_train, x_test, and y_test, or a folder
     with the original files, compressed or not, as torchvision stores them. A relative path is
-    taken from the folder of this file, which travels to the workers.
+    relative to the folder of this file, which is part of the package.
     """
 
     batch_size = 64
@@ -51,7 +51,7 @@ class Mnist(vcasgd.Task):
         return Images(*load(self.data, "train" if split == "train" else "test"))
 
     def collate(self, samples: Any) -> Any:
-        return samples  # Images gives whole batches
+        return samples  # Images returns whole batches.
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return torch.optim.SGD(parameters, lr=self.learning_rate, momentum=0.9, nesterov=True)
@@ -71,8 +71,10 @@ class Mnist(vcasgd.Task):
 
 
 class Images(Dataset[Batch]):
-    """All images in memory as bytes, a quarter of what float32 would take; normalised as they
-    are asked for, a batch at a time."""
+    """All images in memory as bytes, a quarter of the size of float32.
+
+    Each batch is normalized when it is read.
+    """
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:
         self.images = torch.from_numpy(images).view(-1, 1, 28, 28)
@@ -90,7 +92,7 @@ class Images(Dataset[Batch]):
 
 
 def load(path: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images ``[n, 28, 28]`` and labels ``[n]`` of ``"train"`` or ``"test"``."""
+    """Return images ``[n, 28, 28]`` and labels ``[n]`` of ``"train"`` or ``"test"``."""
     if path.is_file():
         with np.load(path) as arrays:
             return arrays[f"x_{part}"], arrays[f"y_{part}"]
@@ -99,22 +101,22 @@ def load(path: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def _original(folder: Path, pattern: str) -> NDArray[np.uint8]:
-    """An array in the IDX format of the original files."""
+    """Read an array in the IDX format of the original files."""
     files = [file for file in sorted(folder.rglob(pattern)) if file.is_file()]
     if not files:
         raise FileNotFoundError(
-            f"there is no MNIST at {folder}; before you submit the job, type beside train.py\n"
+            f"no MNIST at {folder}; before you submit the job, type beside train.py\n"
             f"  curl -L --create-dirs -o data/mnist.npz {URL}\n"
             "or set the argument `data` to a path that every worker has"
         )
     raw = files[0].read_bytes()
     content = gzip.decompress(raw) if files[0].suffix == ".gz" else raw
-    dimensions = content[3]  # a big-endian length for each follows, then the bytes
+    dimensions = content[3]  # A big-endian length for each dimension follows, then the bytes.
     shape = np.frombuffer(content, ">u4", count=dimensions, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
 
 
 def _block(inputs: int, outputs: int, kernel: int) -> list[nn.Module]:
-    """Halves height and width by a stride, which is cheaper than pooling."""
+    """Return a block that halves height and width by a stride, which is cheaper than pooling."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride=2, padding=kernel // 2, bias=False)
     return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]

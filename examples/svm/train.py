@@ -1,4 +1,4 @@
-"""A linear support vector machine on the digits: any loss with a gradient will do."""
+"""A linear support vector machine on the digits: any loss with a gradient works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Svm(vcasgd.Task):
 
     def dataset(self, split: str) -> TensorDataset:
         pixels, labels = load_digits(return_X_y=True)
-        # the same seed everywhere, so that every machine has the same samples in each part
+        # The same seed everywhere, so that every machine has the same samples in each part.
         x_train, x_validation, y_train, y_validation = train_test_split(
             pixels, labels, test_size=0.2, stratify=labels, random_state=0
         )
@@ -39,7 +39,7 @@ class Svm(vcasgd.Task):
         return TensorDataset(torch.tensor(x, dtype=torch.float32) / 16, torch.tensor(y))
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        # the decay is the machine's margin: half of the squared norm of the weights, times that
+        # The decay controls the margin: half of the squared norm of the weights, times the decay.
         return torch.optim.SGD(parameters, lr=self.learning_rate, weight_decay=self.decay)
 
     def schedule(self, progress: float) -> float:

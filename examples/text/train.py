@@ -14,15 +14,17 @@ from torch.utils.data import Dataset
 
 import vcasgd
 
-#: printable ASCII and the line break; any other character becomes a blank
+#: Printable ASCII and the line break; any other character becomes a blank.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-#: of the text, from its beginning; the rest validates
+#: Share of the text for training, from its beginning; the rest is for validation.
 TRAINING_SHARE = 0.9
 
 
 class Text(vcasgd.Task):
-    """``data``: any text file; a relative path is taken from the folder of this file, which travels
-    to the workers."""
+    """Task that trains on a text file.
+
+    A relative path in ``data`` starts at the folder of this file, which is part of the package.
+    """
 
     batch_size = 32
     clip_norm = 1.0
@@ -62,7 +64,7 @@ class Text(vcasgd.Task):
         return min(1.0, progress / 0.05) * 0.5 * (1 + math.cos(math.pi * progress))
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        # mixed precision where it pays: on a GPU
+        # Mixed precision pays off on a GPU.
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=batch.is_cuda):
             return _losses(model, batch).mean()
 
@@ -72,7 +74,7 @@ class Text(vcasgd.Task):
 
 
 class Windows(Dataset[Tensor]):
-    """Pieces of ``context`` + 1 characters, int64, one every ``stride``."""
+    """Windows of ``context`` + 1 characters, int64, one every ``stride``."""
 
     def __init__(self, characters: Tensor, context: int, stride: int) -> None:
         self.windows = characters.unfold(0, context + 1, stride)
@@ -85,8 +87,10 @@ class Windows(Dataset[Tensor]):
 
 
 class Transformer(nn.Module):
-    """Characters ``[batch, time]`` to scores ``[batch, time, alphabet]``. What a character is as
-    an input and as an output is the same table: the tied parameters travel once."""
+    """Transformer from characters ``[batch, time]`` to scores ``[batch, time, alphabet]``.
+
+    Input and output share one table; tied parameters are sent once.
+    """
 
     def __init__(self, context: int, width: int, layers: int) -> None:
         super().__init__()
@@ -119,6 +123,6 @@ class Transformer(nn.Module):
 
 
 def _losses(model: nn.Module, batch: Tensor) -> Tensor:
-    """The cross-entropy of each character after the first of its window, in nats."""
+    """Return the cross-entropy of each character after the first of its window, in nats."""
     scores = model(batch[:, :-1])
     return F.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")

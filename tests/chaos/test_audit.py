@@ -1,4 +1,4 @@
-"""The audit over everything: the promise of the whole project in one test."""
+"""Audit of a whole stack: the central guarantee of the project in one test."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from vcasgd.chaos.plan import UNREPLICATED
 def test_nothing_is_lost_or_repeated_whatever_dies(
     kills: int, store_nodes: int, replicas: int
 ) -> None:
-    # When processes and machines are killed, every target at least once; with replicas also
-    # primaries that do not start again before their replica was promoted
+    # When processes and machines are killed, each target at least once; with replicas, also
+    # primaries that don't restart before their replica is promoted
     argv = [
         *(sys.executable, "-m", "vcasgd.cli", "chaos", "audit", "--json", "--kills", str(kills)),
         *("--store-nodes", str(store_nodes), "--replicas", str(replicas)),
@@ -64,5 +64,5 @@ def test_report_counts_lost_and_repeated_samples(
     assert report.passed == (lost == repeated == 0)
 
 
-def test_a_fault_that_did_not_fire_fails_the_audit() -> None:
+def test_fault_that_did_not_fire_fails_the_audit() -> None:
     assert not AuditReport(seed=0, failure="the fault did not fire").passed

@@ -1,4 +1,4 @@
-"""What an audit that failed leaves: enough to find the cause, and no secret."""
+"""Evidence of a failed audit: enough to find the cause, and no secrets."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def ledger_of(home: StackHome, database: int = 0) -> RedisClient:
     return connect(f"redis://:{password}@127.0.0.1:{port}/{database}")
 
 
-def test_it_tells_how_the_parts_the_job_and_the_workers_are(
-    home: StackHome, tmp_path: Path
-) -> None:
+def test_evidence_describes_parts_job_and_workers(home: StackHome, tmp_path: Path) -> None:
     # Given a job with a worker
     ledger = ledger_of(home)
     jobs = Jobs(ledger)
@@ -55,8 +53,8 @@ def test_it_tells_how_the_parts_the_job_and_the_workers_are(
     assert "ledger is ready" in "\n".join(as_lines(found))
 
 
-def test_no_secret_is_in_it(home: StackHome) -> None:
-    # Given a part that says the passwords of all
+def test_evidence_contains_no_secret(home: StackHome) -> None:
+    # Given a part that logs all passwords
     secrets = json.loads(home.secrets_file.read_text()).values()
     home.log("talkative").write_text("\n".join(secrets))
     ledger = ledger_of(home)
@@ -68,7 +66,7 @@ def test_no_secret_is_in_it(home: StackHome) -> None:
     assert not any(secret in text for secret in secrets)
 
 
-def test_a_ledger_that_is_away_hides_nothing_else(home: StackHome) -> None:
+def test_unreachable_ledger_hides_no_other_evidence(home: StackHome) -> None:
     nobody = connect("redis://127.0.0.1:1", answer_seconds=1)
 
     found = collect(home, nobody, "unknown")
@@ -79,8 +77,8 @@ def test_a_ledger_that_is_away_hides_nothing_else(home: StackHome) -> None:
 
 
 @pytest.mark.extended
-def test_an_audit_that_fails_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a fault that has no time to find a victim
+def test_failed_audit_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a fault that has no time to find a target
     monkeypatch.setattr(killers, "FIRE_SECONDS", 0.0)
 
     report = audit(AuditOptions(kills=7, seed=SEED), lambda _text: None)

@@ -1,4 +1,4 @@
-"""The plan of an audit: what is killed when."""
+"""Kill plan of an audit."""
 
 from __future__ import annotations
 

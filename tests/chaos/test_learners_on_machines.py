@@ -1,4 +1,4 @@
-"""Several learners on one machine, on a whole stack: Ray starts them, and they train."""
+"""Several learners on one machine of a whole stack: Ray starts them, and they train."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Eventually = Callable[..., Any]
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    """Of a stack with a single machine."""
+    """Client of a stack with a single machine."""
     settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1)
     with running(settings):
         token = StackHome(settings.home_path).token()
@@ -30,7 +30,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
             yield client
 
 
-def test_a_machine_whose_learner_mostly_waits_carries_two(
+def test_machine_with_a_mostly_waiting_learner_gets_a_second_one(
     client: Client, eventually: Eventually, tmp_path: Path
 ) -> None:
     # Given a job that waits in each local step, and that allows two learners
@@ -48,11 +48,11 @@ def test_a_machine_whose_learner_mostly_waits_carries_two(
     }
     job = client.submit_directory(JobSpec.parse(spec)).id
 
-    # When one has been measured
+    # When the first one has been measured
     eventually(lambda: 2 in client.job(job).tuned.learners.values())
     (machine,) = client.job(job).tuned.learners
 
-    # Then a second one trains beside it, in a process of its own, for the same machine
+    # Then a second one trains beside it, in its own process, on the same machine
     def at_work() -> list[dict[str, Any]]:
         return [row for row in client.workers(job) if row.pushes]
 
@@ -65,7 +65,7 @@ def test_a_machine_whose_learner_mostly_waits_carries_two(
         f"{machine} runs 2 learners instead of 1; local steps per second: "
     )
 
-    # and goes with the job, which has lost no machine and done no work twice
+    # And it ends with the job, which has lost no machine and repeated no work
     client.cancel(job)
     eventually(lambda: all(row.leaving for row in client.workers(job)))
     view = client.job(job)

@@ -1,4 +1,4 @@
-"""The full MNIST, with one eviction on the way. Needs the data; see examples/mnist/README.md."""
+"""Training on the full MNIST with one eviction. Needs the data; see examples/mnist/README.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_mnist_is_learned_in_five_epochs_although_a_machine_is_evicted(
+def test_mnist_trains_in_five_epochs_despite_an_eviction(
     tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     spec = JobSpec.load(EXAMPLE / "job.yaml")
@@ -35,12 +35,12 @@ def test_mnist_is_learned_in_five_epochs_although_a_machine_is_evicted(
             # Given a job on three machines
             job = client.submit_directory(spec).id
 
-            # When one of them is evicted while it trains
+            # When one of them is evicted during training
             eventually(lambda: client.job(job).totals.updates > 5)
             trained = [row for row in client.workers(job) if row.steps]
             client.evict(instance=trained[0].instance, notice_seconds=2)
 
-            # Then the model is good, and nothing was lost
+            # Then the model is accurate, and no work was lost
             view = client.wait(job, 600)
             assert view.state == "succeeded", view.reason
             assert view.evictions == 1, "the fault fired"

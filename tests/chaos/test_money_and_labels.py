@@ -1,4 +1,4 @@
-"""Budgets and labels on a whole stack: machines are bought, given up and bought elsewhere."""
+"""Budgets and labels on a whole stack: machines are bought, released, and bought elsewhere."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow
 
 Eventually = Callable[..., Any]
 HEARTBEAT = 1.0
-#: of a local step while a job is held up
+#: Seconds of a local step while a job is slowed down.
 HELD_SECONDS = 0.5
-#: a cent a second, so that money runs out while one watches
+#: One cent per second, so that the budget runs out during the test.
 DEAR = "{price_per_hour: 36, on_demand_price_per_hour: 144}"
 POOLS = f"""
 pools:
@@ -51,12 +51,12 @@ class Fleet:
         return JobSpec.parse({**spec, **fields})
 
     def submit(self, *pools: str, epochs: int, **fields: Any) -> str:
-        """A job that is held up until :meth:`finish`."""
+        """Submit a job that runs slowly until :meth:`finish`."""
         self.hold.touch()
         return self.client.submit_directory(self.spec(*pools, epochs=epochs, **fields)).id
 
     def at_work(self, job: str) -> set[str]:
-        """Pools in which the job trains now."""
+        """Return the pools in which the job trains now."""
         pool_of = {row.id: row.pool for row in self.client.instances()}
         fresh = time.time() - 4 * HEARTBEAT
         return {
@@ -72,7 +72,7 @@ class Fleet:
         return [event.details for event in self.client.events(job) if event.kind == kind]
 
     def finish(self, job: str, folder: Path) -> JobView:
-        """Every sample is in the model once for each epoch."""
+        """Let the job end. Its model must count every sample exactly once in each epoch."""
         self.hold.unlink()
         view = self.client.wait(job, 300)
         assert view.state == "succeeded", view.reason
@@ -96,7 +96,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             yield Fleet(home.path, file, client)
 
 
-def test_labelled_data_stays_where_it_may_be_also_when_a_pool_is_edited(
+def test_labeled_data_stays_in_allowed_pools_after_a_pool_is_edited(
     fleet: Fleet, eventually: Eventually, tmp_path: Path
 ) -> None:
     job = fleet.submit("outside", "inside", "spare", epochs=3, data={"labels": ["eu-only"]})
@@ -104,18 +104,18 @@ def test_labelled_data_stays_where_it_may_be_also_when_a_pool_is_edited(
     held = set(fleet.of_pool("inside"))
     assert fleet.events(job, "pool-refused") == [{"pool": "outside", "why": "may not see eu-only"}]
 
-    # when the pool in which it trains may see the data no longer
+    # When the pool in which it trains loses the clearance for the data
     fleet.file.write_text(POOLS.replace("labels: [eu-only]", "labels: []", 1))
 
     eventually(lambda: not held & set(fleet.of_pool("inside")))
     eventually(lambda: fleet.at_work(job) == {"spare"})
     assert {"pool": "inside", "why": "may not see eu-only"} in fleet.events(job, "pool-refused")
     fleet.finish(job, tmp_path)
-    assert not fleet.of_pool("outside"), "nothing was ever bought there for it"
-    assert not (fleet.home / "cache" / "outside").exists(), "and nothing of it is cached there"
+    assert not fleet.of_pool("outside"), "no machine was ever bought there for it"
+    assert not (fleet.home / "cache" / "outside").exists(), "and none of its data is cached there"
 
 
-def test_a_budget_pauses_the_job_before_it_is_spent(
+def test_budget_pauses_the_job_before_it_is_spent(
     fleet: Fleet, eventually: Eventually, tmp_path: Path
 ) -> None:
     budget, stop = 0.8, {"stop": {"max_cost_usd": 0.8}}
@@ -136,9 +136,9 @@ def test_a_budget_pauses_the_job_before_it_is_spent(
     assert cost.on_demand_usd == pytest.approx(4 * cost.spent_usd)
     assert cost.wasted.booting.seconds > 0
 
-    # when somebody gives it more
+    # When its budget is raised
     resumed = fleet.client.resume(job, max_cost_usd=100.0)
-    # a busy computer boots so slowly that there was no first snapshot yet
+    # On a busy computer the first snapshot may not exist yet.
     assert resumed.state == ("running" if view.store_nodes else "starting")
 
     eventually(lambda: budget < fleet.client.cost(job).spent_usd < 100.0)

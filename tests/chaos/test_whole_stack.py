@@ -1,4 +1,4 @@
-"""Deaths that need a whole stack: Ray, machines, the controller, the API.
+"""Faults that need a whole stack: Ray, machines, the controller, the API.
 
 All tests share one stack, and those that kill parts of it share one job, which trains until the
 last of them. Its model must then count every sample exactly once in each epoch.
@@ -68,7 +68,7 @@ class Stack:
         self.client.close()
 
     def kill(self, part: str) -> None:
-        """SIGKILL to a part and all of its helpers; fails if it was not alive."""
+        """Kill a part and all of its helpers with SIGKILL. Fails if it was not alive."""
         process = self.state.parts[part].process
         assert process is not None
         assert process.alive(), f"the fault did not fire: {part} was dead already"
@@ -88,7 +88,7 @@ class Stack:
         return job
 
     def run_freely(self, job: str) -> None:
-        """From now on the job trains as fast as it can, and ends soon."""
+        """Let the job train as fast as possible to its end."""
         self.holds[job].unlink(missing_ok=True)
 
     def at_work(self, job: str, but: Collection[str] = ()) -> dict[str, WorkerRow]:
@@ -159,7 +159,7 @@ def job(stack: Stack, shared_job: str) -> str:
     return shared_job
 
 
-def test_one_id_leads_from_a_request_to_every_part(stack: Stack, tmp_path: Path) -> None:
+def test_request_id_appears_in_the_log_of_every_part(stack: Stack, tmp_path: Path) -> None:
     job = stack.client.job(stack.submit(epochs=1))
 
     stack.finish(job.id, tmp_path)
@@ -184,7 +184,7 @@ def _log_lines_of(stack: Stack, request: str) -> list[dict[str, Any]]:
 
 
 def _log_lines(stack: Stack) -> Iterator[dict[str, Any]]:
-    """Yield what our own processes logged, without the lines of Ray and the servers."""
+    """Yield the log lines of ``vcasgd`` processes, without those of Ray and the servers."""
     parts = (stack.home.path / "logs").glob("*.log")
     workers = Path(stack.state.scratch).glob("*/session_2*/logs/worker-*.err")
     for path in (*parts, *workers):
@@ -208,7 +208,7 @@ def _assert_tables(job: Job, folder: Path) -> None:
     assert losses == pytest.approx(list(table["loss"]))
 
 
-def test_no_machine_holds_what_opens_the_servers_for_everybody(stack: Stack, job: str) -> None:
+def test_no_machine_holds_server_passwords(stack: Stack, job: str) -> None:
     private = {stack.home.ensure_password(name) for name in ("ledger", "tensors", "jobs")}
     for machine in stack.at_work(job):
         files = [Path(f"/proc/{each.pid}/environ") for each in processes_of(machine, None)]
@@ -236,22 +236,22 @@ def test_three_of_three_workers_die_at_once(stack: Stack, job: str, eventually: 
     eventually(lambda: stack.client.job(job).kills >= kills + WORKERS)
 
 
-def test_an_evicted_worker_hands_over_and_is_replaced_at_the_notice(
+def test_evicted_worker_leaves_and_is_replaced_at_the_notice(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
     victim, evictions = min(stack.at_work(job)), stack.client.job(job).evictions
 
-    # When a machine gets a notice of more time than anything takes
+    # When a machine gets a notice with ample time
     stack.client.evict(instance=victim, notice_seconds=600)
 
-    # Then its worker leaves in order, and a replacement trains before the machine is dead
+    # Then its worker leaves orderly, and a replacement trains before the machine is dead
     eventually(lambda: "notice" in (_beat(stack, job, victim).leaving or ""))
     assert (_beat(stack, job, victim).samples or 0) > 0
     stack.at_work(job, but={victim})
     assert victim in {one.id for one in stack.provider.instances()}, "replaced before its death"
     stack.provider.kill(victim)
     eventually(lambda: stack.client.job(job).evictions == evictions + 1)
-    # and the timeline shows all of it, as do the parameter server's counters
+    # And the timeline and the parameter server's counters show it
     lanes = {lane.instance: lane for lane in stack.client.machines(job)}
     states = [span.state for span in lanes[victim].spans]
     assert states == ["booting", "running", "notice", "dead"]
@@ -267,7 +267,7 @@ def _beat(stack: Stack, job: str, instance: str) -> WorkerRow:
     return next(row for row in stack.client.workers(job) if row.instance == instance)
 
 
-def test_workers_train_on_while_the_head_of_ray_is_dead(
+def test_workers_continue_while_the_ray_head_is_dead(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
     before = {name: beat.pid for name, beat in stack.at_work(job).items()}
@@ -279,10 +279,10 @@ def test_workers_train_on_while_the_head_of_ray_is_dead(
     eventually(lambda: stack.state.parts["head"].restarts > restarts)
     eventually(lambda: stack.state.parts["controller"].ready)
     after = {name: beat.pid for name, beat in stack.at_work(job).items()}
-    assert after == before, "the same processes went on"
+    assert after == before, "the same processes continued"
 
 
-def test_a_restarted_controller_finds_its_machines(
+def test_restarted_controller_finds_its_machines(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
     before = {one.id for one in stack.provider.instances()}
@@ -298,7 +298,7 @@ def test_a_restarted_controller_finds_its_machines(
     assert {one.id for one in stack.provider.instances()} == before, "no duplicate, no orphan"
 
 
-def test_a_paused_job_gives_its_workers_up_and_goes_on_when_resumed(
+def test_paused_job_releases_its_workers_and_continues_when_resumed(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
     stack.client.pause(job)
@@ -310,7 +310,7 @@ def test_a_paused_job_gives_its_workers_up_and_goes_on_when_resumed(
     eventually(lambda: stack.updates(job) > at_rest)
 
 
-def test_a_job_goes_on_after_down_and_up(stack: Stack, job: str, eventually: Eventually) -> None:
+def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eventually) -> None:
     # Given a job that was never restored
     assert "restored" not in {event.kind for event in stack.client.events(job)}
 
@@ -319,7 +319,7 @@ def test_a_job_goes_on_after_down_and_up(stack: Stack, job: str, eventually: Eve
     assert down(stack.settings)
     assert stack.provider.instances() == []
 
-    # Then it goes on where it was after the next start
+    # Then it resumes at the same position after the next start
     up(stack.settings)
     assert stack.client.job(job).state == "running"
     stack.train_on(job)
@@ -327,7 +327,7 @@ def test_a_job_goes_on_after_down_and_up(stack: Stack, job: str, eventually: Eve
     assert "restored" in {event.kind for event in stack.client.events(job)}
 
 
-def test_a_client_follows_through_the_death_of_the_api(
+def test_client_follows_events_through_the_death_of_the_api(
     stack: Stack, job: str, tmp_path: Path
 ) -> None:
     kinds, ids = [], []
@@ -341,20 +341,20 @@ def test_a_client_follows_through_the_death_of_the_api(
         if event.kind == "job-succeeded":
             break
 
-    assert ids == sorted(set(ids)), "nothing twice, nothing out of order"
+    assert ids == sorted(set(ids)), "no event is repeated or out of order"
     everything = [event.id for event in stack.client.events(job)]
     assert ids == everything[: len(ids)], "nothing missing"
-    # and whatever died before, the model counts every sample of every epoch once
+    # And after all faults, the model counts every sample of every epoch once
     view = stack.finish(job, tmp_path)
     assert view.progress.samples_applied == view.progress.samples_expected
     buckets = stack.client.staleness(job).buckets
     assert sum(bucket.updates for bucket in buckets) == view.totals.updates
 
 
-def test_no_capacity_is_shown_and_the_job_starts_when_there_is_some(
+def test_missing_capacity_is_shown_and_the_job_starts_once_it_exists(
     stack: Stack, eventually: Eventually, tmp_path: Path
 ) -> None:
-    # Given no machine and no capacity for one
+    # Given no machine and no capacity
     for one in stack.provider.instances():
         stack.provider.terminate(one.id)
     stack.provider.override(capacity=0)
@@ -364,6 +364,6 @@ def test_no_capacity_is_shown_and_the_job_starts_when_there_is_some(
     eventually(lambda: any("0 of 0" in (pool.reason or "") for pool in stack.client.pools()))
     assert stack.client.job(name).state == "starting"
 
-    # When there is capacity again, the job runs
+    # When capacity returns, the job runs
     stack.provider.override(capacity=WORKERS)
     stack.finish(name, tmp_path)

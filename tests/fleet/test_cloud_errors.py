@@ -139,14 +139,14 @@ def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) 
     with pytest.raises(FleetError) as caught:
         gcp._attempt(fail, "pool")
     code = getattr(kind, "code", None)
-    # what has no status is not told from others of its kind
+    # Without a status, an exception maps like the others of its type.
     assert type(caught.value) is not FleetError or code is None or code < 400
 
 
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, FleetError), (418, FleetError), (500, CloudUnavailable)]
 )
-def test_an_unknown_code_is_told_and_is_the_cloud_s_fault_only_if_it_says_so(
+def test_unknown_code_is_reported_and_blames_the_cloud_only_if_the_cloud_does(
     status: int, kind: type[FleetError]
 ) -> None:
     error = aws_errors.error_of("Teapot", "short and stout", status=status, pool="p", zone="z")
@@ -156,7 +156,7 @@ def test_an_unknown_code_is_told_and_is_the_cloud_s_fault_only_if_it_says_so(
     assert gcp_errors.kind_of("TEAPOT", status) in (kind, InvalidRequest)
 
 
-def test_of_several_refusals_the_one_that_a_person_must_mend_is_told() -> None:
+def test_refusal_that_needs_a_person_takes_precedence() -> None:
     errors = [
         aws_errors.error_of(code, "no", pool="p")
         for code in ("InsufficientInstanceCapacity", "VcpuLimitExceeded", "UnfulfillableCapacity")
@@ -178,11 +178,11 @@ def test_of_several_refusals_the_one_that_a_person_must_mend_is_told() -> None:
         (CloudUnavailable, True),
     ],
 )
-def test_who_may_try_again(kind: type[FleetError], retryable: bool) -> None:
+def test_retryable_errors(kind: type[FleetError], retryable: bool) -> None:
     assert kind("").retryable is retryable
 
 
-# --- over the wire ----------------------------------------------------------------------
+# --- over HTTP --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_ec2_refuses(
     aws: AwsWorld, action: str, code: str, status: int, kind: type[FleetError]
 ) -> None:
     provider = aws.provider()
-    for _ in range(2):  # the library tries some a second time
+    for _ in range(2):  # The library retries some of them.
         aws.ec2.refuse(action, code, status)
     launch = partial(provider.launch, aws.pool, 1, BOOT, "t1")
     with pytest.raises(FleetError) as caught:
@@ -223,7 +223,7 @@ def test_ec2_refuses(
     assert aws.alive() == set()
 
 
-def test_nobody_answers_for_ec2(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_ec2(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(CloudUnavailable):
         aws.provider().instances()
@@ -235,8 +235,8 @@ def test_without_credentials(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> 
         aws.provider().instances()
 
 
-def test_a_launch_whose_answer_was_lost_is_found_again(aws: AwsWorld) -> None:
-    """EC2 knows the token, and was asked for something else under it."""
+def test_launch_with_a_lost_response_is_found_again(aws: AwsWorld) -> None:
+    """EC2 has the token, with other parameters."""
     provider = aws.provider()
     granted = provider.launch(aws.pool, 2, BOOT, "lost")
     hidden = provider._granted
@@ -279,12 +279,12 @@ def test_compute_engine_refuses(
         gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
     assert type(caught.value) is kind
     assert caught.value.code == reason
-    assert not gcp_.compute.refusals, "the refusal was met"
+    assert not gcp_.compute.refusals, "the refusal was used"
     assert gcp_.alive() == set()
 
 
 @pytest.mark.parametrize("code", ["STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"])
-def test_an_operation_that_ends_in_want(gcp_: GcpWorld, code: str) -> None:
+def test_operation_that_fails_for_capacity(gcp_: GcpWorld, code: str) -> None:
     gcp_.compute.exhausted = dict.fromkeys(gcp_.zones, code)
     with pytest.raises(NoCapacity) as caught:
         gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
@@ -299,9 +299,7 @@ def test_a_quota_ends_the_search(gcp_: GcpWorld) -> None:
         gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
 
 
-def test_an_operation_that_takes_too_long_is_no_failure(
-    gcp_: GcpWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_operation_is_not_a_failure(gcp_: GcpWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcp, "LAUNCH_SECONDS", 0.5)
     gcp_.compute.operation_seconds = 5.0
     granted = gcp_.provider().launch(gcp_.pool, 2, BOOT, "t1")
@@ -319,7 +317,7 @@ def test_a_preemption_on_request(gcp_: GcpWorld) -> None:
         provider.evict(bought)
 
 
-def test_nobody_answers_for_google(gcp_: GcpWorld) -> None:
+def test_unreachable_compute_engine(gcp_: GcpWorld) -> None:
     gcp_.url = "http://127.0.0.1:9"
     with pytest.raises(CloudUnavailable):
         gcp_.provider().instances()
@@ -334,8 +332,8 @@ def test_a_type_without_a_price_is_refused_at_once(aws: AwsWorld, gcp_: GcpWorld
             make()
 
 
-def test_the_library_is_that_which_is_tested() -> None:
-    """The names of the states that the table of ours has."""
+def test_library_has_the_mapped_states() -> None:
+    """Check that the library defines the states in our table."""
     from vcasgd.fleet.providers.gcp.convert import STATES
 
     known = {status.name for status in compute_v1.Instance.Status}

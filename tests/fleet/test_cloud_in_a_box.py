@@ -1,5 +1,7 @@
-"""Whole jobs on emulated clouds: bought over the clouds' APIs, booted, interrupted, replaced, and
-given back. Every machine is a Ray node on this host, started from its own user data."""
+"""Whole jobs on emulated clouds, from the purchase of machines to their termination.
+
+Every machine is a Ray node on this host, started from its own user data.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from support.sites import WORKERS, Site, site
 
 pytestmark = pytest.mark.slow
 
-#: 70 % of the workers at least
+#: At least 70% of the workers.
 VICTIMS = 3
 Eventually = Callable[..., Any]
 
@@ -31,17 +33,17 @@ def interrupted_and_replaced(
     eventually: Eventually,
     folder: Path,
 ) -> None:
-    """Submit → fleet → training → 70 % gone at once → replaced from elsewhere → model → nothing."""
+    """Run a job, interrupt 70% of its machines at once, and check its model and the cleanup."""
     job = here.submit(pools, epochs=4)
     fleet = eventually(lambda: len(found := here.at_work(job)) == WORKERS and found)
     assert {here.pool_of(one) for one in fleet} == {pools[0]}
 
-    # When most of it is interrupted at once, and there is nothing more to buy there
+    # When most of the fleet is interrupted at once, and its pool has no more capacity
     victims = set(sorted(fleet)[:VICTIMS])
     run_out()
     here.interrupt(victims, notice_seconds=20.0)
 
-    # Then others take over from another pool, and the job ends with every sample counted once
+    # Then machines of another pool replace it, and the job counts every sample once
     eventually(lambda: len(here.at_work(job) - fleet) >= VICTIMS)
     assert {here.pool_of(one) for one in here.at_work(job) - fleet} <= set(pools[1:])
     eventually(lambda: here.client.job(job).evictions >= VICTIMS)
@@ -50,7 +52,7 @@ def interrupted_and_replaced(
     assert torch.equal(counts, torch.full_like(counts, view.progress.epochs))
     assert view.progress.samples_repeated == 0
 
-    # and nothing is left that costs money
+    # And nothing is left that costs money
     eventually(lambda: not here.alive(clouds))
 
 
@@ -90,7 +92,7 @@ def test_a_fleet_of_google_is_interrupted_and_replaced(
         )
 
 
-def test_one_job_goes_on_in_another_cloud(
+def test_job_continues_in_another_cloud(
     aws: AwsWorld, gcp: GcpWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
     documents = [aws.document(), gcp.document()]
@@ -106,7 +108,7 @@ def test_one_job_goes_on_in_another_cloud(
         )
 
 
-def test_a_controller_that_dies_after_the_purchase_leaks_nothing(
+def test_controller_that_dies_after_a_purchase_leaks_nothing(
     aws: AwsWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
     with site(tmp_path, [aws.document()], {"aws": aws}) as here:
@@ -120,14 +122,14 @@ def test_a_controller_that_dies_after_the_purchase_leaks_nothing(
         aws.ec2.made = die
         job = here.submit([aws.pool], epochs=2)
 
-        # When it is started again
+        # When it restarts
         eventually(lambda: fired)
         bought = fired[0]
         assert bought, "the fault fired before anything was bought"
         eventually(lambda: bought <= {row.id for row in here.client.instances()})
 
-        # Then it knows what it bought, and the same purchase was not made twice: what it buys
-        # now is in the other zone
+        # Then it finds its machines and does not repeat the purchase: its next purchase
+        # is in the other zone
         eventually(lambda: aws.alive() == {row.id for row in here.client.instances()})
         assert bought <= aws.alive()
         assert len(aws.alive()) <= WORKERS
@@ -136,7 +138,7 @@ def test_a_controller_that_dies_after_the_purchase_leaks_nothing(
 
 
 @pytest.mark.extended
-def test_a_machine_that_ec2_advises_to_leave_is_replaced_before_it_goes(
+def test_machine_with_a_rebalance_advice_is_replaced_before_it_leaves(
     aws: AwsWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
     with site(tmp_path, [aws.document()], {"aws": aws}) as here:
@@ -145,19 +147,19 @@ def test_a_machine_that_ec2_advises_to_leave_is_replaced_before_it_goes(
         fleet = eventually(lambda: len(found := here.at_work(job)) == 2 and found)
         advised = min(fleet)
 
-        # When EC2 recommends to leave one of them
+        # When EC2 recommends leaving one of them
         here.advise(advised)
         eventually(lambda: "dead" in here.since(job, advised))
 
-        # Then another one was ordered after that, and running before this one was asked to leave
+        # Then a replacement was ordered and running before this one was asked to leave
         (advice,) = here.events(job, "rebalance-advice")
         assert advice.details["instance"] == advised
         (newcomer,) = here.at_work(job) - fleet
         came, went = here.since(job, newcomer), here.since(job, advised)
-        # EC2 tells launches in whole seconds
+        # EC2 reports launch times in whole seconds.
         assert int(advice.at) <= came["booting"] < came["running"]
         assert came["running"] <= went["draining"] < went["dead"]
-        # and it brought its subtask to its end
+        # And it finished its subtask
         assert here.leased_again(job) == []
         view = here.client.cancel(job)
         assert (view.evictions, view.kills, view.progress.samples_repeated) == (0, 0, 0)
@@ -165,7 +167,7 @@ def test_a_machine_that_ec2_advises_to_leave_is_replaced_before_it_goes(
 
 
 @pytest.mark.extended
-def test_a_boot_that_fails_is_heard_of_and_the_next_machine_is_bought_elsewhere(
+def test_failed_boot_is_reported_and_the_next_machine_is_bought_elsewhere(
     aws: AwsWorld, tmp_path: Path, eventually: Eventually
 ) -> None:
     a, b = aws.zones
@@ -173,7 +175,7 @@ def test_a_boot_that_fails_is_heard_of_and_the_next_machine_is_bought_elsewhere(
     reports: dict[str, subprocess.CompletedProcess[str]] = {}
 
     def boots(box: Box) -> bool:
-        """The real script, on a system of the first pool on which one of its steps fails."""
+        """Run the real script; in the first pool, one of its steps fails."""
         if box.pool == "first":
             root = box.folder / "root"
             lay_out(root, "CLOUD=aws\nROLE=worker\nCLUSTER=boxed\n")
@@ -186,14 +188,14 @@ def test_a_boot_that_fails_is_heard_of_and_the_next_machine_is_bought_elsewhere(
         job = here.submit(["first", "second"], epochs=40, most=1, step_seconds=0.1)
         eventually(lambda: here.at_work(job))
 
-        # Then the machine was ended for what it said, long before its time to boot was over
+        # Then the machine was terminated for its report, long before its boot deadline
         (failed,) = reports
         assert reports[failed].returncode == 1, "the fault did not fire"
         (event,) = here.events(job, "boot-failed")
         why = "did not boot: worker: step add_user failed (status 1)"
         assert event.details == {"instance": failed, "pool": "first", "why": why}
         assert failed not in aws.alive()
-        # its pool is left alone, and says why
+        # And its pool is paused and shows the reason
         (first,) = (row for row in here.client.pools() if row.name == "first")
         assert why in first.reason
         assert first.blocked_until == 0.0, "only that zone is"
@@ -222,7 +224,7 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
         fleet = eventually(lambda: len(found := here.at_work(job)) == 2 and found)
         assert {here.pool_of(one) for one in fleet} == {"first"}
 
-        # When its price swings around what a machine may cost there, nothing is bought or ended
+        # When its price swings around the maximum, nothing is bought or terminated
         bought = aws.ec2.calls.count("CreateFleet")
         for usd in (0.2, 0.06, 0.2):
             aws.ec2.prices[aws.kind, a] = usd
@@ -230,13 +232,13 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
         assert aws.alive() == fleet
         assert aws.ec2.calls.count("CreateFleet") == bought
 
-        # When one is interrupted while the price is high, the next one is of the other pool
+        # When one is interrupted while the price is high, the next one is from the other pool
         here.interrupt({min(fleet)}, notice_seconds=20.0)
         eventually(lambda: here.at_work(job) - fleet)
         (second,) = here.at_work(job) - fleet
         assert here.pool_of(second) == "second"
 
-        # When all are interrupted at once, the price is low again, and there is nothing left there
+        # When all are interrupted at once, at a low price and without capacity in that pool
         aws.ec2.prices[aws.kind, a] = 0.05
         eventually(lambda: price({max(fleet)}) == {0.05})
         aws.run_out(a)
@@ -246,7 +248,7 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
         eventually(lambda: len(here.at_work(job) - before) == 2)
         assert {here.pool_of(one) for one in here.at_work(job) - before} == {"second"}
 
-        # Then each hour has cost what it cost when it was used
+        # Then each hour was charged at the price of its time
         eventually(lambda: here.client.job(job).evictions == 3)
         assert here.client.cancel(job).progress.samples_repeated == 0
         eventually(lambda: not aws.alive())

@@ -39,7 +39,7 @@ class TestMeter:
         assert charge(METER, ONE, "A", Doing.BOOTING, NOW + CHARGE_SECONDS - 0.1) is None
         assert charge(METER, ONE, "A", Doing.BOOTING, NOW + CHARGE_SECONDS) is not None
 
-    def test_what_changes_is_booked_at_once_and_the_past_to_who_had_it(self) -> None:
+    def test_change_is_booked_at_once_and_the_past_to_the_previous_job(self) -> None:
         change = charge(METER, ONE, "B", Doing.WORKING, NOW + 1)
 
         assert change is not None
@@ -58,12 +58,12 @@ class TestMeter:
         assert change.amounts()["local|spot|booting|usd"] == 1 / HOUR
         assert change.after.price_per_hour == 2.0
 
-    def test_an_idle_machine_is_paid_by_who_had_it_last(self) -> None:
+    def test_idle_machine_is_charged_to_its_last_job(self) -> None:
         idle = charge(replace(METER, doing=Doing.WORKING), ONE, None, Doing.IDLE, NOW + 1)
         assert idle is not None
         assert (idle.after.job, idle.after.doing) == ("A", Doing.IDLE)
 
-    def test_what_nobody_pays_is_booked_to_nobody(self) -> None:
+    def test_costs_without_a_job_are_booked_to_none(self) -> None:
         found = charge(replace(METER, job=None), ONE, "A", Doing.WORKING, NOW + 20)
         assert found is not None
         assert found.amounts() == {}

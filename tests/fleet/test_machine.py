@@ -44,7 +44,7 @@ def metadata() -> Iterator[MetadataServer]:
 
 
 def unit(folder: Path, url: str, script: str) -> dict[str, str]:
-    """Runs the script as cloud-init does, and reads what it wrote as systemd's unit does."""
+    """Run the script as cloud-init does, and read its output as systemd's unit does."""
     env = {"PATH": os.environ["PATH"], "VCASGD_ROOT": str(folder)}
     subprocess.run(["sh", "-c", script], env=env, check=True, timeout=PATIENCE)
     path = folder / "etc/vcasgd/worker.env"
@@ -66,7 +66,7 @@ def test_user_data_keeps_what_the_template_has(template: str) -> None:
     script = worker_script({"A": TRICKY})
     first = combined(template, script, 10_000)
     assert script_of(first) == script
-    # as a template it is taken apart again, and is the same every time
+    # As a template it is parsed again, and the result is stable.
     again = combined(first, script, 20_000)
     assert again.count("text/x-shellscript") == first.count("text/x-shellscript") + 1
     assert combined(template, script, 10_000) == first
@@ -74,12 +74,12 @@ def test_user_data_keeps_what_the_template_has(template: str) -> None:
         combined(template, script, 10)
 
 
-def test_what_no_line_can_hold_is_refused() -> None:
+def test_multiline_value_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="A: the value must be one line"):
         worker_script({"A": "a\nb"})
 
 
-def test_a_machine_runs_what_its_launch_said(metadata: MetadataServer, tmp_path: Path) -> None:
+def test_machine_runs_its_boot_command(metadata: MetadataServer, tmp_path: Path) -> None:
     boot = Boot(
         ("{python}", "-c", "pass", "{instance_id}"), {"TRICKY": TRICKY, "ME": "{instance_id}"}
     )
@@ -91,7 +91,7 @@ def test_a_machine_runs_what_its_launch_said(metadata: MetadataServer, tmp_path:
     assert "VCASGD_BOOT_ARGV" not in found.env
 
 
-def test_what_no_launch_wrote_is_refused() -> None:
+def test_missing_boot_command_is_refused() -> None:
     with pytest.raises(SpecError, match="VCASGD_BOOT_ARGV"):
         machine.boot_of({})
 
@@ -167,7 +167,7 @@ def test_a_secret_of_aws_is_not_in_the_user_data(metadata: MetadataServer, tmp_p
     assert found.env["OTHER"] == "x"
 
 
-def test_a_secret_that_the_image_brought_is_not_asked_for(metadata: MetadataServer) -> None:
+def test_secret_in_the_image_is_not_fetched(metadata: MetadataServer) -> None:
     env = {
         **boot_environment(Boot(("true",)), "gcp", "us-central1", {"RAY_AUTH_TOKEN": "nowhere"}),
         "VCASGD_METADATA_URL": metadata.url,

@@ -1,4 +1,4 @@
-"""Notices of eviction, as AWS and GCP give them."""
+"""Eviction notices of AWS and GCP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Clock:
 
 @dataclass
 class Imds:
-    """A metadata service of EC2 that says what the test wants."""
+    """EC2 metadata service with responses set by the test."""
 
     documents: dict[str, str] = field(default_factory=dict)
     tokens_issued: int = 0
@@ -145,7 +145,7 @@ def test_the_token_is_kept_and_renewed_before_its_end(
     assert imds.tokens_issued == 2
 
 
-def test_a_token_that_the_server_forgot_is_renewed(aws: AwsNotices, imds: Imds) -> None:
+def test_token_that_the_server_lost_is_renewed(aws: AwsNotices, imds: Imds) -> None:
     aws.poll()
     imds.tokens_issued += 1
     imds.documents[ACTION] = "{}"
@@ -209,7 +209,7 @@ def test_the_first_notice_stands(server: MetadataServer, metadata: Metadata) -> 
     assert notice.at == 1_700_000_120.0
 
 
-def test_local_server_wants_the_session_token(server: MetadataServer, clock: Clock) -> None:
+def test_local_server_requires_the_session_token(server: MetadataServer, clock: Clock) -> None:
     url = f"{server.url}/latest/meta-data/instance-id"
     token = request("PUT", f"{server.url}/latest/api/token", {TTL: "60"}).body
     assert request("GET", url, {}).status == 401
@@ -252,7 +252,7 @@ def test_a_hanging_get_returns_at_the_notice(server: MetadataServer, metadata: M
     assert request("GET", hanging, GOOGLE) == Response(200, "TRUE")
 
 
-def test_a_cloud_s_server_is_asked_where_no_url_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cloud_server_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def http(method: str, url: str, headers: Mapping[str, str]) -> Response:
@@ -265,9 +265,7 @@ def test_a_cloud_s_server_is_asked_where_no_url_is_given(monkeypatch: pytest.Mon
     assert asked[-1] == "http://metadata.google.internal" + PREEMPTED
 
 
-def test_gcp_waits_for_a_change_of_what_it_knows(
-    server: MetadataServer, metadata: Metadata
-) -> None:
+def test_gcp_waits_for_a_change(server: MetadataServer, metadata: Metadata) -> None:
     source = GcpNotices(server.url)
     assert source.poll() is None
     with ThreadPoolExecutor() as pool:
@@ -299,7 +297,7 @@ def test_a_shutdown_is_announced_in_a_file(tmp_path: Path, imds: Imds, aws: AwsN
 
 
 @pytest.mark.parametrize("kind", ["aws", "gcp"])
-def test_a_machine_learns_who_it_is(server: MetadataServer, kind: str) -> None:
+def test_machine_finds_its_identity(server: MetadataServer, kind: str) -> None:
     assert identity(kind, server.url) == "local-1"
     with pytest.raises(CloudUnavailable):
         identity(kind, "http://127.0.0.1:9")

@@ -427,7 +427,7 @@ def test_tokens_differ_by_cluster_pool_and_count_and_fit_everywhere() -> None:
     assert all(len(token) == 36 for token in tokens)
 
 
-def test_history_forgets_who_is_gone() -> None:
+def test_history_drops_gone_machines() -> None:
     state = observed(
         history=ObservationTimes(0.0, joined={"a": 1.0}, idle={"a": 1.0}, surplus={"A": 1.0})
     )
@@ -442,7 +442,7 @@ def test_history_keeps_since_when() -> None:
     assert later.history.surplus == {"A": NOW}
 
 
-def test_patience_begins_anew_when_ray_comes_back() -> None:
+def test_patience_restarts_when_ray_returns() -> None:
     state = observed([machine("a"), machine("b")], nodes="a")
     state = with_history(state, NOW)
     state = with_history(replace(state, nodes=None), NOW + 1_000)
@@ -490,8 +490,8 @@ def test_no_machine_is_promised_or_ended_twice(state: Observed) -> None:
 
 
 @given(states)
-def test_what_was_decided_settles(state: Observed) -> None:
-    """Carried out again and again, the decisions come to rest: nothing flaps."""
+def test_decisions_settle(state: Observed) -> None:
+    """Repeated decisions and their execution reach a stable state: nothing flaps."""
     now = NOW
     for _ in range(8):
         state = with_history(state, now)
@@ -502,7 +502,7 @@ def test_what_was_decided_settles(state: Observed) -> None:
 
 
 def carried_out(state: Observed, actions: list[Action]) -> Observed:
-    """The world after the actions, with every machine joined."""
+    """Return the world after the actions, with every machine joined."""
     machines = {one.id: one for one in state.instances}
     workers = {worker.name: worker for worker in state.workers if worker.alive}
     for action in actions:

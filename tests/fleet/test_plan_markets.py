@@ -55,7 +55,7 @@ def launch(
 
 
 def refusing(seconds: float, *, blocked: bool = False) -> Market:
-    """A market that has refused for so long."""
+    """Return a market that has refused for this many seconds."""
     return Market(refused_since=NOW - seconds, blocked_until=NOW + 1 if blocked else 0.0)
 
 
@@ -87,7 +87,7 @@ TABLE = [
         jobs=[job("A", maximum=1, rates={("local", "small"): 90.0, ("local", "large"): 100.0})],
         pools=[pool(offer(price=1.0), offer(price=3.0, kind="large", cpus=16.0))],
     ), [launch(1, kinds="small")]),
-    Row("who is about as good is taken too", observed(
+    Row("a pool that is about as good is used, too", observed(
         jobs=[ONE], pools=[pool(offer(price=1.0), offer(price=1.2, kind="other"))],
     ), [launch(1, kinds="other small")]),
     Row("machines are spread over zones", observed(
@@ -238,7 +238,7 @@ TABLE = [
         [machine("a")], [on("a", "B")],
         [job("A", 1, 1, pools=(), barred=frozenset({"local"})), job("B", 0, 1)],
     ), []),
-    Row("nobody runs: nothing is kept", observed(
+    Row("no worker runs: nothing is kept", observed(
         [machine("a"), machine("b")],
         history=ObservationTimes(0.0, idle={"a": NOW - 61, "b": NOW - 61}),
     ), [Terminate("a", "idle"), Terminate("b", "idle")]),
@@ -247,7 +247,7 @@ TABLE = [
 
 @pytest.mark.parametrize("row", TABLE, ids=[row.case for row in TABLE])
 def test_decide(row: Row) -> None:
-    # the times that the row asks for count
+    # The times of the row count.
     state = replace(row.state, history=_merged(with_history(row.state, NOW), row.state))
     assert decide(state, NOW) == row.actions
 
@@ -281,7 +281,7 @@ def test_losing_a_zone_costs_at_most_its_share() -> None:
 
 @dataclass
 class Swinging:
-    """A fleet whose prices swing every ``period`` seconds between two values."""
+    """Fleet whose prices swing every ``period`` seconds between two values."""
 
     low: float
     high: float

@@ -1,4 +1,4 @@
-"""One contract, three providers: real processes, EC2 as moto plays it, and a fake Compute API."""
+"""Contract for three providers: real processes, EC2 emulated by moto, and a fake Compute API."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_machine_is_listed_with_all_that_is_known(
     assert (one.pool, one.zone, one.spot) == (world.pool, world.zones[1], True)
     assert 0 < one.price_per_hour < one.on_demand_price_per_hour
     assert one.instance_type == world.kind
-    # clouds tell it in whole seconds
+    # Clouds report it in whole seconds.
     assert began - 1 <= one.launched_at <= time.time()
     assert one.notice_at is one.advised_at is None
     assert world.tags(id_) == {"cluster": "test", "pool": world.pool}
@@ -115,7 +115,7 @@ def test_another_cluster_s_machines_are_never_seen_nor_ended(
     stranger.close()
 
 
-def test_a_pool_without_a_machine_says_so(world: World, provider: Provider) -> None:
+def test_pool_without_capacity_raises_an_error(world: World, provider: Provider) -> None:
     world.run_out(*world.zones)
     with pytest.raises(NoCapacity) as caught:
         provider.launch(world.pool, 1, BOOT, "t1")
@@ -161,7 +161,7 @@ def test_offers_have_a_price_a_date_and_a_source(world: World, provider: Provide
         assert 0 < offer.as_of <= time.time() + 1
 
 
-def test_what_the_pool_does_not_have_is_refused(world: World, provider: Provider) -> None:
+def test_unknown_type_and_zone_are_refused(world: World, provider: Provider) -> None:
     with pytest.raises(InvalidRequest, match="no zone mars-1a"):
         provider.launch(world.pool, 1, BOOT, "t1", zones=["mars-1a"])
     with pytest.raises(InvalidRequest, match="no instance type x"):
@@ -171,7 +171,7 @@ def test_what_the_pool_does_not_have_is_refused(world: World, provider: Provider
     assert world.alive() == set()
 
 
-def test_what_a_machine_says_of_its_boot_is_heard(world: World, provider: Provider) -> None:
+def test_boot_report_of_a_machine_is_returned(world: World, provider: Provider) -> None:
     first, second = provider.launch(world.pool, 2, BOOT, "t1")
     provider.instances()
     assert provider.boot_error(first) is None
@@ -189,5 +189,5 @@ def test_what_a_machine_says_of_its_boot_is_heard(world: World, provider: Provid
     [("a\x1b[31m\n b", "a [31m b"), (" \n", None), (300 * "é", 250 * "é")],
     ids=["control characters", "nothing", "too much"],
 )
-def test_what_a_machine_says_is_fit_to_be_shown(said: str, shown: str | None) -> None:
+def test_boot_report_is_fit_for_display(said: str, shown: str | None) -> None:
     assert one_line(said) == shown

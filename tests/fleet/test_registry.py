@@ -16,7 +16,7 @@ from vcasgd.fleet.providers.registry import configured_pools, make_providers
 from vcasgd.settings import Settings
 
 
-def test_the_local_pool_is_as_the_settings_say(tmp_path: Path) -> None:
+def test_local_pool_follows_the_settings(tmp_path: Path) -> None:
     settings = Settings(
         home=tmp_path,
         local_capacity=7,
@@ -34,7 +34,7 @@ def test_the_local_pool_is_as_the_settings_say(tmp_path: Path) -> None:
     assert (pool.boot_seconds, pool.notice_seconds) == (1.5, 9.0)
 
 
-def test_a_file_s_local_pools_are_apart(tmp_path: Path) -> None:
+def test_local_pools_of_a_file_are_separate(tmp_path: Path) -> None:
     path = tmp_path / "pools.yaml"
     template = {"price_per_hour": 0.0, "on_demand_price_per_hour": 2.0}
     pools = [

@@ -1,4 +1,4 @@
-"""A boot that fails is heard of: the real scripts, up to what the controller reads."""
+"""Reports of failed boots, from the real scripts to the controller's view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.machine_roots import KEYS, ec2_that_records, failing_boot, lay_out,
 SAID = "worker: step add_user failed (status 1)"
 
 
-def test_a_step_that_fails_is_told_to_ec2_before_there_is_any_tool(tmp_path: Path) -> None:
+def test_failed_step_is_reported_to_ec2_without_any_tool(tmp_path: Path) -> None:
     lay_out(tmp_path, "CLOUD=aws\nROLE=worker\nCLUSTER=mine\n")
     with metadata_of("i-0123") as metadata, ec2_that_records() as (url, asked):
         where = {"VCASGD_METADATA_URL": metadata, "AWS_ENDPOINT_URL": url}
@@ -35,7 +35,7 @@ def test_a_step_that_fails_is_told_to_ec2_before_there_is_any_tool(tmp_path: Pat
 
 
 def _signature(url: str, headers: dict[str, str], body: str) -> str:
-    """As AWS computes it from what it gets."""
+    """Compute a request's signature, as AWS does."""
     told = re.search(r"SignedHeaders=([^,]*)", headers["Authorization"])
     assert told is not None
     lower = {name.lower(): value for name, value in headers.items()}

@@ -1,5 +1,7 @@
-"""The scripts of machines on Google Cloud, for which there is no emulator: a small fake of the
-few requests that they make, over real HTTP."""
+"""Scripts of machines on Google Cloud, on a small fake of the APIs that they use.
+
+There is no emulator of Google Cloud. The fake serves real HTTP.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ TOKEN = "an access token"
 
 
 class FakeGoogle(ThreadingHTTPServer):
-    """Metadata, Secret Manager, Memorystore and Cloud Storage of one project, in memory."""
+    """Metadata, Secret Manager, Memorystore, and Cloud Storage of one project, in memory."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -117,7 +119,7 @@ def google() -> Iterator[FakeGoogle]:
 
 
 class Machine:
-    """A folder that is the machine's root, with the scripts where they will be."""
+    """Folder that acts as a machine's root, with the scripts in their places."""
 
     def __init__(self, root: Path, google: FakeGoogle, role: str, redis: str = "") -> None:
         self.root = root
@@ -151,7 +153,7 @@ class Machine:
         )
 
     def shell(self, text: str) -> subprocess.CompletedProcess[str]:
-        """A line with the functions of the scripts."""
+        """Run a line of Bash that can call the scripts' functions."""
         library = self.root / "usr/local/lib/vcasgd/common"
         return subprocess.run(
             ["bash", "-euc", f". {library}; {text}"],
@@ -171,7 +173,7 @@ def test_secrets_are_generated_once_and_read_by_the_store(
 ) -> None:
     control = Machine(tmp_path / "control", google, "control-plane")
     store = Machine(tmp_path / "store", google, "store")
-    # When the control plane starts twice, and a store node
+    # When the control plane starts twice, and a store node once
     for machine in (control, control, store):
         done = machine.run("secrets")
         assert done.returncode == 0, done.stderr
@@ -191,7 +193,7 @@ def test_secrets_are_generated_once_and_read_by_the_store(
     )
 
 
-def test_the_password_of_managed_redis_is_googles(google: FakeGoogle, tmp_path: Path) -> None:
+def test_managed_redis_uses_the_password_of_google(google: FakeGoogle, tmp_path: Path) -> None:
     path = "projects/a-project/locations/us-central1/instances/mine-ledger"
     machine = Machine(tmp_path / "control", google, "control-plane", redis=path)
     done = machine.run("secrets")
@@ -200,9 +202,7 @@ def test_the_password_of_managed_redis_is_googles(google: FakeGoogle, tmp_path: 
     assert "VCASGD_JOB_SECRET" not in machine.told()
 
 
-def test_a_secret_that_can_not_be_read_is_not_generated_anew(
-    google: FakeGoogle, tmp_path: Path
-) -> None:
+def test_unreadable_secret_is_not_replaced(google: FakeGoogle, tmp_path: Path) -> None:
     google.secrets["mine-servers"] = "{}"
     google.broken = True
     done = Machine(tmp_path / "control", google, "control-plane").run("secrets")
@@ -211,7 +211,7 @@ def test_a_secret_that_can_not_be_read_is_not_generated_anew(
     assert google.secrets == {"mine-servers": "{}"}
 
 
-def test_objects_and_failures_go_where_they_should(google: FakeGoogle, tmp_path: Path) -> None:
+def test_objects_and_failures_are_stored(google: FakeGoogle, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "worker", google, "worker")
     file = tmp_path / "wheel.whl"
     done = machine.shell(f"fetch_object gs://a-bucket/release/wheel.whl {file}")
@@ -220,15 +220,13 @@ def test_objects_and_failures_go_where_they_should(google: FakeGoogle, tmp_path:
     assert machine.shell(f"fetch_object gs://a-bucket/release/other {file}").returncode != 0
     done = machine.shell(f"store_object {file} gs://a-bucket/control/api.pem")
     assert google.objects["control/api.pem"] == b"a wheel"
-    # and what failed shows in the attributes of the machine
+    # And failures appear in the attributes of the machine
     assert machine.run("unit-failed", "vcasgd-worker.service").returncode == 0
     said = google.attributes["vcasgd/boot-error"]
     assert said.startswith("worker: vcasgd-worker.service was given up")
 
 
-def test_a_step_of_the_boot_that_fails_is_told_to_google(
-    google: FakeGoogle, tmp_path: Path
-) -> None:
+def test_failed_boot_step_is_reported_to_google(google: FakeGoogle, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "worker", google, "worker")
     done = failing_boot(machine.root, {"VCASGD_METADATA_URL": google.url})
     assert done.returncode == 1

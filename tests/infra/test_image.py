@@ -1,6 +1,6 @@
-"""The image, built from nothing by buildah without a daemon, and what runs in it.
+"""The container image, built by buildah without a daemon, and the roles in it.
 
-It takes minutes and gigabytes, so it runs only with ``--extended`` and ``VCASGD_TEST_IMAGE=1``.
+The build takes minutes and gigabytes. It runs only with ``--extended`` and ``VCASGD_TEST_IMAGE=1``.
 debootstrap makes its base unless ``VCASGD_IMAGE_BASE`` names one. ``VCASGD_IMAGE_OPTIONS`` are
 further options of ``buildah build``, for example for pip's package index.
 """
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.extended
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "localhost/vcasgd-test"
-#: with a torch for processors; one with CUDA is several times as large
+#: Size with the CPU build of PyTorch; one with CUDA is several times as large.
 MOST_GB = 2.0
 
 _UP = """
@@ -34,7 +34,7 @@ echo "healthy $healthy, ended $ended"
 
 
 class Buildah:
-    """buildah with a storage of its own, and no privileges but root's."""
+    """buildah with its own storage and no privileges beyond root's."""
 
     def __init__(self, directory: Path) -> None:
         self._places = ["--root", str(directory / "storage"), "--runroot", str(directory / "run")]
@@ -57,7 +57,7 @@ class Buildah:
         return done.stdout.strip()
 
     def base(self, directory: Path) -> str:
-        """A Debian with Python, made of its packages."""
+        """Debian with Python, built from its packages."""
         given = os.environ.get("VCASGD_IMAGE_BASE")
         if given:
             return given
@@ -101,7 +101,7 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
 
 
 @pytest.mark.timeout(1800)
-def test_the_image_is_small_and_runs_as_nobody(buildah: Buildah) -> None:
+def test_image_is_small_and_runs_as_nobody(buildah: Buildah) -> None:
     found = json.loads(buildah("inspect", "--type=image", IMAGE))["Docker"]["config"]
     assert found["User"] == "vcasgd"
     assert found["Healthcheck"]["Test"] == ["CMD", "vcasgd-health"]
@@ -111,11 +111,11 @@ def test_the_image_is_small_and_runs_as_nobody(buildah: Buildah) -> None:
 
 def test_all_roles_are_in_the_image(buildah: Buildah) -> None:
     container = buildah("from", IMAGE)
-    # its version
+    # The version.
     assert buildah("run", container, "--", "vcasgd", "--version").startswith("vcasgd 0.")
-    # its health, while the stack runs
+    # The health check while the stack runs.
     said = buildah("run", container, "--", "sh", "-c", _UP, seconds=400)
     assert said.endswith("healthy 0, ended 0")
-    # and the demo
+    # The demo.
     said = buildah("run", container, "--", "vcasgd", "demo", seconds=600)
     assert "samples lost       0" in said

@@ -27,7 +27,7 @@ SCRIPTS = sorted(
 UNITS = sorted((INFRA / "systemd").iterdir())
 
 
-def test_the_scripts_have_no_fault_that_shellcheck_knows() -> None:
+def test_scripts_pass_shellcheck() -> None:
     assert len(SCRIPTS) > 8
     done = subprocess.run(
         [Path(sys.prefix) / "bin/shellcheck", "--external-sources", "--source-path=.", *SCRIPTS],
@@ -38,19 +38,19 @@ def test_the_scripts_have_no_fault_that_shellcheck_knows() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_systemd_understands_the_units() -> None:
+def test_systemd_accepts_the_units() -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *UNITS], capture_output=True, text=True
     )
-    # their programs are on the machines only
+    # Their programs exist only on the machines.
     said = [line for line in done.stderr.splitlines() if "is not executable" not in line]
     assert [line for line in said if "vcasgd-" in line] == []
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_a_unit_gives_up_at_some_time_and_says_so(unit: Path) -> None:
+def test_unit_stops_retrying_and_reports_it(unit: Path) -> None:
     text = unit.read_text()
     if "Restart=always" in text:
         assert "StartLimitBurst=" in text
@@ -59,23 +59,23 @@ def test_a_unit_gives_up_at_some_time_and_says_so(unit: Path) -> None:
         assert "OnFailure=vcasgd-unit-failed@%n.service" in text
 
 
-def test_the_compose_file_is_one_and_gives_nobody_a_password() -> None:
+def test_compose_file_is_valid_and_contains_no_password() -> None:
     text = (INFRA / "compose.yaml").read_text()
     value = {key: each for key, each in yaml.safe_load(text).items() if not key.startswith("x-")}
     services = ComposeSpecification(**value).services
     assert set(services) == {"ledger", "tensors", "platform", "api"}
-    # and the API is not offered to others than this machine
+    # And only this machine can reach the API
     assert value["services"]["api"]["ports"] == ["127.0.0.1:8700:8700"]
     assert [
         each for name, each in value["services"].items() if name != "api" and "ports" in each
     ] == []
-    # passwords are asked for, not made up
+    # Passwords are required, and have no defaults
     assert text.count("${VCASGD_REDIS_PASSWORD:?") == 4
     assert ":-" not in text.split("VCASGD_TOKEN:")[1].splitlines()[0]
 
 
 @pytest.mark.parametrize("role", ["control-plane", "store", "worker"])
-def test_cloud_init_writes_the_files_before_it_runs_anything(role: str) -> None:
+def test_cloud_init_writes_files_before_it_runs_commands(role: str) -> None:
     text = (INFRA / "cloud-init" / f"{role}.yaml").read_text()
     assert text.startswith("#cloud-config\n")
     assert text.index("write_files:") < text.index("runcmd:")
@@ -85,7 +85,9 @@ def test_cloud_init_writes_the_files_before_it_runs_anything(role: str) -> None:
 @pytest.mark.both_servers
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("role", "durable"), [("ledger", True), ("tensors", False)])
-def test_redis_takes_its_configuration(kind: str, role: str, durable: bool, tmp_path: Path) -> None:
+def test_redis_accepts_its_configuration(
+    kind: str, role: str, durable: bool, tmp_path: Path
+) -> None:
     # Given the configuration of the machines, with other paths and another port
     binary = require_binary(kind)
     port = free_port()
@@ -102,7 +104,7 @@ def test_redis_takes_its_configuration(kind: str, role: str, durable: bool, tmp_
     try:
         client = connect(f"redis://:a-password@127.0.0.1:{port}/0")
         await_truth(lambda: _answers(client, role))
-        # Then it is one that we take, and as durable as its role has to be
+        # Then the server is supported, and as durable as its role requires
         wanted = client.config_get("append*", "save")
         client.close()
         stranger = connect(f"redis://127.0.0.1:{port}/0")

@@ -1,4 +1,4 @@
-"""The names in Prometheus rules and in the Grafana dashboard are those that the API tells."""
+"""Prometheus rules and the Grafana dashboard use the metric names that the API exports."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def queries(panels: list[dict[str, Any]]) -> Iterator[str]:
         yield from (target["expr"] for target in panel.get("targets", []))
 
 
-def test_the_dashboard_shows_all_that_is_told_and_nothing_else() -> None:
+def test_dashboard_shows_exactly_the_exported_metrics() -> None:
     board = json.loads((INFRA / "grafana" / "vcasgd.json").read_text())
 
     assert set(NAME.findall(" ".join(queries(board["panels"])))) == told()
 
 
-def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_unique_ids() -> None:
     panels = json.loads((INFRA / "grafana" / "vcasgd.json").read_text())["panels"]
     cells = [
         (column, line)
@@ -60,7 +60,7 @@ def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
-def test_alerts_ask_for_what_is_told() -> None:
+def test_alerts_use_exported_metrics() -> None:
     rules = yaml.safe_load((INFRA / "prometheus" / "rules.yml").read_text())
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
 

@@ -190,7 +190,7 @@ class CloudBox:
         """Do what the image's unit does: read the file, and run the arguments."""
         etc = box.folder / "etc" / "vcasgd"
         argv = (etc / "worker.argv").read_text().splitlines()
-        # The paths of Python and of the temporary folder are those of the image.
+        # An image has its own Python and temporary folder; here they are this host's.
         argv[0] = sys.executable
         adjust = (
             "import json, os; argv = json.loads(os.environ['VCASGD_BOOT_ARGV']); "

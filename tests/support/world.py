@@ -447,6 +447,6 @@ def run_to_end(
         if world.complete and world.jobs.get(world.job).finished_epochs == world.spec.epochs:
             break
         if all(volunteer.idle for volunteer in volunteers):
-            world.expire()  # Expire the leases of fenced and dead workers.
+            world.expire()  # leases of fenced and dead workers
     assert world.counts() == [float(world.spec.epochs)] * world.plan.samples
     world.partition().assert_whole()

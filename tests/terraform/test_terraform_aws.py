@@ -1,4 +1,4 @@
-"""terraform/aws, applied for real by the real provider, to an emulated AWS."""
+"""terraform/aws, applied by the real provider to an emulated AWS."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from vcasgd.fleet.pools import AwsPoolSpec, parse_pools
 from vcasgd.fleet.providers.base import INSTANCE_ID, Boot
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
-#: of the machines that cloud-init makes, at most; EC2 takes so much
+#: Largest user data in bytes that EC2 accepts.
 MOST_USER_DATA = 16_384
 MOTOS_OWN_DISK_GB = 8
-#: hexadecimal digits
+#: Hexadecimal digits.
 SECRET_LENGTH = 48
 
 
@@ -46,7 +46,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAws]:
 
 @pytest.fixture(scope="module")
 def before(aws: EmulatedAws) -> dict[str, list[str]]:
-    """What was there before anything was applied: moto keeps a snapshot for each image."""
+    """Inventory before the first apply: moto keeps a snapshot for each image."""
     return _inventory(aws)
 
 
@@ -84,7 +84,7 @@ def _aws_command_line() -> bool:
 
 
 def _user_data(aws: EmulatedAws, instance: dict[str, Any]) -> dict[str, str]:
-    """The files that cloud-init will write, by path."""
+    """Return the files that cloud-init will write, by path."""
     answer = aws.client("ec2").describe_instance_attribute(
         InstanceId=instance["InstanceId"], Attribute="userData"
     )
@@ -100,7 +100,7 @@ def _files(cloud_config: str) -> dict[str, str]:
 
 
 def _boot() -> Boot:
-    """As the controller asks for it."""
+    """Return the boot instructions, as the controller requests them."""
     command = node_command(
         address="10.80.0.10:10000",
         instance_id=INSTANCE_ID,
@@ -119,17 +119,17 @@ def _named(aws: EmulatedAws, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_what_is_applied_is_what_the_machines_need(applied: Terraform, aws: EmulatedAws) -> None:
-    # Given a cluster that was applied, then the outputs lead to it
+def test_applied_cluster_provides_what_machines_need(applied: Terraform, aws: EmulatedAws) -> None:
+    # Given an applied cluster, then the outputs point to it
     outputs = applied.outputs()
     assert outputs["api_url"].startswith("https://")
     assert outputs["token_command"].startswith("aws secretsmanager get-secret-value")
-    # and its machines ask for IMDSv2, and do not carry the mark of what the controller may end
+    # And its machines require IMDSv2, and lack the tag of machines that the controller may end
     control, store = _named(aws, "vcasgd-control"), _named(aws, "vcasgd-store-0")
     for machine in (control, store):
         assert machine["MetadataOptions"]["HttpTokens"] == "required"
         assert "vcasgd:cluster" not in {tag["Key"] for tag in machine["Tags"]}
-    # and they know each other's addresses
+    # And they have each other's addresses
     files = _user_data(aws, control)
     assert f"STORE_HOSTS='{store['PrivateIpAddress']}'" in files["/etc/vcasgd/machine.env"]
     ray = f"VCASGD_RAY_ADDRESS={control['PrivateIpAddress']}:10000"
@@ -138,12 +138,14 @@ def test_what_is_applied_is_what_the_machines_need(applied: Terraform, aws: Emul
 
 
 @pytest.mark.slow
-def test_the_controller_gets_pools_with_what_was_made(applied: Terraform, aws: EmulatedAws) -> None:
+def test_controller_gets_pools_with_the_created_resources(
+    applied: Terraform, aws: EmulatedAws
+) -> None:
     # Given the file that the control plane reads as VCASGD_POOLS
     files = _user_data(aws, _named(aws, "vcasgd-control"))
     (pool,) = parse_pools(yaml.safe_load(files["/etc/vcasgd/pools.yaml"]))
     assert isinstance(pool, AwsPoolSpec)
-    # Then its launch template, subnets and secrets are there
+    # Then its launch template, subnets, and secrets exist
     template = pool.template
     (found,) = aws.client("ec2").describe_launch_template_versions(
         LaunchTemplateId=template.launch_template, Versions=[template.version]
@@ -156,7 +158,7 @@ def test_the_controller_gets_pools_with_what_was_made(applied: Terraform, aws: E
     assert zones == set(pool.zones) == {"us-east-1a", "us-east-1b"}
     secret = template.secrets["RAY_AUTH_TOKEN"]
     assert aws.client("secretsmanager").describe_secret(SecretId=secret)["Name"] == secret
-    # and its machines get a cloud-config with room for what a launch adds
+    # And its machines get a cloud-config with room for what a launch adds
     worker = base64.b64decode(data["UserData"]).decode()
     told = boot_environment(_boot(), "aws", "us-east-1", template.secrets)
     assert len(combined(worker, worker_script(told), MOST_USER_DATA)) < MOST_USER_DATA
@@ -164,18 +166,18 @@ def test_the_controller_gets_pools_with_what_was_made(applied: Terraform, aws: E
 
 
 @pytest.mark.slow
-def test_the_control_plane_generates_the_secrets_and_all_others_read_them(
+def test_control_plane_generates_the_secrets_and_other_machines_read_them(
     applied: Terraform, aws: EmulatedAws, tmp_path: Path
 ) -> None:
     # Given secrets without a value
     manager = aws.client("secretsmanager")
     with pytest.raises(manager.exceptions.ResourceNotFoundException):
         manager.get_secret_value(SecretId="vcasgd/servers")
-    # When the script of the control plane runs, twice, and then that of a store node
+    # When the control plane's script runs twice, and then a store node's
     control = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "c")
     again = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "d")
     store = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-store-0")), tmp_path / "s")
-    # Then they agree, and the token is the one that token_command prints
+    # Then the secrets agree, and token_command prints the same token
     assert control == again
     assert control["VCASGD_LEDGER_URL"] == store["VCASGD_LEDGER_URL"]
     assert control["VCASGD_TENSORS_URL"] == store["VCASGD_TENSORS_URL"]
@@ -193,7 +195,7 @@ def _shell(command: str, aws: EmulatedAws) -> str:
 
 
 def _run_secrets(aws: EmulatedAws, files: dict[str, str], root: Path) -> dict[str, str]:
-    """Runs the script as it is on the machine, under another root; what it tells the units."""
+    """Run the machine's script under another root; return the secrets for the units."""
     for path, content in files.items():
         target = root / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +221,7 @@ def _run_secrets(aws: EmulatedAws, files: dict[str, str], root: Path) -> dict[st
 
 
 @pytest.mark.slow
-def test_a_unit_that_was_given_up_shows_in_the_tags_of_its_machine(
+def test_failed_unit_appears_in_the_tags_of_its_machine(
     applied: Terraform, aws: EmulatedAws, tmp_path: Path
 ) -> None:
     # Given a machine, and its metadata
@@ -228,7 +230,7 @@ def test_a_unit_that_was_given_up_shows_in_the_tags_of_its_machine(
     _run_secrets(aws, _user_data(aws, control), root)
     (root / "dev").mkdir()
     with metadata_of(control["InstanceId"]) as url:
-        # When systemd says that it gave up a unit
+        # When systemd reports that it gave up a unit
         environment = {**aws.environment, "VCASGD_ROOT": str(root), "VCASGD_METADATA_URL": url}
         done = subprocess.run(
             [root / "usr/local/lib/vcasgd/unit-failed", "vcasgd-head.service"],
@@ -238,28 +240,28 @@ def test_a_unit_that_was_given_up_shows_in_the_tags_of_its_machine(
             timeout=60,
         )
     assert done.returncode == 0, done.stderr
-    # Then the console and the tag say so
+    # Then the console and the tag show it
     said = "control-plane: vcasgd-head.service was given up"
     assert said in (root / "dev/console").read_text()
     tags = {tag["Key"]: tag["Value"] for tag in _named(aws, "vcasgd-control")["Tags"]}
     assert tags["vcasgd:boot-error"].startswith(said)
-    # and the command in the outputs lists it
+    # And the command in the outputs lists it
     assert said in _shell(applied.outputs()["boot_errors_command"], aws)
 
 
 @pytest.mark.extended
-def test_a_second_plan_shows_no_change_and_destroy_leaves_nothing(
+def test_second_plan_is_empty_and_destroy_leaves_nothing(
     applied: Terraform, aws: EmulatedAws, before: dict[str, list[str]], tmp_path: Path
 ) -> None:
     # Given a cluster whose control plane has generated its secrets
     told = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "control")
-    # When nothing changed, then a second plan says so: 2 would be one with changes
+    # When nothing changed, then a second plan is empty (status 2 means changes)
     ec2 = aws.client("ec2")
     ec2.delete_tags(
         Resources=[_named(aws, "vcasgd-control")["InstanceId"]], Tags=[{"Key": "vcasgd:boot-error"}]
     )
     applied("plan", "-detailed-exitcode", "-no-color", f"-out={tmp_path / 'plan'}", expect=0)
-    # and the state, read anew, has none of the secrets
+    # And the refreshed state has none of the secrets
     state = zipfile.ZipFile(tmp_path / "plan").read("tfstate").decode()
     assert "vcasgd-control" in state
     for name in ("VCASGD_TOKEN", "VCASGD_RAY_TOKEN", "VCASGD_JOB_SECRET"):
@@ -269,7 +271,7 @@ def test_a_second_plan_shows_no_change_and_destroy_leaves_nothing(
     there = _inventory(aws)
     assert there["buckets"]
     assert there["volumes"]
-    # Given machines that a controller launched from it, which terraform knows nothing of
+    # Given machines that a controller launched from it, outside Terraform's state
     files = _user_data(aws, _named(aws, "vcasgd-control"))
     (pool,) = yaml.safe_load(files["/etc/vcasgd/pools.yaml"])["pools"]
     launched = ec2.run_instances(
@@ -285,17 +287,17 @@ def test_a_second_plan_shows_no_change_and_destroy_leaves_nothing(
     assert len(aws.instances()) == 2 + len(launched)
     # When it is destroyed
     said = applied("destroy", "-auto-approve", "-no-color")
-    # Then there is nothing left of it
+    # Then nothing of it is left
     assert all(each["InstanceId"] in said for each in launched)
     assert aws.instances() == []
     assert _inventory(aws) == before
 
 
 def _inventory(aws: EmulatedAws) -> dict[str, list[str]]:
-    """All that could be billed, or stand in the way of the next apply."""
+    """Return all resources that could cost money or block the next apply."""
     ec2, iam = aws.client("ec2"), aws.client("iam")
     found = {
-        # moto gives a machine that is made from a template a second disk, and forgets it
+        # moto gives a machine from a template a second disk, and never deletes it.
         "volumes": [
             each["VolumeId"]
             for each in ec2.describe_volumes()["Volumes"]
@@ -323,16 +325,16 @@ def _inventory(aws: EmulatedAws) -> dict[str, list[str]]:
     return {kind: sorted(names) for kind, names in found.items()}
 
 
-def test_the_price_of_a_leak_is_named(tmp_path: Path) -> None:
-    # Given no command line of AWS
+def test_terminate_script_fails_without_the_aws_command_line(tmp_path: Path) -> None:
+    # Given no AWS command line
     script = REPOSITORY / "infra/fleet/terminate-aws"
-    # When destroy would end the machines of the fleet
+    # When the script would terminate the fleet's machines
     done = subprocess.run(
         ["/bin/bash", script, "vcasgd", "us-east-1"],
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    # Then it fails before what they stand on is taken away, and says what is missing
+    # Then it fails before the machines' network is removed, and names the missing program
     assert done.returncode == 1
     assert "no program aws" in done.stderr

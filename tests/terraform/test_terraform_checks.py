@@ -1,4 +1,4 @@
-"""What can be said about the HCL without applying it: fmt, validate, and each root's own tests."""
+"""Checks of the HCL without an apply: fmt, validate, and each root's own tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.terraform_harness import (
     need_terraform,
 )
 
-#: the provider itself can't be had everywhere; one that knows the names and types is enough here
+#: The provider isn't available everywhere; one that has the names and types suffices here.
 GOOGLE_MIRRORS = (
     os.environ.get("VCASGD_TERRAFORM_GOOGLE_MIRROR", ""),
     "/opt/tf-plugins",
@@ -32,13 +32,13 @@ def _google_mirror() -> Path:
         if (Path(place).expanduser() / GOOGLE_PROVIDER).is_dir():
             return Path(place).expanduser()
     pytest.skip(
-        "no hashicorp/google provider at hand; VCASGD_TERRAFORM_GOOGLE_MIRROR names a folder "
+        "no hashicorp/google provider available; VCASGD_TERRAFORM_GOOGLE_MIRROR names a folder "
         f"with {GOOGLE_PROVIDER} in it"
     )
 
 
 def _without_clouds(directory: Path) -> dict[str, str]:
-    """Command lines of the clouds that find nothing: the end of a test looks for machines."""
+    """Return an environment whose cloud command lines list no machines."""
     directory.mkdir()
     for name in ("aws", "gcloud"):
         stub = directory / name
@@ -47,13 +47,13 @@ def _without_clouds(directory: Path) -> dict[str, str]:
     return {"PATH": f"{directory}{os.pathsep}{os.environ['PATH']}", "VCASGD_PAUSE_SECONDS": "0.1"}
 
 
-def test_the_hcl_is_formatted() -> None:
+def test_hcl_is_formatted() -> None:
     need_terraform()
     Terraform(REPOSITORY, ".")("fmt", "-check", "-recursive", "-diff")
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: "-".join(path.parts[-2:]))
-def test_a_module_has_the_four_files(module: Path) -> None:
+def test_module_has_the_four_files(module: Path) -> None:
     assert {path.name for path in module.glob("*.tf")} == {
         "main.tf",
         "outputs.tf",
@@ -63,7 +63,7 @@ def test_a_module_has_the_four_files(module: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["aws", "gcp", "local"])
-def test_a_root_has_what_a_newcomer_needs(root: str) -> None:
+def test_root_has_readme_example_and_outputs(root: str) -> None:
     folder = REPOSITORY / "terraform" / root
     assert (folder / "README.md").is_file()
     assert (folder / "example.tfvars").is_file()
@@ -74,8 +74,8 @@ def test_a_root_has_what_a_newcomer_needs(root: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("root", ["aws", "gcp"])
-def test_a_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:
-    # Given a provider that knows at least the names
+def test_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:
+    # Given a provider that has at least the names
     need_terraform()
     if root == "aws":
         need((AWS_MIRROR / AWS_PROVIDER).is_dir(), f"no hashicorp/aws provider under {AWS_MIRROR}")
@@ -83,8 +83,8 @@ def test_a_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:
     terraform = Terraform.of(tmp_path / "copy", root, mirror)
     terraform.environment |= _without_clouds(tmp_path / "bin")
     terraform.init()
-    # When it is checked against it, and its runs are made with made-up answers
+    # When the root is validated with it, and its tests run with mocked responses
     said = terraform("test", "-no-color")
-    # Then all pass, and some there were
+    # Then at least one ran, and all pass
     assert "0 failed" in said
     assert " 0 passed" not in said

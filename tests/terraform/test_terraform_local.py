@@ -1,4 +1,4 @@
-"""terraform/local, for real: the stack of this clone, a model, and nothing left of it."""
+"""terraform/local on real processes: the stack of this clone, a model, and no remains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.terraform_harness import REPOSITORY, Terraform, need_terraform
 def local(tmp_path: Path) -> Iterator[Terraform]:
     need_terraform()
     terraform = Terraform.of(tmp_path / "clone", "local")
-    # as make setup leaves it
+    # As after ``make setup``.
     environment = Path(sys.prefix)
     assert (environment / "bin" / "vcasgd").exists(), "the tests run in make's environment"
     (terraform.copy / ".venv").symlink_to(environment)
@@ -47,11 +47,11 @@ def _processes_of(home: Path) -> list[psutil.Process]:
 
 @pytest.mark.extended
 def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
-    # Given a clone that nothing was done in
+    # Given a fresh clone
     home = tmp_path / "home"
     local.init()
     local("apply", "-auto-approve", "-no-color")
-    # When a job is submitted to what the outputs name
+    # When a job is submitted to the API in the outputs
     outputs = local.outputs()
     token = subprocess.run(
         outputs["token_command"], shell=True, capture_output=True, text=True, check=True
@@ -67,7 +67,7 @@ def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
         timeout=500,
     )
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
-    # Then its model can be fetched
+    # Then its model can be downloaded
     model = tmp_path / "model.safetensors"
     listed = subprocess.run(
         [vcasgd, "jobs", "--json"], env=environment, capture_output=True, text=True, check=True
@@ -76,10 +76,10 @@ def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
     subprocess.run([vcasgd, "download", row["id"], "--to", model], env=environment, check=True)
     with safe_open(model, framework="pt") as tensors:
         assert list(tensors.keys())
-    # and a second apply changes nothing
+    # And a second apply changes nothing
     local("plan", "-detailed-exitcode", "-no-color", expect=0)
     assert _processes_of(home)
-    # When it is destroyed, then no process is left, and what it stored is
+    # When it is destroyed, then no process is left, and its stored data is kept
     local("destroy", "-auto-approve", "-no-color")
     assert _processes_of(home) == []
     assert list((home / "storage/jobs").iterdir())
@@ -93,7 +93,7 @@ def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
         ("python", "python3; echo", "python must be a name"),
     ],
 )
-def test_a_wrong_variable_is_named(local: Terraform, name: str, value: str, remedy: str) -> None:
+def test_invalid_variable_is_named(local: Terraform, name: str, value: str, remedy: str) -> None:
     local.init()
     local.environment[f"TF_VAR_{name}"] = value
     assert remedy in local("plan", "-no-color", expect=1)
