@@ -68,7 +68,7 @@ def test_unknown_numbers_have_a_remedy() -> None:
     assert "--samples-per-second" in plan.remedies[1]
 
 
-def test_what_is_given_counts_more_than_what_was_measured() -> None:
+def test_given_rate_overrides_the_measured_one() -> None:
     given = PlannedWork(samples=3600, samples_given=True, rates=MEASURED.rates, rate_given=1.0)
     plan = planned(given)
 
@@ -76,7 +76,7 @@ def test_what_is_given_counts_more_than_what_was_measured() -> None:
     assert "each trains 1 samples/s, as given" in plan.assumptions
 
 
-def test_pools_fall_out_for_labels() -> None:
+def test_pools_are_excluded_by_labels() -> None:
     plan = planned(labels=["eu-only"])
 
     assert reasons(plan) == {"east": (), "west": ("may not see eu-only",)}
@@ -97,7 +97,7 @@ def test_pools_fall_out_for_labels() -> None:
                                 for zone in ("a", "b")}), "no capacity"),
     ],
 )  # fmt: skip
-def test_pools_fall_out_for(east: PoolView, why: str) -> None:
+def test_pools_are_excluded(east: PoolView, why: str) -> None:
     plan = planned(MEASURED, east, WEST)
 
     assert reasons(plan) == {"east": (why,), "west": ()}
@@ -109,7 +109,7 @@ def test_a_quota_leaves_less() -> None:
     assert planned(MEASURED, replace(EAST, quotas={True: 1})).machines == 1
 
 
-def test_a_pool_that_nobody_has() -> None:
+def test_unknown_pool() -> None:
     assert reasons(planned(workers={"pools": ["moon"]})) == {"moon": ("no such pool",)}
     assert planned(workers={"pools": ["moon"]}).remedies == (
         "nothing can be bought now; see the reasons for each pool above",
