@@ -324,5 +324,5 @@ def test_internal_error_reveals_no_details(api: Api, http: httpx.Client) -> None
         assert "internal error" in answer.json()["detail"]
         assert "inner-secret" not in answer.text
     log = api.log.read_text()
-    assert f"JobUnreadable: what is stored of job {damaged}" in log
+    assert f"JobUnreadable: the stored data of job {damaged}" in log
     assert "WRONGTYPE" in log

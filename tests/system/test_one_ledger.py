@@ -18,7 +18,7 @@ def test_the_first_cluster_claims_the_ledger(plain: Plain) -> None:
     for _ in range(2):
         control.claim("ours")
 
-    with pytest.raises(SpecError, match="is that of cluster ours, and not of theirs") as caught:
+    with pytest.raises(SpecError, match="belongs to cluster ours, not to theirs") as caught:
         control.claim("theirs")
     assert caught.value.field == "VCASGD_CLUSTER"
 

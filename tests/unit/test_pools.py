@@ -57,7 +57,7 @@ def test_each_provider_has_its_own_template() -> None:
         ({"name": "a"}, "pools.0.provider", "choose one of local, aws, gcp"),
         ({**AWS, "provider": "azure"}, "pools.0.provider", "unknown provider 'azure'"),
         ({**AWS, "zone": "a"}, "pools.0.zone", "there is no such field"),
-        ({**AWS, "name": "A"}, "pools.0.name", "lower-case"),
+        ({**AWS, "name": "A"}, "pools.0.name", "lowercase"),
         ({**AWS, "zones": []}, "pools.0", "zones is required for provider aws"),
         ({**AWS, "region": ""}, "pools.0", "region is required"),
         ({**AWS, "zones": ["a", "a"]}, "pools.0.zones", "contains a duplicate"),
