@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # More than the two cores of a small machine, because tests wait more than they compute.
 TEST_PROCESSES ?= 3
 # A file of tests stays in one process, and the order is that of tests/conftest.py.
-PYTEST  := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+PYTEST  := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10
 
 # The dashboard is built by the installed node, or else by that of a Python package.
 NPM     := cd dashboard && PATH="$(CURDIR)/$(BIN):$$PATH" npm --silent
