@@ -21,7 +21,6 @@ TESTS = Path(__file__).parent
 #: because many stacks at a time would keep two cores so busy that leases expire.
 WHOLE_STACKS = (
     "chaos/test_whole_stack.py",
-    "browser/test_dashboard.py",
     "chaos/test_money_and_labels.py",
     "chaos/test_audit.py",
     "chaos/test_learners_on_machines.py",
@@ -34,6 +33,8 @@ WHOLE_STACKS = (
 #: so a long file that started last would run alone.
 LONGEST_FIRST = (
     *WHOLE_STACKS,
+    "browser/test_dashboard.py",
+    "unit/test_protocol.py",
     "fleet/test_cloud_in_a_box.py",
     "terraform/test_terraform_aws.py",
     "cluster/test_cluster.py",
@@ -41,7 +42,6 @@ LONGEST_FIRST = (
     "store/test_sentinel.py",
     "system/test_failover.py",
     "controller/test_lifecycle.py",
-    "unit/test_protocol.py",
     "system/test_faults.py",
     "system/test_sharded.py",
     "store/test_any_history.py",

@@ -41,7 +41,6 @@ TWO = "SUBTASKS=2 SIZE=1"  # a publication that touches only some subtasks
 CASES = (
     Case("lost answers", f"{ONE} INTERVALS=2 LOSSES=0 CUTS=1"),
     Case("an empty tensors server", f"{ONE} INTERVALS=1 LOSSES=1 CUTS=0"),
-    Case("two subtasks, an empty tensors server", f"{TWO} INTERVALS=1 LOSSES=1 CUTS=0"),
     Case("all work is applied after all faults",
          f"{ONE} INTERVALS=1 LOSSES=1 CUTS=1 GOAL", fails=True),
     Case("the same with two subtasks",
@@ -63,6 +62,7 @@ CASES = (
 )  # fmt: skip
 
 DEEP = (
+    Case("two subtasks, an empty tensors server", f"{TWO} INTERVALS=1 LOSSES=1 CUTS=0"),
     Case("an empty tensors server and lost answers", f"{ONE} INTERVALS=1 LOSSES=1 CUTS=1"),
     Case("two losses", f"{ONE} INTERVALS=1 LOSSES=2 CUTS=0"),
     Case("two intervals of each worker and a loss", f"{ONE} INTERVALS=2 LOSSES=1 CUTS=0"),

@@ -92,6 +92,7 @@ def test_a_fleet_of_google_is_interrupted_and_replaced(
         )
 
 
+@pytest.mark.extended
 def test_job_continues_in_another_cloud(
     aws: AwsWorld, gcp: GcpWorld, tmp_path: Path, eventually: Eventually
 ) -> None:

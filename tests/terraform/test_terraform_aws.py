@@ -118,7 +118,7 @@ def _named(aws: EmulatedAws, name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_applied_cluster_provides_what_machines_need(applied: Terraform, aws: EmulatedAws) -> None:
     # Given an applied cluster, then the outputs point to it
     outputs = applied.outputs()
@@ -137,7 +137,7 @@ def test_applied_cluster_provides_what_machines_need(applied: Terraform, aws: Em
     assert "VCASGD_NODE=0" in _user_data(aws, store)["/etc/vcasgd/vcasgd.env"]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_controller_gets_pools_with_the_created_resources(
     applied: Terraform, aws: EmulatedAws
 ) -> None:
@@ -165,7 +165,7 @@ def test_controller_gets_pools_with_the_created_resources(
     assert "/etc/systemd/system/vcasgd-worker.service" in _files(worker)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_control_plane_generates_the_secrets_and_other_machines_read_them(
     applied: Terraform, aws: EmulatedAws, tmp_path: Path
 ) -> None:
@@ -220,7 +220,7 @@ def _run_secrets(aws: EmulatedAws, files: dict[str, str], root: Path) -> dict[st
     return dict(line.split("=", 1) for line in told.read_text().splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_failed_unit_appears_in_the_tags_of_its_machine(
     applied: Terraform, aws: EmulatedAws, tmp_path: Path
 ) -> None:
