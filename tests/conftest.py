@@ -46,7 +46,7 @@ LONGEST_FIRST = (
     "system/test_sharded.py",
     "store/test_any_history.py",
     "system/test_script.py",
-    "system/test_tuning_at_work.py",
+    "system/test_tuning_end_to_end.py",
     "cli/test_cli.py",
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
-from support.pages import Dashboard, Notes, Site
+from support.pages import Dashboard, PageLog, Site
 
 from vcasgd.settings import Settings
 from vcasgd.stack import running
@@ -55,27 +55,27 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def notes() -> Notes:
+def page_log() -> PageLog:
     """Messages of the browser. A test that expects messages clears them."""
-    return Notes()
+    return PageLog()
 
 
 @pytest.fixture
-def stranger(browser: Browser, site: Site, notes: Notes) -> Iterator[Dashboard]:
+def signed_out(browser: Browser, site: Site, page_log: PageLog) -> Iterator[Dashboard]:
     """Page of a signed-out user."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
     context.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
     page = context.new_page()
-    notes.follow(page)
+    page_log.follow(page)
     yield Dashboard(page, site)
     context.close()
-    assert notes.complaints == []
-    assert notes.hosts <= {site.host}, "no other host is ever contacted"
+    assert page_log.complaints == []
+    assert page_log.hosts <= {site.host}, "no other host is ever contacted"
 
 
 @pytest.fixture
-def dashboard(stranger: Dashboard) -> Dashboard:
+def dashboard(signed_out: Dashboard) -> Dashboard:
     """Page of a signed-in user."""
-    stranger.sign_in()
-    return stranger
+    signed_out.sign_in()
+    return signed_out

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Page, Request, expect
 from safetensors.torch import load_file
-from support.pages import Dashboard, Notes, Site, held_example
+from support.pages import Dashboard, PageLog, Site, held_example
 
 from vcasgd.client import Client
 
@@ -61,7 +61,7 @@ def test_job_from_submission_to_model(
 
     # Then its lane turns red, and an arrow leads to its replacement
     eventually(lambda: victim in dashboard.machines("dead"))
-    red = dashboard.drawn(victim, "dead").evaluate("bar => getComputedStyle(bar).fill")
+    red = dashboard.timeline_span(victim, "dead").evaluate("bar => getComputedStyle(bar).fill")
     assert red == "rgb(224, 49, 49)"
     eventually(lambda: set(dashboard.machines("running")) - before)
     (newcomer,) = set(dashboard.machines("running")) - before
@@ -116,11 +116,11 @@ def test_chart_shows_values_under_the_pointer(
     eventually(shows_value)
 
 
-def test_wrong_token_is_refused(stranger: Dashboard) -> None:
-    stranger.open("/fleet")
-    stranger.page.get_by_label("Token", exact=True).fill("not-the-token")
-    stranger.page.get_by_role("button", name="Sign in").click()
-    expect(stranger.page.get_by_text("Invalid token.")).to_be_visible()
+def test_wrong_token_is_refused(signed_out: Dashboard) -> None:
+    signed_out.open("/fleet")
+    signed_out.page.get_by_label("Token", exact=True).fill("not-the-token")
+    signed_out.page.get_by_role("button", name="Sign in").click()
+    expect(signed_out.page.get_by_text("Invalid token.")).to_be_visible()
 
 
 def test_sign_out_ends_the_session(dashboard: Dashboard) -> None:
@@ -158,19 +158,19 @@ def test_pages_are_accessible(dashboard: Dashboard, job: str, views: tuple[View,
 
 
 @each_view
-def test_sign_in_page_is_accessible(stranger: Dashboard, views: tuple[View, ...]) -> None:
-    page = stranger.page
-    stranger.open("/")
+def test_sign_in_page_is_accessible(signed_out: Dashboard, views: tuple[View, ...]) -> None:
+    page = signed_out.page
+    signed_out.open("/")
     for theme, width in views:
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=theme)
         expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", theme)
-        assert stranger.serious_findings() == []
+        assert signed_out.serious_findings() == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_broken_connection_is_shown_and_recovers(
-    dashboard: Dashboard, notes: Notes, eventually: Eventually
+    dashboard: Dashboard, page_log: PageLog, eventually: Eventually
 ) -> None:
     state = dashboard.page.get_by_role("status")
     expect(state).to_have_text("Live")
@@ -185,15 +185,15 @@ def test_broken_connection_is_shown_and_recovers(
     job = _submit_when_ready(dashboard.site, eventually)
     expect(dashboard.page.get_by_role("link", name=job.replace("-", " "))).to_be_visible()
     # The browser reports the broken connection; that is not an error of the page.
-    assert all("Failed to load" in each or "net::" in each for each in notes.complaints)
-    notes.complaints.clear()
+    assert all("Failed to load" in each or "net::" in each for each in page_log.complaints)
+    page_log.complaints.clear()
 
 
-def test_first_page_is_small(stranger: Dashboard) -> None:
+def test_first_page_is_small(signed_out: Dashboard) -> None:
     finished: list[Request] = []
-    stranger.page.on("requestfinished", lambda request: finished.append(request))
+    signed_out.page.on("requestfinished", lambda request: finished.append(request))
 
-    stranger.sign_in()
+    signed_out.sign_in()
 
     sizes = [each.sizes()["responseBodySize"] for each in finished if each.url.endswith(".js")]
     assert sum(sizes) > 100_000, "sizes were measured"

@@ -53,13 +53,16 @@ def test_machine_with_a_mostly_waiting_learner_gets_a_second_one(
     (machine,) = client.job(job).tuned.learners
 
     # Then a second one trains beside it, in its own process, on the same machine
-    def at_work() -> list[dict[str, Any]]:
+    def training_workers() -> list[dict[str, Any]]:
         return [row for row in client.workers(job) if row.pushes]
 
-    eventually(lambda: len(at_work()) == 2)
-    assert {row.instance for row in at_work()} == {machine}
-    assert len({row.pid for row in at_work()}) == 2
-    assert sorted(row.name for row in at_work()) == [f"{job}.{machine}", f"{job}.{machine}_2"]
+    eventually(lambda: len(training_workers()) == 2)
+    assert {row.instance for row in training_workers()} == {machine}
+    assert len({row.pid for row in training_workers()}) == 2
+    assert sorted(row.name for row in training_workers()) == [
+        f"{job}.{machine}",
+        f"{job}.{machine}_2",
+    ]
     event = next(each for each in client.events(job) if each.kind == "tuned-learners")
     assert event.text.startswith(
         f"{machine} runs 2 learners instead of 1; local steps per second: "

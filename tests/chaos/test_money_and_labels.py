@@ -55,7 +55,7 @@ class Fleet:
         self.hold.touch()
         return self.client.submit_directory(self.spec(*pools, epochs=epochs, **fields)).id
 
-    def at_work(self, job: str) -> set[str]:
+    def training_machines(self, job: str) -> set[str]:
         """Return the pools in which the job trains now."""
         pool_of = {row.id: row.pool for row in self.client.instances()}
         fresh = time.time() - 4 * HEARTBEAT
@@ -100,7 +100,7 @@ def test_labeled_data_stays_in_allowed_pools_after_a_pool_is_edited(
     fleet: Fleet, eventually: Eventually, tmp_path: Path
 ) -> None:
     job = fleet.submit("outside", "inside", "spare", epochs=3, data={"labels": ["eu-only"]})
-    eventually(lambda: fleet.at_work(job) == {"inside"})
+    eventually(lambda: fleet.training_machines(job) == {"inside"})
     held = set(fleet.of_pool("inside"))
     assert fleet.events(job, "pool-refused") == [{"pool": "outside", "why": "may not see eu-only"}]
 
@@ -108,7 +108,7 @@ def test_labeled_data_stays_in_allowed_pools_after_a_pool_is_edited(
     fleet.file.write_text(POOLS.replace("labels: [eu-only]", "labels: []", 1))
 
     eventually(lambda: not held & set(fleet.of_pool("inside")))
-    eventually(lambda: fleet.at_work(job) == {"spare"})
+    eventually(lambda: fleet.training_machines(job) == {"spare"})
     assert {"pool": "inside", "why": "may not see eu-only"} in fleet.events(job, "pool-refused")
     fleet.finish(job, tmp_path)
     assert not fleet.of_pool("outside"), "no machine was ever bought there for it"

@@ -87,28 +87,30 @@ class Stack:
         self.holds[job] = hold
         return job
 
-    def run_freely(self, job: str) -> None:
+    def release(self, job: str) -> None:
         """Let the job train as fast as possible to its end."""
         self.holds[job].unlink(missing_ok=True)
 
-    def at_work(self, job: str, but: Collection[str] = ()) -> dict[str, WorkerRow]:
+    def training_workers(self, job: str, but: Collection[str] = ()) -> dict[str, WorkerRow]:
         """Return the heartbeats of all workers, by instance, once as many train as there can be.
 
         Instances in ``but`` do not count.
         """
 
-        def all_beats() -> dict[str, WorkerRow] | None:
-            beats = {name: beat for name, beat in self.beats(job).items() if name not in but}
-            return beats if len(beats) == WORKERS else None
+        def all_train() -> dict[str, WorkerRow] | None:
+            heartbeats = {
+                name: beat for name, beat in self.heartbeats(job).items() if name not in but
+            }
+            return heartbeats if len(heartbeats) == WORKERS else None
 
-        return await_truth(all_beats) or {}
+        return await_truth(all_train) or {}
 
-    def train_on(self, job: str) -> None:
+    def await_updates(self, job: str) -> None:
         """Wait until several more updates are applied."""
         before = self.updates(job)
         await_truth(lambda: self.updates(job) > before + SEVERAL)
 
-    def beats(self, job: str) -> dict[str, WorkerRow]:
+    def heartbeats(self, job: str) -> dict[str, WorkerRow]:
         """Return the heartbeats of workers that train now, by instance."""
         rows = self.client.workers(job)
         fresh = time.time() - 4 * self.settings.heartbeat
@@ -119,7 +121,7 @@ class Stack:
 
     def finish(self, job: str, folder: Path) -> JobView:
         """Let the job end. Its model must count every sample exactly once in each epoch."""
-        self.run_freely(job)
+        self.release(job)
         view = self.client.wait(job, 300)
         assert view.state == "succeeded", view.reason
         counts = load_file(self.client.download(job, folder / "model.safetensors"))["count"]
@@ -154,8 +156,8 @@ def shared_job(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 def job(stack: Stack, shared_job: str) -> str:
     """The shared job, with all of its workers in the middle of training."""
-    stack.at_work(shared_job)
-    stack.train_on(shared_job)
+    stack.training_workers(shared_job)
+    stack.await_updates(shared_job)
     return shared_job
 
 
@@ -210,7 +212,7 @@ def _assert_tables(job: Job, folder: Path) -> None:
 
 def test_no_machine_holds_server_passwords(stack: Stack, job: str) -> None:
     private = {stack.home.ensure_password(name) for name in ("ledger", "tensors", "jobs")}
-    for machine in stack.at_work(job):
+    for machine in stack.training_workers(job):
         files = [Path(f"/proc/{each.pid}/environ") for each in processes_of(machine, None)]
         files += (stack.home.path / "instances" / machine).rglob("*")
         read = {path: _text(path) for path in files if path.is_file()}
@@ -226,20 +228,20 @@ def _text(path: Path) -> str:
 
 
 def test_three_of_three_workers_die_at_once(stack: Stack, job: str, eventually: Eventually) -> None:
-    victims, kills = set(stack.at_work(job)), stack.client.job(job).kills
+    victims, kills = set(stack.training_workers(job)), stack.client.job(job).kills
 
     for victim in victims:
         stack.provider.kill(victim)
 
     assert not any(processes_of(victim, None) for victim in victims), "the faults fired"
-    stack.at_work(job, but=victims)
+    stack.training_workers(job, but=victims)
     eventually(lambda: stack.client.job(job).kills >= kills + WORKERS)
 
 
 def test_evicted_worker_leaves_and_is_replaced_at_the_notice(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
-    victim, evictions = min(stack.at_work(job)), stack.client.job(job).evictions
+    victim, evictions = min(stack.training_workers(job)), stack.client.job(job).evictions
 
     # When a machine gets a notice with ample time
     stack.client.evict(instance=victim, notice_seconds=600)
@@ -247,7 +249,7 @@ def test_evicted_worker_leaves_and_is_replaced_at_the_notice(
     # Then its worker leaves orderly, and a replacement trains before the machine is dead
     eventually(lambda: "notice" in (_beat(stack, job, victim).leaving or ""))
     assert (_beat(stack, job, victim).samples or 0) > 0
-    stack.at_work(job, but={victim})
+    stack.training_workers(job, but={victim})
     assert victim in {one.id for one in stack.provider.instances()}, "replaced before its death"
     stack.provider.kill(victim)
     eventually(lambda: stack.client.job(job).evictions == evictions + 1)
@@ -270,15 +272,15 @@ def _beat(stack: Stack, job: str, instance: str) -> WorkerRow:
 def test_workers_continue_while_the_ray_head_is_dead(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
-    before = {name: beat.pid for name, beat in stack.at_work(job).items()}
+    before = {name: beat.pid for name, beat in stack.training_workers(job).items()}
     restarts = stack.state.parts["head"].restarts
 
     stack.kill("head")
 
-    stack.train_on(job)
+    stack.await_updates(job)
     eventually(lambda: stack.state.parts["head"].restarts > restarts)
     eventually(lambda: stack.state.parts["controller"].ready)
-    after = {name: beat.pid for name, beat in stack.at_work(job).items()}
+    after = {name: beat.pid for name, beat in stack.training_workers(job).items()}
     assert after == before, "the same processes continued"
 
 
@@ -292,7 +294,7 @@ def test_restarted_controller_finds_its_machines(
 
     eventually(lambda: stack.state.parts["controller"].restarts > restarts)
     eventually(lambda: stack.state.parts["controller"].ready)
-    stack.train_on(job)
+    stack.await_updates(job)
     after = stack.client.job(job)
     assert (after.kills, after.evictions) == (view.kills, view.evictions), "no machine was lost"
     assert {one.id for one in stack.provider.instances()} == before, "no duplicate, no orphan"
@@ -303,7 +305,7 @@ def test_paused_job_releases_its_workers_and_continues_when_resumed(
 ) -> None:
     stack.client.pause(job)
 
-    eventually(lambda: not stack.beats(job))
+    eventually(lambda: not stack.heartbeats(job))
     at_rest = stack.updates(job)
     stack.client.resume(job)
 
@@ -322,7 +324,7 @@ def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eve
     # Then it resumes at the same position after the next start
     up(stack.settings)
     assert stack.client.job(job).state == "running"
-    stack.train_on(job)
+    stack.await_updates(job)
     assert stack.client.job(job).progress.samples_applied >= applied, "a last checkpoint"
     assert "restored" in {event.kind for event in stack.client.events(job)}
 
@@ -335,7 +337,7 @@ def test_client_follows_events_through_the_death_of_the_api(
     for event in events:
         if event.kind == "job-running" and event.kind not in kinds:
             stack.kill("api")
-            stack.run_freely(job)
+            stack.release(job)
         kinds.append(event.kind)
         ids.append(event.id)
         if event.kind == "job-succeeded":

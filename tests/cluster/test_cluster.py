@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.harness import die_with_the_tests
+from support.harness import die_with_parent
 from support.ports import free_port
 from support.waiting import PATIENCE
 
@@ -129,7 +129,7 @@ class Rig:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=die_with_the_tests,
+                preexec_fn=die_with_parent,
             )
 
     def start_ledger(self) -> None:

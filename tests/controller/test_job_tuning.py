@@ -49,7 +49,7 @@ class TunedJob:
     def tuned(self) -> Tuned:
         return Tunings(self.ledger, self.job).read()
 
-    def beat(self, worker: str, **fields: Any) -> None:
+    def send_heartbeat(self, worker: str, **fields: Any) -> None:
         Leases(self.ledger, self.job, worker, 60).renew(fields, [])
 
     def apply(self, updates: int, staleness_sum: int) -> None:
@@ -73,16 +73,16 @@ def job(ledger: RedisClient) -> Callable[..., TunedJob]:
 
 def test_shares_follow_the_speed_and_are_reported_once(job: Callable[..., TunedJob]) -> None:
     one = job()
-    one.beat("fast", step_seconds=0.1)
-    one.beat("slow", step_seconds=0.4)
-    one.beat("new", step_seconds=None)
+    one.send_heartbeat("fast", step_seconds=0.1)
+    one.send_heartbeat("slow", step_seconds=0.4)
+    one.send_heartbeat("new", step_seconds=None)
 
     assert one.step().shares == {"fast": 1.0, "slow": 0.25}
     assert one.events("tuned-local-steps") == [
         "slow takes 400.0 ms for a local step and now makes 25% of the push interval's steps"
     ]
     # A small change of the speed changes no share.
-    one.beat("slow", step_seconds=0.42)
+    one.send_heartbeat("slow", step_seconds=0.42)
     assert one.step().shares == {"fast": 1.0, "slow": 0.25}
     one.next_controller()
     one.step()
@@ -97,9 +97,9 @@ def test_shares_follow_the_speed_and_are_reported_once(job: Callable[..., TunedJ
 @pytest.mark.parametrize("seconds", ["soon", -1, 0, [], {}, float("nan"), float("inf"), True])
 def test_worker_without_a_valid_time_is_ignored(job: Callable[..., TunedJob], seconds: Any) -> None:
     one = job()
-    one.beat("a", step_seconds=0.1)
-    one.beat("b", step_seconds=0.2)
-    one.beat("liar", step_seconds=seconds)
+    one.send_heartbeat("a", step_seconds=0.1)
+    one.send_heartbeat("b", step_seconds=0.2)
+    one.send_heartbeat("liar", step_seconds=seconds)
 
     assert {name: share for name, share in one.step().shares.items() if name != "liar"} == {
         "a": 1.0,
@@ -175,8 +175,8 @@ def test_weight_of_updates_follows_the_metric_that_the_job_names(
 
 def test_only_the_enabled_values_are_tuned(job: Callable[..., TunedJob]) -> None:
     one = job(mixing=True)
-    one.beat("a", step_seconds=0.1)
-    one.beat("b", step_seconds=0.9)
+    one.send_heartbeat("a", step_seconds=0.1)
+    one.send_heartbeat("b", step_seconds=0.9)
     one.apply(0, 0)
     one.step()
     one.apply(2 * LEAST_UPDATES, 9 * LEAST_UPDATES)
@@ -188,8 +188,8 @@ def test_only_the_enabled_values_are_tuned(job: Callable[..., TunedJob]) -> None
 def test_paused_job_is_not_tuned(job: Callable[..., TunedJob]) -> None:
     one = job()
     one.jobs.pause(one.job)
-    one.beat("a", step_seconds=0.1)
-    one.beat("b", step_seconds=0.9)
+    one.send_heartbeat("a", step_seconds=0.1)
+    one.send_heartbeat("b", step_seconds=0.9)
     assert one.step() == Tuned()
 
     one.jobs.transition(one.job, JobState.RUNNING, [JobState.PAUSED], why="test")

@@ -42,7 +42,7 @@ class TunedMachine:
     def name(self, learner: int = 1) -> str:
         return worker_name(MACHINE, self.job, learner)
 
-    def beat(self, learner: int, steps: int, **more: Any) -> None:
+    def send_heartbeat(self, learner: int, steps: int, **more: Any) -> None:
         """Send a worker's heartbeat, ``steps`` after the previous one."""
         name = self.name(learner)
         self.steps[name] = self.steps.get(name, 1) + steps
@@ -87,11 +87,11 @@ class TunedMachine:
         """Let all learners train for one measurement, at ``rate`` steps per second together."""
         numbers = [1, *(learner_of(name) for name, alive in self.further.items() if alive)]
         for number in numbers:
-            self.beat(number, 1, **more)
+            self.send_heartbeat(number, 1, **more)
         actions = self.decide()
         self.now += MEASURE_BEATS * BEAT
         for number in numbers:
-            self.beat(number, round(rate * MEASURE_BEATS * BEAT / len(numbers)), **more)
+            self.send_heartbeat(number, round(rate * MEASURE_BEATS * BEAT / len(numbers)), **more)
         return actions + self.decide()
 
     def count(self) -> int:
@@ -146,19 +146,19 @@ def test_measurement_starts_when_all_learners_train(machine: Callable[..., Tuned
     # The second one has sent no heartbeat yet.
     for _ in range(3):
         one.now += MEASURE_BEATS * BEAT
-        one.beat(1, 1000)
+        one.send_heartbeat(1, 1000)
         assert one.decide() == []
     # Its first heartbeat starts the measurement, which needs more steps than these.
-    one.beat(2, 1)
+    one.send_heartbeat(2, 1)
     one.decide()
     one.now += MEASURE_BEATS * BEAT
-    one.beat(2, MEASURE_STEPS // 4)
-    one.beat(1, MEASURE_STEPS // 4)
+    one.send_heartbeat(2, MEASURE_STEPS // 4)
+    one.send_heartbeat(1, MEASURE_STEPS // 4)
     assert one.decide() == []
     # A replaced process starts the measurement again.
     one.pids[one.name(2)] = 99
     one.steps[one.name(2)] = 1
-    one.beat(2, MEASURE_STEPS)
+    one.send_heartbeat(2, MEASURE_STEPS)
     assert one.decide() == []
 
 
@@ -194,7 +194,7 @@ def test_crashed_learner_is_not_started_again_for_a_while(
 ) -> None:
     one = machine()
     one.work(10)
-    one.beat(2, 1)
+    one.send_heartbeat(2, 1)
     one.decide()
 
     # When its process ends without a reason
@@ -215,7 +215,7 @@ def test_learner_that_left_with_a_reason_is_started_again(
 ) -> None:
     one = machine()
     one.work(10)
-    one.beat(2, 1, leaving="SIGTERM")
+    one.send_heartbeat(2, 1, leaving="SIGTERM")
     one.decide()
 
     one.further[one.name(2)] = False

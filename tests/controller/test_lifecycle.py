@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import Plain
+from support.harness import Harness
 from support.training import BATCH, Training
 
 from vcasgd.store.ledger.job import JobRecord, JobState
@@ -21,56 +21,56 @@ Eventually = Callable[..., Any]
 
 def start(training: Training, workers: int = 2) -> list[str]:
     """Start the server, the job loop, and workers; return when the job runs."""
-    training.plain.start_server()
-    training.plain.start_keeper()
+    training.harness.start_server()
+    training.harness.start_job_loop()
     names = training.add_workers(workers)
-    training.reach(1)
+    training.await_samples(1)
     return names
 
 
-def kinds(plain: Plain, job: str) -> list[str]:
-    return [event["kind"] for event in plain.jobs.events(job)]
+def kinds(harness: Harness, job: str) -> list[str]:
+    return [event["kind"] for event in harness.jobs.events(job)]
 
 
 # --- ends of jobs ---------------------------------------------------------------------------
 
 
 def test_job_ends_with_the_model_that_was_evaluated_last(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a job whose epochs do not overlap
-    training = Training(plain, epochs=3, max_epoch_lead=0)
+    training = Training(harness, epochs=3, max_epoch_lead=0)
 
     # When it has ended
     start(training)
-    job = training.succeed()
+    job = training.await_success()
 
     # Then every epoch was evaluated once, on the model at its end
     assert [each.epoch for each in job.evaluations] == [1, 2, 3]
     assert [each.metrics["applied"] for each in job.evaluations] == [1.0, 2.0, 3.0]
-    assert kinds(plain, job.id).count("evaluated") == 3
+    assert kinds(harness, job.id).count("evaluated") == 3
 
     # and the stored model is the last of them
     assert job.model is not None
-    stored = plain.checkpoints(job.id).read(job.model).whole[0]
+    stored = harness.checkpoints(job.id).read(job.model).whole[0]
     assert stored.meta.version == job.evaluations[-1].version
     assert stored.record.finished == 3
     assert job.reason == "all 3 epochs are done"
 
     # and its history contains these events in order
-    history = [kind for kind in kinds(plain, job.id) if kind not in ("evaluated", "checkpoint")]
+    history = [kind for kind in kinds(harness, job.id) if kind not in ("evaluated", "checkpoint")]
     assert history == ["submitted", "job-running", "job-finishing", "job-succeeded"]
 
     # and the tensors server is empty
-    eventually(lambda: plain.tensors.connection.dbsize() == 0)
+    eventually(lambda: harness.tensors.connection.dbsize() == 0)
 
 
 def test_job_stops_at_its_target_accuracy(
-    plain: Plain, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path, eventually: Eventually
 ) -> None:
     # Given a task whose accuracy rises by a tenth in every epoch
     job = submit(
-        plain,
+        harness,
         tmp_path / "task",
         'return {"count": torch.tensor(len(batch)), "accuracy": model.count[batch].sum() / 10}',
         epochs=50,
@@ -78,46 +78,46 @@ def test_job_stops_at_its_target_accuracy(
     )
 
     # Then it ends soon after its second epoch, with a model that reached 0.15
-    done = await_end(plain, job, eventually)
+    done = await_end(harness, job, eventually)
     assert done.final_epoch in range(2, 10)
     accuracy = f"{done.final_epoch / 10:.4f}"
     assert done.reason == f"accuracy {accuracy} reached 0.15 in epoch {done.final_epoch}"
     assert done.model is not None
-    model = plain.checkpoints(job).read(done.model)
+    model = harness.checkpoints(job).read(done.model)
     assert model.floats.tolist() == [float(done.final_epoch)] * 100
 
 
 def test_target_counts_although_the_next_epoch_is_worse(
-    plain: Plain, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path, eventually: Eventually
 ) -> None:
     # Given a task that reaches its target in the second epoch only, while no job loop runs
     job = submit(
-        plain,
+        harness,
         tmp_path / "task",
         'return {"count": torch.tensor(len(batch)), "accuracy": model.count[batch].eq(2).sum()}',
         job_loop=False,
         epochs=4,
         stop={"accuracy": 0.9},
     )
-    plain.play_controller(job)
-    eventually(lambda: len(plain.jobs.get(job).evaluations) == 3)
+    harness.start_job_when_ready(job)
+    eventually(lambda: len(harness.jobs.get(job).evaluations) == 3)
 
     # When the job loop starts
-    plain.start_keeper()
+    harness.start_job_loop()
 
     # Then the job ends with the model of the second epoch
-    done = await_end(plain, job, eventually)
+    done = await_end(harness, job, eventually)
     assert done.final_epoch == 2
     assert done.model is not None
-    assert plain.checkpoints(job).read(done.model).floats.tolist() == [2.0] * 100
+    assert harness.checkpoints(job).read(done.model).floats.tolist() == [2.0] * 100
 
 
 def test_job_stops_at_the_target_of_any_metric(
-    plain: Plain, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path, eventually: Eventually
 ) -> None:
     # Given a task whose loss falls by one after every epoch
     job = submit(
-        plain,
+        harness,
         tmp_path / "task",
         """value = 9.0 * len(batch) - model.count[batch].sum()
                 return {"count": torch.tensor(len(batch)), "cost": value}""",
@@ -126,29 +126,29 @@ def test_job_stops_at_the_target_of_any_metric(
     )
 
     # Then it ends soon after its second epoch, with a model whose loss is below the target
-    done = await_end(plain, job, eventually)
+    done = await_end(harness, job, eventually)
     assert done.final_epoch in range(2, 10)
     cost = f"{9 - done.final_epoch:.4f}"
     assert done.reason == f"cost {cost} reached 7.5 in epoch {done.final_epoch}"
 
 
 def test_job_stops_after_its_max_duration(
-    plain: Plain, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path, eventually: Eventually
 ) -> None:
     # Given a job that would take an hour and has a limit of one second
-    job = submit(plain, tmp_path / "task", "", epochs=5000, stop={"max_duration": 1})
+    job = submit(harness, tmp_path / "task", "", epochs=5000, stop={"max_duration": 1})
 
     # Then it ends with the epoch that was evaluated last
-    done = await_end(plain, job, eventually)
+    done = await_end(harness, job, eventually)
     assert done.final_epoch is not None
     assert done.reason == f"max_duration has passed; the last evaluated epoch is {done.final_epoch}"
     assert done.model is not None
-    model = plain.checkpoints(job).read(done.model)
+    model = harness.checkpoints(job).read(done.model)
     assert model.floats.tolist() == [float(done.final_epoch)] * 100
 
 
 def submit(
-    plain: Plain, directory: Path, evaluate: str, *, job_loop: bool = True, **fields: Any
+    harness: Harness, directory: Path, evaluate: str, *, job_loop: bool = True, **fields: Any
 ) -> str:
     """Submit the audit with another evaluation and 100 samples in 5 subtasks; start a worker."""
     code = f"""
@@ -161,10 +161,10 @@ def submit(
         """
     directory.mkdir()
     (directory / "train.py").write_text(textwrap.dedent(code))
-    plain.start_server()
+    harness.start_server()
     if job_loop:
-        plain.start_keeper()
-    job = plain.submit_audit(
+        harness.start_job_loop()
+    job = harness.submit_audit(
         samples=100,
         subtasks=5,
         max_epoch_lead=0,
@@ -172,13 +172,13 @@ def submit(
         task="train:Mine",
         **fields,
     )
-    plain.start_worker(job)
+    harness.start_worker(job)
     return job
 
 
-def await_end(plain: Plain, job: str, eventually: Eventually) -> JobRecord:
-    eventually(lambda: plain.jobs.get(job).state.over)
-    done = plain.jobs.get(job)
+def await_end(harness: Harness, job: str, eventually: Eventually) -> JobRecord:
+    eventually(lambda: harness.jobs.get(job).state.over)
+    done = harness.jobs.get(job)
     assert done.state is JobState.SUCCEEDED, done.reason
     return done
 
@@ -187,81 +187,87 @@ def await_end(plain: Plain, job: str, eventually: Eventually) -> JobRecord:
 
 
 def test_paused_job_keeps_its_work_and_continues_when_resumed(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a running job that pushes at the end of long subtasks only
-    training = Training(plain, push_every="subtask")
+    training = Training(harness, push_every="subtask")
     names = start(training)
     training.await_steps(names[0], 30)
 
     # When it is paused
-    plain.jobs.pause(training.job)
+    harness.jobs.pause(training.job)
 
     # Then the workers push their work and leave, and training stops
     assert [training.worker(name).wait() for name in names] == [0, 0]
     trained = BATCH * len(training.steps())
-    eventually(lambda: plain.applied(training.job) == trained)
+    eventually(lambda: harness.applied(training.job) == trained)
     (late,) = training.add_workers(1)
     assert training.worker(late).wait() == 0
-    assert plain.applied(training.job) == trained == BATCH * len(training.steps())
+    assert harness.applied(training.job) == trained == BATCH * len(training.steps())
 
     # and when it is resumed, it continues from there
-    plain.jobs.resume(training.job)
+    harness.jobs.resume(training.job)
     training.add_workers(2)
-    training.succeed()
-    assert training.trained_again() == 0
+    training.await_success()
+    assert training.repeated_samples() == 0
 
 
-def test_cancelled_job_releases_everything_at_once(plain: Plain, eventually: Eventually) -> None:
+def test_cancelled_job_releases_everything_at_once(
+    harness: Harness, eventually: Eventually
+) -> None:
     # Given a running job
-    training = Training(plain, samples=4000)
+    training = Training(harness, samples=4000)
     names = start(training)
 
     # When it is cancelled
-    plain.jobs.cancel(training.job)
+    harness.jobs.cancel(training.job)
 
     # Then its workers leave and its tensors are deleted, long before it would have ended
     assert [training.worker(name).wait() for name in names] == [0, 0]
-    eventually(lambda: plain.tensors.connection.dbsize() == 0)
+    eventually(lambda: harness.tensors.connection.dbsize() == 0)
     assert BATCH * len(training.steps()) < training.total
 
     # and they stay deleted
-    beat = plain.server_beat()
-    eventually(lambda: plain.server_beat() > beat)
-    assert plain.tensors.connection.dbsize() == 0
-    assert kinds(plain, training.job)[-1] == "job-cancelled"
-    assert plain.server.alive
+    beat = harness.server_heartbeat_at()
+    eventually(lambda: harness.server_heartbeat_at() > beat)
+    assert harness.tensors.connection.dbsize() == 0
+    assert kinds(harness, training.job)[-1] == "job-cancelled"
+    assert harness.server.alive
 
 
 # --- checkpoints --------------------------------------------------------------------------------
 
 
-def test_checkpoints_follow_their_interval_and_number(plain: Plain, eventually: Eventually) -> None:
+def test_checkpoints_follow_their_interval_and_number(
+    harness: Harness, eventually: Eventually
+) -> None:
     # Given a job that writes a checkpoint every half second and keeps two
     training = Training(
-        plain, samples=4000, epochs=1, checkpoint={"every": 0.5, "keep": 2}, step_seconds=0.02
+        harness, samples=4000, epochs=1, checkpoint={"every": 0.5, "keep": 2}, step_seconds=0.02
     )
     start(training)
 
     # When it has written five
-    written = eventually(lambda: at_least(5, plain.events(training.job, "checkpoint")))
+    written = eventually(lambda: at_least(5, harness.events(training.job, "checkpoint")))
 
     # Then they are at least that far apart
     assert all(later["at"] - former["at"] > 0.45 for former, later in pairwise(written))
 
     # and only the last two are left, each of them complete
-    plain.jobs.pause(training.job)
-    checkpoints = plain.checkpoints(training.job)
-    eventually(lambda: [each.name for each in checkpoints.all()] == names_of(plain, training)[-2:])
-    for name in names_of(plain, training)[-2:]:
+    harness.jobs.pause(training.job)
+    checkpoints = harness.checkpoints(training.job)
+    eventually(
+        lambda: [each.name for each in checkpoints.all()] == names_of(harness, training)[-2:]
+    )
+    for name in names_of(harness, training)[-2:]:
         loaded = checkpoints.read(name)
         assert loaded.floats.sum() == sum(loaded.whole[0].record.positions.values()) > 0
-    assert list(plain.jobs.checkpoints(training.job)) == names_of(plain, training)[-2:]
+    assert list(harness.jobs.checkpoints(training.job)) == names_of(harness, training)[-2:]
 
 
-def names_of(plain: Plain, training: Training) -> list[str]:
+def names_of(harness: Harness, training: Training) -> list[str]:
     """The names of all checkpoints that were written, oldest first."""
-    written = plain.events(training.job, "checkpoint")
+    written = harness.events(training.job, "checkpoint")
     return [event["details"]["name"] for event in written]
 
 
@@ -270,11 +276,11 @@ def at_least(number: int, rows: list[Any]) -> list[Any]:
 
 
 def test_best_model_is_kept_beside_the_last(
-    plain: Plain, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path, eventually: Eventually
 ) -> None:
     # Given a job whose accuracy falls and that keeps one checkpoint
     job = submit(
-        plain,
+        harness,
         tmp_path / "task",
         'return {"count": torch.tensor(len(batch)), "accuracy": -model.count[batch].sum()}',
         epochs=3,
@@ -282,39 +288,44 @@ def test_best_model_is_kept_beside_the_last(
     )
 
     # Then two are left at its end: the first epoch and the final model
-    done = await_end(plain, job, eventually)
+    done = await_end(harness, job, eventually)
     first, _, last = done.evaluations
     assert done.best == first
-    assert {each.version for each in plain.checkpoints(job).all()} == {first.version, last.version}
-    assert set(plain.jobs.checkpoints(job)) == {each.name for each in plain.checkpoints(job).all()}
+    assert {each.version for each in harness.checkpoints(job).all()} == {
+        first.version,
+        last.version,
+    }
+    assert set(harness.jobs.checkpoints(job)) == {
+        each.name for each in harness.checkpoints(job).all()
+    }
 
 
 @pytest.mark.parametrize(
     ("loss", "best"), [("model.count[batch].sum()", 1), ("-model.count[batch].sum()", 3)]
 )
 def test_best_model_without_an_accuracy_has_the_lowest_loss(
-    plain: Plain, tmp_path: Path, eventually: Eventually, loss: str, best: int
+    harness: Harness, tmp_path: Path, eventually: Eventually, loss: str, best: int
 ) -> None:
     job = submit(
-        plain,
+        harness,
         tmp_path / "task",
         f'return {{"count": torch.tensor(len(batch)), "loss": {loss}}}',
         epochs=3,
         checkpoint={"keep": 1},
     )
 
-    done = await_end(plain, job, eventually)
+    done = await_end(harness, job, eventually)
     kept = {done.evaluations[best - 1].version, done.evaluations[-1].version}
     assert done.best == done.evaluations[best - 1]
-    assert {each.version for each in plain.checkpoints(job).all()} == kept
+    assert {each.version for each in harness.checkpoints(job).all()} == kept
 
 
 @pytest.fixture
-def small_disk(plain: Plain) -> Iterator[Path]:
+def small_disk(harness: Harness) -> Iterator[Path]:
     """The storage on its own small file system."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
-    folder = plain.home / "storage"
+    folder = harness.home / "storage"
     options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     mounted = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
     if mounted.returncode != 0:
@@ -322,7 +333,7 @@ def small_disk(plain: Plain) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        plain.end()
+        harness.end()
         subprocess.run(["umount", str(folder)], check=True)
 
 
@@ -335,10 +346,10 @@ def fill(disk: Path) -> Path:
 
 
 def test_full_disk_is_reported_and_stops_no_training(
-    plain: Plain, small_disk: Path, eventually: Eventually
+    harness: Harness, small_disk: Path, eventually: Eventually
 ) -> None:
     # Given a job with a checkpoint of 160 kB every half second
-    job = plain.submit_audit(
+    job = harness.submit_audit(
         samples=40_000,
         epochs=2,
         subtasks=20,
@@ -349,133 +360,133 @@ def test_full_disk_is_reported_and_stops_no_training(
 
     # When the disk is full
     filler = fill(small_disk)
-    plain.start_server()
-    plain.start_keeper()
-    plain.start_workers(job, 2)
+    harness.start_server()
+    harness.start_job_loop()
+    harness.start_workers(job, 2)
 
     # Then the job reports that checkpoints fail, and trains to its end
-    (event,) = eventually(lambda: plain.events(job, "checkpoint-failed"))
+    (event,) = eventually(lambda: harness.events(job, "checkpoint-failed"))
     assert "No space left" in event["text"]
-    eventually(lambda: plain.jobs.get(job).finished_epochs == 2)
-    eventually(lambda: plain.jobs.get(job).state is JobState.FINISHING)
-    assert plain.jobs.checkpoints(job) == {}
+    eventually(lambda: harness.jobs.get(job).finished_epochs == 2)
+    eventually(lambda: harness.jobs.get(job).state is JobState.FINISHING)
+    assert harness.jobs.checkpoints(job) == {}
 
     # and when the disk has room again, the model is stored and the job succeeds
     filler.unlink()
-    eventually(lambda: plain.jobs.get(job).state is JobState.SUCCEEDED)
-    done = plain.jobs.get(job)
+    eventually(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED)
+    done = harness.jobs.get(job)
     assert done.model is not None
-    assert plain.checkpoints(job).read(done.model).floats.unique().tolist() == [2.0]
-    assert len(plain.events(job, "checkpoint-failed")) == 1
+    assert harness.checkpoints(job).read(done.model).floats.unique().tolist() == [2.0]
+    assert len(harness.events(job, "checkpoint-failed")) == 1
 
 
 def test_model_lost_before_it_is_stored_is_trained_again(
-    plain: Plain, small_disk: Path, eventually: Eventually
+    harness: Harness, small_disk: Path, eventually: Eventually
 ) -> None:
     # Given a job that can't store its model because the disk is full
-    training = Training(plain, epochs=1, max_epoch_lead=0)
+    training = Training(harness, epochs=1, max_epoch_lead=0)
     start(training)
-    training.reach(200)
-    plain.checkpoint(training.job)
-    training.run_freely()
+    training.await_samples(200)
+    harness.checkpoint(training.job)
+    training.release()
     filler = fill(small_disk)
-    eventually(lambda: plain.jobs.get(training.job).state is JobState.FINISHING)
+    eventually(lambda: harness.jobs.get(training.job).state is JobState.FINISHING)
 
     # When the model is lost and the disk has room again
-    plain.server.kill()
-    plain.tensors.kill()
+    harness.server.kill()
+    harness.tensors.kill()
     filler.unlink()
-    plain.tensors.start()
-    plain.start_server()
+    harness.tensors.start()
+    harness.start_server()
 
     # Then the job trains again and succeeds
-    training.succeed()
-    assert 0 < training.trained_again() <= 200
-    assert kinds(plain, training.job).count("job-running") == 2
+    training.await_success()
+    assert 0 < training.repeated_samples() <= 200
+    assert kinds(harness, training.job).count("job-running") == 2
 
 
 def test_damaged_checkpoint_is_not_used_as_the_final_model(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a job that has finished its epochs, while no job loop runs to store the model
-    training = Training(plain, epochs=1, max_epoch_lead=0)
+    training = Training(harness, epochs=1, max_epoch_lead=0)
     training.start(2)
-    training.reach(200)
-    plain.checkpoint(training.job)
-    training.run_freely()
-    eventually(lambda: plain.jobs.get(training.job).finished_epochs == 1)
+    training.await_samples(200)
+    harness.checkpoint(training.job)
+    training.release()
+    eventually(lambda: harness.jobs.get(training.job).finished_epochs == 1)
 
     # When the checkpoint of its last version is damaged, and both servers lose the model
-    damaged = plain.checkpoint(training.job)
-    version = plain.checkpoints(training.job).read(damaged).whole[0].meta.version
-    plain.damage_checkpoint(training.job, damaged)
-    plain.server.kill()
-    plain.tensors.kill()
-    plain.tensors.start()
-    plain.start_server()
+    damaged = harness.checkpoint(training.job)
+    version = harness.checkpoints(training.job).read(damaged).whole[0].meta.version
+    harness.damage_checkpoint(training.job, damaged)
+    harness.server.kill()
+    harness.tensors.kill()
+    harness.tensors.start()
+    harness.start_server()
 
     # Then the work since the previous checkpoint is repeated up to the same version,
     # and the job ends with an undamaged model
-    plain.start_keeper()
-    job = training.succeed()
+    harness.start_job_loop()
+    job = training.await_success()
     assert job.version == version
     assert job.model != damaged
-    assert len(plain.events(job.id, "checkpoint-damaged")) == 1
+    assert len(harness.events(job.id, "checkpoint-damaged")) == 1
 
 
 # --- deaths -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
-def test_job_survives_deaths_of_its_job_loop(plain: Plain, eventually: Eventually) -> None:
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
+def test_job_survives_deaths_of_its_job_loop(harness: Harness, eventually: Eventually) -> None:
     # Given a job with many checkpoints
-    training = Training(plain, samples=1200, checkpoint={"every": 0.2})
-    plain.start_server()
-    job_loop = plain.start_keeper()
+    training = Training(harness, samples=1200, checkpoint={"every": 0.2})
+    harness.start_server()
+    job_loop = harness.start_job_loop()
     training.add_workers(2)
 
     # When its job loop is killed again and again, from the start to the end
     deaths, seen = 0, 1
-    while not plain.jobs.get(training.job).state.over:
-        eventually(lambda seen=seen: len(plain.jobs.events(training.job)) > seen)
+    while not harness.jobs.get(training.job).state.over:
+        eventually(lambda seen=seen: len(harness.jobs.events(training.job)) > seen)
         job_loop.kill()
         deaths, seen = deaths + 1, seen + 1
-        job_loop = plain.start_keeper()
+        job_loop = harness.start_job_loop()
         if deaths == 5:
-            training.run_freely()
+            training.release()
 
     # Then the job still ends, once
     assert deaths >= 5
-    training.succeed()
-    history = kinds(plain, training.job)
+    training.await_success()
+    history = kinds(harness, training.job)
     assert history.count("job-running") == history.count("job-succeeded") == 1
-    assert training.trained_again() <= training.most_again(killed=0)
+    assert training.repeated_samples() <= training.most_repeated_samples(killed=0)
 
 
-@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
 def test_evaluation_of_a_dead_worker_is_made_by_another(
-    plain: Plain, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path, eventually: Eventually
 ) -> None:
     # Given two workers, one of them in a long evaluation
     hold = tmp_path / "hold"
     hold.touch()
     job = submit(
-        plain,
+        harness,
         tmp_path / "task",
         f"""while pathlib.Path({str(hold)!r}).exists(): time.sleep(0.02)
                 return super().evaluate(model, batch)""",
         epochs=1,
     )
-    plain.start_worker(job)
-    victim = eventually(lambda: plain.jobs.leases(job).get("evaluate:1"))
+    harness.start_worker(job)
+    victim = eventually(lambda: harness.jobs.leases(job).get("evaluate:1"))
 
     # When that one is killed
-    plain.workers[victim].kill()
+    harness.workers[victim].kill()
     hold.unlink()
 
     # Then the other worker evaluates the epoch, once
-    done = await_end(plain, job, eventually)
+    done = await_end(harness, job, eventually)
     (evaluation,) = done.evaluations
     assert evaluation.worker != victim
     assert evaluation.metrics["applied"] == 1.0
-    assert kinds(plain, job).count("evaluated") == 1
+    assert kinds(harness, job).count("evaluated") == 1

@@ -15,7 +15,7 @@ import moto.ec2.exceptions
 import pytest
 import requests
 from google.cloud import compute_v1
-from support.provider_worlds import AwsWorld, GcpWorld, aws_world, gcp_world, sleeper
+from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend, sleeper
 
 from vcasgd.errors import (
     CloudDenied,
@@ -186,15 +186,15 @@ def test_retryable_errors(kind: type[FleetError], retryable: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def aws() -> Iterator[AwsWorld]:
-    with aws_world() as world:
-        yield world
+def aws() -> Iterator[AwsBackend]:
+    with aws_backend() as backend:
+        yield backend
 
 
 @pytest.fixture
-def gcp_() -> Iterator[GcpWorld]:
-    with gcp_world() as world:
-        yield world
+def gcp_() -> Iterator[GcpBackend]:
+    with gcp_backend() as backend:
+        yield backend
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def gcp_() -> Iterator[GcpWorld]:
     ],
 )
 def test_ec2_refuses(
-    aws: AwsWorld, action: str, code: str, status: int, kind: type[FleetError]
+    aws: AwsBackend, action: str, code: str, status: int, kind: type[FleetError]
 ) -> None:
     provider = aws.provider()
     for _ in range(2):  # The library retries some of them.
@@ -223,19 +223,19 @@ def test_ec2_refuses(
     assert aws.alive() == set()
 
 
-def test_unreachable_ec2(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_ec2(aws: AwsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(CloudUnavailable):
         aws.provider().instances()
 
 
-def test_without_credentials(aws: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials(aws: AwsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(CloudDenied):
         aws.provider().instances()
 
 
-def test_launch_with_a_lost_response_is_found_again(aws: AwsWorld) -> None:
+def test_launch_with_a_lost_response_is_found_again(aws: AwsBackend) -> None:
     """EC2 has the token, with other parameters."""
     provider = aws.provider()
     granted = provider.launch(aws.pool, 2, BOOT, "lost")
@@ -254,7 +254,7 @@ def test_launch_with_a_lost_response_is_found_again(aws: AwsWorld) -> None:
         provider.terminate(id_)
 
 
-def test_no_notice_on_request_from_ec2(aws: AwsWorld) -> None:
+def test_no_notice_on_request_from_ec2(aws: AwsBackend) -> None:
     with pytest.raises(FleetError, match="Fault Injection"):
         aws.provider().evict("i-1")
 
@@ -272,7 +272,7 @@ def test_no_notice_on_request_from_ec2(aws: AwsWorld) -> None:
     ],
 )
 def test_compute_engine_refuses(
-    gcp_: GcpWorld, path: str, reason: str, status: int, kind: type[FleetError]
+    gcp_: GcpBackend, path: str, reason: str, status: int, kind: type[FleetError]
 ) -> None:
     gcp_.compute.refuse(path, status, reason)
     with pytest.raises(FleetError) as caught:
@@ -284,7 +284,7 @@ def test_compute_engine_refuses(
 
 
 @pytest.mark.parametrize("code", ["STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"])
-def test_operation_that_fails_for_capacity(gcp_: GcpWorld, code: str) -> None:
+def test_operation_that_fails_for_capacity(gcp_: GcpBackend, code: str) -> None:
     gcp_.compute.exhausted = dict.fromkeys(gcp_.zones, code)
     with pytest.raises(NoCapacity) as caught:
         gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
@@ -293,20 +293,20 @@ def test_operation_that_fails_for_capacity(gcp_: GcpWorld, code: str) -> None:
     assert sum("bulkInsert" in path for _, path in gcp_.compute.requests) == 4
 
 
-def test_a_quota_ends_the_search(gcp_: GcpWorld) -> None:
+def test_a_quota_ends_the_search(gcp_: GcpBackend) -> None:
     gcp_.compute.exhausted = {gcp_.zones[0]: "QUOTA_EXCEEDED"}
     with pytest.raises(QuotaExceeded):
         gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
 
 
-def test_slow_operation_is_not_a_failure(gcp_: GcpWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_operation_is_not_a_failure(gcp_: GcpBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcp, "LAUNCH_SECONDS", 0.5)
     gcp_.compute.operation_seconds = 5.0
     granted = gcp_.provider().launch(gcp_.pool, 2, BOOT, "t1")
     assert set(granted) == gcp_.alive()
 
 
-def test_a_preemption_on_request(gcp_: GcpWorld) -> None:
+def test_a_preemption_on_request(gcp_: GcpBackend) -> None:
     provider = gcp_.provider()
     (id_,) = provider.launch(gcp_.pool, 1, BOOT, "t1")
     provider.evict(id_)
@@ -317,13 +317,13 @@ def test_a_preemption_on_request(gcp_: GcpWorld) -> None:
         provider.evict(bought)
 
 
-def test_unreachable_compute_engine(gcp_: GcpWorld) -> None:
+def test_unreachable_compute_engine(gcp_: GcpBackend) -> None:
     gcp_.url = "http://127.0.0.1:9"
     with pytest.raises(CloudUnavailable):
         gcp_.provider().instances()
 
 
-def test_a_type_without_a_price_is_refused_at_once(aws: AwsWorld, gcp_: GcpWorld) -> None:
+def test_a_type_without_a_price_is_refused_at_once(aws: AwsBackend, gcp_: GcpBackend) -> None:
     for make in (
         lambda: aws.provider(instance_types=["x9.huge"]),
         lambda: GcpProvider("c", [gcp_.spec(instance_types=["x9"])], PriceTable.load("gcp")),

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.cloud_stacks import WORKERS, CloudStack, cloud_stack
 from support.cloudbox import Box, EmulatedCloud
-from support.machine_roots import failing_boot, lay_out, metadata_of
-from support.provider_worlds import AwsWorld, GcpWorld, aws_world, gcp_world
-from support.sites import WORKERS, Site, site
+from support.machine_roots import metadata_of, run_failing_boot, write_root
+from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
 
 pytestmark = pytest.mark.slow
 
@@ -26,83 +26,83 @@ Eventually = Callable[..., Any]
 
 
 def interrupted_and_replaced(
-    here: Site,
+    stack: CloudStack,
     pools: list[str],
-    run_out: Callable[[], None],
+    exhaust: Callable[[], None],
     clouds: list[EmulatedCloud],
     eventually: Eventually,
     folder: Path,
 ) -> None:
     """Run a job, interrupt 70% of its machines at once, and check its model and the cleanup."""
-    job = here.submit(pools, epochs=4)
-    fleet = eventually(lambda: len(found := here.at_work(job)) == WORKERS and found)
-    assert {here.pool_of(one) for one in fleet} == {pools[0]}
+    job = stack.submit(pools, epochs=4)
+    fleet = eventually(lambda: len(found := stack.training_machines(job)) == WORKERS and found)
+    assert {stack.pool_of(one) for one in fleet} == {pools[0]}
 
     # When most of the fleet is interrupted at once, and its pool has no more capacity
     victims = set(sorted(fleet)[:VICTIMS])
-    run_out()
-    here.interrupt(victims, notice_seconds=20.0)
+    exhaust()
+    stack.interrupt(victims, notice_seconds=20.0)
 
     # Then machines of another pool replace it, and the job counts every sample once
-    eventually(lambda: len(here.at_work(job) - fleet) >= VICTIMS)
-    assert {here.pool_of(one) for one in here.at_work(job) - fleet} <= set(pools[1:])
-    eventually(lambda: here.client.job(job).evictions >= VICTIMS)
-    view = here.finish(job)
-    counts = load_file(here.client.download(job, folder / "model.safetensors"))["count"]
+    eventually(lambda: len(stack.training_machines(job) - fleet) >= VICTIMS)
+    assert {stack.pool_of(one) for one in stack.training_machines(job) - fleet} <= set(pools[1:])
+    eventually(lambda: stack.client.job(job).evictions >= VICTIMS)
+    view = stack.finish(job)
+    counts = load_file(stack.client.download(job, folder / "model.safetensors"))["count"]
     assert torch.equal(counts, torch.full_like(counts, view.progress.epochs))
     assert view.progress.samples_repeated == 0
 
     # And nothing is left that costs money
-    eventually(lambda: not here.alive(clouds))
+    eventually(lambda: not stack.alive(clouds))
 
 
 @pytest.fixture
-def aws() -> Iterator[AwsWorld]:
-    with aws_world() as world:
+def aws() -> Iterator[AwsBackend]:
+    with aws_backend() as world:
         yield world
 
 
 @pytest.fixture
-def gcp() -> Iterator[GcpWorld]:
-    with gcp_world() as world:
+def gcp() -> Iterator[GcpBackend]:
+    with gcp_backend() as world:
         yield world
 
 
 @pytest.mark.extended
 def test_a_fleet_of_aws_is_interrupted_and_replaced(
-    aws: AwsWorld, tmp_path: Path, eventually: Eventually
+    aws: AwsBackend, tmp_path: Path, eventually: Eventually
 ) -> None:
     a, b = aws.zones
     documents = [aws.document(name="first", zones=[a]), aws.document(name="second", zones=[b])]
-    with site(tmp_path, documents, {"aws": aws}) as here:
+    with cloud_stack(tmp_path, documents, {"aws": aws}) as stack:
         interrupted_and_replaced(
-            here, ["first", "second"], lambda: aws.run_out(a), [aws], eventually, tmp_path
+            stack, ["first", "second"], lambda: aws.exhaust(a), [aws], eventually, tmp_path
         )
 
 
 @pytest.mark.extended
 def test_a_fleet_of_google_is_interrupted_and_replaced(
-    gcp: GcpWorld, tmp_path: Path, eventually: Eventually
+    gcp: GcpBackend, tmp_path: Path, eventually: Eventually
 ) -> None:
     a, b = gcp.zones
     documents = [gcp.document(name="first", zones=[a]), gcp.document(name="second", zones=[b])]
-    with site(tmp_path, documents, {"gcp": gcp}, compute_url=gcp.url) as here:
+    with cloud_stack(tmp_path, documents, {"gcp": gcp}, compute_url=gcp.url) as stack:
         interrupted_and_replaced(
-            here, ["first", "second"], lambda: gcp.run_out(a), [gcp], eventually, tmp_path
+            stack, ["first", "second"], lambda: gcp.exhaust(a), [gcp], eventually, tmp_path
         )
 
 
 @pytest.mark.extended
 def test_job_continues_in_another_cloud(
-    aws: AwsWorld, gcp: GcpWorld, tmp_path: Path, eventually: Eventually
+    aws: AwsBackend, gcp: GcpBackend, tmp_path: Path, eventually: Eventually
 ) -> None:
     documents = [aws.document(), gcp.document()]
     clouds: dict[str, EmulatedCloud] = {"aws": aws, "gcp": gcp}
-    with site(tmp_path, documents, clouds, compute_url=gcp.url) as here:
+    with cloud_stack(tmp_path, documents, clouds, compute_url=gcp.url) as stack:
         interrupted_and_replaced(
-            here,
+            stack,
             [aws.pool, gcp.pool],
-            lambda: aws.run_out(*aws.zones),
+            lambda: aws.exhaust(*aws.zones),
             [aws, gcp],
             eventually,
             tmp_path,
@@ -110,66 +110,66 @@ def test_job_continues_in_another_cloud(
 
 
 def test_controller_that_dies_after_a_purchase_leaks_nothing(
-    aws: AwsWorld, tmp_path: Path, eventually: Eventually
+    aws: AwsBackend, tmp_path: Path, eventually: Eventually
 ) -> None:
-    with site(tmp_path, [aws.document()], {"aws": aws}) as here:
+    with cloud_stack(tmp_path, [aws.document()], {"aws": aws}) as stack:
         # Given a controller that is killed after EC2 created machines, before it recorded them
         fired: list[set[str]] = []
 
         def die() -> None:
             fired.append(aws.alive())
-            here.kill("controller")
+            stack.kill("controller")
 
         aws.ec2.made = die
-        job = here.submit([aws.pool], epochs=2)
+        job = stack.submit([aws.pool], epochs=2)
 
         # When it restarts
         eventually(lambda: fired)
         bought = fired[0]
         assert bought, "the fault fired before anything was bought"
-        eventually(lambda: bought <= {row.id for row in here.client.instances()})
+        eventually(lambda: bought <= {row.id for row in stack.client.instances()})
 
         # Then it finds its machines and does not repeat the purchase: its next purchase
         # is in the other zone
-        eventually(lambda: aws.alive() == {row.id for row in here.client.instances()})
+        eventually(lambda: aws.alive() == {row.id for row in stack.client.instances()})
         assert bought <= aws.alive()
         assert len(aws.alive()) <= WORKERS
-        here.finish(job)
+        stack.finish(job)
         eventually(lambda: not aws.alive())
 
 
 @pytest.mark.extended
 def test_machine_with_a_rebalance_advice_is_replaced_before_it_leaves(
-    aws: AwsWorld, tmp_path: Path, eventually: Eventually
+    aws: AwsBackend, tmp_path: Path, eventually: Eventually
 ) -> None:
-    with site(tmp_path, [aws.document()], {"aws": aws}) as here:
+    with cloud_stack(tmp_path, [aws.document()], {"aws": aws}) as stack:
         # Given two running machines, on subtasks that take seconds
-        job = here.submit([aws.pool], epochs=40, most=2, step_seconds=0.1, subtasks_per_epoch=8)
-        fleet = eventually(lambda: len(found := here.at_work(job)) == 2 and found)
+        job = stack.submit([aws.pool], epochs=40, most=2, step_seconds=0.1, subtasks_per_epoch=8)
+        fleet = eventually(lambda: len(found := stack.training_machines(job)) == 2 and found)
         advised = min(fleet)
 
         # When EC2 recommends leaving one of them
-        here.advise(advised)
-        eventually(lambda: "dead" in here.since(job, advised))
+        stack.recommend_rebalance(advised)
+        eventually(lambda: "dead" in stack.since(job, advised))
 
         # Then a replacement was ordered and running before this one was asked to leave
-        (advice,) = here.events(job, "rebalance-advice")
+        (advice,) = stack.events(job, "rebalance-advice")
         assert advice.details["instance"] == advised
-        (newcomer,) = here.at_work(job) - fleet
-        came, went = here.since(job, newcomer), here.since(job, advised)
+        (newcomer,) = stack.training_machines(job) - fleet
+        came, went = stack.since(job, newcomer), stack.since(job, advised)
         # EC2 reports launch times in whole seconds.
         assert int(advice.at) <= came["booting"] < came["running"]
         assert came["running"] <= went["draining"] < went["dead"]
         # And it finished its subtask
-        assert here.leased_again(job) == []
-        view = here.client.cancel(job)
+        assert stack.requeued_subtasks(job) == []
+        view = stack.client.cancel(job)
         assert (view.evictions, view.kills, view.progress.samples_repeated) == (0, 0, 0)
         eventually(lambda: not aws.alive())
 
 
 @pytest.mark.extended
 def test_failed_boot_is_reported_and_the_next_machine_is_bought_elsewhere(
-    aws: AwsWorld, tmp_path: Path, eventually: Eventually
+    aws: AwsBackend, tmp_path: Path, eventually: Eventually
 ) -> None:
     a, b = aws.zones
     documents = [aws.document(name="first", zones=[a]), aws.document(name="second", zones=[b])]
@@ -179,51 +179,51 @@ def test_failed_boot_is_reported_and_the_next_machine_is_bought_elsewhere(
         """Run the real script; in the first pool, one of its steps fails."""
         if box.pool == "first":
             root = box.folder / "root"
-            lay_out(root, "CLOUD=aws\nROLE=worker\nCLUSTER=boxed\n")
+            write_root(root, "CLOUD=aws\nROLE=worker\nCLUSTER=boxed\n")
             with metadata_of(box.id) as metadata:
                 where = {"VCASGD_METADATA_URL": metadata, "AWS_ENDPOINT_URL": aws.ec2.url}
-                reports[box.id] = failing_boot(root, where)
+                reports[box.id] = run_failing_boot(root, where)
         return box.pool != "first"
 
-    with site(tmp_path, documents, {"aws": aws}, boots) as here:
-        job = here.submit(["first", "second"], epochs=40, most=1, step_seconds=0.1)
-        eventually(lambda: here.at_work(job))
+    with cloud_stack(tmp_path, documents, {"aws": aws}, boots) as stack:
+        job = stack.submit(["first", "second"], epochs=40, most=1, step_seconds=0.1)
+        eventually(lambda: stack.training_machines(job))
 
         # Then the machine was terminated for its report, long before its boot deadline
         (failed,) = reports
         assert reports[failed].returncode == 1, "the fault did not fire"
-        (event,) = here.events(job, "boot-failed")
+        (event,) = stack.events(job, "boot-failed")
         why = "did not boot: worker: step add_user failed (status 1)"
         assert event.details == {"instance": failed, "pool": "first", "why": why}
         assert failed not in aws.alive()
         # And its pool is paused and shows the reason
-        (first,) = (row for row in here.client.pools() if row.name == "first")
+        (first,) = (row for row in stack.client.pools() if row.name == "first")
         assert why in first.reason
         assert first.blocked_until == 0.0, "only that zone is"
-        assert {here.pool_of(one) for one in here.at_work(job)} == {"second"}
-        here.client.cancel(job)
+        assert {stack.pool_of(one) for one in stack.training_machines(job)} == {"second"}
+        stack.client.cancel(job)
         eventually(lambda: not aws.alive())
 
 
 @pytest.mark.extended
 def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
-    aws: AwsWorld, tmp_path: Path, eventually: Eventually
+    aws: AwsBackend, tmp_path: Path, eventually: Eventually
 ) -> None:
     a, b = aws.zones
     documents = [
         aws.document(name="first", zones=[a], max_price_per_hour=0.1),
         aws.document(name="second", zones=[b]),
     ]
-    with site(tmp_path, documents, {"aws": aws}, price_seconds=1.0) as here:
+    with cloud_stack(tmp_path, documents, {"aws": aws}, price_seconds=1.0) as stack:
 
         def price(of: set[str]) -> set[float]:
-            rows = here.client.instances()
+            rows = stack.client.instances()
             return {row.price_per_hour for row in rows if row.id in of}
 
         # Given two machines of the pool that the job prefers
-        job = here.submit(["first", "second"], epochs=60, most=2, step_seconds=0.1)
-        fleet = eventually(lambda: len(found := here.at_work(job)) == 2 and found)
-        assert {here.pool_of(one) for one in fleet} == {"first"}
+        job = stack.submit(["first", "second"], epochs=60, most=2, step_seconds=0.1)
+        fleet = eventually(lambda: len(found := stack.training_machines(job)) == 2 and found)
+        assert {stack.pool_of(one) for one in fleet} == {"first"}
 
         # When its price swings around the maximum, nothing is bought or terminated
         bought = aws.ec2.calls.count("CreateFleet")
@@ -234,28 +234,28 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
         assert aws.ec2.calls.count("CreateFleet") == bought
 
         # When one is interrupted while the price is high, the next one is from the other pool
-        here.interrupt({min(fleet)}, notice_seconds=20.0)
-        eventually(lambda: here.at_work(job) - fleet)
-        (second,) = here.at_work(job) - fleet
-        assert here.pool_of(second) == "second"
+        stack.interrupt({min(fleet)}, notice_seconds=20.0)
+        eventually(lambda: stack.training_machines(job) - fleet)
+        (second,) = stack.training_machines(job) - fleet
+        assert stack.pool_of(second) == "second"
 
         # When all are interrupted at once, at a low price and without capacity in that pool
         aws.ec2.prices[aws.kind, a] = 0.05
         eventually(lambda: price({max(fleet)}) == {0.05})
-        aws.run_out(a)
+        aws.exhaust(a)
         before = {*fleet, second}
-        here.interrupt({max(fleet), second}, notice_seconds=20.0)
-        eventually(lambda: here.refused("first") == {a})
-        eventually(lambda: len(here.at_work(job) - before) == 2)
-        assert {here.pool_of(one) for one in here.at_work(job) - before} == {"second"}
+        stack.interrupt({max(fleet), second}, notice_seconds=20.0)
+        eventually(lambda: stack.refused("first") == {a})
+        eventually(lambda: len(stack.training_machines(job) - before) == 2)
+        assert {stack.pool_of(one) for one in stack.training_machines(job) - before} == {"second"}
 
         # Then each hour was charged at the price of its time
-        eventually(lambda: here.client.job(job).evictions == 3)
-        assert here.client.cancel(job).progress.samples_repeated == 0
+        eventually(lambda: stack.client.job(job).evictions == 3)
+        assert stack.client.cancel(job).progress.samples_repeated == 0
         eventually(lambda: not aws.alive())
         per_hour = {
             row.pool: (row.usd / row.seconds * 3600, row.on_demand_usd / row.usd)
-            for row in here.client.cost(job).pools
+            for row in stack.client.cost(job).pools
         }
         assert 0.05 < per_hour["first"][0] < 0.2
         assert per_hour["second"] == pytest.approx((0.05, 0.17 / 0.05))

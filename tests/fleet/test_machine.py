@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.machine_scripts import script_of
 from support.metadata import Metadata, MetadataServer
-from support.provider_worlds import AwsWorld, GcpWorld, aws_world, boot_script, gcp_world
+from support.provider_backends import AwsBackend, GcpBackend, aws_backend, boot_script, gcp_backend
 from support.waiting import PATIENCE
 
 from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
@@ -57,8 +57,8 @@ def unit(folder: Path, url: str, script: str) -> dict[str, str]:
         capture_output=True,
         timeout=PATIENCE,
     ).stdout.decode()
-    told = dict(line.split("=", 1) for line in output.split("\0") if line)
-    return {**told, "PATH": os.environ["PATH"], "VCASGD_METADATA_URL": url}
+    environment = dict(line.split("=", 1) for line in output.split("\0") if line)
+    return {**environment, "PATH": os.environ["PATH"], "VCASGD_METADATA_URL": url}
 
 
 @pytest.mark.parametrize("template", ["", "#cloud-config\na: 1\n", "#!/bin/sh\necho ü\n"])
@@ -150,19 +150,19 @@ def test_the_end_of_the_command_is_the_end(metadata: MetadataServer) -> None:
 
 def test_a_secret_of_aws_is_not_in_the_user_data(metadata: MetadataServer, tmp_path: Path) -> None:
     boot = Boot(("true",), {"RAY_AUTH_TOKEN": "the-token", "OTHER": "x"})
-    with aws_world() as world:
+    with aws_backend() as backend:
         import boto3
 
         boto3.client("secretsmanager", region_name="us-east-1").create_secret(
             Name="ray-token", SecretString="the-token"
         )
-        document = world.document()
+        document = backend.document()
         template = {**document["template"], "secrets": {"RAY_AUTH_TOKEN": "ray-token"}}
-        provider = world.provider(template=template)
-        (id_,) = provider.launch(world.pool, 1, boot, "t1")
-        assert "the-token" not in world.told(id_)
-        told = unit(tmp_path, metadata.url, boot_script(world, id_))
-        found = machine.boot_of(told)
+        provider = backend.provider(template=template)
+        (id_,) = provider.launch(backend.pool, 1, boot, "t1")
+        assert "the-token" not in backend.user_data(id_)
+        environment = unit(tmp_path, metadata.url, boot_script(backend, id_))
+        found = machine.boot_of(environment)
     assert found.env["RAY_AUTH_TOKEN"] == "the-token"
     assert found.env["OTHER"] == "x"
 
@@ -220,21 +220,21 @@ def httpd() -> Iterator[tuple[str, dict[str, tuple[int, str]]]]:
     server.server_close()
 
 
-def test_the_template_s_own_metadata_stays(aws: AwsWorld, gcp: GcpWorld) -> None:
+def test_the_template_s_own_metadata_stays(aws: AwsBackend, gcp: GcpBackend) -> None:
     boot = Boot(("true",), {"A": "1"})
-    for world in (aws, gcp):
-        (id_,) = world.provider().launch(world.pool, 1, boot, "t1")
-        assert "runcmd: [[/usr/local/lib/vcasgd/boot]]" in world.told(id_)
-        assert 'A="1"' in boot_script(world, id_)
+    for backend in (aws, gcp):
+        (id_,) = backend.provider().launch(backend.pool, 1, boot, "t1")
+        assert "runcmd: [[/usr/local/lib/vcasgd/boot]]" in backend.user_data(id_)
+        assert 'A="1"' in boot_script(backend, id_)
 
 
 @pytest.fixture
-def aws() -> Iterator[AwsWorld]:
-    with aws_world() as world:
-        yield world
+def aws() -> Iterator[AwsBackend]:
+    with aws_backend() as backend:
+        yield backend
 
 
 @pytest.fixture
-def gcp() -> Iterator[GcpWorld]:
-    with gcp_world() as world:
-        yield world
+def gcp() -> Iterator[GcpBackend]:
+    with gcp_backend() as backend:
+        yield backend

@@ -183,8 +183,8 @@ def test_source_by_environment() -> None:
     assert isinstance(notices_from_environment({}), NoNotices)
     assert isinstance(notices_from_environment(url), AwsNotices)
     for kind, source in {"aws": AwsNotices, "gcp": GcpNotices, "local": AwsNotices}.items():
-        told = {"VCASGD_METADATA_KIND": kind}
-        assert isinstance(notices_from_environment(url | told), source)
+        environment = {"VCASGD_METADATA_KIND": kind}
+        assert isinstance(notices_from_environment(url | environment), source)
     assert isinstance(notices_from_environment({"VCASGD_METADATA_KIND": "gcp"}), GcpNotices)
     with pytest.raises(SpecError, match="VCASGD_METADATA_URL"):
         notices_from_environment({"VCASGD_METADATA_URL": "127.0.0.1:9"})
@@ -275,7 +275,7 @@ def test_gcp_waits_for_a_change(server: MetadataServer, metadata: Metadata) -> N
 
 
 def test_advice_alone_is_a_rebalance(server: MetadataServer, metadata: Metadata) -> None:
-    metadata.advise()
+    metadata.recommend_rebalance()
     aws = AwsNotices(server.url)
     assert aws.poll() == Notice("rebalance", None, "aws rebalance recommendation")
     assert GcpNotices(server.url).poll() is None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.provider_worlds import World, sleeper, world_of
+from support.provider_backends import ProviderBackend, backend_of, sleeper
 
 from vcasgd.errors import InvalidRequest, NoCapacity
 from vcasgd.fleet.providers.base import Instance, InstanceState, Provider, one_line
@@ -18,14 +18,14 @@ BOOT = sleeper()
 
 
 @pytest.fixture(params=["local", "aws", "gcp"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with world_of(request.param, tmp_path) as world:
-        yield world
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProviderBackend]:
+    with backend_of(request.param, tmp_path) as backend:
+        yield backend
 
 
 @pytest.fixture
-def provider(world: World) -> Iterator[Provider]:
-    provider = world.provider()
+def provider(backend: ProviderBackend) -> Iterator[Provider]:
+    provider = backend.provider()
     yield provider
     provider.close()
 
@@ -39,45 +39,47 @@ def ids(provider: Provider) -> set[str]:
 
 
 def test_a_machine_is_listed_with_all_that_is_known(
-    world: World, provider: Provider, eventually: Eventually
+    backend: ProviderBackend, provider: Provider, eventually: Eventually
 ) -> None:
     began = time.time()
-    (id_,) = provider.launch(world.pool, 1, BOOT, "t1", zones=[world.zones[1]])
+    (id_,) = provider.launch(backend.pool, 1, BOOT, "t1", zones=[backend.zones[1]])
     eventually(lambda: (one := find(provider, id_)) and one.state is InstanceState.RUNNING)
     one = find(provider, id_)
     assert one is not None
-    assert (one.pool, one.zone, one.spot) == (world.pool, world.zones[1], True)
+    assert (one.pool, one.zone, one.spot) == (backend.pool, backend.zones[1], True)
     assert 0 < one.price_per_hour < one.on_demand_price_per_hour
-    assert one.instance_type == world.kind
+    assert one.instance_type == backend.kind
     # Clouds report it in whole seconds.
     assert began - 1 <= one.launched_at <= time.time()
     assert one.notice_at is one.advised_at is None
-    assert world.tags(id_) == {"cluster": "test", "pool": world.pool}
+    assert backend.tags(id_) == {"cluster": "test", "pool": backend.pool}
 
 
-def test_a_launch_is_idempotent_by_its_token(world: World, provider: Provider) -> None:
-    first = provider.launch(world.pool, 3, BOOT, "t1")
+def test_a_launch_is_idempotent_by_its_token(backend: ProviderBackend, provider: Provider) -> None:
+    first = provider.launch(backend.pool, 3, BOOT, "t1")
     assert len(set(first)) == 3
-    assert sorted(provider.launch(world.pool, 3, BOOT, "t1")) == sorted(first)
-    assert sorted(world.provider().launch(world.pool, 1, BOOT, "t1")) == sorted(first)
+    assert sorted(provider.launch(backend.pool, 3, BOOT, "t1")) == sorted(first)
+    assert sorted(backend.provider().launch(backend.pool, 1, BOOT, "t1")) == sorted(first)
     assert ids(provider) == set(first)
-    (other,) = provider.launch(world.pool, 1, BOOT, "t2")
+    (other,) = provider.launch(backend.pool, 1, BOOT, "t2")
     assert ids(provider) == {*first, other}
 
 
 def test_a_repeated_launch_knows_machines_that_are_gone(
-    world: World, provider: Provider, eventually: Eventually
+    backend: ProviderBackend, provider: Provider, eventually: Eventually
 ) -> None:
-    first = provider.launch(world.pool, 2, BOOT, "t1")
+    first = provider.launch(backend.pool, 2, BOOT, "t1")
     for id_ in first:
         provider.terminate(id_)
     eventually(lambda: not ids(provider))
-    assert sorted(provider.launch(world.pool, 2, BOOT, "t1")) == sorted(first)
+    assert sorted(provider.launch(backend.pool, 2, BOOT, "t1")) == sorted(first)
     assert ids(provider) == set()
 
 
-def test_an_on_demand_machine_costs_what_it_costs(world: World, provider: Provider) -> None:
-    (id_,) = provider.launch(world.pool, 1, BOOT, "t1", spot=False)
+def test_an_on_demand_machine_costs_what_it_costs(
+    backend: ProviderBackend, provider: Provider
+) -> None:
+    (id_,) = provider.launch(backend.pool, 1, BOOT, "t1", spot=False)
     one = find(provider, id_)
     assert one is not None
     assert not one.spot
@@ -85,9 +87,9 @@ def test_an_on_demand_machine_costs_what_it_costs(world: World, provider: Provid
 
 
 def test_terminating_is_idempotent_and_silent(
-    world: World, provider: Provider, eventually: Eventually
+    backend: ProviderBackend, provider: Provider, eventually: Eventually
 ) -> None:
-    victim, other = provider.launch(world.pool, 2, BOOT, "t1")
+    victim, other = provider.launch(backend.pool, 2, BOOT, "t1")
     provider.terminate(victim)
     provider.terminate(victim)
     provider.terminate("nobody")
@@ -97,15 +99,15 @@ def test_terminating_is_idempotent_and_silent(
     provider.terminate(victim)
     provider.kill(other)
     eventually(lambda: not ids(provider))
-    eventually(lambda: not world.alive())
+    eventually(lambda: not backend.alive())
 
 
 def test_another_cluster_s_machines_are_never_seen_nor_ended(
-    world: World, provider: Provider
+    backend: ProviderBackend, provider: Provider
 ) -> None:
-    stranger = world.provider("stranger")
-    (theirs,) = stranger.launch(world.pool, 1, BOOT, "t1")
-    (ours,) = provider.launch(world.pool, 1, BOOT, "t1")
+    stranger = backend.provider("stranger")
+    (theirs,) = stranger.launch(backend.pool, 1, BOOT, "t1")
+    (ours,) = provider.launch(backend.pool, 1, BOOT, "t1")
     assert theirs != ours
     assert ids(provider) == {ours}
     provider.terminate(theirs)
@@ -115,69 +117,73 @@ def test_another_cluster_s_machines_are_never_seen_nor_ended(
     stranger.close()
 
 
-def test_pool_without_capacity_raises_an_error(world: World, provider: Provider) -> None:
-    world.run_out(*world.zones)
+def test_pool_without_capacity_raises_an_error(
+    backend: ProviderBackend, provider: Provider
+) -> None:
+    backend.exhaust(*backend.zones)
     with pytest.raises(NoCapacity) as caught:
-        provider.launch(world.pool, 1, BOOT, "t1")
-    assert caught.value.pool == world.pool
+        provider.launch(backend.pool, 1, BOOT, "t1")
+    assert caught.value.pool == backend.pool
     assert caught.value.retryable
-    assert world.alive() == set()
+    assert backend.alive() == set()
 
 
-def test_a_pool_gives_what_it_has(world: World, provider: Provider) -> None:
-    world.allow(2)
-    granted = provider.launch(world.pool, 5, BOOT, "t1")
+def test_a_pool_gives_what_it_has(backend: ProviderBackend, provider: Provider) -> None:
+    backend.limit_launches(2)
+    granted = provider.launch(backend.pool, 5, BOOT, "t1")
     assert len(granted) == 2
     assert ids(provider) == set(granted)
-    assert sorted(provider.launch(world.pool, 5, BOOT, "t1")) == sorted(granted)
+    assert sorted(provider.launch(backend.pool, 5, BOOT, "t1")) == sorted(granted)
 
 
-def test_another_zone_is_tried(world: World, provider: Provider) -> None:
-    world.run_out(world.zones[0])
-    if world.pool == "local":
+def test_another_zone_is_tried(backend: ProviderBackend, provider: Provider) -> None:
+    backend.exhaust(backend.zones[0])
+    if backend.pool == "local":
         pytest.skip("zones of the local pool are names only; none runs out alone")
-    (id_,) = provider.launch(world.pool, 1, BOOT, "t1")
+    (id_,) = provider.launch(backend.pool, 1, BOOT, "t1")
     one = find(provider, id_)
     assert one is not None
-    assert one.zone == world.zones[1]
+    assert one.zone == backend.zones[1]
 
 
-def test_more_machines_than_fit_on_a_page(world: World, provider: Provider) -> None:
-    if world.pool == "local":
+def test_more_machines_than_fit_on_a_page(backend: ProviderBackend, provider: Provider) -> None:
+    if backend.pool == "local":
         pytest.skip("a folder has no pages")
-    granted = provider.launch(world.pool, 12, BOOT, "t1")
+    granted = provider.launch(backend.pool, 12, BOOT, "t1")
     assert len(granted) == 12
     assert ids(provider) == set(granted)
 
 
-def test_offers_have_a_price_a_date_and_a_source(world: World, provider: Provider) -> None:
-    offers = provider.offers(world.pool)
-    assert {offer.zone for offer in offers} == set(world.zones)
+def test_offers_have_a_price_a_date_and_a_source(
+    backend: ProviderBackend, provider: Provider
+) -> None:
+    offers = provider.offers(backend.pool)
+    assert {offer.zone for offer in offers} == set(backend.zones)
     for offer in offers:
-        assert offer.pool == world.pool
+        assert offer.pool == backend.pool
         assert 0 < offer.price_per_hour < offer.on_demand_price_per_hour
         assert offer.cpus >= 1
         assert offer.source
         assert 0 < offer.as_of <= time.time() + 1
 
 
-def test_unknown_type_and_zone_are_refused(world: World, provider: Provider) -> None:
+def test_unknown_type_and_zone_are_refused(backend: ProviderBackend, provider: Provider) -> None:
     with pytest.raises(InvalidRequest, match="no zone mars-1a"):
-        provider.launch(world.pool, 1, BOOT, "t1", zones=["mars-1a"])
+        provider.launch(backend.pool, 1, BOOT, "t1", zones=["mars-1a"])
     with pytest.raises(InvalidRequest, match="no instance type x"):
-        provider.launch(world.pool, 1, BOOT, "t1", instance_types=["x"])
+        provider.launch(backend.pool, 1, BOOT, "t1", instance_types=["x"])
     with pytest.raises(InvalidRequest, match="no pool 'elsewhere'"):
         provider.launch("elsewhere", 1, BOOT, "t1")
-    assert world.alive() == set()
+    assert backend.alive() == set()
 
 
-def test_boot_report_of_a_machine_is_returned(world: World, provider: Provider) -> None:
-    first, second = provider.launch(world.pool, 2, BOOT, "t1")
+def test_boot_report_of_a_machine_is_returned(backend: ProviderBackend, provider: Provider) -> None:
+    first, second = provider.launch(backend.pool, 2, BOOT, "t1")
     provider.instances()
     assert provider.boot_error(first) is None
     assert provider.boot_error("nobody-0123456789") is None
 
-    world.say(first, "worker: step\n\tadd_user failed")
+    backend.report_boot_error(first, "worker: step\n\tadd_user failed")
     provider.instances()
 
     assert provider.boot_error(first) == "worker: step add_user failed"

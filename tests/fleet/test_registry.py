@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.provider_worlds import aws_world, gcp_world
+from support.provider_backends import aws_backend, gcp_backend
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.pools import parse_pools
@@ -54,7 +54,7 @@ def test_local_pools_of_a_file_are_separate(tmp_path: Path) -> None:
 
 
 def test_pools_of_one_place_share_a_provider(tmp_path: Path) -> None:
-    with aws_world() as aws, gcp_world() as gcp:
+    with aws_backend() as aws, gcp_backend() as gcp:
         documents = [
             aws.document(name="a"),
             gcp.document(name="g"),
@@ -74,7 +74,7 @@ def test_pools_of_one_place_share_a_provider(tmp_path: Path) -> None:
 def test_a_missing_library_is_named_with_its_remedy(
     cloud: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with aws_world() as aws, gcp_world() as gcp:
+    with aws_backend() as aws, gcp_backend() as gcp:
         document = aws.document() if cloud == "aws" else gcp.document()
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"vcasgd.fleet.providers.{cloud}.provider")

@@ -9,16 +9,16 @@ from urllib.parse import parse_qs
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from support.machine_roots import KEYS, ec2_that_records, failing_boot, lay_out, metadata_of
+from support.machine_roots import KEYS, metadata_of, recording_ec2, run_failing_boot, write_root
 
 SAID = "worker: step add_user failed (status 1)"
 
 
 def test_failed_step_is_reported_to_ec2_without_any_tool(tmp_path: Path) -> None:
-    lay_out(tmp_path, "CLOUD=aws\nROLE=worker\nCLUSTER=mine\n")
-    with metadata_of("i-0123") as metadata, ec2_that_records() as (url, asked):
+    write_root(tmp_path, "CLOUD=aws\nROLE=worker\nCLUSTER=mine\n")
+    with metadata_of("i-0123") as metadata, recording_ec2() as (url, asked):
         where = {"VCASGD_METADATA_URL": metadata, "AWS_ENDPOINT_URL": url}
-        done = failing_boot(tmp_path, where)
+        done = run_failing_boot(tmp_path, where)
 
     assert done.returncode == 1
     assert SAID in (tmp_path / "dev/console").read_text()
@@ -36,11 +36,11 @@ def test_failed_step_is_reported_to_ec2_without_any_tool(tmp_path: Path) -> None
 
 def _signature(url: str, headers: dict[str, str], body: str) -> str:
     """Compute a request's signature, as AWS does."""
-    told = re.search(r"SignedHeaders=([^,]*)", headers["Authorization"])
-    assert told is not None
+    signed_headers = re.search(r"SignedHeaders=([^,]*)", headers["Authorization"])
+    assert signed_headers is not None
     lower = {name.lower(): value for name, value in headers.items()}
-    assert "x-amz-security-token" in told[1]
-    signed = {name: lower[name] for name in told[1].split(";")}
+    assert "x-amz-security-token" in signed_headers[1]
+    signed = {name: lower[name] for name in signed_headers[1].split(";")}
     request = AWSRequest("POST", f"{url}/", data=body, headers=signed)
     request.context["timestamp"] = lower["x-amz-date"]
     credentials = Credentials(KEYS["AccessKeyId"], KEYS["SecretAccessKey"])

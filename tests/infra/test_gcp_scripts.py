@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
-from support.machine_roots import failing_boot, lay_out
+from support.machine_roots import run_failing_boot, write_root
 
 TOKEN = "an access token"
 
@@ -126,7 +126,7 @@ class Machine:
         ledger = (
             "rediss://:PASSWORD@10.0.0.3:6378/0" if redis else "redis://:PASSWORD@10.0.0.10:6379/0"
         )
-        lay_out(
+        write_root(
             root,
             f"CLOUD=gcp ROLE={role} CLUSTER=mine PROJECT=a-project MANAGED_REDIS='{redis}'\n"
             f"STORE_HOSTS='10.0.0.20 10.0.0.21' LEDGER_URL='{ledger}'\n",
@@ -163,7 +163,7 @@ class Machine:
             timeout=60,
         )
 
-    def told(self) -> dict[str, str]:
+    def secrets(self) -> dict[str, str]:
         text = (self.root / "run/vcasgd/secrets.env").read_text()
         return dict(line.split("=", 1) for line in text.splitlines())
 
@@ -180,13 +180,13 @@ def test_secrets_are_generated_once_and_read_by_the_store(
     # Then they have the same passwords
     assert set(google.secrets) == {"mine-servers", "mine-api-token", "mine-ray-token"}
     passwords = json.loads(google.secrets["mine-servers"])
-    told = control.told()
-    assert told["VCASGD_LEDGER_URL"] == f"redis://:{passwords['ledger']}@10.0.0.10:6379/0"
-    assert told["VCASGD_TENSORS_URL"].split() == [
+    secrets = control.secrets()
+    assert secrets["VCASGD_LEDGER_URL"] == f"redis://:{passwords['ledger']}@10.0.0.10:6379/0"
+    assert secrets["VCASGD_TENSORS_URL"].split() == [
         f"redis://:{passwords['tensors']}@10.0.0.{number}:6380/0" for number in (20, 21)
     ]
-    assert told["VCASGD_TOKEN"] == google.secrets["mine-api-token"]
-    assert store.told()["VCASGD_JOB_SECRET"] == told["VCASGD_JOB_SECRET"] == passwords["jobs"]
+    assert secrets["VCASGD_TOKEN"] == google.secrets["mine-api-token"]
+    assert store.secrets()["VCASGD_JOB_SECRET"] == secrets["VCASGD_JOB_SECRET"] == passwords["jobs"]
     assert (
         f"requirepass {passwords['tensors']}"
         in (tmp_path / "store/run/vcasgd/tensors.conf").read_text()
@@ -198,8 +198,8 @@ def test_managed_redis_uses_the_password_of_google(google: FakeGoogle, tmp_path:
     machine = Machine(tmp_path / "control", google, "control-plane", redis=path)
     done = machine.run("secrets")
     assert done.returncode == 0, done.stderr
-    assert machine.told()["VCASGD_LEDGER_URL"] == "rediss://:made-by-google@10.0.0.3:6378/0"
-    assert "VCASGD_JOB_SECRET" not in machine.told()
+    assert machine.secrets()["VCASGD_LEDGER_URL"] == "rediss://:made-by-google@10.0.0.3:6378/0"
+    assert "VCASGD_JOB_SECRET" not in machine.secrets()
 
 
 def test_unreadable_secret_is_not_replaced(google: FakeGoogle, tmp_path: Path) -> None:
@@ -228,6 +228,6 @@ def test_objects_and_failures_are_stored(google: FakeGoogle, tmp_path: Path) -> 
 
 def test_failed_boot_step_is_reported_to_google(google: FakeGoogle, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "worker", google, "worker")
-    done = failing_boot(machine.root, {"VCASGD_METADATA_URL": google.url})
+    done = run_failing_boot(machine.root, {"VCASGD_METADATA_URL": google.url})
     assert done.returncode == 1
     assert google.attributes["vcasgd/boot-error"] == "worker: step add_user failed (status 1)"

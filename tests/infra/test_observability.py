@@ -29,7 +29,7 @@ def names_of_a_family(name: str, kind: str) -> set[str]:
     return {name}
 
 
-def told() -> set[str]:
+def exposed_metrics() -> set[str]:
     gauges = ServerGauges(**dict.fromkeys(ServerGauges.__dataclass_fields__))
     text = exposition(MetricSources("0", False, {}, [], {}, gauges, {})).decode()
     families = text_string_to_metric_families(text)
@@ -44,7 +44,7 @@ def queries(panels: list[dict[str, Any]]) -> Iterator[str]:
 def test_dashboard_shows_exactly_the_exported_metrics() -> None:
     board = json.loads((INFRA / "grafana" / "vcasgd.json").read_text())
 
-    assert set(NAME.findall(" ".join(queries(board["panels"])))) == told()
+    assert set(NAME.findall(" ".join(queries(board["panels"])))) == exposed_metrics()
 
 
 def test_panels_do_not_overlap_and_have_unique_ids() -> None:
@@ -64,7 +64,7 @@ def test_alerts_use_exported_metrics() -> None:
     rules = yaml.safe_load((INFRA / "prometheus" / "rules.yml").read_text())
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
 
-    assert {name for rule in alerts for name in NAME.findall(rule["expr"])} <= told()
+    assert {name for rule in alerts for name in NAME.findall(rule["expr"])} <= exposed_metrics()
     assert all(rule["annotations"]["summary"] for rule in alerts)
     scrape = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())
     assert scrape["rule_files"] == ["rules.yml"]

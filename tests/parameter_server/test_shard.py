@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from support.harness import RedisServer
-from support.servers import Fault, wired
-from support.world import Volunteer, World, run_to_end
+from support.servers import Fault, through_proxy
+from support.world import HonestWorker, World, run_to_end
 from torch import Tensor
 
 from vcasgd.errors import (
@@ -70,7 +70,9 @@ class TestApplies:
         world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": codec})
         shard = world.shard()
 
-        run_to_end(world, [Volunteer(world, "a"), Volunteer(world, "b", interval=3)], shard.turn)
+        run_to_end(
+            world, [HonestWorker(world, "a"), HonestWorker(world, "b", interval=3)], shard.turn
+        )
 
         assert shard.turn() == 0
         evaluated = [each.epoch for each in world.jobs.get(world.job).evaluations]
@@ -93,7 +95,9 @@ class TestInt8:
         world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": "int8"})
         shard = world.shard()
 
-        run_to_end(world, [Volunteer(world, "a"), Volunteer(world, "b", interval=3)], shard.turn)
+        run_to_end(
+            world, [HonestWorker(world, "a"), HonestWorker(world, "b", interval=3)], shard.turn
+        )
 
         assert world.complete
         world.assert_exact()
@@ -102,7 +106,7 @@ class TestInt8:
     def test_a_whole_job_in_one_block(self, make_world: MakeWorld, codec: str) -> None:
         world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": codec})
 
-        run_to_end(world, [Volunteer(world, "a"), Volunteer(world, "b")], world.shard().turn)
+        run_to_end(world, [HonestWorker(world, "a"), HonestWorker(world, "b")], world.shard().turn)
 
         world.assert_exact()
 
@@ -149,9 +153,9 @@ class TestRows:
 
     def test_a_whole_job(self, make_world: MakeWorld) -> None:
         world = make_world(samples=600, table=True, **self.ROWS)
-        volunteers = [Volunteer(world, "a", interval=50), Volunteer(world, "b", interval=70)]
+        workers = [HonestWorker(world, "a", interval=50), HonestWorker(world, "b", interval=70)]
 
-        run_to_end(world, volunteers, world.shard().turn)
+        run_to_end(world, workers, world.shard().turn)
 
         assert world.complete
         world.assert_exact()
@@ -164,7 +168,7 @@ class TestRows:
 
         # The number of rows, the statistic, and five rows of one number.
         assert header.size == 4 * (1 + 1 + 5 * (1 + 1))
-        assert world.counts() == world.recorded(world.snapshots.read().record)
+        assert world.counts() == world.expected_counts(world.snapshots.read().record)
 
     def test_rows_that_can_not_be_are_refused(self, make_world: MakeWorld) -> None:
         world = make_world(samples=600, table=True, **self.ROWS)
@@ -212,7 +216,7 @@ class TestBatches:
         pinned, floats = world.snapshots.fetch_pinned("epoch-1")
         assert pinned.record.finished == 1
         assert pinned.record.positions == {3: 4}
-        assert floats[: world.plan.samples].tolist() == world.recorded(pinned.record)
+        assert floats[: world.plan.samples].tolist() == world.expected_counts(pinned.record)
         world.assert_exact()
 
     def test_staleness_is_counted_update_by_update(self, world: World) -> None:
@@ -277,7 +281,7 @@ class TestTellsTheLedger:
         self, world: World, server: RedisServer
     ) -> None:
         fault = Fault(at=1)
-        with wired(server, 0, fault) as ledger:
+        with through_proxy(server, 0, fault) as ledger:
             shard = world.shard(ledger=ledger)
             shard.turn()
             for position in range(3):
@@ -371,7 +375,7 @@ class TestRejects:
         shard.turn()
         before, weights = world.snapshots.read(), world.vector().numpy().tobytes()
         header, payload = make(world)
-        world.smuggle(header, payload)
+        world.inject(header, payload)
 
         assert shard.turn() == 1
 
@@ -408,7 +412,7 @@ class TestRejects:
     def test_an_honest_update_behind_it_is_applied_all_the_same(self, world: World) -> None:
         for reason, _, make in REJECTED:
             header, payload = make(world)
-            world.smuggle(header, payload)
+            world.inject(header, payload)
             assert reason
         world.push(0, 2, 4)
         world.push(2, 0, 4)
@@ -443,7 +447,7 @@ class TestRejects:
         world.push(1, 0, 4)
         world.push(2, 0, 4)
         shard.turn()
-        world.smuggle(duplicate, bytes(payload))
+        world.inject(duplicate, bytes(payload))
         shard.turn()
 
         assert world.rejected() == {"duplicate": 1}
@@ -485,7 +489,7 @@ class TestRejects:
         for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):
             for start in (0, 3):
                 header, payload = world.update(0, start, start + 1, 1, worker="late")
-                world.smuggle(header, bytes(payload))
+                world.inject(header, bytes(payload))
             shard.turn()
 
         assert world.rejected() == {"duplicate": 10, "out-of-place": 10}
@@ -524,7 +528,7 @@ class TestPins:
         snapshot, floats = world.snapshots.fetch_pinned("periodic")
 
         assert snapshot.meta.version == 1
-        assert floats[:-1].tolist() == world.recorded(snapshot.record)
+        assert floats[:-1].tolist() == world.expected_counts(snapshot.record)
         assert self.chunks(world) == {"s:1.1:0", "s:3.1:0", "s:4.1:0"}
 
         world.snapshots.unpin("periodic")
@@ -711,21 +715,21 @@ class TestTakesOver:
 class TestTensorsServerComesBackEmpty:
     def test_published_again_and_pushed_again(self, world: World) -> None:
         shard = world.shard()
-        volunteer = Volunteer(world, "a")
-        volunteer.step()
+        worker = HonestWorker(world, "a")
+        worker.step()
         shard.turn()
-        volunteer.step()
-        assert volunteer.unapplied
+        worker.step()
+        assert worker.unapplied
         world.lose_tensors()
-        volunteer.step()  # finds no snapshot, and keeps its update
+        worker.step()  # finds no snapshot, and keeps its update
 
         shard.turn()
 
         world.assert_exact()
-        run_to_end(world, [volunteer], shard.turn)
+        run_to_end(world, [worker], shard.turn)
         (event,) = world.events("republished")
         assert event["details"]["version"] == 2
-        assert "lost" in volunteer.settled
+        assert "lost" in worker.settled
         assert world.rejected() == {}
 
     def test_what_was_claimed_but_not_published_is_not_lost(
@@ -823,14 +827,14 @@ def _never(*_args: object) -> None:
 
 class TestBothAreLost:
     def test_back_to_the_checkpoint_and_its_record(self, world: World) -> None:
-        volunteer = Volunteer(world, "a")
+        worker = HonestWorker(world, "a")
         first = world.shard()
-        volunteer.step()
+        worker.step()
         first.turn()
         stored = world.checkpoint()
         kept = world.snapshots.read()
         for _ in range(3):
-            volunteer.step()
+            worker.step()
             first.turn()
         assert world.snapshots.version() > kept.meta.version
         world.lose_tensors()
@@ -843,7 +847,7 @@ class TestBothAreLost:
         world.partition().assert_whole()
         (event,) = world.events("restored")
         assert stored.name in event["text"]
-        run_to_end(world, [volunteer, Volunteer(world, "b")], second.turn)
+        run_to_end(world, [worker, HonestWorker(world, "b")], second.turn)
 
     def test_a_damaged_checkpoint_is_passed_over_with_an_event(
         self, world: World, tmp_path: Path
@@ -869,8 +873,8 @@ class TestBothAreLost:
 
     def test_without_a_checkpoint_the_model_is_made_again(self, world: World) -> None:
         shard = world.shard()
-        volunteer = Volunteer(world, "a")
-        volunteer.step()
+        worker = HonestWorker(world, "a")
+        worker.step()
         shard.turn()
         world.lose_tensors()
         second = world.shard()
@@ -880,7 +884,7 @@ class TestBothAreLost:
 
         assert len(world.events("restarted")) == 1
         world.expire()
-        run_to_end(world, [Volunteer(world, "b")], second.turn)
+        run_to_end(world, [HonestWorker(world, "b")], second.turn)
 
     def test_a_storage_that_is_away_is_asked_again(
         self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from support.harness import RedisServer
-from support.servers import Fault, Moment, wired
-from support.world import Volunteer, World, run_to_end
+from support.servers import Fault, Moment, through_proxy
+from support.world import HonestWorker, World, run_to_end
 
 from vcasgd.errors import SnapshotMissing, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
@@ -23,7 +23,7 @@ MakeWorld = Callable[..., World]
 MOST_COMMANDS = 400
 
 
-class Stage:
+class FaultyShard:
     """A job whose parameter server has breakable connections."""
 
     def __init__(
@@ -55,16 +55,16 @@ class Stage:
 
     def play(self, turn: Callable[[], None]) -> None:
         """A short job with a damaged update, a pin and the fault."""
-        world, volunteer = self.world, Volunteer(self.world, "a", interval=3)
+        world, worker = self.world, HonestWorker(self.world, "a", interval=3)
         header, payload = world.update(1, 0, 2, 1, checksum=1, worker="b")
-        world.smuggle(header, payload)
+        world.inject(header, payload)
         world.snapshots.request_pin("periodic")
         self.fault.arm()
         for _ in range(2):
-            volunteer.step()
+            worker.step()
             turn()
         world.snapshots.unpin("periodic")
-        run_to_end(world, [volunteer], turn, rounds=40)
+        run_to_end(world, [worker], turn, rounds=40)
         self.fault.disarm()
         self.assert_settled()
 
@@ -88,16 +88,16 @@ class Stage:
         assert world.reader.waiting() == 0
 
 
-Build = Callable[[Fault], AbstractContextManager[Stage]]
+Build = Callable[[Fault], AbstractContextManager[FaultyShard]]
 
 
 @pytest.fixture
 def stage(server: RedisServer, make_world: MakeWorld) -> Build:
     @contextmanager
-    def build(fault: Fault) -> Iterator[Stage]:
+    def build(fault: Fault) -> Iterator[FaultyShard]:
         world = make_world(samples=9, epochs=2, subtasks_per_epoch=2)
-        with wired(server, 0, fault) as ledger, wired(server, 1, fault) as tensors:
-            yield Stage(world, fault, ledger, tensors)
+        with through_proxy(server, 0, fault) as ledger, through_proxy(server, 1, fault) as tensors:
+            yield FaultyShard(world, fault, ledger, tensors)
 
     return build
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.provider_worlds import aws_world, gcp_world, sleeper
+from support.provider_backends import aws_backend, gcp_backend, sleeper
 
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
@@ -19,7 +19,7 @@ BOOT = sleeper()
 
 def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
-    with aws_world() as aws, gcp_world() as gcp:
+    with aws_backend() as aws, gcp_backend() as gcp:
         side = {"name": "side", "provider": "local", "max_instances": 2}
         pools.write_text(yaml.safe_dump({"pools": [side, aws.document(), gcp.document()]}))
         settings = Settings(home=tmp_path, cluster="mine", pools=pools, compute_url=gcp.url)
@@ -40,7 +40,7 @@ def test_destroy_logs_an_unreachable_cloud_and_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pools = tmp_path / "pools.yaml"
-    with aws_world() as aws, gcp_world() as gcp:
+    with aws_backend() as aws, gcp_backend() as gcp:
         pools.write_text(yaml.safe_dump({"pools": [gcp.document(), aws.document()]}))
         settings = Settings(
             home=tmp_path, cluster="mine", pools=pools, compute_url="http://127.0.0.1:9"
@@ -56,7 +56,7 @@ def test_destroy_logs_an_unreachable_cloud_and_continues(
 
 def test_destroy_without_a_controller_keeps_cloud_machines(tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
-    with aws_world() as aws:
+    with aws_backend() as aws:
         pools.write_text(yaml.safe_dump({"pools": [aws.document()]}))
         settings = Settings(home=tmp_path, cluster="mine", pools=pools)
         granted = aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")

@@ -72,7 +72,7 @@ sys.stdin.read()
 """
 
 
-class Stage:
+class StackHarness:
     """Home of a stack, with helpers for tests."""
 
     def __init__(self, home: Path, eventually: Eventually) -> None:
@@ -123,17 +123,17 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, eventually: Eventually) -> Iterator[Stage]:
-    stage = Stage(tmp_path / "home", eventually)
-    yield stage
-    stage.down()
-    stage.await_end()
+def stack(tmp_path: Path, eventually: Eventually) -> Iterator[StackHarness]:
+    stack = StackHarness(tmp_path / "home", eventually)
+    yield stack
+    stack.down()
+    stack.await_end()
 
 
-def test_stack_starts_and_stops_without_remains(stage: Stage) -> None:
+def test_stack_starts_and_stops_without_remains(stack: StackHarness) -> None:
     states: list[dict[str, bool]] = []
     state = up(
-        stage.settings(),
+        stack.settings(),
         names=(*REDIS, "server"),
         progress=lambda state: states.append({n: part.ready for n, part in state.parts.items()}),
     )
@@ -143,214 +143,216 @@ def test_stack_starts_and_stops_without_remains(stage: Stage) -> None:
     assert all(part.restarts == 0 for part in state.parts.values())
     assert any(each.get("ledger") and not each.get("server") for each in states)
 
-    assert stage.down()
-    assert not is_running(stage.home)
-    assert stage.processes() == []
-    assert stage.state().phase is StackPhase.STOPPED
-    assert not stage.down()
+    assert stack.down()
+    assert not is_running(stack.home)
+    assert stack.processes() == []
+    assert stack.state().phase is StackPhase.STOPPED
+    assert not stack.down()
 
 
-def test_killed_parts_restart(stage: Stage) -> None:
-    before = stage.up()
+def test_killed_parts_restart(stack: StackHarness) -> None:
+    before = stack.up()
     for name in REDIS:
-        after = stage.kill(name)
+        after = stack.kill(name)
         assert after.restarts == 1
         assert after.pid != before.parts[name].pid
-    assert stage.ledger().ping()
-    assert stage.state().ports == before.ports
+    assert stack.ledger().ping()
+    assert stack.state().ports == before.ports
 
 
-def test_store_nodes_restart_independently(stage: Stage) -> None:
+def test_store_nodes_restart_independently(stack: StackHarness) -> None:
     kinds = (*REDIS, "server")
-    before = stage.up(kinds, store_nodes=2)
+    before = stack.up(kinds, store_nodes=2)
     assert set(before.parts) == {"ledger", "tensors-0", "tensors-1", "server-0", "server-1"}
 
     for name in ("tensors-1", "server-1"):
-        assert stage.kill(name).restarts == 1
-    assert stage.part("tensors-0") == before.parts["tensors-0"]
-    assert stage.part("server-0") == before.parts["server-0"]
+        assert stack.kill(name).restarts == 1
+    assert stack.part("tensors-0") == before.parts["tensors-0"]
+    assert stack.part("server-0") == before.parts["server-0"]
 
     # The next start uses the same number of nodes and the same ports.
-    stage.down()
-    assert stage.processes() == []
-    again = stage.up(kinds)
+    stack.down()
+    assert stack.processes() == []
+    again = stack.up(kinds)
     assert again.ports == before.ports
     assert set(again.parts) == set(before.parts)
 
 
-def test_ledger_data_survives_restarts(stage: Stage) -> None:
-    first = stage.up()
-    token = StackHome(stage.home).token()
-    stage.ledger().set("kept", "yes")
-    stage.kill("ledger")
-    assert stage.ledger().get("kept") == b"yes"
+def test_ledger_data_survives_restarts(stack: StackHarness) -> None:
+    first = stack.up()
+    token = StackHome(stack.home).token()
+    stack.ledger().set("kept", "yes")
+    stack.kill("ledger")
+    assert stack.ledger().get("kept") == b"yes"
 
-    stage.down()
-    second = stage.up()
+    stack.down()
+    second = stack.up()
 
-    assert stage.ledger().get("kept") == b"yes"
+    assert stack.ledger().get("kept") == b"yes"
     assert second.ports == first.ports
-    assert StackHome(stage.home).token() == token
+    assert StackHome(stack.home).token() == token
 
 
-def test_second_stack_in_the_same_home_is_refused(stage: Stage) -> None:
-    url = stage.up().api_url
+def test_second_stack_in_the_same_home_is_refused(stack: StackHarness) -> None:
+    url = stack.up().api_url
     with pytest.raises(StackError, match=f"already running at {url}"):
-        stage.up()
-    assert stage.state().phase is StackPhase.READY
+        stack.up()
+    assert stack.state().phase is StackPhase.READY
 
 
-def test_port_in_use_is_an_error(stage: Stage) -> None:
+def test_port_in_use_is_an_error(stack: StackHarness) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortInUse, match=str(port)) as caught:
-            stage.up(api_port=port)
+            stack.up(api_port=port)
     assert "--port" in str(caught.value)
-    stage.await_end()
+    stack.await_end()
 
 
-def test_killed_supervisor_stops_everything(stage: Stage) -> None:
-    before = stage.up()
+def test_killed_supervisor_stops_everything(stack: StackHarness) -> None:
+    before = stack.up()
     os.kill(before.supervisor.pid, signal.SIGKILL)
 
-    stage.await_end()
+    stack.await_end()
     with pytest.raises(StackError, match="supervisor was killed"):
-        stage.state().raise_error()
+        stack.state().raise_error()
 
-    assert stage.up().ports == before.ports
+    assert stack.up().ports == before.ports
 
 
-def test_killed_guardian_stops_everything(stage: Stage) -> None:
-    guardian = psutil.Process(stage.up().supervisor.pid).parent()
+def test_killed_guardian_stops_everything(stack: StackHarness) -> None:
+    guardian = psutil.Process(stack.up().supervisor.pid).parent()
     assert guardian is not None
     guardian.kill()
-    stage.await_end()
-    assert stage.state().phase is StackPhase.STOPPED
+    stack.await_end()
+    assert stack.state().phase is StackPhase.STOPPED
 
 
-def test_foreground_stack_ends_with_its_parent(stage: Stage) -> None:
-    command = [sys.executable, "-c", FOREGROUND, str(stage.home)]
+def test_foreground_stack_ends_with_its_parent(stack: StackHarness) -> None:
+    command = [sys.executable, "-c", FOREGROUND, str(stack.home)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
         parent.kill()
-    stage.await_end()
+    stack.await_end()
 
 
-def test_foreground_stack_can_be_stopped_before_it_is_ready(stage: Stage) -> None:
-    ForegroundStack(stage.settings(), REDIS).stop()
-    assert stage.processes() == []
+def test_foreground_stack_can_be_stopped_before_it_is_ready(stack: StackHarness) -> None:
+    ForegroundStack(stack.settings(), REDIS).stop()
+    assert stack.processes() == []
 
 
 @pytest.mark.slow
-def test_killed_head_takes_its_helpers_along_and_restarts(stage: Stage) -> None:
-    stage.up(("ledger", "head"))
-    head = psutil.Process(stage.part("head").pid)
-    stage.eventually(lambda: {"gcs_server", "raylet"} <= {p.name() for p in _below(head)})
+def test_killed_head_takes_its_helpers_along_and_restarts(stack: StackHarness) -> None:
+    stack.up(("ledger", "head"))
+    head = psutil.Process(stack.part("head").pid)
+    stack.eventually(lambda: {"gcs_server", "raylet"} <= {p.name() for p in _below(head)})
     helpers = _below(head)
 
-    stage.kill("head")
+    stack.kill("head")
 
     assert not any(helper.is_running() for helper in helpers)
-    scratch = Path(stage.state().scratch)
+    scratch = Path(stack.state().scratch)
     assert scratch.is_dir()
-    stage.down()
-    assert stage.processes() == []
+    stack.down()
+    assert stack.processes() == []
     assert not scratch.exists()
 
 
 @pytest.mark.slow
-def test_down_cleans_up_after_all_were_killed_at_once(stage: Stage) -> None:
-    state = stage.up(("ledger", "head"))
+def test_down_cleans_up_after_all_were_killed_at_once(stack: StackHarness) -> None:
+    state = stack.up(("ledger", "head"))
     supervisor = psutil.Process(state.supervisor.pid)
     guardian = supervisor.parent()
     assert guardian is not None
     guardian.suspend()
     supervisor.kill()
     guardian.kill()
-    stage.eventually(lambda: not is_running(stage.home))
+    stack.eventually(lambda: not is_running(stack.home))
 
-    assert not stage.down()
-    assert stage.processes() == []
+    assert not stack.down()
+    assert stack.processes() == []
 
 
-def test_part_that_dies_at_start_is_an_error_with_its_log(stage: Stage, tmp_path: Path) -> None:
+def test_part_that_dies_at_start_is_an_error_with_its_log(
+    stack: StackHarness, tmp_path: Path
+) -> None:
     server = _program(tmp_path, "#!/bin/sh\necho out of luck >&2\nexit 1\n")
     with pytest.raises(StackError, match=r"(?s)ledger died.*out of luck"):
-        stage.up(redis_server=server)
-    stage.await_end()
+        stack.up(redis_server=server)
+    stack.await_end()
 
 
-def test_unsupported_server_is_refused(stage: Stage, tmp_path: Path) -> None:
+def test_unsupported_server_is_refused(stack: StackHarness, tmp_path: Path) -> None:
     server = _program(tmp_path, OLD_SERVER.format(python=sys.executable))
     with pytest.raises(StoreUnsupported, match=r"server is version 6\.2\.14") as caught:
-        stage.up(redis_server=server)
+        stack.up(redis_server=server)
     assert "Redis 7" in str(caught.value)
-    stage.await_end()
+    stack.await_end()
 
 
-def test_missing_server_program_is_an_error(stage: Stage, tmp_path: Path) -> None:
+def test_missing_server_program_is_an_error(stack: StackHarness, tmp_path: Path) -> None:
     with pytest.raises(StackError, match="nothing-here is not an executable program"):
-        stage.up(redis_server=str(tmp_path / "nothing-here"))
+        stack.up(redis_server=str(tmp_path / "nothing-here"))
 
 
 def test_external_servers_are_used_and_keep_running(
-    stage: Stage, tmp_path: Path, eventually: Eventually
+    stack: StackHarness, tmp_path: Path, eventually: Eventually
 ) -> None:
-    other = Stage(tmp_path / "other", eventually)
+    other = StackHarness(tmp_path / "other", eventually)
     try:
         theirs = other.up(("ledger",))
         password = StackHome(other.home).ensure_password("ledger")
         url = f"redis://:{password}@127.0.0.1:{theirs.ports['ledger']}/0"
 
-        state = stage.up(ledger_url=url)
+        state = stack.up(ledger_url=url)
 
         assert set(state.parts) == {"tensors"}
-        stage.down()
+        stack.down()
         assert other.ledger().ping()
     finally:
         other.down()
 
 
-def test_unreachable_external_server_is_an_error(stage: Stage) -> None:
+def test_unreachable_external_server_is_an_error(stack: StackHarness) -> None:
     with pytest.raises(StackError, match="ledger server does not answer") as caught:
-        stage.up(ledger_url="redis://:secret@127.0.0.1:1/0")
+        stack.up(ledger_url="redis://:secret@127.0.0.1:1/0")
     assert "VCASGD_LEDGER_URL" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
-def test_secrets_stay_in_private_files(stage: Stage) -> None:
-    stage.up((*REDIS, "server"))
-    home = StackHome(stage.home)
+def test_secrets_stay_in_private_files(stack: StackHarness) -> None:
+    stack.up((*REDIS, "server"))
+    home = StackHome(stack.home)
     secrets = [home.ensure_token(), *map(home.ensure_password, ("ledger", "tensors", "jobs"))]
 
     for path in (home.token_file, home.secrets_file):
         assert path.stat().st_mode & 0o777 == 0o600
-    shown = [" ".join(process.cmdline()) for process in stage.processes()]
-    shown += [path.read_text() for path in (*home.logs.iterdir(), stage.home / "stack.json")]
+    shown = [" ".join(process.cmdline()) for process in stack.processes()]
+    shown += [path.read_text() for path in (*home.logs.iterdir(), stack.home / "stack.json")]
     assert not any(secret in text for secret in secrets for text in shown)
 
 
-def test_parts_do_not_inherit_the_lock(stage: Stage) -> None:
+def test_parts_do_not_inherit_the_lock(stack: StackHarness) -> None:
     """Machines run while the lock is held, so only its owners may hold it."""
-    state = stage.up()
-    lock = stage.home / "stack.lock"
+    state = stack.up()
+    lock = stack.home / "stack.lock"
     assert is_locked(lock)
-    holders = {process.pid for process in stage.processes() if _holds(process, lock)}
+    holders = {process.pid for process in stack.processes() if _holds(process, lock)}
     assert state.supervisor.pid in holders
     assert not holders & {part.pid for part in state.parts.values()}
 
 
 @pytest.mark.parametrize("limit_mb", [None, 64])
-def test_tensors_servers_have_a_memory_limit(stage: Stage, limit_mb: int | None) -> None:
+def test_tensors_servers_have_a_memory_limit(stack: StackHarness, limit_mb: int | None) -> None:
     """Without a limit, fast workers would exhaust the machine's memory."""
-    state = stage.up(store_nodes=2, names=("tensors",), tensors_memory_mb=limit_mb)
+    state = stack.up(store_nodes=2, names=("tensors",), tensors_memory_mb=limit_mb)
     limits = []
     for name in sorted(state.parts):
         url = (
-            f"redis://:{StackHome(stage.home).ensure_password(name)}@127.0.0.1:{state.ports[name]}"
+            f"redis://:{StackHome(stack.home).ensure_password(name)}@127.0.0.1:{state.ports[name]}"
         )
         client = connect(url)
         limits.append(int(client.info("memory")["maxmemory"]))
@@ -364,11 +366,11 @@ def test_tensors_servers_have_a_memory_limit(stage: Stage, limit_mb: int | None)
         assert 0.4 * machine < sum(limits) <= 0.55 * machine
 
 
-def test_large_log_is_rotated_at_the_next_start(stage: Stage) -> None:
-    home = StackHome(stage.home)
+def test_large_log_is_rotated_at_the_next_start(stack: StackHarness) -> None:
+    home = StackHome(stack.home)
     home.create()
     home.log("ledger").write_bytes(b"x" * (LOG_BYTES + 1))
-    stage.up(("ledger",))
+    stack.up(("ledger",))
     assert home.log("ledger").stat().st_size < LOG_BYTES
     assert (home.logs / "ledger.log.1").stat().st_size == LOG_BYTES + 1
 

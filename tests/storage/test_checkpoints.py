@@ -166,13 +166,16 @@ class TestDamage:
         for version in (5, 9):
             path = path_of(folder, write(checkpoints, version))
             path.write_bytes(flip_a_bit(path.read_bytes()))
-        told: list[CheckpointDamaged] = []
+        errors: list[CheckpointDamaged] = []
 
-        loaded = checkpoints.newest(told.append)
+        loaded = checkpoints.newest(errors.append)
 
         assert loaded is not None
         assert loaded.name == whole.name
-        assert ["v000000000009" in str(told[0]), "v000000000005" in str(told[1])] == [True, True]
+        assert ["v000000000009" in str(errors[0]), "v000000000005" in str(errors[1])] == [
+            True,
+            True,
+        ]
 
     def test_damaged_ones_are_set_aside(self, checkpoints: Checkpoints, folder: Path) -> None:
         """The job will reach the same version again, which must not count as stored."""
@@ -393,16 +396,16 @@ class TestShards:
     def test_one_of_another_number_of_shards_is_refused(
         self, checkpoints: Checkpoints, cut: Cut
     ) -> None:
-        told: list[str] = []
+        errors: list[str] = []
         older = self.write(checkpoints, cut, (3, 3, 3))
         write(checkpoints, version=7)
 
-        found = checkpoints.newest(lambda error: told.append(error.message), shards=3)
+        found = checkpoints.newest(lambda error: errors.append(error.message), shards=3)
 
         assert found is not None
         assert found.name == older.name
-        assert len(told) == 1
-        assert "has 1 shards, one per store node, but this job has 3" in told[0]
+        assert len(errors) == 1
+        assert "has 1 shards, one per store node, but this job has 3" in errors[0]
 
     def test_parts_that_are_not_the_vector(self, checkpoints: Checkpoints, cut: Cut) -> None:
         uneven = Cut(cut.floats - 1, cut.parameters, 3)

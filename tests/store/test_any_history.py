@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.faulty_servers import faulty_servers
 from support.histories import REPLACED, History
 from support.servers import KINDS
-from support.stage import staged
 
 from vcasgd.parameter_server import shard
 from vcasgd.store import connection
@@ -31,7 +31,7 @@ def _regular_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_history(kind: str, tmp_path: Path) -> None:
-    with staged(kind, tmp_path) as History.stage:
+    with faulty_servers(kind, tmp_path) as History.servers:
         run_state_machine_as_test(
             History,
             settings=settings(
@@ -72,10 +72,10 @@ def test_a_missing_check_is_found(
     monkeypatch.setattr(
         connection, "script_source", lambda name: weak if name == script else script_source(name)
     )
-    monkeypatch.setattr(History, "to_the_end", False)
+    monkeypatch.setattr(History, "runs_to_end", False)
 
     with (
-        staged("valkey", tmp_path) as History.stage,
+        faulty_servers("valkey", tmp_path) as History.servers,
         pytest.raises(AssertionError, match=violation),
     ):
         run_state_machine_as_test(

@@ -97,7 +97,7 @@ class TestBlame:
     ) -> None:
         for number in range(3 * REJECTIONS_BEFORE_QUARANTINE):
             header, payload = world.update(1, 0, 2, 1, worker="w", update=f"w.1.{number}")
-            world.smuggle(header, bytes(payload))
+            world.inject(header, bytes(payload))
         shard.turn()
 
         assert world.rejected() == {UNSIGNED: 3 * REJECTIONS_BEFORE_QUARANTINE}
@@ -125,7 +125,7 @@ class TestBlame:
     ) -> None:
         header, payload = signed(world, "w", 1, checksum=1)
         for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):
-            world.smuggle(header, bytes(payload))
+            world.inject(header, bytes(payload))
             shard.turn()
 
         assert world.jobs.quarantined(world.job) == {}
@@ -133,7 +133,7 @@ class TestBlame:
     def test_a_payload_that_is_gone_is_nobodys_fault(self, world: World, shard: Shard) -> None:
         for number in range(2 * REJECTIONS_BEFORE_QUARANTINE):
             header, _ = signed(world, "w", number)
-            world.smuggle(header, b"")
+            world.inject(header, b"")
             shard.turn()
 
         assert world.rejected() == {"missing": 2 * REJECTIONS_BEFORE_QUARANTINE}
@@ -142,7 +142,7 @@ class TestBlame:
     def test_several_bad_ones_that_it_signed_are_too_many(self, world: World, shard: Shard) -> None:
         for number in range(2 * REJECTIONS_BEFORE_QUARANTINE):
             header, payload = signed(world, "w", number, checksum=1)
-            world.smuggle(header, bytes(payload))
+            world.inject(header, bytes(payload))
             shard.turn()
 
         assert world.jobs.quarantined(world.job).keys() == {"w"}

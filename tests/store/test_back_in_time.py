@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.shard_clients import client_of, flush, settle, submit
-from support.world import Volunteer, World, run_to_end
+from support.world import HonestWorker, World, run_to_end
 
 from vcasgd.errors import Fenced, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
@@ -88,17 +88,17 @@ class TestTheParameterServerIsAhead:
 
     def test_what_was_pushed_and_is_gone_is_pushed_again(self, world: World) -> None:
         shard = world.shard()
-        volunteer = Volunteer(world, "a")
+        worker = HonestWorker(world, "a")
         shard.turn()
         past = remember(world.tensors)
-        volunteer.step()
-        assert volunteer.unapplied
+        worker.step()
+        assert worker.unapplied
         go_back(world.tensors, past)
 
-        run_to_end(world, [volunteer], shard.turn)
+        run_to_end(world, [worker], shard.turn)
 
         world.assert_exact()
-        assert "lost" in volunteer.settled
+        assert "lost" in worker.settled
         assert world.rejected() == {}
 
     def test_pins_that_came_back_are_kept_and_the_others_can_be_wanted_again(
@@ -359,7 +359,7 @@ def test_any_history_ends_exact(make_world: MakeWorld, seed: int) -> None:
     world = make_world(samples=12, epochs=2, subtasks_per_epoch=3)
     chance = random.Random(seed)
     shard = world.shard()
-    volunteers = [Volunteer(world, name, interval=chance.randint(1, 4)) for name in "abc"]
+    workers = [HonestWorker(world, name, interval=chance.randint(1, 4)) for name in "abc"]
     pasts = [remember(world.tensors)]
 
     def turn() -> None:
@@ -381,11 +381,11 @@ def test_any_history_ends_exact(make_world: MakeWorld, seed: int) -> None:
         world.assert_exact()
 
     for _ in range(30):
-        chance.choice(volunteers).step()
+        chance.choice(workers).step()
         turn()
         if chance.random() < 0.1:
             world.expire()
-    run_to_end(world, volunteers, lambda: settled_turn(world, shard))
+    run_to_end(world, workers, lambda: settled_turn(world, shard))
     world.assert_exact()
 
 

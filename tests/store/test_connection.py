@@ -15,7 +15,7 @@ import redis
 import redis.sentinel
 from support.harness import RedisServer
 from support.ports import free_port
-from support.servers import Fault, url_of, wired
+from support.servers import Fault, through_proxy, url_of
 
 from vcasgd.errors import (
     Fenced,
@@ -248,7 +248,7 @@ class TestRealServer:
 
     def test_a_cut_connection_is_replaced_by_the_next_call(self, server: RedisServer) -> None:
         fault = Fault(at=1, moment="after")
-        with wired(server, 1, fault) as client:
+        with through_proxy(server, 1, fault) as client:
             client.set("a", 1)
             fault.arm()
             with pytest.raises(StoreUnavailable):

@@ -382,7 +382,7 @@ def test_a_value_at_the_edge_of_what_is_allowed(world: World) -> None:
     header, payload = world.update(1, 0, 2, 1, vector=vector)
     assert header.checksum == checksum(payload)
 
-    world.smuggle(header, payload)
+    world.inject(header, payload)
 
     assert shard.turn() == 1
     assert world.snapshots.version() == 2

@@ -75,9 +75,7 @@ class TestPush:
         assert pushed == PushResult(accepted=True, position=3)
         (entry,) = world.reader.read(10)
         assert Header.parse(entry.header) == header
-        assert world.received(header, header.size) == bytes(
-            world.codec.encode(world.delta(0, 0, 3))
-        )
+        assert world.receive(header, header.size) == bytes(world.codec.encode(world.delta(0, 0, 3)))
         assert world.reader.waiting() == 1
 
     def test_the_same_update_again_is_accepted_without_effect(self, world: World) -> None:
@@ -179,7 +177,7 @@ class TestPush:
 
         assert pushed.accepted
         assert len(payloads(world)) == 3
-        assert world.received(header, len(payload)) == payload
+        assert world.receive(header, len(payload)) == payload
 
     def test_a_payload_without_an_entry_vanishes_and_one_with_an_entry_stays(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +262,7 @@ class TestPayload:
         header, _ = world.push(0, 0, 3)
 
         with pytest.raises(InvalidUpdate) as caught:
-            world.received(header, header.size + 4)
+            world.receive(header, header.size + 4)
 
         assert caught.value.reason == "length"
 
@@ -287,7 +285,7 @@ class TestPayload:
         damage(world, world.keys.payload_chunk(header.update, chunk))
 
         with pytest.raises(InvalidUpdate) as caught:
-            world.received(header, len(payload))
+            world.receive(header, len(payload))
 
         assert caught.value.reason == reason
 

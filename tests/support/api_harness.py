@@ -20,7 +20,7 @@ import torch
 from httpx_sse import EventSource, ServerSentEvent
 from safetensors.torch import save
 
-from support.harness import Child, Loop, Process, RedisServer
+from support.harness import Child, ForkedProcess, Process, RedisServer
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 from vcasgd.client import Client
@@ -82,7 +82,7 @@ class Api:
         env = self.env | env
         if self.as_command:
             return Process([sys.executable, "-m", "vcasgd.api"], self.log, env)
-        return Loop("vcasgd.api.__main__:main", [], self.log, env)
+        return ForkedProcess("vcasgd.api.__main__:main", [], self.log, env)
 
     def start(self) -> Api:
         """Start the process, and return once it listens."""

@@ -43,17 +43,17 @@ class EmulatedCloud(Protocol):
         """Return the machines that cost money."""
         ...
 
-    def told(self, instance_id: str) -> str:
+    def user_data(self, instance_id: str) -> str:
         """Return the machine's user data."""
         ...
 
     def tags(self, instance_id: str) -> Mapping[str, str]: ...
 
-    def stopping(self, instance_id: str) -> None:
+    def mark_stopping(self, instance_id: str) -> None:
         """Mark the machine as stopping, if the cloud shows that."""
         ...
 
-    def gone(self, instance_id: str) -> None:
+    def remove(self, instance_id: str) -> None:
         """Remove the machine from the cloud."""
         ...
 
@@ -120,34 +120,35 @@ class CloudBox:
         for box in victims:
             assert box.processes(), f"the fault did not fire: {box.id} was dead already"
             box.metadata.notify(gone_at)
-            self._cloud.stopping(box.id)
+            self._cloud.mark_stopping(box.id)
         threads = [
-            threading.Thread(target=self._take, args=(box, gone_at), daemon=True) for box in victims
+            threading.Thread(target=self._reclaim, args=(box, gone_at), daemon=True)
+            for box in victims
         ]
         for thread in threads:
             thread.start()
         return threads
 
-    def advise(self, instance_id: str) -> None:
+    def recommend_rebalance(self, instance_id: str) -> None:
         """Publish a rebalance recommendation."""
-        self.boxes[instance_id].metadata.advise()
+        self.boxes[instance_id].metadata.recommend_rebalance()
 
-    def _take(self, box: Box, gone_at: float) -> None:
+    def _reclaim(self, box: Box, gone_at: float) -> None:
         time.sleep(max(0.0, gone_at - time.time()))
         self._power_off(box)
-        self._cloud.gone(box.id)
+        self._cloud.remove(box.id)
 
     # -- a machine's life ------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):
             try:
-                self._look(self._cloud.alive())
+                self._reconcile(self._cloud.alive())
             except Exception as error:
                 log.exception("cloud in a box")
                 self.problems.append(repr(error))
 
-    def _look(self, alive: set[str]) -> None:
+    def _reconcile(self, alive: set[str]) -> None:
         for id_ in sorted(alive - self.boxes.keys()):
             self._boot(id_)
         for id_ in [one for one in self.boxes if one not in alive]:
@@ -183,7 +184,7 @@ class CloudBox:
 
     def _run_user_data(self, box: Box) -> None:
         env = {"PATH": os.environ["PATH"], "VCASGD_ROOT": str(box.folder)}
-        script = script_of(self._cloud.told(box.id))
+        script = script_of(self._cloud.user_data(box.id))
         subprocess.run(["sh", "-c", script], env=env, check=True, timeout=SCRIPT_SECONDS)
 
     def _unit(self, box: Box) -> str:

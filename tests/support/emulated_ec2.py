@@ -209,12 +209,12 @@ class _Handler(BaseHTTPRequestHandler):
             body = urlencode(form).encode()
             answer = self._forward(body)
             if form.get("Action") == "CreateFleet":
-                self._tell_that_made()
+                self._call_made()
             self._send(*answer)
             return
         self._send(*self._forward(body))
 
-    def _tell_that_made(self) -> None:
+    def _call_made(self) -> None:
         ec2 = self.server.ec2
         with ec2.lock:
             made, ec2.made = ec2.made, None

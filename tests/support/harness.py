@@ -121,7 +121,7 @@ class Process(Child):
                 stderr=file,
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
-                preexec_fn=die_with_the_tests,
+                preexec_fn=die_with_parent,
             )
         self.pid = self.child.pid
 
@@ -130,7 +130,7 @@ class Process(Child):
         return self.child.poll()
 
 
-class Loop(Child):
+class ForkedProcess(Child):
     """A process that calls ``module:function``, forked from an interpreter with all imports."""
 
     def __init__(self, entry: str, argv: list[str], log: Path, env: Mapping[str, str]) -> None:
@@ -151,14 +151,14 @@ class Loop(Child):
             return True
 
 
-def die_with_the_tests() -> None:
+def die_with_parent() -> None:
     """End with the tests, even if they are killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run(entry: str, argv: list[str], log: Path, env: dict[str, str]) -> None:
     os.setsid()
-    die_with_the_tests()
+    die_with_parent()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -169,9 +169,9 @@ def _run(entry: str, argv: list[str], log: Path, env: dict[str, str]) -> None:
     sys.exit(getattr(importlib.import_module(module), function)())
 
 
-def keep_jobs() -> None:
+def run_job_loop() -> None:
     """Run the part of the controller that needs no machines."""
-    configure_logging("keeper")
+    configure_logging("job-loop")
     settings = load_settings()
     ledger = connect(settings.secret("ledger_url"))
     nodes = [connect(url) for url in settings.tensors_urls()]
@@ -180,7 +180,7 @@ def keep_jobs() -> None:
     JobLoop(settings, ledger, nodes, leadership).run()
 
 
-def run_agent() -> None:
+def run_noticing_worker() -> None:
     """Run a worker as on a machine of the fleet."""
     run(sys.argv[1], sys.argv[2], f"instance-of-{sys.argv[2]}")
 
@@ -248,7 +248,7 @@ class Store(Protocol):
     def end(self) -> None: ...
 
 
-class Plain:
+class Harness:
     """Ledger, store nodes (usually one), any number of workers, and a job loop."""
 
     def __init__(
@@ -270,7 +270,7 @@ class Plain:
         ]
         self.tensors = self.nodes[0]
         #: The parameter server that was last started on each store node.
-        self.servers: dict[int, Loop] = {}
+        self.servers: dict[int, ForkedProcess] = {}
         self.storage = Storage(f"file://{home}/storage")
         self.env = {
             "VCASGD_LEDGER_URL": self.ledger.url,
@@ -281,17 +281,17 @@ class Plain:
         }
         self.settings = Settings(heartbeat=heartbeat)
         self.jobs = Jobs(self.ledger.connection)
-        self.workers: dict[str, Loop] = {}
-        self._loops: list[Loop] = []
+        self.workers: dict[str, ForkedProcess] = {}
+        self._forked: list[ForkedProcess] = []
 
     # -- processes ------------------------------------------------------------------------
 
     @property
-    def server(self) -> Loop:
+    def server(self) -> ForkedProcess:
         """The parameter server of the first store node."""
         return self.servers[0]
 
-    def start_server(self, node: int = 0) -> Loop:
+    def start_server(self, node: int = 0) -> ForkedProcess:
         env = {"VCASGD_NODE": str(node)}
         self.servers[node] = self._start(
             "vcasgd.parameter_server.main:main", [], f"server-{node}", env
@@ -303,9 +303,9 @@ class Plain:
         for node in range(len(self.nodes)):
             self.start_server(node)
 
-    def start_keeper(self) -> Loop:
+    def start_job_loop(self) -> ForkedProcess:
         """Start the part of the controller that needs no machines."""
-        return self._start("support.harness:keep_jobs", [], "keeper")
+        return self._start("support.harness:run_job_loop", [], "job-loop")
 
     def start_worker(self, job: str) -> str:
         name = self._new_name()
@@ -332,11 +332,13 @@ class Plain:
     def start_workers(self, job: str, number: int) -> list[str]:
         return [self.start_worker(job) for _ in range(number)]
 
-    def start_agent(self, job: str, metadata_url: str) -> str:
+    def start_noticing_worker(self, job: str, metadata_url: str) -> str:
         """Start a worker that polls for the cloud's notices."""
         name = self._new_name()
         env = {"VCASGD_METADATA_URL": metadata_url}
-        self.workers[name] = self._start("support.harness:run_agent", [job, name], name, env)
+        self.workers[name] = self._start(
+            "support.harness:run_noticing_worker", [job, name], name, env
+        )
         return name
 
     def _new_name(self) -> str:
@@ -344,13 +346,13 @@ class Plain:
 
     def _start(
         self, entry: str, argv: list[str], log: str, env: Mapping[str, str] | None = None
-    ) -> Loop:
-        loop = Loop(entry, argv, self.home / f"{log}.log", {**self.env, **(env or {})})
-        self._loops.append(loop)
-        return loop
+    ) -> ForkedProcess:
+        process = ForkedProcess(entry, argv, self.home / f"{log}.log", {**self.env, **(env or {})})
+        self._forked.append(process)
+        return process
 
     def end(self) -> None:
-        for process in (*self._loops, *self.nodes, self.ledger):
+        for process in (*self._forked, *self.nodes, self.ledger):
             process.end()
 
     # -- jobs -------------------------------------------------------------------------------
@@ -392,7 +394,7 @@ class Plain:
             **fields,
         )
 
-    def play_controller(self, job: str) -> None:
+    def start_job_when_ready(self, job: str) -> None:
         """Make the only transition that a run needs from a controller, as soon as possible."""
         await_truth(lambda: self.jobs.get(job).facts)
         self.jobs.transition(job, JobState.RUNNING, [JobState.STARTING], why="facts are known")
@@ -450,7 +452,7 @@ class Plain:
         except StoreError:
             return 0
 
-    def server_beat(self) -> float:
+    def server_heartbeat_at(self) -> float:
         """Return the time of the parameter server's last heartbeat."""
         return float(Servers(self.ledger.connection).all()["node-0"]["at"])
 

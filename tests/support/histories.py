@@ -26,9 +26,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from support.faulty_servers import FaultyServers
 from support.servers import Moment
-from support.stage import Stage
-from support.world import Volunteer, World, run_to_end
+from support.world import HonestWorker, World, run_to_end
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
@@ -36,9 +36,9 @@ from vcasgd.store.tensors.updates import PushResult, UpdateSender
 
 WORKERS = ("ann", "bob", "cyd")
 #: Errors of a server that is unavailable or came back empty; processes retry after them.
-AWAY = (StoreUnavailable, SnapshotMissing)
+RETRIED = (StoreUnavailable, SnapshotMissing)
 #: Calls until all broken connections to a dead server were detected.
-MOST_CALLS = 10
+MAX_CALLS = 10
 REPLACED = "a replaced parameter server changes nothing"
 
 #: A publishing turn has about this many commands.
@@ -49,9 +49,9 @@ moments = st.sampled_from(["before", "after"])
 class History(RuleBasedStateMachine):
     """One job of 2 epochs, 3 subtasks each, 4 samples each."""
 
-    stage: ClassVar[Stage]
+    servers: ClassVar[FaultyServers]
     #: True if each history runs to the end of the job.
-    to_the_end: ClassVar[bool] = True
+    runs_to_end: ClassVar[bool] = True
 
     leases: Bundle[tuple[str, Lease]] = Bundle("leases")
     pushed: Bundle[tuple[str, Lease, int, int]] = Bundle("pushed")
@@ -60,19 +60,19 @@ class History(RuleBasedStateMachine):
     def submit(self) -> Any:
         self.violated = False
         self.folder = tempfile.TemporaryDirectory()
-        self.stage.tensors.flushall()
+        self.servers.tensors.flushall()
         # Loading a script takes commands of its own, and a repeated history must have the same.
-        for server in (self.stage.ledger, self.stage.tensors):
+        for server in (self.servers.ledger, self.servers.tensors):
             server.script_flush()
-        self.world = World(self.stage.ledger, self.stage.tensors, Path(self.folder.name))
-        self.sender = UpdateSender(self.stage.wired_tensors, self.world.keys)
+        self.world = World(self.servers.ledger, self.servers.tensors, Path(self.folder.name))
+        self.sender = UpdateSender(self.servers.proxied_tensors, self.world.keys)
         self.shard = self.new_shard()
         self.serve()
         self.world.checkpoint()
-        self.volunteers = {name: Volunteer(self.world, name, interval=3) for name in WORKERS}
+        self.workers = {name: HonestWorker(self.world, name, interval=3) for name in WORKERS}
         self.zombies: list[Shard] = []
         self.applied = 0
-        return multiple(*(self.acquired("ann", 1) + self.acquired("bob", 1)))
+        return multiple(*(self.acquire_leases("ann", 1) + self.acquire_leases("bob", 1)))
 
     # -- workers ------------------------------------------------------------------------------
 
@@ -80,12 +80,12 @@ class History(RuleBasedStateMachine):
     def work(self, worker: str, rounds: int) -> None:
         """Let an honest worker continue, whatever happened to its leases and updates."""
         for _ in range(rounds):
-            self.volunteers[worker].step()
+            self.workers[worker].step()
             self.serve()
 
     @rule(target=leases, worker=st.sampled_from(WORKERS), number=st.integers(1, 3))
     def acquire(self, worker: str, number: int) -> Any:
-        return multiple(*self.acquired(worker, number))
+        return multiple(*self.acquire_leases(worker, number))
 
     @rule(lease=consumes(leases))
     def give_back(self, lease: tuple[str, Lease]) -> None:
@@ -122,21 +122,21 @@ class History(RuleBasedStateMachine):
             return multiple()
         epoch = self.world.plan.epoch_of(held.number)
         header, payload = self.world.update(held.number, start, size, held.token, worker=worker)
-        with self.stage.failing(at, moment), suppress(StoreUnavailable):
+        with self.servers.failing(at, moment), suppress(StoreUnavailable):
             self.sender.push(header, epoch, payload)
         for _ in range(2):
-            answer = self.patiently(lambda: self.sender.push(header, epoch, payload))
+            answer = self.retry(lambda: self.sender.push(header, epoch, payload))
             self.require(answer == PushResult(True, size), "a repeated push is recognized")
-        self.push_as_told(worker, held, start, size)  # refused under another name
+        self.push_and_check(worker, held, start, size)  # refused under another name
         return (worker, held, start, size)
 
     @rule(lease=leases)
     def wake_up_and_push(self, lease: tuple[str, Lease]) -> None:
         """Push at the position without `begin`; a stale lease must be refused."""
         worker, held = lease
-        start, size = self.stands(held.number), self.world.plan.size(held.number)
+        start, size = self.position_of(held.number), self.world.plan.size(held.number)
         if start is not None and start < size:
-            self.push_as_told(worker, held, start, size)
+            self.push_and_check(worker, held, start, size)
 
     @rule(lease=leases, worker=st.sampled_from(WORKERS))
     def sleep_through_a_lease(self, lease: tuple[str, Lease], worker: str) -> None:
@@ -154,14 +154,14 @@ class History(RuleBasedStateMachine):
 
         The update is accepted only at the subtask's position.
         """
-        self.push_as_told(*push)
+        self.push_and_check(*push)
 
     @rule(push=pushed)
-    def smuggle(self, push: tuple[str, Lease, int, int]) -> None:
+    def inject(self, push: tuple[str, Lease, int, int]) -> None:
         """Bypass the script, so that only the parameter server can refuse the update."""
         worker, held, start, stop = push
         header, payload = self.world.update(held.number, start, stop, held.token, worker=worker)
-        self.world.smuggle(header, bytes(payload))
+        self.world.inject(header, bytes(payload))
 
     @rule(
         subtask=st.integers(0, 6),
@@ -172,7 +172,7 @@ class History(RuleBasedStateMachine):
         header, payload = self.world.update(
             subtask, *bounds, token=10**6, worker="vandal", **(damage or {"codec": "bfloat16"})
         )
-        self.world.smuggle(header, bytes(payload))
+        self.world.inject(header, bytes(payload))
 
     @rule(lease=leases)
     def push_and_take_the_chunks_back(self, lease: tuple[str, Lease]) -> None:
@@ -181,7 +181,7 @@ class History(RuleBasedStateMachine):
         start, size = self.begin(held), self.world.plan.size(held.number)
         if start is not None and start < size:
             header, _ = self.world.push(held.number, start, size, held.token, worker="vandal")
-            self.stage.tensors.delete(self.world.keys.payload_chunk(header.update, 0))
+            self.servers.tensors.delete(self.world.keys.payload_chunk(header.update, 0))
 
     # -- parameter servers --------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class History(RuleBasedStateMachine):
     @rule(at=commands, moment=moments, dies=st.booleans())
     def turn_is_cut_off(self, at: int, moment: Moment, dies: bool) -> None:
         """Interrupt a turn at any command; the same server or a successor continues."""
-        with self.stage.failing(at, moment), suppress(*AWAY):
+        with self.servers.failing(at, moment), suppress(*RETRIED):
             self.shard.turn()
         if dies:
             self.shard = self.new_shard()
@@ -207,8 +207,8 @@ class History(RuleBasedStateMachine):
     @rule(at=commands, worker=st.sampled_from(WORKERS), works=st.booleans())
     def frozen_in_the_middle_of_a_turn(self, at: int, worker: str, works: bool) -> None:
         """Freeze a server before a command; another one takes over and may work meanwhile."""
-        frozen, seen = self.shard, []
-        self.volunteers[worker].step()  # provides an update to publish
+        frozen, states = self.shard, []
+        self.workers[worker].step()  # provides an update to publish
 
         def meanwhile() -> None:
             token = self.world.new_token()
@@ -216,14 +216,14 @@ class History(RuleBasedStateMachine):
             self.world.snapshots.takeover(token)
             if works:
                 self.serve()
-                self.volunteers[worker].step()
+                self.workers[worker].step()
                 self.serve()
-            seen.append(self.seen())
+            states.append(self.visible_state())
 
-        with self.stage.failing(at, "before", meanwhile), suppress(Fenced, *AWAY):
+        with self.servers.failing(at, "before", meanwhile), suppress(Fenced, *RETRIED):
             frozen.turn()
         if self.shard is not frozen:
-            self.require(seen == [self.seen()], REPLACED)
+            self.require(states == [self.visible_state()], REPLACED)
             self.zombies.append(frozen)
 
     @precondition(lambda self: self.zombies)
@@ -231,11 +231,11 @@ class History(RuleBasedStateMachine):
     def a_zombie_wakes_up(self, worker: str) -> None:
         """Let a replaced server continue; it changes nothing before it is fenced."""
         zombie = self.zombies.pop()
-        self.volunteers[worker].step()
-        before = self.seen()
+        self.workers[worker].step()
+        before = self.visible_state()
         with suppress(Fenced):
-            self.patiently(zombie.turn)
-        self.require(self.seen() == before, REPLACED)
+            self.retry(zombie.turn)
+        self.require(self.visible_state() == before, REPLACED)
 
     @rule()
     def pin(self) -> None:
@@ -251,7 +251,7 @@ class History(RuleBasedStateMachine):
     @rule()
     def the_tensors_server_is_killed(self) -> None:
         self.serve()  # all its work is published
-        self.stage.restart(self.stage.tensors_server)
+        self.servers.restart(self.servers.tensors_server)
         with suppress(SnapshotMissing):
             self.world.snapshots.read()
             self.require(False, "a server without a file restarts empty")
@@ -262,14 +262,14 @@ class History(RuleBasedStateMachine):
         self, at: int, moment: Moment
     ) -> None:
         self.serve()
-        with self.stage.failing(at, moment, self.world.lose_tensors), suppress(*AWAY):
+        with self.servers.failing(at, moment, self.world.lose_tensors), suppress(*RETRIED):
             self.shard.turn()
         self.serve()
 
     @rule()
     def the_ledger_is_killed(self) -> None:
         """Restart the ledger, which keeps all acknowledged writes."""
-        self.stage.restart(self.stage.ledger_server)
+        self.servers.restart(self.servers.ledger_server)
 
     @rule()
     def checkpoint(self) -> None:
@@ -287,8 +287,8 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def the_vector_is_what_the_record_says(self) -> None:
-        self.seen()
-        with self.judging():
+        self.visible_state()
+        with self.recording_violations():
             self.world.assert_exact()
 
     @invariant()
@@ -302,11 +302,12 @@ class History(RuleBasedStateMachine):
     def every_pinned_snapshot_is_whole(self) -> None:
         for name, pin in self.world.snapshots.pins().items():
             _, floats = self.world.snapshots.fetch_pinned(name)
-            whole = floats[: self.world.plan.samples].tolist() == self.world.recorded(pin.record)
-            self.require(whole, "a pinned snapshot matches its record")
+            counts = floats[: self.world.plan.samples].tolist()
+            expected = self.world.expected_counts(pin.record)
+            self.require(counts == expected, "a pinned snapshot matches its record")
 
     @invariant()
-    def nobody_honest_is_blamed(self) -> None:
+    def no_honest_worker_is_blamed(self) -> None:
         blamed = self.world.jobs.quarantined(self.world.job).keys()
         self.require(blamed <= {"vandal"}, "no honest worker is blamed")
 
@@ -314,12 +315,12 @@ class History(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         with self.folder:
-            if self.violated or not self.to_the_end:
+            if self.violated or not self.runs_to_end:
                 return
             self.serve()
             self.world.partition().assert_whole()
             self.world.expire()
-            last = Volunteer(self.world, "last")
+            last = HonestWorker(self.world, "last")
             run_to_end(self.world, [last], self.serve)
             last.step()
             job = self.world.jobs.get(self.world.job)
@@ -330,11 +331,11 @@ class History(RuleBasedStateMachine):
     # -- helpers -----------------------------------------------------------------------------
 
     def require(self, condition: bool, what: str) -> None:
-        with self.judging():
+        with self.recording_violations():
             assert condition, what
 
     @contextmanager
-    def judging(self) -> Iterator[None]:
+    def recording_violations(self) -> Iterator[None]:
         """Record a violation; the job then need not run to its end."""
         try:
             yield
@@ -344,24 +345,24 @@ class History(RuleBasedStateMachine):
 
     def new_shard(self, token: int | None = None) -> Shard:
         return self.world.shard(
-            token, ledger=self.stage.wired_ledger, tensors=self.stage.wired_tensors
+            token, ledger=self.servers.proxied_ledger, tensors=self.servers.proxied_tensors
         )
 
     def serve(self) -> None:
         """Run a turn of the newest parameter server."""
-        with self.judging():
+        with self.recording_violations():
             try:
-                self.patiently(self.shard.turn)
+                self.retry(self.shard.turn)
             except Fenced as error:
                 raise AssertionError(f"{REPLACED}: the newest one met {error}") from error
 
-    def patiently(self, call: Callable[[], Any]) -> Any:
-        for _ in range(MOST_CALLS):
-            with suppress(*AWAY):
+    def retry(self, call: Callable[[], Any]) -> Any:
+        for _ in range(MAX_CALLS):
+            with suppress(*RETRIED):
                 return call()
         raise AssertionError("the server never came back")
 
-    def acquired(self, worker: str, number: int) -> list[tuple[str, Lease]]:
+    def acquire_leases(self, worker: str, number: int) -> list[tuple[str, Lease]]:
         """Return the training leases that a number of attempts granted."""
         answers = [self.world.leases(worker).acquire() for _ in range(number)]
         return [
@@ -377,18 +378,18 @@ class History(RuleBasedStateMachine):
             )
         return None
 
-    def stands(self, subtask: int) -> int | None:
+    def position_of(self, subtask: int) -> int | None:
         """Return a subtask's position, including waiting updates; None in a finished epoch."""
         record = self.world.snapshots.read().record
         if self.world.plan.epoch_of(subtask) < record.finished:
             return None
-        waits = self.stage.tensors.hget(self.world.keys.pushed, str(subtask)) or b"0|"
+        waits = self.servers.tensors.hget(self.world.keys.pushed, str(subtask)) or b"0|"
         return max(record.positions.get(subtask, 0), int(waits.split(b"|")[0]))
 
-    def push_as_told(self, worker: str, held: Lease, start: int, stop: int) -> None:
+    def push_and_check(self, worker: str, held: Lease, start: int, stop: int) -> None:
         """Push; only an update with the newest lease at the position must be accepted."""
-        newest = int(self.stage.tensors.hget(self.world.keys.tokens, str(held.number)) or 0)
-        expected = newest <= held.token and self.stands(held.number) == start
+        newest = int(self.servers.tensors.hget(self.world.keys.tokens, str(held.number)) or 0)
+        expected = newest <= held.token and self.position_of(held.number) == start
         accepted = False
         with suppress(Fenced):
             _, answer = self.world.push(held.number, start, stop, held.token, worker=worker)
@@ -396,10 +397,10 @@ class History(RuleBasedStateMachine):
         self.require(accepted <= (newest <= held.token), "a stale lease pushes nothing")
         self.require(accepted == expected, "a push is accepted where it continues its subtask")
 
-    def seen(self) -> tuple[object, ...]:
+    def visible_state(self) -> tuple[object, ...]:
         """Return the visible state of the job, without waiting updates."""
         out = torch.empty(self.world.layout.floats)
-        with self.judging():
+        with self.recording_violations():
             try:
                 snapshot = self.world.snapshots.fetch(out)
             except StoreUnavailable as error:

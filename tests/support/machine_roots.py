@@ -18,7 +18,7 @@ KEYS = {"AccessKeyId": "AKIDEXAMPLE", "SecretAccessKey": "a/secret+key", "Token"
 _PROGRAMS = {"dpkg": "exit 0", "id": "exit 1", "useradd": "exit 1"}
 
 
-def lay_out(root: Path, settings: str) -> None:
+def write_root(root: Path, settings: str) -> None:
     """Write the scripts and ``machine.env``, as cloud-init does."""
     library = root / "usr/local/lib/vcasgd"
     library.mkdir(parents=True)
@@ -29,7 +29,7 @@ def lay_out(root: Path, settings: str) -> None:
     (root / "etc/vcasgd/machine.env").write_text(settings)
 
 
-def failing_boot(root: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run_failing_boot(root: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the real script on a system on which its step ``add_user`` fails."""
     programs = root / "programs"
     programs.mkdir()
@@ -52,7 +52,7 @@ def failing_boot(root: Path, environment: dict[str, str]) -> subprocess.Complete
 @contextmanager
 def metadata_of(instance_id: str) -> Iterator[str]:
     """Serve an EC2 machine's metadata over IMDSv2."""
-    told = {
+    metadata = {
         "instance-id": instance_id,
         "iam/security-credentials/": "a-role",
         "iam/security-credentials/a-role": json.dumps(KEYS, indent=2),
@@ -66,7 +66,7 @@ def metadata_of(instance_id: str) -> Iterator[str]:
 
         def do_GET(self) -> None:
             assert self.headers["X-aws-ec2-metadata-token"] == "a token"
-            self._answer(told[self.path.removeprefix("/latest/meta-data/")])
+            self._answer(metadata[self.path.removeprefix("/latest/meta-data/")])
 
         def _answer(self, text: str) -> None:
             self.send_response(200)
@@ -94,7 +94,7 @@ def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 @contextmanager
-def ec2_that_records() -> Iterator[tuple[str, list[tuple[dict[str, str], str]]]]:
+def recording_ec2() -> Iterator[tuple[str, list[tuple[dict[str, str], str]]]]:
     """Serve an EC2 endpoint that records the headers and the body of each request."""
     asked: list[tuple[dict[str, str], str]] = []
 

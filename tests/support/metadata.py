@@ -46,7 +46,7 @@ class Metadata:
                 self._noticed_at, self._gone_at = self._clock(), gone_at
                 self._changed.notify_all()
 
-    def advise(self) -> None:
+    def recommend_rebalance(self) -> None:
         """Publish a rebalance recommendation; the machine may stay for long."""
         with self._changed:
             self._advised_at = self._advised_at or self._clock()

@@ -71,7 +71,7 @@ class Site:
         assert kill_all(mark(self.home, "api"), process)
 
 
-class Notes:
+class PageLog:
     """Console messages of a page and the hosts that it contacts."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Dashboard:
         lanes = self.page.locator(f"li[data-machine][data-state={state}]")
         return [str(lane.get_attribute("data-machine")) for lane in lanes.all()]
 
-    def drawn(self, machine: str, state: str) -> Locator:
+    def timeline_span(self, machine: str, state: str) -> Locator:
         return self.page.locator(f"g[data-lane={machine}] rect[data-state={state}]")
 
     def serious_findings(self) -> list[str]:

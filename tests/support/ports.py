@@ -11,23 +11,23 @@ from itertools import cycle
 #: reconnects must not occupy a server's port while the server is down.
 PORTS = range(10_000, 20_000)
 #: Largest number of pytest processes at a time.
-MOST_PROCESSES = 8
+MAX_PROCESSES = 8
 
 
-def _own() -> range:
+def _own_ports() -> range:
     """Return the ports of this pytest process."""
-    share = len(PORTS) // MOST_PROCESSES
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MOST_PROCESSES
+    share = len(PORTS) // MAX_PROCESSES
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MAX_PROCESSES
     return PORTS[number * share : (number + 1) * share]
 
 
-def _from_somewhere(ports: range) -> list[int]:
+def _rotated(ports: range) -> list[int]:
     """Start the list at a random port, so that two test runs start with different ones."""
     start = random.randrange(len(ports))
     return [*ports[start:], *ports[:start]]
 
 
-_NEXT = cycle(_from_somewhere(_own()))
+_NEXT = cycle(_rotated(_own_ports()))
 
 
 def free_port() -> int:

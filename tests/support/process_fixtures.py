@@ -8,28 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from support.harness import HEARTBEAT, Plain
+from support.harness import HEARTBEAT, Harness
 
 
 @pytest.fixture
-def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
+def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]:
     """A ledger and a tensors server, for the processes that a test starts. Logs go to the report.
 
     The parameter is the heartbeat in seconds. A lease lasts eight heartbeats, so only tests that
     wait for the end of a lease use a short one.
     """
-    yield from _ended(Plain(tmp_path, heartbeat=getattr(request, "param", HEARTBEAT)))
+    yield from _ended(Harness(tmp_path, heartbeat=getattr(request, "param", HEARTBEAT)))
 
 
 @pytest.fixture
-def sharded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
-    """``plain`` with three store nodes."""
-    yield from _ended(Plain(tmp_path, heartbeat=getattr(request, "param", HEARTBEAT), nodes=3))
+def sharded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]:
+    """``harness`` with three store nodes."""
+    yield from _ended(Harness(tmp_path, heartbeat=getattr(request, "param", HEARTBEAT), nodes=3))
 
 
-def _ended(stage: Plain) -> Iterator[Plain]:
+def _ended(harness: Harness) -> Iterator[Harness]:
     try:
-        yield stage
+        yield harness
     finally:
-        stage.end()
-        sys.stdout.write(stage.logs())
+        harness.end()
+        sys.stdout.write(harness.logs())

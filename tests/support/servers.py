@@ -92,7 +92,7 @@ class Fault:
     """Fault that cuts one connection at the ``at``-th command.
 
     It cuts ``before`` the command reaches the server, or ``after`` its execution and before the
-    response arrives. Several wires can share one fault.
+    response arrives. Several proxies can share one fault.
 
     Counting starts with :meth:`arm`. If ``instead`` is given, the fault calls it instead of
     cutting.
@@ -113,7 +113,7 @@ class Fault:
     def disarm(self) -> None:
         self.armed = False
 
-    def strikes(self, moment: Moment, command: bytes) -> bool:
+    def triggers(self, moment: Moment, command: bytes) -> bool:
         if not self.armed:
             return False
         if moment == "before":
@@ -127,7 +127,7 @@ class Fault:
         return True
 
 
-class Wire:
+class FaultyProxy:
     """Proxy that relays commands one by one between clients and a server."""
 
     def __init__(self, server: RedisServer, fault: Fault) -> None:
@@ -169,25 +169,25 @@ class Wire:
             with requests, answers:
                 while True:
                     command = _message(requests)
-                    if self._fault.strikes("before", command):
+                    if self._fault.triggers("before", command):
                         return
                     far.sendall(command)
                     answer = _message(answers)
-                    if self._fault.strikes("after", command):
+                    if self._fault.triggers("after", command):
                         return
                     near.sendall(answer)
 
 
 @contextmanager
-def wired(server: RedisServer, database: int, fault: Fault) -> Iterator[RedisClient]:
+def through_proxy(server: RedisServer, database: int, fault: Fault) -> Iterator[RedisClient]:
     """Run a proxy with a fault, and yield a client connected through it."""
-    wire = Wire(server, fault)
-    client = connect(url_of(server, database, wire.port))
+    proxy = FaultyProxy(server, fault)
+    client = connect(url_of(server, database, proxy.port))
     try:
         yield client
     finally:
         client.close()
-        wire.close()
+        proxy.close()
 
 
 def _message(source: BufferedReader) -> bytes:

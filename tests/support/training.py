@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from support.harness import Loop, Plain
+from support.harness import ForkedProcess, Harness
 from support.waiting import PATIENCE, await_truth
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store.ledger.heartbeats import Heartbeat
@@ -28,12 +28,12 @@ BATCH = 5
 class Training:
     """A job with ``samples`` per epoch in ``subtasks``, and a push after ``push_every`` steps.
 
-    Each step takes ``step_seconds`` until :meth:`run_freely`.
+    Each step takes ``step_seconds`` until :meth:`release`.
     """
 
     def __init__(
         self,
-        plain: Plain,
+        harness: Harness,
         *,
         samples: int = 400,
         epochs: int = 2,
@@ -43,13 +43,13 @@ class Training:
         task: str = "traced:Traced",
         **fields: Any,
     ) -> None:
-        self.plain = plain
+        self.harness = harness
         self.plan = EpochPlan(samples, subtasks, epochs, seed=0)
         self.total = samples * epochs
         self.interval = samples if push_every == "subtask" else int(push_every) * BATCH
-        self._trace, self._hold = plain.home / "trace", plain.home / "hold"
+        self._trace, self._hold = harness.home / "trace", harness.home / "hold"
         self._hold.touch()
-        self.job = plain.submit_audit(
+        self.job = harness.submit_audit(
             samples=samples,
             epochs=epochs,
             subtasks=subtasks,
@@ -63,87 +63,91 @@ class Training:
 
     def start(self, workers: int) -> list[str]:
         """Start servers and workers; return when training has started."""
-        self.plain.start_servers()
+        self.harness.start_servers()
         names = self.add_workers(workers)
-        self.plain.play_controller(self.job)
+        self.harness.start_job_when_ready(self.job)
         return names
 
-    def run_freely(self) -> None:
+    def release(self) -> None:
         """Train as fast as possible until the end."""
         self._hold.unlink(missing_ok=True)
 
     def add_workers(self, number: int) -> list[str]:
-        return self.plain.start_workers(self.job, number)
+        return self.harness.start_workers(self.job, number)
 
-    def worker(self, name: str) -> Loop:
-        return self.plain.workers[name]
+    def worker(self, name: str) -> ForkedProcess:
+        return self.harness.workers[name]
 
     # -- waiting ------------------------------------------------------------------------------
 
-    def reach(self, samples: int, timeout: float = PATIENCE, shard: int = 0) -> None:
+    def await_samples(self, samples: int, timeout: float = PATIENCE, shard: int = 0) -> None:
         """Wait until so many samples are applied in a shard."""
-        await_truth(lambda: self.plain.applied(self.job, shard) >= samples, timeout, interval=0.005)
+        await_truth(
+            lambda: self.harness.applied(self.job, shard) >= samples, timeout, interval=0.005
+        )
 
-    def advance(self, samples: int = 1, shard: int = 0) -> None:
+    def await_more_samples(self, samples: int = 1, shard: int = 0) -> None:
         """Wait until so many more samples are applied in a shard."""
-        self.reach(self.plain.applied(self.job, shard) + samples, shard=shard)
+        self.await_samples(self.harness.applied(self.job, shard) + samples, shard=shard)
 
     def await_steps(self, name: str, steps: int) -> None:
         """Wait until a worker has started so many local steps."""
         await_truth(lambda: len(self.steps_of(name)) >= steps, interval=0.005)
 
-    def is_in_the_middle(self, name: str) -> bool:
+    def is_mid_interval(self, name: str) -> bool:
         """Return True if a worker is in the third step of a push interval after its first one."""
         per_interval, steps = self.interval // BATCH, len(self.steps_of(name))
         return steps > per_interval and steps % per_interval == 3
 
-    def await_middle_of_interval(self, name: str) -> None:
+    def await_mid_interval(self, name: str) -> None:
         """Wait for the middle of an interval, which can have ended when this returns; see
-        :meth:`freeze_in_the_middle`.
+        :meth:`freeze_mid_interval`.
         """
-        await_truth(lambda: self.is_in_the_middle(name), interval=0.002)
+        await_truth(lambda: self.is_mid_interval(name), interval=0.002)
 
-    def freeze_in_the_middle(self, name: str) -> None:
+    def freeze_mid_interval(self, name: str) -> None:
         """Suspend a worker in the middle of a push interval."""
         worker = self.worker(name)
 
-        def is_stopped_there() -> bool:
-            self.await_middle_of_interval(name)
+        def is_frozen_mid_interval() -> bool:
+            self.await_mid_interval(name)
             worker.freeze()
-            stopped_there = self.is_in_the_middle(name)
-            if not stopped_there:
+            frozen = self.is_mid_interval(name)
+            if not frozen:
                 worker.thaw()
-            return stopped_there
+            return frozen
 
-        await_truth(is_stopped_there)
+        await_truth(is_frozen_mid_interval)
 
     def finish(self) -> None:
         """Wait until every epoch is applied; fail unless each sample is applied once per epoch."""
-        self.run_freely()
+        self.release()
         epochs = self.plan.epochs
-        await_truth(lambda: self.plain.jobs.get(self.job).finished_epochs == epochs, interval=0.05)
-        self._assert_exact(self.plain.vector(self.job))
+        await_truth(
+            lambda: self.harness.jobs.get(self.job).finished_epochs == epochs, interval=0.05
+        )
+        self._assert_exact(self.harness.vector(self.job))
 
-    def succeed(self) -> JobRecord:
+    def await_success(self) -> JobRecord:
         """Do what :meth:`finish` does, and wait until the job loop has stored the model."""
-        self.run_freely()
+        self.release()
 
         def ended() -> bool:
-            state = self.plain.jobs.get(self.job).state
+            state = self.harness.jobs.get(self.job).state
             assert state is not JobState.FAILED
             return state is JobState.SUCCEEDED
 
         await_truth(ended, interval=0.05)
-        job = self.plain.jobs.get(self.job)
+        job = self.harness.jobs.get(self.job)
         assert job.model is not None
-        self._assert_exact(self.plain.checkpoints(self.job).read(job.model).floats)
+        self._assert_exact(self.harness.checkpoints(self.job).read(job.model).floats)
         return job
 
     def _assert_exact(self, vector: torch.Tensor) -> None:
-        totals = self.plain.jobs.get(self.job).totals
+        totals = self.harness.jobs.get(self.job).totals
         assert totals["samples"] == totals["applied"] == self.total
         assert totals["repeated"] == 0
-        assert len(vector) == len(self.plain.nodes) * self.plan.samples
+        assert len(vector) == len(self.harness.nodes) * self.plan.samples
         wrong = {
             sample: count
             for sample, count in enumerate(vector.tolist())
@@ -163,22 +167,22 @@ class Training:
         pid = self.worker(name).pid
         return [samples for trained_by, samples in self.steps() if trained_by == pid]
 
-    def trained_again(self) -> int:
+    def repeated_samples(self) -> int:
         """Return how many samples were trained but not applied. Call this only after the end."""
         trained = Counter(sample for _, samples in self.steps() for sample in samples)
         assert len(trained) == self.plan.samples
         return trained.total() - self.total
 
-    def most_again(self, killed: int = 1) -> int:
+    def most_repeated_samples(self, killed: int = 1) -> int:
         """Return the most samples that can be trained again after workers were killed.
 
         Each was killed in the middle of a push interval. On a busy machine, the lease of a living
         worker can expire, too; that also costs its unapplied updates.
         """
-        expired = self.plain.jobs.work(self.job).get("expired", 0)
+        expired = self.harness.jobs.work(self.job).get("expired", 0)
         assert expired >= killed
         return self.interval * (killed + (1 + MAX_UNAPPLIED) * (expired - killed))
 
-    def beat(self, name: str) -> Heartbeat:
+    def heartbeat(self, name: str) -> Heartbeat:
         """Return a worker's last heartbeat, or an empty one."""
-        return self.plain.jobs.workers(self.job).get(name, Heartbeat())
+        return self.harness.jobs.workers(self.job).get(name, Heartbeat())

@@ -227,14 +227,14 @@ class World:
         header, payload = self.update(subtask, start, stop, token, **changes)
         return header, self.sender.push(header, self.plan.epoch_of(subtask), payload)
 
-    def received(self, header: Header, size: int) -> bytes:
+    def receive(self, header: Header, size: int) -> bytes:
         """Return the bytes that the parameter server receives of a payload."""
         payload = memoryview(bytearray(size))
         for _ in self.reader.receive(header, payload):
             pass
         return bytes(payload)
 
-    def smuggle(self, header: Header, payload: bytes | memoryview) -> None:
+    def inject(self, header: Header, payload: bytes | memoryview) -> None:
         """Write an update to the stream without the script, as only a broken worker does."""
         if len(payload):
             self.tensors.set(self.keys.payload_chunk(header.update, 0), bytes(payload))
@@ -257,19 +257,19 @@ class World:
         counts: list[float] = self.vector()[: self.plan.samples].tolist()
         return counts
 
-    def recorded(self, record: Record) -> list[float]:
+    def expected_counts(self, record: Record) -> list[float]:
         """Return how often a snapshot with this record should contain each sample."""
         counts = torch.full((self.layout.floats,), float(record.finished))
         for subtask, stop in record.positions.items():
             counts += self.delta(subtask, 0, stop)
-        recorded: list[float] = counts[: self.plan.samples].tolist()
-        return recorded
+        expected_counts: list[float] = counts[: self.plan.samples].tolist()
+        return expected_counts
 
     def assert_exact(self) -> None:
         """Check that the parameters match the applied record, sample by sample."""
         floats = torch.empty(self.layout.floats)
         snapshot = self.snapshots.fetch(floats)
-        assert floats[: self.plan.samples].tolist() == self.recorded(snapshot.record)
+        assert floats[: self.plan.samples].tolist() == self.expected_counts(snapshot.record)
 
     @property
     def complete(self) -> bool:
@@ -334,7 +334,7 @@ class Sent:
     payload: memoryview
 
 
-class Volunteer:
+class HonestWorker:
     """An honest worker, which keeps each update until it is applied, and resends it."""
 
     def __init__(self, world: World, name: str, *, interval: int = 2, most: int = 2) -> None:
@@ -381,7 +381,7 @@ class Volunteer:
         """Do one push interval, one evaluation, or nothing."""
         if self.lease is None and not self._acquire():
             return False
-        if self.lease is None or not self._begun(self.lease):
+        if self.lease is None or not self._has_begun(self.lease):
             return True
         assert self.position is not None
         stop = min(self.position + self.interval, self.world.plan.size(self.lease.number))
@@ -413,7 +413,7 @@ class Volunteer:
         if self.lease is not None and self.lease.number == subtask:
             self.position = None
 
-    def _begun(self, lease: Lease) -> bool:
+    def _has_begun(self, lease: Lease) -> bool:
         """Return True if there is work; query the subtask's position if it is not known."""
         if self.position is None:
             size, epoch = self.world.plan.size(lease.number), self.world.plan.epoch_of(lease.number)
@@ -437,16 +437,16 @@ class Volunteer:
 
 
 def run_to_end(
-    world: World, volunteers: list[Volunteer], turn: Callable[[], object], rounds: int = 200
+    world: World, workers: list[HonestWorker], turn: Callable[[], object], rounds: int = 200
 ) -> None:
-    """Run volunteers until all samples of all epochs are applied, and check the result."""
+    """Run workers until all samples of all epochs are applied, and check the result."""
     for _ in range(rounds):
-        for volunteer in volunteers:
-            volunteer.step()
+        for worker in workers:
+            worker.step()
         turn()
         if world.complete and world.jobs.get(world.job).finished_epochs == world.spec.epochs:
             break
-        if all(volunteer.idle for volunteer in volunteers):
+        if all(worker.idle for worker in workers):
             world.expire()  # leases of fenced and dead workers
     assert world.counts() == [float(world.spec.epochs)] * world.plan.samples
     world.partition().assert_whole()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import Plain, RedisServer
+from support.harness import Harness, RedisServer
 from support.replicated import Replicated, replicated
 from support.servers import KINDS
 from support.training import Training
@@ -24,11 +24,13 @@ Eventually = Callable[..., Any]
 pytestmark = pytest.mark.slow
 
 
-class Stage:
+class ReplicatedStores:
     """The processes of a job on servers of which some have replicas."""
 
-    def __init__(self, plain: Plain, nodes: list[Replicated], ledger: Replicated | None) -> None:
-        self.plain = plain
+    def __init__(
+        self, harness: Harness, nodes: list[Replicated], ledger: Replicated | None
+    ) -> None:
+        self.harness = harness
         self.nodes = nodes
         self._ledger = ledger
 
@@ -42,16 +44,16 @@ class Stage:
         return self._ledger
 
 
-Build = Callable[..., Stage]
+Build = Callable[..., ReplicatedStores]
 
 
 @pytest.fixture(params=KINDS)
 def build(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Build]:
     """``build(tensors=1, ledger=False, strict=True, …)``; ``tensors`` counts store nodes."""
     with ExitStack() as stack:
-        stages: list[Stage] = []
+        made: list[ReplicatedStores] = []
 
-        def make(*, tensors: int = 0, ledger: bool = False, **options: Any) -> Stage:
+        def make(*, tensors: int = 0, ledger: bool = False, **options: Any) -> ReplicatedStores:
             def service(name: str, durable: bool) -> Replicated:
                 folder = tmp_path / name
                 return stack.enter_context(
@@ -61,14 +63,14 @@ def build(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Build]:
             nodes = [service(f"tensors-{node}", False) for node in range(tensors)]
             first = service("ledger", True) if ledger else None
             # Leases outlive a failover, so nothing is trained again because of an expired one.
-            plain = Plain(tmp_path, heartbeat=1.0, tensors=nodes, ledger=first)
-            stack.callback(plain.end)
-            stages.append(Stage(plain, nodes, first))
-            return stages[-1]
+            harness = Harness(tmp_path, heartbeat=1.0, tensors=nodes, ledger=first)
+            stack.callback(harness.end)
+            made.append(ReplicatedStores(harness, nodes, first))
+            return made[-1]
 
         yield make
-        for stage in stages:
-            sys.stdout.write(stage.plain.logs())
+        for stores in made:
+            sys.stdout.write(stores.harness.logs())
 
 
 def fail_over(service: Replicated) -> None:
@@ -81,130 +83,130 @@ def fail_over(service: Replicated) -> None:
 
 def test_the_primary_of_the_tensors_dies_while_workers_push(build: Build) -> None:
     # Given a running job on a tensors server with a replica
-    stage = build(tensors=1)
-    training = Training(stage.plain, samples=800)
+    stores = build(tensors=1)
+    training = Training(stores.harness, samples=800)
     training.start(2)
-    training.advance(100)
+    training.await_more_samples(100)
 
     # When its primary is killed, and later the promoted one
     for _ in range(2):
-        fail_over(stage.tensors)
-        training.advance(training.interval)
+        fail_over(stores.tensors)
+        training.await_more_samples(training.interval)
 
     # Then every sample is applied exactly once, and no work was wasted
     training.finish()
-    assert training.trained_again() == 0
-    assert stage.plain.server.alive
-    assert stage.plain.events(training.job, "restored") == []
+    assert training.repeated_samples() == 0
+    assert stores.harness.server.alive
+    assert stores.harness.events(training.job, "restored") == []
 
 
 def test_two_store_nodes_fail_over_independently(build: Build) -> None:
     # Given a running job on two store nodes with a replica each
-    stage = build(tensors=2)
-    training = Training(stage.plain, samples=800)
+    stores = build(tensors=2)
+    training = Training(stores.harness, samples=800)
     training.start(2)
-    training.advance(100)
+    training.await_more_samples(100)
 
     # When one primary dies after the other
     for node in (1, 0):
-        fail_over(stage.nodes[node])
-        training.advance(training.interval, shard=node)
+        fail_over(stores.nodes[node])
+        training.await_more_samples(training.interval, shard=node)
 
     # Then every sample is applied exactly once in each shard, and none came from a checkpoint
     training.finish()
-    assert stage.plain.events(training.job, "restored") == []
-    assert stage.plain.events(training.job, "restarted") == []
+    assert stores.harness.events(training.job, "restored") == []
+    assert stores.harness.events(training.job, "restarted") == []
 
 
 def test_the_primary_of_the_tensors_and_the_parameter_server_die_together(build: Build) -> None:
     # Given a job without any checkpoint
-    stage = build(tensors=1)
-    training = Training(stage.plain, samples=600)
+    stores = build(tensors=1)
+    training = Training(stores.harness, samples=600)
     training.start(2)
-    training.advance(200)
+    training.await_more_samples(200)
 
     # When every copy of its model except the replica's dies
-    stage.plain.server.kill()
-    fail_over(stage.tensors)
-    stage.plain.start_server()
+    stores.harness.server.kill()
+    fail_over(stores.tensors)
+    stores.harness.start_server()
 
     # Then it resumes: applied updates are kept, and the others are pushed again
     training.finish()
-    assert stage.plain.events(training.job, "restarted") == []
-    assert training.trained_again() == 0
+    assert stores.harness.events(training.job, "restarted") == []
+    assert training.repeated_samples() == 0
 
 
 def test_the_primary_of_the_ledger_dies_while_workers_push(
     build: Build, eventually: Eventually
 ) -> None:
     # Given a running job on a ledger with a replica
-    stage = build(ledger=True)
-    plain = stage.plain
-    training = Training(plain, samples=800, subtasks=8)
+    stores = build(ledger=True)
+    harness = stores.harness
+    training = Training(harness, samples=800, subtasks=8)
     training.start(2)
-    training.advance(100)
-    events, tokens = plain.jobs.events(training.job), plain.jobs.work(training.job)["tokens"]
-    beat = Servers(stage.ledger.connection).all()["node-0"]["token"]
+    training.await_more_samples(100)
+    events, tokens = harness.jobs.events(training.job), harness.jobs.work(training.job)["tokens"]
+    beat = Servers(stores.ledger.connection).all()["node-0"]["token"]
 
     # When its primary is killed
-    fail_over(stage.ledger)
+    fail_over(stores.ledger)
 
     # Then the history continues, and no token is used twice
-    eventually(lambda: plain.jobs.get(training.job).state is JobState.RUNNING)
-    assert plain.jobs.events(training.job)[: len(events)] == events
+    eventually(lambda: harness.jobs.get(training.job).state is JobState.RUNNING)
+    assert harness.jobs.events(training.job)[: len(events)] == events
     training.finish()
-    assert plain.jobs.work(training.job)["tokens"] >= tokens
-    plain.server.kill()
-    plain.start_server()
-    eventually(lambda: Servers(stage.ledger.connection).all()["node-0"]["token"] > beat)
+    assert harness.jobs.work(training.job)["tokens"] >= tokens
+    harness.server.kill()
+    harness.start_server()
+    eventually(lambda: Servers(stores.ledger.connection).all()["node-0"]["token"] > beat)
 
 
 def test_a_frozen_primary_that_wakes_up_is_not_written_to(build: Build) -> None:
     # Given a running job
-    stage = build(tensors=1)
-    training = Training(stage.plain, samples=800)
+    stores = build(tensors=1)
+    training = Training(stores.harness, samples=800)
     training.start(2)
-    training.advance(100)
-    old, new = stage.tensors.primary, stage.tensors.replica
+    training.await_more_samples(100)
+    old, new = stores.tensors.primary, stores.tensors.replica
 
     # When the primary freezes, its replica is promoted, and the primary wakes up
     old.process.freeze()
-    stage.tensors.await_primary(new)
+    stores.tensors.await_primary(new)
     assert old.process.alive
     old.process.thaw()
 
     # Then it follows the new primary, and no acknowledged write is lost
-    stage.tensors.await_replica(old)
+    stores.tensors.await_replica(old)
     training.finish()
-    assert stage.tensors.primary is new
-    assert training.trained_again() == 0
+    assert stores.tensors.primary is new
+    assert training.repeated_samples() == 0
 
 
 def test_training_continues_without_the_replica_and_the_job_reports_it(
     build: Build, eventually: Eventually
 ) -> None:
     # Given a job whose tensors server doesn't require a replica
-    stage = build(tensors=1, strict=False, replica_timeout=1.0)
-    plain = stage.plain
-    training = Training(plain, samples=1200)
+    stores = build(tensors=1, strict=False, replica_timeout=1.0)
+    harness = stores.harness
+    training = Training(harness, samples=1200)
     training.start(2)
-    training.advance(100)
+    training.await_more_samples(100)
 
     # When the replica dies
-    replica = stage.tensors.replica
+    replica = stores.tensors.replica
     replica.kill()
 
     # Then an event reports it, and updates are still applied
-    eventually(lambda: plain.events(training.job, "unreplicated"))
-    eventually(lambda: Servers(plain.ledger.connection).all()["node-0"]["unreplicated"])
-    training.advance(100)
+    eventually(lambda: harness.events(training.job, "unreplicated"))
+    eventually(lambda: Servers(harness.ledger.connection).all()["node-0"]["unreplicated"])
+    training.await_more_samples(100)
 
     # and another event reports its return
     replica.start()
-    eventually(lambda: plain.events(training.job, "replicated"))
+    eventually(lambda: harness.events(training.job, "replicated"))
     training.finish()
-    assert training.trained_again() == 0
-    eventually(lambda: Servers(plain.ledger.connection).all()["node-0"]["unreplicated"] == {})
+    assert training.repeated_samples() == 0
+    eventually(lambda: Servers(harness.ledger.connection).all()["node-0"]["unreplicated"] == {})
 
 
 def test_updates_that_the_replica_lacks_are_pushed_again(
@@ -212,11 +214,11 @@ def test_updates_that_the_replica_lacks_are_pushed_again(
 ) -> None:
     """The replica lags while the primary and the parameter server die."""
     # Given a job whose replica is disconnected, and updates that only the primary has applied
-    stage = build(tensors=1, strict=False)
-    plain, tensors = stage.plain, stage.tensors
-    training = Training(plain, samples=600)
+    stores = build(tensors=1, strict=False)
+    harness, tensors = stores.harness, stores.tensors
+    training = Training(harness, samples=600)
     names = training.start(2)
-    training.advance(200)
+    training.await_more_samples(200)
     old, replica = tensors.primary, tensors.replica
     cut_off(replica)
     applied = TensorKeys(training.job).applied
@@ -228,17 +230,17 @@ def test_updates_that_the_replica_lacks_are_pushed_again(
     eventually(ahead, interval=0.005)
 
     # When the primary and the parameter server die
-    plain.server.kill()
+    harness.server.kill()
     tensors.kill_primary()
     behind = int(replica.connection.hget(applied, "version"))
     tensors.restart(old)
-    plain.start_server()
+    harness.start_server()
 
     # Then the job resumes from the older state, and the workers still have the missing updates
     assert behind > 0
-    eventually(lambda: sum(training.beat(name).pushed_again or 0 for name in names) >= 1)
+    eventually(lambda: sum(training.heartbeat(name).pushed_again or 0 for name in names) >= 1)
     training.finish()
-    assert training.trained_again() == 0
+    assert training.repeated_samples() == 0
 
 
 def cut_off(replica: RedisServer) -> None:

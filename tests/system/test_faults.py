@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.harness import Plain
+from support.harness import Harness
 from support.metadata import Metadata, MetadataServer
 from support.training import BATCH, Training
 
@@ -32,10 +32,10 @@ def cloud() -> Iterator[MetadataServer]:
 
 
 def test_a_worker_that_is_asked_to_leave_loses_nothing(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a worker in the middle of a subtask that it pushes only at its end
-    training = Training(plain, samples=300, epochs=1, subtasks=1, push_every="subtask")
+    training = Training(harness, samples=300, epochs=1, subtasks=1, push_every="subtask")
     (leaver,) = training.start(1)
     training.await_steps(leaver, 20)
 
@@ -44,27 +44,27 @@ def test_a_worker_that_is_asked_to_leave_loses_nothing(
 
     # Then everything it trained is applied, and the rest of its subtask is free at once
     trained = BATCH * len(training.steps_of(leaver))
-    eventually(lambda: plain.applied(training.job) == trained)
+    eventually(lambda: harness.applied(training.job) == trained)
     assert BATCH * 20 <= trained < training.total
-    assert training.beat(leaver).samples == trained
-    assert plain.jobs.leases(training.job) == {}
+    assert training.heartbeat(leaver).samples == trained
+    assert harness.jobs.leases(training.job) == {}
 
     # and the next worker continues at the next sample
     (successor,) = training.add_workers(1)
     training.finish()
     expected = training.plan.indices(0, trained, trained + BATCH)
     assert training.steps_of(successor)[0] == expected.tolist()
-    assert training.trained_again() == 0
-    assert "expired" not in plain.jobs.work(training.job)
+    assert training.repeated_samples() == 0
+    assert "expired" not in harness.jobs.work(training.job)
 
 
 def test_a_worker_evicted_with_notice_loses_nothing(
-    plain: Plain, cloud: MetadataServer, eventually: Eventually
+    harness: Harness, cloud: MetadataServer, eventually: Eventually
 ) -> None:
     # Given a worker on a spot machine, and one elsewhere
-    training = Training(plain, push_every="subtask")
+    training = Training(harness, push_every="subtask")
     training.start(1)
-    evicted = plain.start_agent(training.job, cloud.url)
+    evicted = harness.start_noticing_worker(training.job, cloud.url)
     training.await_steps(evicted, 5)
 
     # When the cloud gives notice
@@ -74,104 +74,104 @@ def test_a_worker_evicted_with_notice_loses_nothing(
     # Then the worker reports it, and leaves well before the machine is taken
     assert training.worker(evicted).wait() == 0
     assert time.time() < gone_at
-    assert training.beat(evicted).notice == "terminate"
-    assert training.beat(evicted).notice_at == pytest.approx(gone_at, abs=1.0)
-    assert training.beat(evicted).leaving == "notice of eviction"
-    assert evicted not in plain.jobs.leases(training.job).values()
+    assert training.heartbeat(evicted).notice == "terminate"
+    assert training.heartbeat(evicted).notice_at == pytest.approx(gone_at, abs=1.0)
+    assert training.heartbeat(evicted).leaving == "notice of eviction"
+    assert evicted not in harness.jobs.leases(training.job).values()
 
     # and nothing is lost or trained twice
     training.finish()
-    assert training.trained_again() == 0
+    assert training.repeated_samples() == 0
 
 
-def test_a_drained_worker_loses_nothing(plain: Plain) -> None:
+def test_a_drained_worker_loses_nothing(harness: Harness) -> None:
     # Given two workers
-    training = Training(plain, push_every="subtask")
+    training = Training(harness, push_every="subtask")
     drained, _ = training.start(2)
     training.await_steps(drained, 5)
 
     # When the controller drains one of them
-    plain.jobs.drain(training.job, drained)
+    harness.jobs.drain(training.job, drained)
 
     # Then it leaves in good order
     assert training.worker(drained).wait() == 0
     training.finish()
-    assert training.trained_again() == 0
+    assert training.repeated_samples() == 0
 
 
 def test_an_advised_worker_finishes_its_subtask_first(
-    plain: Plain, cloud: MetadataServer, eventually: Eventually
+    harness: Harness, cloud: MetadataServer, eventually: Eventually
 ) -> None:
     # Given a worker in the middle of a subtask that was advised to leave and continues
-    training = Training(plain, samples=400, push_every=4)
+    training = Training(harness, samples=400, push_every=4)
     training.start(1)
-    advised = plain.start_agent(training.job, cloud.url)
+    advised = harness.start_noticing_worker(training.job, cloud.url)
     training.await_steps(advised, 3)
-    cloud.metadata.advise()
-    eventually(lambda: training.beat(advised).notice == "rebalance")
-    training.await_middle_of_interval(advised)
+    cloud.metadata.recommend_rebalance()
+    eventually(lambda: training.heartbeat(advised).notice == "rebalance")
+    training.await_mid_interval(advised)
 
     # When the controller has a replacement and drains the worker
-    plain.jobs.drain(training.job, advised)
+    harness.jobs.drain(training.job, advised)
 
     # Then it leaves after the last sample of its subtask, which isn't leased again
     assert training.worker(advised).wait() == 0
-    assert training.beat(advised).leaving == "drain"
-    assert (training.beat(advised).samples or 1) % (400 // 4) == 0
+    assert training.heartbeat(advised).leaving == "drain"
+    assert (training.heartbeat(advised).samples or 1) % (400 // 4) == 0
     training.finish()
-    counters = plain.ledger.connection.hkeys(LedgerKeys(training.job).counters)
+    counters = harness.ledger.connection.hkeys(LedgerKeys(training.job).counters)
     assert not [name for name in counters if name.startswith(b"again:")]
-    assert training.trained_again() == 0
+    assert training.repeated_samples() == 0
 
 
 def test_an_advised_worker_returns_a_subtask_that_takes_too_long(
-    plain: Plain, cloud: MetadataServer, eventually: Eventually
+    harness: Harness, cloud: MetadataServer, eventually: Eventually
 ) -> None:
     # Given a worker that was advised to leave, with a subtask much longer than a lease
-    training = Training(plain, samples=400, epochs=1, subtasks=2, step_seconds=1.0)
-    advised = plain.start_agent(training.job, cloud.url)
-    plain.start_servers()
-    plain.play_controller(training.job)
+    training = Training(harness, samples=400, epochs=1, subtasks=2, step_seconds=1.0)
+    advised = harness.start_noticing_worker(training.job, cloud.url)
+    harness.start_servers()
+    harness.start_job_when_ready(training.job)
     training.await_steps(advised, 1)
-    cloud.metadata.advise()
-    eventually(lambda: training.beat(advised).notice == "rebalance")
+    cloud.metadata.recommend_rebalance()
+    eventually(lambda: training.heartbeat(advised).notice == "rebalance")
 
     # When it is asked to leave
-    plain.jobs.drain(training.job, advised)
+    harness.jobs.drain(training.job, advised)
 
     # Then it pushes its update before the controller would kill it
     assert training.worker(advised).wait() == 0
-    assert (training.beat(advised).samples or 0) < 200
-    assert advised not in plain.jobs.leases(training.job).values()
+    assert (training.heartbeat(advised).samples or 0) < 200
+    assert advised not in harness.jobs.leases(training.job).values()
     training.add_workers(1)
     training.finish()
-    assert training.trained_again() == 0
+    assert training.repeated_samples() == 0
 
 
 # --- workers, without notice -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
-def test_a_killed_worker_costs_at_most_one_push_interval(plain: Plain) -> None:
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
+def test_a_killed_worker_costs_at_most_one_push_interval(harness: Harness) -> None:
     # Given two workers, one of them in the middle of a push interval
-    training = Training(plain)
+    training = Training(harness)
     victim, _ = training.start(2)
-    training.freeze_in_the_middle(victim)
+    training.freeze_mid_interval(victim)
 
     # When that one is killed without notice
     training.worker(victim).kill()
 
     # Then the other one trains the rest of its subtask when the lease has expired
     training.finish()
-    assert 0 < training.trained_again() <= training.most_again()
+    assert 0 < training.repeated_samples() <= training.most_repeated_samples()
 
 
-@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
-def test_the_death_of_all_workers_at_once_costs_one_push_interval_each(plain: Plain) -> None:
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
+def test_the_death_of_all_workers_at_once_costs_one_push_interval_each(harness: Harness) -> None:
     # Given three training workers
-    training = Training(plain, samples=600)
+    training = Training(harness, samples=600)
     victims = training.start(3)
-    training.reach(200)
+    training.await_samples(200)
 
     # When all of them are killed at once, and others start
     for victim in victims:
@@ -180,181 +180,183 @@ def test_the_death_of_all_workers_at_once_costs_one_push_interval_each(plain: Pl
 
     # Then the training ends as usual
     training.finish()
-    assert training.trained_again() <= 2 * training.most_again(killed=3)
+    assert training.repeated_samples() <= 2 * training.most_repeated_samples(killed=3)
 
 
-@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
-def test_a_worker_with_an_expired_lease_cannot_write(plain: Plain, eventually: Eventually) -> None:
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
+def test_a_worker_with_an_expired_lease_cannot_write(
+    harness: Harness, eventually: Eventually
+) -> None:
     # Given a worker that is suspended in the middle of a push interval
-    training = Training(plain)
+    training = Training(harness)
     sleeper, other = training.start(2)
-    training.freeze_in_the_middle(sleeper)
-    held = plain.jobs.leases(training.job)
+    training.freeze_mid_interval(sleeper)
+    held = harness.jobs.leases(training.job)
     subtask = next(piece for piece, holder in held.items() if holder == sleeper)
 
     # When it resumes after another worker has leased its subtask
-    eventually(lambda: plain.jobs.leases(training.job).get(subtask) == other)
+    eventually(lambda: harness.jobs.leases(training.job).get(subtask) == other)
     training.await_steps(other, len(training.steps_of(other)) + 2)
     training.worker(sleeper).thaw()
 
     # Then its late updates aren't applied, and it trains something else
     training.await_steps(sleeper, len(training.steps_of(sleeper)) + 5)
     training.finish()
-    assert 0 < training.trained_again() <= training.most_again()
+    assert 0 < training.repeated_samples() <= training.most_repeated_samples()
     assert training.worker(sleeper).alive
 
 
 # --- the parameter server --------------------------------------------------------------
 
 
-def test_repeated_deaths_of_the_parameter_server_lose_nothing(plain: Plain) -> None:
+def test_repeated_deaths_of_the_parameter_server_lose_nothing(harness: Harness) -> None:
     # Given a running job
-    training = Training(plain, samples=600)
+    training = Training(harness, samples=600)
     training.start(2)
 
     # When the parameter server is killed five times, each time while workers push
     for _ in range(5):
-        training.advance(training.interval)
-        plain.server.kill()
-        plain.start_server()
+        training.await_more_samples(training.interval)
+        harness.server.kill()
+        harness.start_server()
 
     # Then nothing is lost, and nothing is trained or pushed twice
     training.finish()
-    assert training.trained_again() == 0
-    assert plain.jobs.get(training.job).totals["rejected"] == {}
+    assert training.repeated_samples() == 0
+    assert harness.jobs.get(training.job).totals["rejected"] == {}
 
 
-def test_a_suspended_parameter_server_that_was_replaced_gives_up(plain: Plain) -> None:
+def test_a_suspended_parameter_server_that_was_replaced_gives_up(harness: Harness) -> None:
     # Given a suspended parameter server
-    training = Training(plain, samples=600)
+    training = Training(harness, samples=600)
     training.start(2)
-    training.advance(100)
-    sleeper = plain.server
+    training.await_more_samples(100)
+    sleeper = harness.server
     sleeper.freeze()
 
     # When it resumes after another one has taken over
-    plain.start_server()
-    training.advance(100)
+    harness.start_server()
+    training.await_more_samples(100)
     sleeper.thaw()
 
     # Then it ends, because it is fenced
     assert sleeper.wait() == 3
     training.finish()
-    assert plain.server.alive
-    assert training.trained_again() == 0
+    assert harness.server.alive
+    assert training.repeated_samples() == 0
 
 
 # --- the tensors server ----------------------------------------------------------------
 
 
 def test_an_empty_tensors_server_gets_model_and_updates_again(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given updates that wait in the tensors server
-    training = Training(plain, samples=600)
+    training = Training(harness, samples=600)
     names = training.start(2)
-    training.advance(100)
-    plain.server.freeze()
-    eventually(lambda: all(training.beat(name).unapplied == 2 for name in names))
+    training.await_more_samples(100)
+    harness.server.freeze()
+    eventually(lambda: all(training.heartbeat(name).unapplied == 2 for name in names))
 
     # When it is killed and restarts empty
-    plain.tensors.kill()
-    plain.tensors.start()
-    assert plain.tensors.connection.dbsize() == 0
-    plain.server.thaw()
+    harness.tensors.kill()
+    harness.tensors.start()
+    assert harness.tensors.connection.dbsize() == 0
+    harness.server.thaw()
 
     # Then the parameter server publishes the model again, and the workers push their updates again
     training.finish()
-    assert len(plain.events(training.job, "republished")) == 1
-    eventually(lambda: all((training.beat(name).pushed_again or 0) >= 1 for name in names))
-    assert training.trained_again() == 0
+    assert len(harness.events(training.job, "republished")) == 1
+    eventually(lambda: all((training.heartbeat(name).pushed_again or 0) >= 1 for name in names))
+    assert training.repeated_samples() == 0
 
 
-def test_repeated_deaths_of_the_tensors_server_lose_nothing(plain: Plain) -> None:
+def test_repeated_deaths_of_the_tensors_server_lose_nothing(harness: Harness) -> None:
     # Given a running job
-    training = Training(plain, samples=800)
+    training = Training(harness, samples=800)
     training.start(2)
 
     # When the tensors server is killed five times, each time while workers push
     for _ in range(5):
-        training.advance(training.interval)
-        plain.tensors.kill()
-        plain.tensors.start()
+        training.await_more_samples(training.interval)
+        harness.tensors.kill()
+        harness.tensors.start()
 
     # Then nothing is lost
     training.finish()
-    assert len(plain.events(training.job, "republished")) == 5
-    assert plain.server.alive
+    assert len(harness.events(training.job, "republished")) == 5
+    assert harness.server.alive
 
 
 # --- both at once ----------------------------------------------------------------------
 
 
-def kill_both(plain: Plain) -> None:
+def kill_both(harness: Harness) -> None:
     """Kill the tensors server and the parameter server, so that no copy of the model is left."""
-    plain.server.kill()
-    plain.tensors.kill()
-    plain.tensors.start()
-    plain.start_server()
+    harness.server.kill()
+    harness.tensors.kill()
+    harness.tensors.start()
+    harness.start_server()
 
 
 def test_the_loss_of_both_servers_restores_the_last_checkpoint(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a checkpoint, and updates after it
-    training = Training(plain)
+    training = Training(harness)
     training.start(2)
-    training.reach(300)
-    checkpoint = plain.checkpoints(training.job).read(plain.checkpoint(training.job)).whole[0]
-    training.advance(100)
+    training.await_samples(300)
+    checkpoint = harness.checkpoints(training.job).read(harness.checkpoint(training.job)).whole[0]
+    training.await_more_samples(100)
 
     # When the tensors server and the parameter server die together
-    kill_both(plain)
+    kill_both(harness)
 
     # Then the job resumes from the checkpoint and reports it
-    (event,) = eventually(lambda: plain.events(training.job, "restored"))
+    (event,) = eventually(lambda: harness.events(training.job, "restored"))
     assert event["details"]["version"] == checkpoint.meta.version
     lost = BATCH * len(training.steps()) - checkpoint.meta.totals.samples
 
     # and exactly the work after it is trained again
     training.finish()
-    assert 0 < training.trained_again() <= lost + 2 * 2 * training.interval
+    assert 0 < training.repeated_samples() <= lost + 2 * 2 * training.interval
 
 
 def test_the_loss_of_both_servers_before_a_checkpoint_restarts_the_job(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a job that has no checkpoint yet
-    training = Training(plain)
+    training = Training(harness)
     training.start(2)
-    training.reach(200)
+    training.await_samples(200)
 
     # When both servers die
-    kill_both(plain)
+    kill_both(harness)
 
     # Then it restarts with the first model and reports it
-    eventually(lambda: plain.events(training.job, "restarted"))
+    eventually(lambda: harness.events(training.job, "restarted"))
     training.finish()
-    assert training.trained_again() >= 200
+    assert training.repeated_samples() >= 200
 
 
-def test_a_damaged_checkpoint_is_skipped(plain: Plain, eventually: Eventually) -> None:
+def test_a_damaged_checkpoint_is_skipped(harness: Harness, eventually: Eventually) -> None:
     # Given two checkpoints, the newer one damaged
-    training = Training(plain)
+    training = Training(harness)
     training.start(2)
-    training.reach(200)
-    whole = plain.checkpoints(training.job).read(plain.checkpoint(training.job)).whole[0]
-    training.advance(100)
-    damaged = plain.checkpoint(training.job)
-    plain.damage_checkpoint(training.job, damaged)
+    training.await_samples(200)
+    whole = harness.checkpoints(training.job).read(harness.checkpoint(training.job)).whole[0]
+    training.await_more_samples(100)
+    damaged = harness.checkpoint(training.job)
+    harness.damage_checkpoint(training.job, damaged)
 
     # When both servers die
-    kill_both(plain)
+    kill_both(harness)
 
     # Then the older one is used, and the damage is reported
-    (event,) = eventually(lambda: plain.events(training.job, "checkpoint-damaged"))
+    (event,) = eventually(lambda: harness.events(training.job, "checkpoint-damaged"))
     assert damaged in event["text"]
-    (event,) = eventually(lambda: plain.events(training.job, "restored"))
+    (event,) = eventually(lambda: harness.events(training.job, "restored"))
     assert event["details"]["version"] == whole.meta.version
     training.finish()
 
@@ -363,28 +365,28 @@ def test_a_damaged_checkpoint_is_skipped(plain: Plain, eventually: Eventually) -
 
 
 def test_training_continues_while_the_ledger_is_down_and_nothing_is_lost(
-    plain: Plain,
+    harness: Harness,
 ) -> None:
     # Given a running job
-    training = Training(plain, samples=800, subtasks=2)
+    training = Training(harness, samples=800, subtasks=2)
     names = training.start(2)
-    training.advance(100)
-    events, tokens = plain.jobs.events(training.job), plain.jobs.work(training.job)["tokens"]
+    training.await_more_samples(100)
+    events, tokens = harness.jobs.events(training.job), harness.jobs.work(training.job)["tokens"]
 
     # When the ledger is killed
-    plain.ledger.kill()
+    harness.ledger.kill()
 
     # Then updates are still applied
-    training.advance(4 * training.interval)
+    training.await_more_samples(4 * training.interval)
 
     # and when it is back, it has everything that it acknowledged
-    plain.ledger.start()
-    assert plain.jobs.events(training.job)[: len(events)] == events
-    assert plain.jobs.work(training.job)["tokens"] >= tokens
+    harness.ledger.start()
+    assert harness.jobs.events(training.job)[: len(events)] == events
+    assert harness.jobs.work(training.job)["tokens"] >= tokens
     training.finish()
-    assert training.trained_again() == 0
+    assert training.repeated_samples() == 0
     assert all(training.worker(name).alive for name in names)
-    assert plain.server.alive
+    assert harness.server.alive
 
 
 # --- hostile updates -------------------------------------------------------------------
@@ -394,9 +396,9 @@ class Rogue:
     """A client with the password and the keys that writes into the stream directly."""
 
     def __init__(self, training: Training) -> None:
-        self.tensors = training.plain.tensors.connection
+        self.tensors = training.harness.tensors.connection
         self.keys = TensorKeys(training.job)
-        layout = training.plain.layout(training.job)
+        layout = training.harness.layout(training.job)
         self.honest = torch.ones(layout.floats)
         payload = bytes_of(self.honest)
         # The last subtask of the first epoch, which no worker has started.
@@ -425,12 +427,12 @@ class Rogue:
 
 
 def test_updates_of_a_rogue_client_are_rejected_counted_and_reported(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a running job and a hostile client
-    training = Training(plain, subtasks=8)
+    training = Training(harness, subtasks=8)
     training.start(2)
-    training.advance(training.interval)
+    training.await_more_samples(training.interval)
     rogue = Rogue(training)
     payload = bytes_of(rogue.honest)
     poison = rogue.honest.clone()
@@ -455,13 +457,13 @@ def test_updates_of_a_rogue_client_are_rejected_counted_and_reported(
         "checksum": 1, "non-finite": 1, "length": 2, "missing": 1, "layout": 1, "codec": 1,
         "range": 2, "integers": 1, "header": 1,
     }  # fmt: skip
-    eventually(lambda: plain.jobs.get(training.job).totals["rejected"] == reasons)
-    rejections = [event["details"] for event in plain.events(training.job, "update-rejected")]
+    eventually(lambda: harness.jobs.get(training.job).totals["rejected"] == reasons)
+    rejections = [event["details"] for event in harness.events(training.job, "update-rejected")]
     assert [each["worker"] for each in rejections] == ["rogue"] * 5 + ["unknown"]
 
     # and the sender gets no more work, while the training isn't harmed
-    assert "rogue" in plain.jobs.quarantined(training.job)
-    assert len(plain.events(training.job, "worker-quarantined")) == 1
+    assert "rogue" in harness.jobs.quarantined(training.job)
+    assert len(harness.events(training.job, "worker-quarantined")) == 1
     training.finish()
-    assert training.trained_again() == 0
-    assert plain.server.alive
+    assert training.repeated_samples() == 0
+    assert harness.server.alive

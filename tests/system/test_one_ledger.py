@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from support.harness import Plain
+from support.harness import Harness
 
 from vcasgd.errors import SpecError
 from vcasgd.store.ledger.servers import Control
 
 
-def test_the_first_cluster_claims_the_ledger(plain: Plain) -> None:
-    control = Control(plain.ledger.connection)
+def test_the_first_cluster_claims_the_ledger(harness: Harness) -> None:
+    control = Control(harness.ledger.connection)
     for _ in range(2):
         control.claim("ours")
 
@@ -24,12 +24,12 @@ def test_the_first_cluster_claims_the_ledger(plain: Plain) -> None:
 
 
 @pytest.mark.parametrize("module", ["parameter_server.main", "controller", "api"])
-def test_a_process_of_another_cluster_does_not_start(plain: Plain, module: str) -> None:
-    Control(plain.ledger.connection).claim("ours")
+def test_a_process_of_another_cluster_does_not_start(harness: Harness, module: str) -> None:
+    Control(harness.ledger.connection).claim("ours")
 
     done = subprocess.run(
         [sys.executable, "-m", f"vcasgd.{module}"],
-        env={**os.environ, **plain.env, "VCASGD_CLUSTER": "theirs", "VCASGD_TOKEN": "a-token"},
+        env={**os.environ, **harness.env, "VCASGD_CLUSTER": "theirs", "VCASGD_TOKEN": "a-token"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.harness import Plain
+from support.harness import Harness
 from support.training import BATCH, TASKS, Training
 from support.waiting import await_truth
 
@@ -50,43 +50,45 @@ for batch in session.batches(data, batch_size=2):
 # --- on real servers -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["short leases"])
-def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(plain: Plain) -> None:
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
+def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
+    harness: Harness,
+) -> None:
     # Given a job whose task is a script, on two workers
-    training = Training(plain, task="counting.py", subtasks=8)
+    training = Training(harness, task="counting.py", subtasks=8)
     killed, _ = training.start(2)
-    plain.start_keeper()
+    harness.start_job_loop()
 
     # When one of them is killed in the middle of a push interval
-    training.freeze_in_the_middle(killed)
+    training.freeze_mid_interval(killed)
     training.worker(killed).kill()
 
     # Then a third one resumes its work, and each sample of each epoch counts exactly once
     training.add_workers(1)
-    job = training.succeed()
-    assert 0 < training.trained_again() <= training.most_again()
+    job = training.await_success()
+    assert 0 < training.repeated_samples() <= training.most_repeated_samples()
 
     # and the script's own function has evaluated the model
     assert job.evaluations[-1].metrics["applied"] == 2.0
 
 
 @pytest.mark.slow
-def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(plain: Plain) -> None:
+def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(harness: Harness) -> None:
     # Given the example as a script, on two workers
     spec = JobSpec.load(DIGITS / "script.yaml").model_copy(update={"epochs": 12})
     fields = spec.model_dump(mode="json", exclude={"name", "working_dir"})
-    plain.start_server()
-    plain.start_keeper()
-    job = plain.submit(DIGITS, **fields)
-    killed, _ = plain.start_workers(job, 2)
+    harness.start_server()
+    harness.start_job_loop()
+    job = harness.submit(DIGITS, **fields)
+    killed, _ = harness.start_workers(job, 2)
 
     # When one is killed once both have trained
-    await_truth(lambda: plain.applied(job) > 200)
-    plain.workers[killed].kill()
+    await_truth(lambda: harness.applied(job) > 200)
+    harness.workers[killed].kill()
 
     # Then it learns as well as the class, and each image of each epoch is in the model once
-    await_truth(lambda: plain.jobs.get(job).state is JobState.SUCCEEDED)
-    done = plain.jobs.get(job)
+    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED)
+    done = harness.jobs.get(job)
     assert done.totals["samples"] == 12 * 1437
     assert done.totals["repeated"] == 0
     assert done.best is not None
@@ -94,11 +96,11 @@ def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(plain: P
 
 
 def test_a_worker_that_is_asked_to_leave_ends_the_script_in_its_loop(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a worker in the middle of a subtask that it pushes only at its end
     training = Training(
-        plain, task="counting.py", samples=300, epochs=1, subtasks=1, push_every="subtask"
+        harness, task="counting.py", samples=300, epochs=1, subtasks=1, push_every="subtask"
     )
     (leaver,) = training.start(1)
     training.await_steps(leaver, 20)
@@ -108,18 +110,18 @@ def test_a_worker_that_is_asked_to_leave_ends_the_script_in_its_loop(
 
     # Then everything it trained is applied
     trained = BATCH * len(training.steps_of(leaver))
-    eventually(lambda: plain.applied(training.job) == trained)
+    eventually(lambda: harness.applied(training.job) == trained)
     assert BATCH * 20 <= trained < training.total
 
     # and no code after the loop has run
-    assert "the end:" not in (plain.home / f"{leaver}.log").read_text()
+    assert "the end:" not in (harness.home / f"{leaver}.log").read_text()
     training.add_workers(1)
     training.finish()
-    assert training.trained_again() == 0
+    assert training.repeated_samples() == 0
 
 
 def test_a_script_that_raises_fails_the_job_after_three_attempts_of_one_worker(
-    plain: Plain, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path, eventually: Eventually
 ) -> None:
     # Given a script that fails in its third step
     directory = tmp_path / "code"
@@ -127,21 +129,21 @@ def test_a_script_that_raises_fails_the_job_after_three_attempts_of_one_worker(
     wrong = "    if model.weight < -1: raise OSError('the disk is full')\n"
     head, body = LOOP.strip().split("\n", 1)
     (directory / "train.py").write_text(f"{HEAD}{head}\n{wrong}{body}\n")
-    plain.start_server()
-    plain.start_keeper()
-    job = plain.submit(
+    harness.start_server()
+    harness.start_job_loop()
+    job = harness.submit(
         directory, task="train.py", epochs=1, subtasks_per_epoch=1, push_every="subtask", seed=1
     )
-    plain.start_worker(job)
+    harness.start_worker(job)
 
     # Then it restarts for each attempt, and the job shows the script's line
-    eventually(lambda: plain.jobs.get(job).state is JobState.FAILED)
-    failed = plain.jobs.get(job)
+    eventually(lambda: harness.jobs.get(job).state is JobState.FAILED)
+    failed = harness.jobs.get(job)
     assert failed.reason is not None
     assert failed.reason.startswith("train.py raised OSError: the disk is full")
     assert failed.traceback is not None
     assert "raise OSError('the disk is full')" in failed.traceback
-    assert len(plain.jobs.failures(job)) == 3
+    assert len(harness.jobs.failures(job)) == 3
 
 
 def test_the_same_script_trains_without_workers(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.harness import Plain
+from support.harness import Harness
 from support.training import TASKS, Training
 from support.waiting import await_truth
 
@@ -25,7 +25,7 @@ SHARDS = range(3)
 
 def events(training: Training, kind: str) -> list[int]:
     """Return the shards with events of a kind."""
-    return [each["details"]["shard"] for each in training.plain.events(training.job, kind)]
+    return [each["details"]["shard"] for each in training.harness.events(training.job, kind)]
 
 
 def advance_without(training: Training, node: int, before: int) -> None:
@@ -33,23 +33,23 @@ def advance_without(training: Training, node: int, before: int) -> None:
     for shard in SHARDS:
         if shard != node:
             # A worker may not know yet that the previous update was applied.
-            training.reach(before + (MAX_UNAPPLIED - 1) * training.interval, shard=shard)
+            training.await_samples(before + (MAX_UNAPPLIED - 1) * training.interval, shard=shard)
 
 
-def kill_in_the_middle_of_a_push(training: Training, node: int, eventually: Eventually) -> None:
+def kill_during_push(training: Training, node: int, eventually: Eventually) -> None:
     """Kill a tensors server in the middle of a push."""
-    process = training.plain.nodes[node].process
-    before = training.plain.applied(training.job, node)
+    process = training.harness.nodes[node].process
+    before = training.harness.applied(training.job, node)
     process.freeze()
     advance_without(training, node, before)
-    workers = training.plain.workers
-    eventually(lambda: any((training.beat(name).unapplied or 0) >= 1 for name in workers))
+    workers = training.harness.workers
+    eventually(lambda: any((training.heartbeat(name).unapplied or 0) >= 1 for name in workers))
     process.kill()
 
 
 def shut_out(training: Training, node: int) -> None:
     """Block writes to a node until the others have a push that it lacks."""
-    server = training.plain.nodes[node].connection
+    server = training.harness.nodes[node].connection
     for _ in range(10):
         server.client_pause(60_000, all=False)
         pushed = server.hget(TensorKeys(training.job, node).pushed, "0") or b"0|"
@@ -58,18 +58,18 @@ def shut_out(training: Training, node: int) -> None:
             target = int(pushed.partition(b"|")[0]) + training.interval
             for shard in SHARDS:
                 if shard != node:
-                    training.reach(target, timeout=10, shard=shard)
+                    training.await_samples(target, timeout=10, shard=shard)
             return
         server.client_unpause()
     pytest.fail("the fault did not fire: all pushes went everywhere")
 
 
-def test_a_model_on_three_nodes(sharded: Plain) -> None:
+def test_a_model_on_three_nodes(sharded: Harness) -> None:
     training = Training(sharded)
-    sharded.start_keeper()
+    sharded.start_job_loop()
     training.start(workers=2)
 
-    job = training.succeed()
+    job = training.await_success()
 
     assert job.facts is not None
     assert job.facts.shards == 3
@@ -79,7 +79,7 @@ def test_a_model_on_three_nodes(sharded: Plain) -> None:
 
 
 @pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
-def test_nodes_with_only_frozen_parameters(sharded: Plain, rule: str) -> None:
+def test_nodes_with_only_frozen_parameters(sharded: Harness, rule: str) -> None:
     # Given a model whose second and third node hold only frozen parameters
     job = sharded.submit_audit(
         samples=100,
@@ -92,7 +92,7 @@ def test_nodes_with_only_frozen_parameters(sharded: Plain, rule: str) -> None:
     )
     sharded.start_servers()
     sharded.start_workers(job, 2)
-    sharded.play_controller(job)
+    sharded.start_job_when_ready(job)
 
     await_truth(lambda: sharded.jobs.get(job).finished_epochs == 2, interval=0.05)
 
@@ -106,14 +106,14 @@ def test_nodes_with_only_frozen_parameters(sharded: Plain, rule: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_tensors_server_killed_in_the_middle_of_a_push(
-    sharded: Plain, eventually: Eventually, node: int
+    sharded: Harness, eventually: Eventually, node: int
 ) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.reach(60)
+    training.await_samples(60)
 
     # When the others have advanced without it
-    kill_in_the_middle_of_a_push(training, node, eventually)
+    kill_during_push(training, node, eventually)
 
     # Then its own parameter server fills it again after its empty restart
     sharded.nodes[node].start()
@@ -123,10 +123,10 @@ def test_a_tensors_server_killed_in_the_middle_of_a_push(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", [0, 2])
-def test_a_parameter_server_killed(sharded: Plain, node: int) -> None:
+def test_a_parameter_server_killed(sharded: Harness, node: int) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.reach(60)
+    training.await_samples(60)
 
     before = sharded.applied(training.job, node)
     sharded.servers[node].kill()
@@ -137,15 +137,15 @@ def test_a_parameter_server_killed(sharded: Plain, node: int) -> None:
 
 
 @pytest.mark.slow
-def test_buffered_updates_survive_the_loss_of_servers(sharded: Plain) -> None:
+def test_buffered_updates_survive_the_loss_of_servers(sharded: Harness) -> None:
     # Given a rule that adds the sum of seven updates at a time, and a checkpoint
     constant = {"function": "constant"}
     fedbuff = {"rule": "fedbuff", "eta": 7.0, "buffer": 7, "staleness": constant, "codec": "int8"}
     training = Training(sharded, update=fedbuff)
     training.start(workers=2)
-    training.reach(60)
+    training.await_samples(60)
     sharded.checkpoint(training.job)
-    training.advance(40)
+    training.await_more_samples(40)
 
     # When one node loses its parameter server, and another one loses both servers
     sharded.servers[0].kill()
@@ -162,17 +162,17 @@ def test_buffered_updates_survive_the_loss_of_servers(sharded: Plain) -> None:
 
 @pytest.mark.slow
 def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(
-    sharded: Plain, eventually: Eventually
+    sharded: Harness, eventually: Eventually
 ) -> None:
     # Given a checkpoint, and updates after it
     training = Training(sharded, samples=800)
     training.start(workers=2)
-    training.reach(60)
+    training.await_samples(60)
     sharded.checkpoint(training.job)
-    training.advance(100)
+    training.await_more_samples(100)
 
     # When both servers of a node die
-    kill_in_the_middle_of_a_push(training, 1, eventually)
+    kill_during_push(training, 1, eventually)
     sharded.servers[1].kill()
 
     # Then only that shard is restored, and gets the samples that it lacks
@@ -184,14 +184,14 @@ def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(
     assert restored < sharded.snapshots(training.job, 0).version()
     assert sharded.applied(training.job, 0) >= ahead
     training.finish()
-    assert training.trained_again() > 0
+    assert training.repeated_samples() > 0
 
 
 @pytest.mark.slow
-def test_one_shard_restarts_without_a_checkpoint(sharded: Plain, eventually: Eventually) -> None:
+def test_one_shard_restarts_without_a_checkpoint(sharded: Harness, eventually: Eventually) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.reach(60)
+    training.await_samples(60)
 
     before = sharded.applied(training.job, 2)
     sharded.nodes[2].kill()
@@ -206,12 +206,12 @@ def test_one_shard_restarts_without_a_checkpoint(sharded: Plain, eventually: Eve
 
 
 @pytest.mark.slow
-def test_all_servers_of_all_nodes_killed_at_once(sharded: Plain, eventually: Eventually) -> None:
+def test_all_servers_of_all_nodes_killed_at_once(sharded: Harness, eventually: Eventually) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.reach(60)
+    training.await_samples(60)
     sharded.checkpoint(training.job)
-    training.advance(40)
+    training.await_more_samples(40)
 
     for node in SHARDS:
         sharded.nodes[node].kill()
@@ -227,12 +227,12 @@ def test_all_servers_of_all_nodes_killed_at_once(sharded: Plain, eventually: Eve
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [0.25], indirect=True, ids=["short leases"])
 def test_a_worker_killed_between_the_pushes_to_two_shards(
-    sharded: Plain, eventually: Eventually
+    sharded: Harness, eventually: Eventually
 ) -> None:
     # Given a worker whose pushes arrive in two shards, and not in the third, which blocks writes
     training = Training(sharded, subtasks=2)
     (first,) = training.start(workers=1)
-    training.reach(40)
+    training.await_samples(40)
     third = sharded.nodes[1].connection
     shut_out(training, 1)
 
@@ -248,14 +248,14 @@ def test_a_worker_killed_between_the_pushes_to_two_shards(
     # Then another worker trains again only for that shard
     training.add_workers(1)
     training.finish()
-    assert training.trained_again() > 0
+    assert training.repeated_samples() > 0
 
 
 @pytest.mark.slow
-def test_a_slow_node_delays_only_its_shard(sharded: Plain) -> None:
+def test_a_slow_node_delays_only_its_shard(sharded: Harness) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.reach(60)
+    training.await_samples(60)
 
     before = sharded.applied(training.job, 1)
     sharded.nodes[1].process.freeze()
@@ -263,17 +263,17 @@ def test_a_slow_node_delays_only_its_shard(sharded: Plain) -> None:
     sharded.nodes[1].process.thaw()
 
     training.finish()
-    assert training.trained_again() == 0
+    assert training.repeated_samples() == 0
 
 
 @pytest.mark.slow
 def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(
-    sharded: Plain, eventually: Eventually
+    sharded: Harness, eventually: Eventually
 ) -> None:
     """A first snapshot would replace the model that the other shard's server still has."""
     training = Training(sharded, samples=800)
     training.start(workers=2)
-    training.reach(60)
+    training.await_samples(60)
 
     # Given a lost shard, and an empty one whose parameter server is slow to publish again
     sharded.servers[0].freeze()
@@ -299,21 +299,21 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(
 
 @pytest.mark.slow
 def test_a_job_that_lacks_store_nodes_reports_it_and_waits(
-    sharded: Plain, eventually: Eventually
+    sharded: Harness, eventually: Eventually
 ) -> None:
     training = Training(sharded)
     training.start(workers=1)
-    training.reach(60)
+    training.await_samples(60)
     before = sharded.applied(training.job)
     training.worker("worker-1").terminate()
 
     # When the processes start with fewer nodes than the model has
     whole = sharded.env["VCASGD_TENSORS_URL"]
     sharded.env["VCASGD_TENSORS_URL"] = whole.split()[0]
-    sharded.start_keeper()
+    sharded.start_job_loop()
     lost = training.add_workers(1)[0]
     eventually(lambda: sharded.events(training.job, "store-nodes-missing"))
-    eventually(lambda: "preparing" in (training.beat(lost).doing or ""))
+    eventually(lambda: "preparing" in (training.heartbeat(lost).doing or ""))
     reports = sharded.events(training.job, "store-nodes-missing")
     assert "VCASGD_TENSORS_URL names 1" in reports[0]["text"]
     assert training.worker(lost).alive

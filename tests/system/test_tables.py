@@ -23,7 +23,7 @@ def test_only_touched_rows_are_sent_and_each_counts_once_despite_a_kill(sharded:
     )
     sharded.start_servers()
     victim, survivor = sharded.start_workers(job, 2)
-    sharded.play_controller(job)
+    sharded.start_job_when_ready(job)
     await_truth(lambda: sharded.applied(job) >= 100)
 
     # When one of them is killed

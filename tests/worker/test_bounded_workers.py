@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.harness import Plain, Store
+from support.harness import Harness, Store
 from support.servers import KINDS, TlsServer, require_binary
 from support.training import Training
 
@@ -33,21 +33,21 @@ Eventually = Callable[..., Any]
 
 
 @pytest.fixture(params=KINDS)
-def plain(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plain]:
+def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]:
     """Servers of each kind, and a job loop in place of the controller; workers have ACL users."""
-    stage = Plain(tmp_path, binary=require_binary(request.param))
-    stage.bind_workers(SECRET)
-    stage.start_keeper()
+    harness = Harness(tmp_path, binary=require_binary(request.param))
+    harness.bind_workers(SECRET)
+    harness.start_job_loop()
     try:
-        yield stage
+        yield harness
     finally:
-        stage.end()
-        sys.stdout.write(stage.logs())
+        harness.end()
+        sys.stdout.write(harness.logs())
 
 
-def begin(plain: Plain, workers: int = 2, **fields: Any) -> Training:
-    training = Training(plain, **fields)
-    plain.start_servers()
+def begin(harness: Harness, workers: int = 2, **fields: Any) -> Training:
+    training = Training(harness, **fields)
+    harness.start_servers()
     training.add_workers(workers)
     return training
 
@@ -63,15 +63,15 @@ def users_at(server: RedisClient) -> set[str]:
 class Rogue:
     """A process that misuses the credentials of one worker of a job."""
 
-    def __init__(self, plain: Plain, training: Training, name: str) -> None:
+    def __init__(self, harness: Harness, training: Training, name: str) -> None:
         self.name = name
         self.training = training
-        env = plain.credentials(training.job, name)
+        env = harness.credentials(training.job, name)
         self.keys = TensorKeys(training.job)
         self.ledger = connect(env["VCASGD_LEDGER_URL"])
         self.tensors = connect(env["VCASGD_TENSORS_URL"])
         self.key = env["VCASGD_WORKER_KEY"]
-        self.layout = plain.layout(training.job)
+        self.layout = harness.layout(training.job)
         self._sent = 0
 
     def sign_in(self, eventually: Eventually) -> None:
@@ -99,7 +99,7 @@ class Rogue:
         }
         return Header(**{**fields, **changes}), payload
 
-    def smuggle(self, header: bytes) -> None:
+    def inject(self, header: bytes) -> None:
         self.tensors.xadd(self.keys.stream, {"h": header})
 
 
@@ -112,139 +112,141 @@ def works(call: Callable[[], Any]) -> bool:
 
 
 @pytest.fixture
-def rejected(plain: Plain) -> Callable[[str], dict[str, int]]:
+def rejected(harness: Harness) -> Callable[[str], dict[str, int]]:
     """Function that returns the rejected updates of a job by reason."""
-    return lambda job: dict(plain.jobs.get(job).totals.get("rejected", {}))
+    return lambda job: dict(harness.jobs.get(job).totals.get("rejected", {}))
 
 
 def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
-    training = begin(plain)
+    training = begin(harness)
     expected = {f"vcasgd-job-{training.job}"}
-    expected |= {f"vcasgd-job-{training.job}/{name}" for name in plain.workers}
+    expected |= {f"vcasgd-job-{training.job}/{name}" for name in harness.workers}
     seen: set[str] = set()
 
     def signed_in() -> bool:
-        seen.update(users_at(plain.ledger.connection), users_at(plain.tensors.connection))
+        seen.update(users_at(harness.ledger.connection), users_at(harness.tensors.connection))
         return seen == expected
 
     eventually(signed_in)
-    training.succeed()
+    training.await_success()
 
 
-def test_restarted_servers_get_their_users_again(plain: Plain) -> None:
-    training = begin(plain, samples=800)
-    for server in (plain.tensors, plain.ledger):
-        training.advance(training.interval)
+def test_restarted_servers_get_their_users_again(harness: Harness) -> None:
+    training = begin(harness, samples=800)
+    for server in (harness.tensors, harness.ledger):
+        training.await_more_samples(training.interval)
         server.kill()
         server.start()
-        training.advance(training.interval)
+        training.await_more_samples(training.interval)
 
-    training.succeed()
+    training.await_success()
 
-    assert plain.events(training.job, "republished")
-    assert training.trained_again() == 0
+    assert harness.events(training.job, "republished")
+    assert training.repeated_samples() == 0
 
 
-def test_a_restarted_parameter_server_admits_the_workers(plain: Plain) -> None:
-    training = begin(plain, samples=800)
-    training.advance(training.interval)
-    plain.server.kill()
-    plain.tensors.kill()
-    plain.tensors.start()
-    plain.start_server()
+def test_a_restarted_parameter_server_admits_the_workers(harness: Harness) -> None:
+    training = begin(harness, samples=800)
+    training.await_more_samples(training.interval)
+    harness.server.kill()
+    harness.tensors.kill()
+    harness.tensors.start()
+    harness.start_server()
 
-    training.succeed()
+    training.await_success()
 
 
 def test_users_of_ended_jobs_are_removed_at_the_start(
     tmp_path: Path, eventually: Eventually
 ) -> None:
-    plain, over = Plain(tmp_path, heartbeat=0.25), "over-23abcd"
+    harness, over = Harness(tmp_path, heartbeat=0.25), "over-23abcd"
     try:
-        plain.bind_workers(SECRET)
-        AclUsers(plain.ledger.connection, LEDGER_SCRIPTS, 0).sync([ledger_user(SECRET, over)])
+        harness.bind_workers(SECRET)
+        AclUsers(harness.ledger.connection, LEDGER_SCRIPTS, 0).sync([ledger_user(SECRET, over)])
         worker = tensors_user(SECRET, over, f"{over}.w")
-        AclUsers(plain.tensors.connection, TENSORS_SCRIPTS, 0).sync([worker])
-        assert all(over in users(server) for server in (plain.ledger, plain.tensors))
+        AclUsers(harness.tensors.connection, TENSORS_SCRIPTS, 0).sync([worker])
+        assert all(over in users(server) for server in (harness.ledger, harness.tensors))
 
         # When the parameter server and the job loop start for another job
-        plain.start_keeper()
-        training = begin(plain, samples=2000)
+        harness.start_job_loop()
+        training = begin(harness, samples=2000)
 
-        for server in (plain.ledger, plain.tensors):
+        for server in (harness.ledger, harness.tensors):
             eventually(lambda server=server: over not in users(server))
         # Then that job keeps its users
-        training.advance(training.interval)
-        assert training.job in users(plain.ledger)
+        training.await_more_samples(training.interval)
+        assert training.job in users(harness.ledger)
     finally:
-        plain.end()
+        harness.end()
 
 
 def test_no_worker_is_blamed_for_another_ones_updates(
-    plain: Plain, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
+    harness: Harness, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
 ) -> None:
-    training = begin(plain, subtasks=8)
-    training.advance(training.interval)
-    rogue = Rogue(plain, training, "rogue")
+    training = begin(harness, subtasks=8)
+    training.await_more_samples(training.interval)
+    rogue = Rogue(harness, training, "rogue")
     rogue.sign_in(eventually)
 
     for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):
         header, _ = rogue.update(worker="worker-1")
-        rogue.smuggle(header.signed("a key of its own", rogue.keys).model_dump_json().encode())
-        rogue.smuggle(header.model_dump_json().encode())
+        rogue.inject(header.signed("a key of its own", rogue.keys).model_dump_json().encode())
+        rogue.inject(header.model_dump_json().encode())
 
     expected = 4 * REJECTIONS_BEFORE_QUARANTINE
     eventually(lambda: rejected(training.job).get("signature") == expected)
-    assert plain.jobs.quarantined(training.job) == {}
-    training.succeed()
-    assert training.trained_again() == 0
+    assert harness.jobs.quarantined(training.job) == {}
+    training.await_success()
+    assert training.repeated_samples() == 0
 
 
 def test_a_rogue_worker_is_quarantined_under_its_own_name(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
-    training = begin(plain, subtasks=8)
-    training.advance(training.interval)
-    rogue = Rogue(plain, training, "rogue")
+    training = begin(harness, subtasks=8)
+    training.await_more_samples(training.interval)
+    rogue = Rogue(harness, training, "rogue")
     rogue.sign_in(eventually)
 
     for _ in range(REJECTIONS_BEFORE_QUARANTINE):
         header, payload = rogue.update()
         rogue.tensors.set(rogue.keys.payload_chunk(header.update, 0), bytes(payload))
-        rogue.smuggle(header.signed(rogue.key, rogue.keys).model_dump_json().encode())
+        rogue.inject(header.signed(rogue.key, rogue.keys).model_dump_json().encode())
 
-    eventually(lambda: "rogue" in plain.jobs.quarantined(training.job))
+    eventually(lambda: "rogue" in harness.jobs.quarantined(training.job))
     eventually(lambda: not works(lambda: rogue.tensors.get(rogue.keys.meta)))
     with pytest.raises(StoreDenied):
         rogue.tensors.get(rogue.keys.meta)
-    assert len(plain.events(training.job, "worker-quarantined")) == 1
-    training.succeed()
-    assert plain.jobs.quarantined(training.job).keys() == {"rogue"}
+    assert len(harness.events(training.job, "worker-quarantined")) == 1
+    training.await_success()
+    assert harness.jobs.quarantined(training.job).keys() == {"rogue"}
 
 
 def test_a_flood_of_garbage_does_not_stop_training(
-    plain: Plain, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
+    harness: Harness, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
 ) -> None:
-    training = begin(plain, subtasks=8)
-    training.advance(training.interval)
-    rogue = Rogue(plain, training, "rogue")
+    training = begin(harness, subtasks=8)
+    training.await_more_samples(training.interval)
+    rogue = Rogue(harness, training, "rogue")
     rogue.sign_in(eventually)
 
     for number in range(1000):
-        rogue.smuggle(b"{" * (number % 50) + b"\xff")
+        rogue.inject(b"{" * (number % 50) + b"\xff")
 
-    training.succeed()
+    training.await_success()
     eventually(lambda: rejected(training.job)["header"] == 1000)
-    assert len(plain.events(training.job, "update-rejected")) < 20, "the history is kept"
-    assert training.trained_again() == 0
+    assert len(harness.events(training.job, "update-rejected")) < 20, "the history is kept"
+    assert training.repeated_samples() == 0
 
 
-def test_nonsense_about_one_job_does_not_stop_another(plain: Plain, eventually: Eventually) -> None:
-    victim = begin(plain, 1, samples=800)
-    other = Training(plain)
-    rogue_env = ledger_user(SECRET, other.job).url(plain.ledger.files.url)
+def test_nonsense_about_one_job_does_not_stop_another(
+    harness: Harness, eventually: Eventually
+) -> None:
+    victim = begin(harness, 1, samples=800)
+    other = Training(harness)
+    rogue_env = ledger_user(SECRET, other.job).url(harness.ledger.files.url)
     rogue = connect(rogue_env)
     keys = LedgerKeys(other.job)
     eventually(lambda: works(rogue.ping))
@@ -255,47 +257,47 @@ def test_nonsense_about_one_job_does_not_stop_another(plain: Plain, eventually: 
     rogue.hset(keys.counters, "next", "many")
     rogue.rpush(keys.failures, b"\xff")
 
-    victim.succeed()
+    victim.await_success()
 
-    assert plain.server.alive
-    assert other.job not in {job.id for job in plain.jobs.all()}
+    assert harness.server.alive
+    assert other.job not in {job.id for job in harness.jobs.all()}
     rogue.close()
 
 
 def test_a_worker_that_no_server_admits_gives_up_with_a_reason(tmp_path: Path) -> None:
-    plain = Plain(tmp_path, heartbeat=0.02)
+    harness = Harness(tmp_path, heartbeat=0.02)
     try:
-        training = Training(plain)
-        plain.bind_workers("a secret that no server has")
-        name = plain.start_worker(training.job)
+        training = Training(harness)
+        harness.bind_workers("a secret that no server has")
+        name = harness.start_worker(training.job)
 
-        plain.workers[name].wait()
+        harness.workers[name].wait()
 
         log = (tmp_path / f"{name}.log").read_text()
         assert "the store refused" in log
         password = ledger_user("a secret that no server has", training.job).password
         assert password not in log
-        assert plain.jobs.workers(training.job) == {}
+        assert harness.jobs.workers(training.job) == {}
     finally:
-        plain.end()
+        harness.end()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_job_is_trained_over_tls(tmp_path: Path, nodes: int) -> None:
     # Given servers that each have their own certificate authority
-    plain = Plain(tmp_path, binary=require_binary("redis"), nodes=nodes)
+    harness = Harness(tmp_path, binary=require_binary("redis"), nodes=nodes)
     try:
         for variable, servers in (
-            ("VCASGD_LEDGER_URL", [plain.ledger]),
-            ("VCASGD_TENSORS_URL", plain.nodes),
+            ("VCASGD_LEDGER_URL", [harness.ledger]),
+            ("VCASGD_TENSORS_URL", harness.nodes),
         ):
             tls = [TlsServer(server, tmp_path) for server in servers]
             urls = [each.url(ssl_ca_certs=each.authority) for each in tls]
-            plain.env[variable] = " ".join(urls)
-        plain.bind_workers(SECRET)
-        plain.start_keeper()
-        training = begin(plain)
-        training.succeed()
+            harness.env[variable] = " ".join(urls)
+        harness.bind_workers(SECRET)
+        harness.start_job_loop()
+        training = begin(harness)
+        training.await_success()
     finally:
-        plain.end()
-        sys.stdout.write(plain.logs())
+        harness.end()
+        sys.stdout.write(harness.logs())

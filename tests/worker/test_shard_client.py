@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.harness import RedisServer
-from support.servers import KINDS, Fault, running_server, url_of, wired
+from support.servers import KINDS, Fault, running_server, through_proxy, url_of
 from support.shard_clients import client_of, flush, settle, submit, version_of
 from support.world import World
 
@@ -186,7 +186,7 @@ class TestLost:
         for at in range(1, 20):
             subtask, position = divmod(at - 1, world.plan.size(0))
             fault = Fault(at, moment)
-            with wired(server, 1, fault) as connection:
+            with through_proxy(server, 1, fault) as connection:
                 client = client_of(world, connection)
                 try:
                     fault.arm()

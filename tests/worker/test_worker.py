@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import Plain
+from support.harness import Harness
 from support.training import BATCH, Training
 
 from vcasgd.store.keys import LedgerKeys
@@ -18,42 +18,42 @@ Eventually = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
+def shared_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """Servers and a job loop for jobs that fail by themselves."""
-    stage = Plain(tmp_path_factory.mktemp("stage"))
+    harness = Harness(tmp_path_factory.mktemp("harness"))
     try:
-        stage.start_server()
-        stage.start_keeper()
-        yield stage
+        harness.start_server()
+        harness.start_job_loop()
+        yield harness
     finally:
-        stage.end()
+        harness.end()
 
 
 class User:
     """A user with a task to submit."""
 
-    def __init__(self, stage: Plain, directory: Path, eventually: Eventually) -> None:
-        self.stage = stage
+    def __init__(self, harness: Harness, directory: Path, eventually: Eventually) -> None:
+        self.harness = harness
         self.directory = directory
         self.eventually = eventually
 
-    def submits(self, code: str, workers: int = 1, **fields: Any) -> str:
+    def submit(self, code: str, workers: int = 1, **fields: Any) -> str:
         """Submit a job of 100 samples in 5 subtasks; ``code`` is the module with class ``Mine``."""
         head = "import torch\nfrom vcasgd.chaos.task.audit import Audit\n\n"
         (self.directory / "train.py").write_text(head + textwrap.dedent(code))
         options = {"samples": 100, "subtasks": 5, "epochs": 1, "push_every": 1, **fields}
-        job = self.stage.submit_audit(working_dir=self.directory, task="train:Mine", **options)
-        self.stage.start_workers(job, workers)
+        job = self.harness.submit_audit(working_dir=self.directory, task="train:Mine", **options)
+        self.harness.start_workers(job, workers)
         return job
 
-    def sees(self, job: str, state: JobState) -> JobRecord:
-        self.eventually(lambda: self.stage.jobs.get(job).state is state)
-        return self.stage.jobs.get(job)
+    def await_state(self, job: str, state: JobState) -> JobRecord:
+        self.eventually(lambda: self.harness.jobs.get(job).state is state)
+        return self.harness.jobs.get(job)
 
 
 @pytest.fixture
-def user(stage: Plain, tmp_path: Path, eventually: Eventually) -> User:
-    return User(stage, tmp_path, eventually)
+def user(shared_harness: Harness, tmp_path: Path, eventually: Eventually) -> User:
+    return User(shared_harness, tmp_path, eventually)
 
 
 # --- the user's code can't be loaded --------------------------------------------------
@@ -63,10 +63,10 @@ def test_a_task_that_cannot_be_imported_fails_the_job_with_the_users_traceback(
     user: User,
 ) -> None:
     # Given a module with an import that doesn't exist
-    job = user.submits("import sklearm\n\nclass Mine(Audit): ...")
+    job = user.submit("import sklearm\n\nclass Mine(Audit): ...")
 
     # Then the job fails and shows the user's line
-    failed = user.sees(job, JobState.FAILED)
+    failed = user.await_state(job, JobState.FAILED)
     assert failed.reason is not None
     assert failed.reason.startswith("task: train:Mine can't be loaded: ModuleNotFoundError")
     assert failed.traceback is not None
@@ -74,7 +74,7 @@ def test_a_task_that_cannot_be_imported_fails_the_job_with_the_users_traceback(
     assert "train.py" in failed.traceback
 
     # and the worker leaves
-    assert list(user.stage.workers.values())[-1].wait() == 0
+    assert list(user.harness.workers.values())[-1].wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_task_that_cannot_be_imported_fails_the_job_with_the_users_traceback(
     ids=["no such class", "no task", "arguments", "model", "dataset", "exit"],
 )
 def test_a_task_that_cannot_be_built_fails_the_job(user: User, code: str, reason: str) -> None:
-    failed = user.sees(user.submits(code), JobState.FAILED)
+    failed = user.await_state(user.submit(code), JobState.FAILED)
     assert failed.reason is not None
     assert reason in failed.reason
 
@@ -109,10 +109,10 @@ def test_a_task_that_cannot_be_built_fails_the_job(user: User, code: str, reason
 def test_data_that_cannot_be_cut_fails_the_job_and_names_the_field(
     user: User, fields: dict[str, Any], reason: str
 ) -> None:
-    failed = user.sees(user.submits("class Mine(Audit): ...", **fields), JobState.FAILED)
+    failed = user.await_state(user.submit("class Mine(Audit): ...", **fields), JobState.FAILED)
     assert failed.reason is not None
     assert failed.reason.startswith(reason)
-    assert len(user.stage.jobs.failures(failed.id)) == 1, "another attempt would not help"
+    assert len(user.harness.jobs.failures(failed.id)) == 1, "another attempt would not help"
 
 
 # --- the user's code fails ------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_data_that_cannot_be_cut_fails_the_job_and_names_the_field(
 
 def test_a_loss_that_is_not_a_number_fails_the_job_at_its_first_step(user: User) -> None:
     # Given a job of a thousand epochs whose loss is NaN from the start
-    job = user.submits(
+    job = user.submit(
         """
         class Mine(Audit):
             def loss(self, model, batch):
@@ -131,7 +131,7 @@ def test_a_loss_that_is_not_a_number_fails_the_job_at_its_first_step(user: User)
     )
 
     # Then it fails with that reason, and no update was applied
-    failed = user.sees(job, JobState.FAILED)
+    failed = user.await_state(job, JobState.FAILED)
     assert failed.reason is not None
     assert failed.reason.startswith("the loss is nan in local step 1")
     assert failed.totals.get("updates", 0) == 0
@@ -139,7 +139,7 @@ def test_a_loss_that_is_not_a_number_fails_the_job_at_its_first_step(user: User)
 
 def test_parameters_that_overflow_fail_the_job_and_are_never_applied(user: User) -> None:
     # Given a learning rate that makes the first step overflow float32
-    job = user.submits(
+    job = user.submit(
         """
         class Mine(Audit):
             def optimizer(self, parameters):
@@ -151,7 +151,7 @@ def test_parameters_that_overflow_fail_the_job_and_are_never_applied(user: User)
     )
 
     # Then the job fails with that reason, and no update was applied
-    failed = user.sees(job, JobState.FAILED)
+    failed = user.await_state(job, JobState.FAILED)
     assert failed.reason is not None
     assert failed.reason.startswith("the model's parameters are no longer finite")
     assert failed.totals.get("updates", 0) == 0
@@ -159,7 +159,7 @@ def test_parameters_that_overflow_fail_the_job_and_are_never_applied(user: User)
 
 def test_an_error_at_one_sample_fails_the_job_after_three_attempts(user: User) -> None:
     # Given a sample that can't be trained
-    job = user.submits(
+    job = user.submit(
         """
         class Mine(Audit):
             def loss(self, model, batch):
@@ -172,8 +172,8 @@ def test_an_error_at_one_sample_fails_the_job_after_three_attempts(user: User) -
     )
 
     # Then the same subtask is tried three times, by both workers
-    failed = user.sees(job, JobState.FAILED)
-    failures = user.stage.jobs.failures(job)
+    failed = user.await_state(job, JobState.FAILED)
+    failures = user.harness.jobs.failures(job)
     assert len(failures) >= 3
     assert len({failure.piece for failure in failures}) == 1
     assert len({failure.worker for failure in failures}) == 2
@@ -184,7 +184,7 @@ def test_an_error_at_one_sample_fails_the_job_after_three_attempts(user: User) -
 
 def test_a_transient_error_does_no_harm(user: User) -> None:
     # Given an error that occurs once on every machine
-    job = user.submits(
+    job = user.submit(
         """
         seen = []
 
@@ -199,12 +199,12 @@ def test_a_transient_error_does_no_harm(user: User) -> None:
     )
 
     # Then the job succeeds, and still counts each sample once
-    done = user.sees(job, JobState.SUCCEEDED)
-    assert {failure.message for failure in user.stage.jobs.failures(job)} == {
+    done = user.await_state(job, JobState.SUCCEEDED)
+    assert {failure.message for failure in user.harness.jobs.failures(job)} == {
         "loss raised ConnectionError: the data is not here yet"
     }
     assert done.model is not None
-    model = user.stage.checkpoints(job).read(done.model).floats
+    model = user.harness.checkpoints(job).read(done.model).floats
     assert model.tolist() == [1.0] * 100
 
 
@@ -218,22 +218,22 @@ def test_a_transient_error_does_no_harm(user: User) -> None:
     ids=["raises", "no count", "no dict"],
 )
 def test_a_failing_evaluation_fails_the_job(user: User, evaluate: str, reason: str) -> None:
-    job = user.submits(
+    job = user.submit(
         f"""
         class Mine(Audit):
             def evaluate(self, model, batch):
                 {evaluate}
         """
     )
-    failed = user.sees(job, JobState.FAILED)
+    failed = user.await_state(job, JobState.FAILED)
     assert failed.reason is not None
     assert failed.reason.startswith(reason)
-    assert {failure.piece for failure in user.stage.jobs.failures(job)} == {"evaluate:1"}
+    assert {failure.piece for failure in user.harness.jobs.failures(job)} == {"evaluate:1"}
 
 
 def test_what_the_users_code_prints_is_in_the_jobs_log(user: User) -> None:
     # Given a task that prints
-    job = user.submits(
+    job = user.submit(
         """
         class Mine(Audit):
             def model(self):
@@ -243,23 +243,23 @@ def test_what_the_users_code_prints_is_in_the_jobs_log(user: User) -> None:
     )
 
     # Then the log has its lines with the worker's name
-    user.sees(job, JobState.SUCCEEDED)
-    lines = user.stage.jobs.logs(job)
+    user.await_state(job, JobState.SUCCEEDED)
+    lines = user.harness.jobs.logs(job)
     (printed,) = {(each["worker"], each["line"]) for each in lines if "user" in each["line"]}
-    assert printed == (list(user.stage.workers)[-1], "a line of the user's")
+    assert printed == (list(user.harness.workers)[-1], "a line of the user's")
 
 
 # --- the user's code hangs ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plain", [0.05], indirect=True, ids=["fast heartbeat"])
+@pytest.mark.parametrize("harness", [0.05], indirect=True, ids=["fast heartbeat"])
 def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_despite_heartbeats(
-    plain: Plain, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path, eventually: Eventually
 ) -> None:
     # Given a task that hangs on the first machine
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "train.py").write_text(HANGING)
-    job = plain.submit_audit(
+    job = harness.submit_audit(
         samples=100,
         subtasks=2,
         epochs=1,
@@ -267,31 +267,31 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_despite_heartbeat
         task="train:Mine",
         args={"marker": str(tmp_path / "hangs")},
     )
-    plain.start_server()
-    hanging = plain.start_worker(job)
-    plain.play_controller(job)
+    harness.start_server()
+    hanging = harness.start_worker(job)
+    harness.start_job_when_ready(job)
     eventually((tmp_path / "hangs").exists)
-    assert plain.jobs.leases(job) == {"train:0": hanging}
+    assert harness.jobs.leases(job) == {"train:0": hanging}
 
     # whose lease is renewed for a while, because a step may take long
     def until() -> float:
-        return float(plain.ledger.connection.zscore(LedgerKeys(job).leases, "train:0"))
+        return float(harness.ledger.connection.zscore(LedgerKeys(job).leases, "train:0"))
 
     first = until()
     eventually(lambda: until() > first)
 
     # When another worker comes
-    other = plain.start_worker(job)
+    other = harness.start_worker(job)
 
     # Then it gets the lease once the first one makes no step for too long
-    eventually(lambda: plain.jobs.leases(job).get("train:0") != hanging)
-    eventually(lambda: plain.jobs.get(job).finished_epochs == 1)
-    assert plain.vector(job).tolist() == [1.0] * 100
+    eventually(lambda: harness.jobs.leases(job).get("train:0") != hanging)
+    eventually(lambda: harness.jobs.get(job).finished_epochs == 1)
+    assert harness.vector(job).tolist() == [1.0] * 100
 
     # although the first one still sends heartbeats
-    beat = plain.jobs.workers(job)[hanging].at or 0.0
-    eventually(lambda: (plain.jobs.workers(job)[hanging].at or 0.0) > beat)
-    eventually(lambda: plain.jobs.workers(job)[other].samples == 100)
+    beat = harness.jobs.workers(job)[hanging].at or 0.0
+    eventually(lambda: (harness.jobs.workers(job)[hanging].at or 0.0) > beat)
+    eventually(lambda: harness.jobs.workers(job)[other].samples == 100)
 
 
 HANGING = """
@@ -316,22 +316,22 @@ class Mine(Audit):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_updates(plain: Plain) -> None:
+def test_memory_does_not_grow_with_the_number_of_updates(harness: Harness) -> None:
     # Given a model of a million numbers, and a worker that pushes after every step
     training = Training(
-        plain, samples=1_000_000, epochs=1, subtasks=100, push_every=1, step_seconds=0
+        harness, samples=1_000_000, epochs=1, subtasks=100, push_every=1, step_seconds=0
     )
     (name,) = training.start(1)
     watched = {
         "worker": training.worker(name),
-        "server": plain.server,
-        "tensors": plain.tensors.process,
+        "server": harness.server,
+        "tensors": harness.tensors.process,
     }
 
     # When another 200 updates are applied after the first 50
-    training.reach(50 * BATCH)
+    training.await_samples(50 * BATCH)
     before = {who: process.resident_bytes() for who, process in watched.items()}
-    training.reach(250 * BATCH)
+    training.await_samples(250 * BATCH)
 
     # Then no process has grown by more than a few updates
     update = 4 * 1_000_000

@@ -29,7 +29,7 @@ HEARTBEAT = 1.0
 HELD_SECONDS = 0.5
 
 
-class Site:
+class CloudStack:
     """A stack that buys machines in emulated clouds, and the boxes of the clouds."""
 
     def __init__(self, settings: Settings, boxes: dict[str, CloudBox]) -> None:
@@ -63,7 +63,7 @@ class Site:
         assert view.state == "succeeded", view.reason
         return view
 
-    def at_work(self, job: str) -> set[str]:
+    def training_machines(self, job: str) -> set[str]:
         """Return the machines whose workers train now."""
         fresh = time.time() - 4 * HEARTBEAT
         rows = self.client.workers(job)
@@ -78,10 +78,10 @@ class Site:
         for box in self._boxes.values():
             box.interrupt(instances & box.boxes.keys(), notice_seconds)
 
-    def advise(self, instance: str) -> None:
+    def recommend_rebalance(self, instance: str) -> None:
         """Publish EC2's rebalance recommendation."""
         (box,) = (box for box in self._boxes.values() if instance in box.boxes)
-        box.advise(instance)
+        box.recommend_rebalance(instance)
 
     def events(self, job: str, kind: str) -> list[EventRow]:
         return [event for event in self.client.events(job) if event.kind == kind]
@@ -96,7 +96,7 @@ class Site:
         (row,) = (row for row in self.client.pools() if row.name == pool)
         return {each["zone"] for each in row.markets if each["refused_since"] is not None}
 
-    def leased_again(self, job: str) -> list[str]:
+    def requeued_subtasks(self, job: str) -> list[str]:
         """Return the subtasks that a worker did not finish."""
         password = self.home.ensure_password("ledger")
         port = StackState.read(self.home.path).ports["ledger"]
@@ -122,14 +122,14 @@ class Site:
 
 
 @contextlib.contextmanager
-def site(
+def cloud_stack(
     home: Path,
     documents: list[dict[str, Any]],
     clouds: dict[str, EmulatedCloud],
     boots: Callable[[Box], bool] = lambda _box: True,
     **more: Any,
-) -> Iterator[Site]:
-    """Provide a site; fail if it leaves machines behind.
+) -> Iterator[CloudStack]:
+    """Provide a stack; fail if it leaves machines behind.
 
     ``boots``: see :class:`CloudBox`; ``more``: settings.
     """
@@ -151,7 +151,7 @@ def site(
             for name, cloud in clouds.items()
         }
         stack.enter_context(running(settings))
-        made = Site(settings, boxes)
+        made = CloudStack(settings, boxes)
         stack.callback(made.client.close)
         try:
             yield made

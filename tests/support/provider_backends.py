@@ -1,4 +1,4 @@
-"""One emulated world for each provider, with one interface, for the tests of the contract."""
+"""One emulated backend for each provider, with one interface, for the tests of the contract."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GCP_ZONES = ("us-central1-a", "us-central1-b")
 CLOUD_CONFIG = "#cloud-config\nruncmd: [[/usr/local/lib/vcasgd/boot]]\n"
 
 
-class World(Protocol):
+class ProviderBackend(Protocol):
     """A place to buy machines, whose faults a test controls."""
 
     pool: str
@@ -34,21 +34,21 @@ class World(Protocol):
 
     def provider(self, cluster: str = "test") -> Provider: ...
 
-    def run_out(self, *zones: str) -> None:
+    def exhaust(self, *zones: str) -> None:
         """Remove all capacity from the zones."""
         ...
 
-    def allow(self, machines: int) -> None:
+    def limit_launches(self, machines: int) -> None:
         """Limit the number of machines that one launch gets."""
         ...
 
     def tags(self, instance_id: str) -> Mapping[str, str]: ...
 
-    def told(self, instance_id: str) -> str:
+    def user_data(self, instance_id: str) -> str:
         """Return the machine's boot script, as its cloud provides it."""
         ...
 
-    def say(self, instance_id: str, text: str) -> None:
+    def report_boot_error(self, instance_id: str, text: str) -> None:
         """Report a boot error as the machine, as the image's scripts do."""
         ...
 
@@ -57,7 +57,7 @@ class World(Protocol):
         ...
 
 
-class LocalWorld:
+class LocalBackend:
     pool, zones, kind = "local", ("local-a", "local-b"), "process"
 
     def __init__(self, home: Path) -> None:
@@ -69,22 +69,22 @@ class LocalWorld:
         self._providers.append(LocalProvider(self._home, cluster, pool, owner_grace_seconds=None))
         return self._providers[-1]
 
-    def run_out(self, *zones: str) -> None:
+    def exhaust(self, *zones: str) -> None:
         if set(zones) == set(self.zones):
-            self.allow(0)
+            self.limit_launches(0)
 
-    def allow(self, machines: int) -> None:
+    def limit_launches(self, machines: int) -> None:
         self.provider().override(capacity=machines)
 
     def tags(self, instance_id: str) -> Mapping[str, str]:
         one = next(one for one in self.provider().instances() if one.id == instance_id)
         return {"cluster": "test", "pool": one.pool}
 
-    def told(self, instance_id: str) -> str:
+    def user_data(self, instance_id: str) -> str:
         folder = self._home / "instances" / instance_id
         return (folder / "instance.json").read_text()
 
-    def say(self, instance_id: str, text: str) -> None:
+    def report_boot_error(self, instance_id: str, text: str) -> None:
         pytest.skip("a process of this computer reports in its log")
 
     def alive(self) -> set[str]:
@@ -95,7 +95,7 @@ class LocalWorld:
             provider.destroy_all()
 
 
-class AwsWorld:
+class AwsBackend:
     pool, zones, kind = "aws-spot", AWS_ZONES, "c5.xlarge"
 
     def __init__(self, ec2: EmulatedEc2) -> None:
@@ -134,10 +134,10 @@ class AwsWorld:
             page=5,
         )
 
-    def run_out(self, *zones: str) -> None:
+    def exhaust(self, *zones: str) -> None:
         self.ec2.exhausted = {self._subnets[zone]: "InsufficientInstanceCapacity" for zone in zones}
 
-    def allow(self, machines: int) -> None:
+    def limit_launches(self, machines: int) -> None:
         self.ec2.room = machines
 
     def tags(self, instance_id: str) -> Mapping[str, str]:
@@ -145,24 +145,24 @@ class AwsWorld:
         tags = {tag["Key"]: tag["Value"] for tag in row["Tags"]}
         return {"cluster": tags["vcasgd:cluster"], "pool": tags["vcasgd:pool"]}
 
-    def told(self, instance_id: str) -> str:
+    def user_data(self, instance_id: str) -> str:
         return self.ec2.user_data(instance_id)
 
-    def say(self, instance_id: str, text: str) -> None:
+    def report_boot_error(self, instance_id: str, text: str) -> None:
         tags = [{"Key": "vcasgd:boot-error", "Value": text}]
         self.ec2.ec2().create_tags(Resources=[instance_id], Tags=tags)
 
     def alive(self) -> set[str]:
         return {row["InstanceId"] for row in self.ec2.alive()}
 
-    def stopping(self, instance_id: str) -> None:
+    def mark_stopping(self, instance_id: str) -> None:
         """Do nothing, because EC2 notifies only the machine."""
 
-    def gone(self, instance_id: str) -> None:
+    def remove(self, instance_id: str) -> None:
         self.ec2.terminate(instance_id)
 
 
-class GcpWorld:
+class GcpBackend:
     pool, zones, kind = "gcp-spot", GCP_ZONES, "n2-standard-4"
 
     def __init__(self, compute: FakeCompute, url: str) -> None:
@@ -201,60 +201,60 @@ class GcpWorld:
             page=5,
         )
 
-    def run_out(self, *zones: str) -> None:
+    def exhaust(self, *zones: str) -> None:
         self.compute.exhausted = dict.fromkeys(zones, "ZONE_RESOURCE_POOL_EXHAUSTED")
 
-    def allow(self, machines: int) -> None:
+    def limit_launches(self, machines: int) -> None:
         self.compute.room = dict.fromkeys(self.zones, machines)
 
     def tags(self, instance_id: str) -> Mapping[str, str]:
         row = next(row for row in self.compute.alive() if row["name"] == instance_id)
         return {"cluster": row["labels"]["vcasgd-cluster"], "pool": row["labels"]["vcasgd-pool"]}
 
-    def told(self, instance_id: str) -> str:
+    def user_data(self, instance_id: str) -> str:
         row = next(row for row in self.compute.alive() if row["name"] == instance_id)
         items = {item["key"]: item["value"] for item in row["metadata"]["items"]}
         return str(items["user-data"])
 
-    def say(self, instance_id: str, text: str) -> None:
+    def report_boot_error(self, instance_id: str, text: str) -> None:
         self.compute.attributes[instance_id, "vcasgd/boot-error"] = text
 
     def alive(self) -> set[str]:
         return {row["name"] for row in self.compute.alive()}
 
-    def stopping(self, instance_id: str) -> None:
+    def mark_stopping(self, instance_id: str) -> None:
         self.compute.set_status(instance_id, "STOPPING")
 
-    def gone(self, instance_id: str) -> None:
+    def remove(self, instance_id: str) -> None:
         self.compute.remove(instance_id)
 
 
 @contextmanager
-def aws_world() -> Iterator[AwsWorld]:
+def aws_backend() -> Iterator[AwsBackend]:
     with emulated_ec2() as ec2, pytest.MonkeyPatch.context() as patch:
         for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": ec2.url}.items():
             patch.setenv(name, value)
-        yield AwsWorld(ec2)
+        yield AwsBackend(ec2)
 
 
 @contextmanager
-def gcp_world() -> Iterator[GcpWorld]:
+def gcp_backend() -> Iterator[GcpBackend]:
     server = ComputeServer(FakeCompute())
     try:
-        yield GcpWorld(server.compute, server.url)
+        yield GcpBackend(server.compute, server.url)
     finally:
         server.stop()
 
 
 @contextmanager
-def world_of(name: str, home: Path) -> Iterator[World]:
+def backend_of(name: str, home: Path) -> Iterator[ProviderBackend]:
     with ExitStack() as stack:
         if name == "aws":
-            yield stack.enter_context(aws_world())
+            yield stack.enter_context(aws_backend())
         elif name == "gcp":
-            yield stack.enter_context(gcp_world())
+            yield stack.enter_context(gcp_backend())
         else:
-            local = LocalWorld(home)
+            local = LocalBackend(home)
             stack.callback(local.close)
             yield local
 
@@ -264,6 +264,6 @@ def sleeper() -> Boot:
     return Boot(("sleep", "300"), {"GREETING": 'it\'s "$HOME"', "PATH": os.environ["PATH"]})
 
 
-def boot_script(world: World, instance_id: str) -> str:
+def boot_script(backend: ProviderBackend, instance_id: str) -> str:
     """Return the script that our launch added to a machine's user data."""
-    return script_of(world.told(instance_id))
+    return script_of(backend.user_data(instance_id))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.harness import Plain
+from support.harness import Harness
 from support.training import TASKS
 
 from vcasgd.store.ledger.heartbeats import Heartbeat
@@ -16,36 +16,36 @@ from vcasgd.store.ledger.job import JobState
 Eventually = Callable[..., Any]
 
 #: Measurements arrive with heartbeats.
-pytestmark = pytest.mark.parametrize("plain", [0.25], indirect=True, ids=["fast heartbeat"])
+pytestmark = pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["fast heartbeat"])
 
 
-def submit(plain: Plain, task: str, args: dict[str, Any], **fields: Any) -> str:
-    return plain.submit_audit(
+def submit(harness: Harness, task: str, args: dict[str, Any], **fields: Any) -> str:
+    return harness.submit_audit(
         working_dir=TASKS, task=f"uneven:{task}", args=args, samples=400, **fields
     )
 
 
-def start(plain: Plain, job: str, workers: int, eventually: Eventually) -> None:
-    plain.start_server()
-    plain.start_keeper()
-    plain.start_workers(job, workers)
-    eventually(lambda: plain.jobs.get(job).state is JobState.RUNNING)
+def start(harness: Harness, job: str, workers: int, eventually: Eventually) -> None:
+    harness.start_server()
+    harness.start_job_loop()
+    harness.start_workers(job, workers)
+    eventually(lambda: harness.jobs.get(job).state is JobState.RUNNING)
 
 
-def assert_exact(plain: Plain, job: str, epochs: int) -> None:
+def assert_exact(harness: Harness, job: str, epochs: int) -> None:
     """Assert that every sample of every epoch is applied exactly once."""
-    vector = plain.vector(job)
+    vector = harness.vector(job)
     assert torch.equal(vector, torch.full_like(vector, epochs))
-    assert plain.jobs.get(job).totals["repeated"] == 0
+    assert harness.jobs.get(job).totals["repeated"] == 0
 
 
 def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given two workers; one takes about five times as long for a step
-    slow = plain.home / "slow"
+    slow = harness.home / "slow"
     job = submit(
-        plain,
+        harness,
         "Uneven",
         {"slow": str(slow), "slow_seconds": 0.16},
         epochs=400,
@@ -54,21 +54,21 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
         step_seconds=0.04,
         tuning={"local_steps": True},
     )
-    start(plain, job, 2, eventually)
+    start(harness, job, 2, eventually)
 
     def beats() -> dict[bool, Heartbeat]:
         """Return the heartbeats, with True as the slow worker's key."""
         pid = int(slow.read_text() or 0)
-        return {beat.pid == pid: beat for beat in plain.jobs.workers(job).values()}
+        return {beat.pid == pid: beat for beat in harness.jobs.workers(job).values()}
 
     # When both are measured
-    eventually(lambda: plain.events(job, "tuned-local-steps"))
+    eventually(lambda: harness.events(job, "tuned-local-steps"))
 
     # Then the slow one pushes after fewer steps, in proportion to its speed
     eventually(lambda: (beats()[True].local_steps or 10) < 10)
 
     def target() -> int:
-        return round(10 * min(plain.jobs.get(job).tuned.shares.values()))
+        return round(10 * min(harness.jobs.get(job).tuned.shares.values()))
 
     eventually(lambda: beats()[True].local_steps == target() < 10)
     assert beats()[False].local_steps == 10
@@ -81,44 +81,44 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
 
 
 def test_intervals_of_different_lengths_apply_every_sample_once(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a slow job with one worker that is seven times as slow as the other
-    epochs, hold = 30, plain.home / "hold"
+    epochs, hold = 30, harness.home / "hold"
     hold.touch()
     job = submit(
-        plain,
+        harness,
         "Uneven",
-        {"slow": str(plain.home / "slow"), "slow_seconds": 0.03, "hold": str(hold)},
+        {"slow": str(harness.home / "slow"), "slow_seconds": 0.03, "hold": str(hold)},
         epochs=epochs,
         subtasks=2,
         push_every="subtask",
         step_seconds=0.005,
         tuning={"local_steps": True},
     )
-    start(plain, job, 2, eventually)
+    start(harness, job, 2, eventually)
 
     # When some of its intervals are shorter, so there are more pushes than subtasks
     def pushes_more() -> bool:
-        now = plain.jobs.get(job)
+        now = harness.jobs.get(job)
         return now.totals.get("updates", 0) > 2 * (now.finished_epochs + 2)
 
     eventually(pushes_more)
     hold.unlink()
 
     # Then each sample of each epoch is in the model once
-    eventually(lambda: plain.jobs.get(job).finished_epochs == epochs)
-    assert plain.events(job, "tuned-local-steps")
-    assert_exact(plain, job, epochs)
+    eventually(lambda: harness.jobs.get(job).finished_epochs == epochs)
+    assert harness.events(job, "tuned-local-steps")
+    assert_exact(harness, job, epochs)
 
 
 def test_momentum_is_lowered_as_asynchrony_adds_its_own(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a job whose optimizer has momentum 0.9
-    trace = plain.home / "trace"
+    trace = harness.home / "trace"
     job = submit(
-        plain,
+        harness,
         "Rolling",
         {"trace": str(trace)},
         epochs=400,
@@ -129,8 +129,8 @@ def test_momentum_is_lowered_as_asynchrony_adds_its_own(
     )
 
     # When three workers push asynchronously
-    start(plain, job, 3, eventually)
-    (event, *_) = eventually(lambda: plain.events(job, "tuned-momentum"))
+    start(harness, job, 3, eventually)
+    (event, *_) = eventually(lambda: harness.events(job, "tuned-momentum"))
 
     # Then their optimizers' momentum is lowered by the implicit momentum of the staleness
     adds = event["details"]["implicit_momentum"]
@@ -140,21 +140,21 @@ def test_momentum_is_lowered_as_asynchrony_adds_its_own(
     assert float(steps[0]) == 0.9
 
     def followed() -> bool:
-        left = 0.9 - plain.jobs.get(job).tuned.implicit_momentum
+        left = 0.9 - harness.jobs.get(job).tuned.implicit_momentum
         last = float(trace.read_text().split()[-1])
         return abs(last - max(left, 0.001)) < 1e-9
 
     eventually(followed)
-    point = eventually(lambda: plain.jobs.metrics(job))[-1]
+    point = eventually(lambda: harness.jobs.metrics(job))[-1]
     assert point["implicit_momentum"] == 1 - 1 / (1 + point["staleness_mean"])
 
 
 def test_updates_lose_weight_while_validation_worsens_despite_a_restart(
-    plain: Plain, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a job whose accuracy falls with each epoch
     job = submit(
-        plain,
+        harness,
         "Worsening",
         {},
         epochs=400,
@@ -166,41 +166,41 @@ def test_updates_lose_weight_while_validation_worsens_despite_a_restart(
     )
 
     def factor() -> float:
-        points = plain.jobs.metrics(job)
+        points = harness.jobs.metrics(job)
         return float(points[-1]["mixing_factor"]) if points else 1.0
 
     # When several epochs have been evaluated
-    start(plain, job, 1, eventually)
-    (event, *_) = eventually(lambda: plain.events(job, "tuned-mixing"))
+    start(harness, job, 1, eventually)
+    (event, *_) = eventually(lambda: harness.events(job, "tuned-mixing"))
 
     # Then updates have a lower weight
     assert event["details"]["factor"] <= 0.5
     assert event["text"].startswith("validation worsened in epoch ")
     eventually(lambda: factor() <= 0.5)
-    eventually(lambda: not torch.equal(plain.vector(job), plain.vector(job).round()))
+    eventually(lambda: not torch.equal(harness.vector(job), harness.vector(job).round()))
 
     # and the next parameter server keeps it
-    low = plain.jobs.get(job).tuned.mixing
-    plain.server.kill()
-    before = len(plain.jobs.metrics(job))
-    plain.start_server()
-    eventually(lambda: len(plain.jobs.metrics(job)) > before)
-    assert all(point["mixing_factor"] <= low for point in plain.jobs.metrics(job)[before:])
+    low = harness.jobs.get(job).tuned.mixing
+    harness.server.kill()
+    before = len(harness.jobs.metrics(job))
+    harness.start_server()
+    eventually(lambda: len(harness.jobs.metrics(job)) > before)
+    assert all(point["mixing_factor"] <= low for point in harness.jobs.metrics(job)[before:])
 
 
-def test_nothing_is_tuned_without_request(plain: Plain, eventually: Eventually) -> None:
+def test_nothing_is_tuned_without_request(harness: Harness, eventually: Eventually) -> None:
     job = submit(
-        plain,
+        harness,
         "Uneven",
-        {"slow": str(plain.home / "slow"), "slow_seconds": 0.01},
+        {"slow": str(harness.home / "slow"), "slow_seconds": 0.01},
         epochs=2,
         subtasks=2,
         push_every=4,
     )
-    start(plain, job, 2, eventually)
+    start(harness, job, 2, eventually)
 
-    eventually(lambda: plain.jobs.get(job).finished_epochs == 2)
+    eventually(lambda: harness.jobs.get(job).finished_epochs == 2)
 
-    assert not [each for each in plain.jobs.events(job) if each["kind"].startswith("tuned-")]
-    tuned = plain.jobs.get(job).tuned
+    assert not [each for each in harness.jobs.events(job) if each["kind"].startswith("tuned-")]
+    tuned = harness.jobs.get(job).tuned
     assert (tuned.shares, tuned.implicit_momentum, tuned.mixing) == ({}, 0.0, 1.0)

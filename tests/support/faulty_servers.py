@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support.harness import RedisServer
-from support.servers import Fault, Moment, running_server, wired
+from support.servers import Fault, Moment, running_server, through_proxy
 from vcasgd.store.connection import RedisClient
 
 
-class Stage:
+class FaultyServers:
     """Two servers, with faulty connections for parameter servers and some pushes."""
 
     def __init__(self, ledger: RedisServer, tensors: RedisServer, fault: Fault) -> None:
         self.ledger_server, self.tensors_server = ledger, tensors
         self.ledger, self.tensors = ledger.client(), tensors.client()
         self._fault = fault
-        self.wired_ledger: RedisClient
-        self.wired_tensors: RedisClient
+        self.proxied_ledger: RedisClient
+        self.proxied_tensors: RedisClient
 
     def restart(self, server: RedisServer) -> None:
         """Kill and restart a server, and drop all connections."""
@@ -57,17 +57,17 @@ class Stage:
 
 
 @contextmanager
-def staged(kind: str, folder: Path) -> Iterator[Stage]:
+def faulty_servers(kind: str, folder: Path) -> Iterator[FaultyServers]:
     """Run servers of one kind for all histories."""
     fault = Fault(0)
     with (
         running_server(kind, folder / "ledger", durable=True) as ledger,
         running_server(kind, folder / "tensors") as tensors,
-        wired(ledger, 0, fault) as wired_ledger,
-        wired(tensors, 0, fault) as wired_tensors,
+        through_proxy(ledger, 0, fault) as proxied_ledger,
+        through_proxy(tensors, 0, fault) as proxied_tensors,
     ):
-        stage = Stage(ledger, tensors, fault)
-        stage.wired_ledger, stage.wired_tensors = wired_ledger, wired_tensors
-        yield stage
-        stage.ledger.close()
-        stage.tensors.close()
+        servers = FaultyServers(ledger, tensors, fault)
+        servers.proxied_ledger, servers.proxied_tensors = proxied_ledger, proxied_tensors
+        yield servers
+        servers.ledger.close()
+        servers.tensors.close()
