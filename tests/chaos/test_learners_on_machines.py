@@ -53,7 +53,7 @@ def test_machine_with_a_mostly_waiting_learner_gets_a_second_one(
     (machine,) = client.job(job).tuned.learners
 
     # Then a second one trains beside it, in its own process, on the same machine
-    def training_workers() -> list[dict[str, Any]]:
+    def training_workers() -> list[Any]:
         return [row for row in client.workers(job) if row.pushes]
 
     eventually(lambda: len(training_workers()) == 2)

@@ -12,80 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.harness import RedisServer
 from support.servers import url_of
-from torch import Tensor
+from support.snapshots import KEYS, constant, fetch, install, key_names, meta_of, publish, values
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreError
 from vcasgd.store import bulk_transfer
 from vcasgd.store.connection import RedisClient, connect
-from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors import bf16_split as module
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
 from vcasgd.store.tensors.snapshot import (
     Change,
-    Meta,
     Record,
     Snapshot,
     UpdateTotals,
     encode_integers,
-    pin_text,
 )
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import UpdateSender
 
 pytestmark = pytest.mark.both_servers
-
-KEYS = TensorKeys("job")
-
-
-@pytest.fixture
-def snapshots(tensors: RedisClient) -> SnapshotStore:
-    return SnapshotStore(tensors, KEYS)
-
-
-def meta_of(vector: Tensor, version: int, token: int) -> Meta:
-    return Meta(version, token, vector.numel(), vector.numel(), "layout")
-
-
-def publish(
-    snapshots: SnapshotStore,
-    vector: Tensor,
-    version: int,
-    token: int = 1,
-    previous: Meta | None = None,
-    positions: dict[int, int] | None = None,
-) -> Meta:
-    """Publish a version, as the parameter server does after each batch."""
-    meta = meta_of(vector, version, token)
-    snapshots.write(meta, vector)
-    text = {str(subtask): at for subtask, at in (positions or {}).items()}
-    fields = {"version": version, "token": token, "finished": 0, **text}
-    change = Change(base=version - 1, fields=fields)
-    snapshots.commit(token, meta, change, snapshots.chunk_keys(previous) if previous else [])
-    return meta
-
-
-def constant(value: float, size: int = 1000) -> Tensor:
-    return torch.full((size,), float(value))
-
-
-def installed(snapshots: SnapshotStore, vector: Tensor | None = None, token: int = 1) -> Meta:
-    vector = constant(0) if vector is None else vector
-    meta = meta_of(vector, 0, token)
-    assert snapshots.install(token, meta, Record(), vector)
-    return meta
-
-
-def values(vector: Tensor) -> list[float]:
-    return sorted(set(vector.tolist()))
-
-
-def fetched(snapshots: SnapshotStore, size: int = 1000) -> tuple[Snapshot, Tensor]:
-    out = torch.empty(size)
-    return snapshots.fetch(out), out
-
-
-def names(tensors: RedisClient) -> set[str]:
-    return {key.decode().removeprefix(KEYS.prefix) for key in tensors.keys("*")}
 
 
 class TestRoundTrip:
@@ -95,11 +39,11 @@ class TestRoundTrip:
     def test_every_size_comes_back_bit_by_bit(self, snapshots: SnapshotStore, size: int) -> None:
         vector = torch.randn(size, generator=torch.Generator().manual_seed(size))
         vector[0] = -0.0
-        before = installed(snapshots, constant(1, size))
+        before = install(snapshots, constant(1, size))
 
         meta = publish(snapshots, vector, 1, previous=before)
 
-        snapshot, out = fetched(snapshots, size)
+        snapshot, out = fetch(snapshots, size)
         assert out.numpy().tobytes() == vector.numpy().tobytes()
         assert snapshot.meta == meta
         assert len(snapshots.chunk_keys(meta)) == -(-size // self.CHUNK)
@@ -112,7 +56,7 @@ class TestRoundTrip:
         meta = replace(meta_of(vector, 0, 1), halves=True)
         assert snapshots.install(1, meta, Record(), vector)
 
-        snapshot, out = fetched(snapshots, size)
+        snapshot, out = fetch(snapshots, size)
         rounded = torch.empty(size)
         snapshots.fetch(rounded, rounded=True)
 
@@ -152,7 +96,7 @@ class TestRoundTrip:
         assert Record.from_dict(record.to_dict()) == record
 
     def test_a_vector_of_another_length_is_refused(self, snapshots: SnapshotStore) -> None:
-        installed(snapshots)
+        install(snapshots)
 
         with pytest.raises(StoreError, match="999 floats can't hold a snapshot of 1000"):
             snapshots.fetch(torch.empty(999))
@@ -160,12 +104,12 @@ class TestRoundTrip:
 
 class TestCommit:
     def test_the_record_changes_with_the_version(self, snapshots: SnapshotStore) -> None:
-        meta = installed(snapshots)
+        meta = install(snapshots)
         publish(snapshots, constant(1), 1, previous=meta, positions={4: 10, 5: 2})
 
         publish(snapshots, constant(2), 2, positions={4: 20})
 
-        snapshot, out = fetched(snapshots)
+        snapshot, out = fetch(snapshots)
         assert snapshot.record == Record(0, {4: 20, 5: 2})
         assert snapshot.meta.version == 2
         assert values(out) == [2.0]
@@ -173,28 +117,28 @@ class TestCommit:
     def test_the_version_before_last_is_deleted(
         self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
-        first = installed(snapshots)
+        first = install(snapshots)
         second = publish(snapshots, constant(1), 1)
         publish(snapshots, constant(2), 2, previous=first)
 
-        assert {key for key in names(tensors) if key.startswith("s:")} == {"s:1.1:0", "s:2.1:0"}
+        assert {key for key in key_names(tensors) if key.startswith("s:")} == {"s:1.1:0", "s:2.1:0"}
         assert len(snapshots.chunk_keys(second)) == 1
 
     def test_repeated_it_is_harmless(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
         """The answer to the first attempt was lost."""
-        installed(snapshots)
+        install(snapshots)
         publish(snapshots, constant(1), 1, positions={4: 10})
-        before, present = names(tensors), fetched(snapshots)[0]
+        before, present = key_names(tensors), fetch(snapshots)[0]
 
         publish(snapshots, constant(1), 1, positions={4: 10})
 
-        assert names(tensors) == before
-        assert fetched(snapshots)[0] == present
+        assert key_names(tensors) == before
+        assert fetch(snapshots)[0] == present
 
     def test_repeated_it_does_not_undo_what_came_after(
         self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
-        meta = installed(snapshots)
+        meta = install(snapshots)
         sender = UpdateSender(tensors, KEYS)
         sender.begin(4, 0, 10, 1)
         tensors.hset(KEYS.pushed, "4", "6|u")
@@ -211,7 +155,7 @@ class TestCommit:
     def test_forgets_folded_subtasks_everywhere(
         self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
-        meta = installed(snapshots)
+        meta = install(snapshots)
         for key in (KEYS.applied, KEYS.pushed, KEYS.tokens):
             tensors.hset(key, mapping={"0": 3, "1": 3, "2": 3})
         new = replace(meta, version=1)
@@ -227,7 +171,7 @@ class TestCommit:
     def test_deals_with_refused_updates_without_a_new_version(
         self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
-        meta = installed(snapshots)
+        meta = install(snapshots)
         entry = tensors.xadd(KEYS.stream, {"h": "garbage"}).decode()
 
         snapshots.commit(1, meta, Change(0, entries=(entry,), refused={"u": "checksum"}))
@@ -242,20 +186,20 @@ class TestFencing:
     def test_an_old_token_commits_nothing(
         self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
-        installed(snapshots, token=1)
+        install(snapshots, token=1)
         snapshots.takeover(2)
         publish(snapshots, constant(1), 1, token=2)
-        before = fetched(snapshots)[0]
+        before = fetch(snapshots)[0]
 
         with pytest.raises(Fenced, match="token 2 has taken over"):
             publish(snapshots, constant(-1), 1, token=1)
 
-        snapshot, out = fetched(snapshots)
+        snapshot, out = fetch(snapshots)
         assert snapshot == before
         assert values(out) == [1.0], "its chunks have names that no process uses"
         assert snapshots.delete_orphans(2, [snapshot.meta]) == 2, "those, and of version 0"
-        assert "s:1.2:0" in names(tensors)
-        assert "s:1.1:0" not in names(tensors)
+        assert "s:1.2:0" in key_names(tensors)
+        assert "s:1.1:0" not in key_names(tensors)
 
     def test_a_token_takes_over_once_and_for_all(self, snapshots: SnapshotStore) -> None:
         snapshots.takeover(2)
@@ -268,7 +212,7 @@ class TestFencing:
         snapshots.takeover(3)
 
     def test_after_a_takeover_only_the_new_one_pins(self, snapshots: SnapshotStore) -> None:
-        installed(snapshots, token=1)
+        install(snapshots, token=1)
         snapshots.takeover(2)
 
         with pytest.raises(Fenced):
@@ -278,14 +222,14 @@ class TestFencing:
 
 class TestInstall:
     def test_only_where_there_is_none(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
-        installed(snapshots, constant(1), token=1)
-        before = names(tensors)
+        install(snapshots, constant(1), token=1)
+        before = key_names(tensors)
 
         late = meta_of(constant(2), 9, 2)
         assert not snapshots.install(2, late, Record(4, {}), constant(2))
 
-        assert names(tensors) == before, "nothing is left of the attempt"
-        assert values(fetched(snapshots)[1]) == [1.0]
+        assert key_names(tensors) == before, "nothing is left of the attempt"
+        assert values(fetch(snapshots)[1]) == [1.0]
         assert snapshots.version() == 0
 
     def test_a_second_first_snapshot_leaves_the_present_one_whole(
@@ -297,7 +241,7 @@ class TestInstall:
 
         assert not snapshots.install(0, meta, Record(), constant(1))
 
-        assert values(fetched(snapshots)[1]) == [1.0]
+        assert values(fetch(snapshots)[1]) == [1.0]
 
     def test_a_late_first_snapshot_keeps_a_pinned_one(self, snapshots: SnapshotStore) -> None:
         meta = meta_of(constant(1), 0, 0)
@@ -311,7 +255,7 @@ class TestInstall:
         assert values(snapshots.fetch_pinned("start")[1]) == [1.0]
 
     def test_takes_the_fence_along(self, snapshots: SnapshotStore) -> None:
-        installed(snapshots, token=5)
+        install(snapshots, token=5)
 
         with pytest.raises(Fenced):
             publish(snapshots, constant(1), 1, token=4)
@@ -324,9 +268,9 @@ class TestInstall:
         tensors.hset(KEYS.tokens, "0", 9)
         tensors.xadd(KEYS.stream, {"h": "old"})
 
-        installed(snapshots)
+        install(snapshots)
 
-        assert names(tensors) == {"fence", "meta", "applied", "news", "s:0.1:0"}
+        assert key_names(tensors) == {"fence", "meta", "applied", "news", "s:0.1:0"}
 
 
 class TestNoSnapshot:
@@ -347,7 +291,7 @@ class TestNoSnapshot:
             with pytest.raises(SnapshotMissing):
                 call()
         assert snapshots.view().version is None
-        assert names(tensors) == set()
+        assert key_names(tensors) == set()
 
     def test_a_fence_alone_is_no_snapshot(self, snapshots: SnapshotStore) -> None:
         snapshots.takeover(1)
@@ -366,7 +310,7 @@ def test_a_reader_never_sees_a_mixture(
     monkeypatch.setattr(module, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(bulk_transfer, "DEPTH", 1)
     size = 8 * 1024 + 5
-    metas = [installed(snapshots, constant(0, size))]
+    metas = [install(snapshots, constant(0, size))]
     stop = threading.Event()
 
     def write() -> None:
@@ -399,7 +343,7 @@ def test_a_reader_starts_again_when_it_was_overtaken(
     snapshots: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two publications happen between reading the description and the chunks."""
-    first = installed(snapshots)
+    first = install(snapshots)
     stale = snapshots.read()
     second = publish(snapshots, constant(1), 1)
     publish(snapshots, constant(2), 2, previous=first)
@@ -407,127 +351,11 @@ def test_a_reader_starts_again_when_it_was_overtaken(
     read = snapshots.read
     monkeypatch.setattr(snapshots, "read", lambda: answers.pop() if answers else read())
 
-    snapshot, out = fetched(snapshots)
+    snapshot, out = fetch(snapshots)
 
     assert snapshot.meta.version == 2
     assert values(out) == [2.0]
     assert second.version == 1
-
-
-class TestPins:
-    def test_a_pinned_snapshot_stays_while_newer_ones_are_published(
-        self, snapshots: SnapshotStore
-    ) -> None:
-        installed(snapshots)
-        kept = publish(snapshots, constant(1), 1, positions={4: 7})
-        snapshots.pin(1, ["epoch-1"], snapshots.read())
-        for version in range(2, 6):
-            publish(snapshots, constant(version), version, positions={4: 7 + version})
-
-        snapshot, floats = snapshots.fetch_pinned("epoch-1")
-
-        assert values(floats) == [1.0]
-        assert snapshot == Snapshot(kept, Record(0, {4: 7}))
-
-    def test_the_first_pin_of_a_name_counts(self, snapshots: SnapshotStore) -> None:
-        installed(snapshots)
-        snapshots.pin(1, ["a"], snapshots.read())
-        publish(snapshots, constant(1), 1)
-
-        snapshots.pin(1, ["a"], snapshots.read())
-
-        pinned = snapshots.pinned("a")
-        assert pinned is not None
-        assert pinned.meta.version == 0
-
-    def test_a_commit_can_pin_what_it_publishes(self, snapshots: SnapshotStore) -> None:
-        meta = replace(installed(snapshots), version=1)
-        snapshots.write(meta, constant(1))
-        pinned = pin_text(Snapshot(meta, Record(1, {})))
-
-        change = Change(
-            base=0, fields={"version": 1, "token": 1, "finished": 1}, pin="epoch-1", pinned=pinned
-        )
-        snapshots.commit(1, meta, change)
-
-        assert snapshots.pins() == {"epoch-1": Snapshot(meta, Record(1, {}))}
-        assert snapshots.view().pins == {"epoch-1"}
-
-    def test_wanted_until_the_server_pins_it(self, snapshots: SnapshotStore) -> None:
-        installed(snapshots)
-        snapshots.request_pin("b")
-        snapshots.request_pin("a")
-        assert snapshots.view().wanted == ("a", "b")
-        assert snapshots.pinned("a") is None
-
-        snapshots.pin(1, ["a"], snapshots.read())
-
-        assert snapshots.view().wanted == ("b",)
-        assert snapshots.view().pins == {"a"}
-
-    def test_unpinned_it_is_neither_kept_nor_wanted(self, snapshots: SnapshotStore) -> None:
-        installed(snapshots)
-        snapshots.pin(1, ["a"], snapshots.read())
-        snapshots.request_pin("a")
-
-        snapshots.unpin("a")
-
-        assert snapshots.view().pins == set()
-        assert snapshots.view().wanted == ()
-        with pytest.raises(SnapshotMissing, match="under the name a"):
-            snapshots.fetch_pinned("a")
-
-    def test_one_whose_chunks_are_gone_is_missing(
-        self, snapshots: SnapshotStore, tensors: RedisClient
-    ) -> None:
-        meta = installed(snapshots)
-        snapshots.pin(1, ["a"], snapshots.read())
-        snapshots.remove([meta])
-
-        with pytest.raises(SnapshotMissing, match="no longer complete"):
-            snapshots.fetch_pinned("a")
-
-
-class TestForget:
-    def test_leaves_nothing_of_the_job_and_everything_of_others(
-        self, snapshots: SnapshotStore, tensors: RedisClient
-    ) -> None:
-        others = SnapshotStore(tensors, TensorKeys("job-2"))
-        assert others.install(1, meta_of(constant(1), 0, 1), Record(), constant(1))
-        before = names(tensors)
-        installed(snapshots)
-        publish(snapshots, constant(1), 1)
-        snapshots.request_pin("a")
-        snapshots.pin(1, ["b"], snapshots.read())
-        tensors.set(KEYS.payload_chunk("u", 0), b"left behind")
-        tensors.xadd(KEYS.stream, {"h": "x"})
-
-        assert snapshots.delete_all() == 10
-
-        assert names(tensors) == before
-        assert snapshots.delete_all() == 0
-
-    def test_many_keys(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
-        tensors.mset({KEYS.payload_chunk("u", index): b"" for index in range(1203)})
-
-        assert snapshots.delete_all() == 1203
-        assert tensors.dbsize() == 0
-
-    def test_orphans_are_chunks_that_no_snapshot_uses(
-        self, snapshots: SnapshotStore, tensors: RedisClient
-    ) -> None:
-        installed(snapshots)
-        snapshots.pin(1, ["a"], snapshots.read())
-        present = publish(snapshots, constant(1), 1)
-        # a server died in the middle of a publication
-        snapshots.write(meta_of(constant(2), 2, 1), constant(2))
-        tensors.set(KEYS.payload_chunk("u", 0), b"waits to be applied")
-        pinned = [pin.meta for pin in snapshots.pins().values()]
-
-        assert snapshots.delete_orphans(1, [present, *pinned]) == 1
-
-        assert {"s:0.1:0", "s:1.1:0", "u:u:0"} <= names(tensors)
-        assert values(fetched(snapshots)[1]) == [1.0]
 
 
 class TestRounded:
@@ -538,7 +366,7 @@ class TestRounded:
         meta = replace(meta_of(vector, 0, 1), halves=True, exact=False)
         assert snapshots.install(1, meta, Record(), vector)
 
-        snapshot, out = fetched(snapshots)
+        snapshot, out = fetch(snapshots)
 
         assert not snapshot.meta.exact
         assert torch.equal(out, vector.to(torch.bfloat16).float())
@@ -556,5 +384,5 @@ class TestRounded:
         assert snapshots.complete(meta, vector) is meta
 
     def test_a_whole_one_is_complete(self, snapshots: SnapshotStore) -> None:
-        meta = installed(snapshots)
+        meta = install(snapshots)
         assert snapshots.complete(meta, constant(0)) is meta

@@ -1,0 +1,136 @@
+"""Pins in the parameter server's shard."""
+
+from __future__ import annotations
+
+from support.world import World
+
+from vcasgd.store.tensors.snapshot_store import MOST_PINS
+
+
+class TestPins:
+    def chunks(self, world: World) -> set[str]:
+        return {key for key in world.tensor_keys() if key.startswith("s:")}
+
+    def test_wanted_ones_are_kept_while_training_goes_on(self, world: World) -> None:
+        shard = world.shard(token=1)
+        world.push(0, 0, 1)
+        shard.turn()
+        world.snapshots.request_pin("periodic")
+        shard.turn()
+        for position in (1, 2, 3):
+            world.push(0, position, position + 1)
+            shard.turn()
+
+        snapshot, floats = world.snapshots.fetch_pinned("periodic")
+
+        assert snapshot.meta.version == 1
+        assert floats[:-1].tolist() == world.expected_counts(snapshot.record)
+        assert self.chunks(world) == {"s:1.1:0", "s:3.1:0", "s:4.1:0"}
+
+        world.snapshots.unpin("periodic")
+        shard.turn()
+        assert self.chunks(world) == {"s:3.1:0", "s:4.1:0"}
+
+    def test_one_that_is_wanted_again_while_it_is_kept_leaks_nothing(self, world: World) -> None:
+        shard = world.shard(token=1)
+        shard.turn()
+        for position in range(4):
+            world.snapshots.request_pin("periodic")
+            shard.turn()
+            world.push(0, position, position + 1)
+            shard.turn()
+        assert world.snapshots.fetch_pinned("periodic")[0].meta.version == 0
+
+        world.snapshots.unpin("periodic")
+        shard.turn()
+
+        assert self.chunks(world) == {"s:3.1:0", "s:4.1:0"}
+
+    def test_the_present_one_outlives_its_pin(self, world: World) -> None:
+        shard = world.shard()
+        world.push(0, 0, 1)
+        shard.turn()
+        world.snapshots.request_pin("periodic")
+        shard.turn()
+        world.push(1, 0, 1, checksum=1)  # changes the totals, not the version
+        shard.turn()
+
+        world.snapshots.unpin("periodic")
+        shard.turn()
+
+        world.assert_exact()
+
+    def test_the_previous_one_outlives_its_pin(self, world: World) -> None:
+        """A worker may still be reading it."""
+        shard = world.shard(token=1)
+        shard.turn()
+        world.snapshots.request_pin("periodic")
+        shard.turn()
+        world.push(0, 0, 1)
+        shard.turn()
+
+        world.snapshots.unpin("periodic")
+        shard.turn()
+
+        assert self.chunks(world) == {"s:0.0:0", "s:1.1:0"}
+        world.push(0, 1, 2)
+        shard.turn()
+        assert self.chunks(world) == {"s:1.1:0", "s:2.1:0"}
+
+    def test_two_names_for_one(self, world: World) -> None:
+        shard = world.shard()
+        shard.turn()
+        for name in "ab":
+            world.snapshots.request_pin(name)
+        shard.turn()
+        for position in range(3):
+            world.push(0, position, position + 1)
+            shard.turn()
+
+        world.snapshots.unpin("a")
+        shard.turn()
+
+        assert world.snapshots.fetch_pinned("b")[0].meta.version == 0
+
+    def test_there_are_never_too_many(self, world: World) -> None:
+        shard = world.shard()
+        shard.turn()
+        for name in "abcdef":
+            world.snapshots.request_pin(name)
+        shard.turn()
+        assert world.snapshots.view().pins == set("abcd"[:MOST_PINS])
+
+        world.snapshots.unpin("a")
+        shard.turn()
+
+        assert world.snapshots.view().pins == set("bcde")
+        assert world.snapshots.view().wanted == ("f",)
+
+    def test_an_epoch_that_finds_no_room_is_published_unpinned(self, world: World) -> None:
+        shard = world.shard()
+        shard.turn()
+        for name in "abcd":
+            world.snapshots.request_pin(name)
+        shard.turn()
+        for subtask in range(3):
+            world.push(subtask, 0, 4)
+        shard.turn()
+
+        assert world.snapshots.read().record.finished == 1
+        assert world.snapshots.view().pins == set("abcd")
+
+    def test_a_new_server_knows_them(self, world: World) -> None:
+        first = world.shard(token=1)
+        first.turn()
+        world.snapshots.request_pin("a")
+        first.turn()
+        second = world.shard(token=2)
+        for position in (0, 1, 2):
+            world.push(0, position, position + 1)
+            second.turn()
+        assert world.snapshots.fetch_pinned("a")[0].meta.version == 0
+
+        world.snapshots.unpin("a")
+        second.turn()
+
+        assert self.chunks(world) == {"s:2.2:0", "s:3.2:0"}

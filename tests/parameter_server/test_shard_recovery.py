@@ -1,0 +1,304 @@
+"""The parameter server's shard after a restart, and after its servers were lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.world import HonestWorker, World, run_to_end
+
+from vcasgd.errors import (
+    Fenced,
+    SnapshotMissing,
+    StorageUnavailable,
+    StoreFull,
+    StoreUnavailable,
+)
+from vcasgd.store.ledger.leases import Lease
+
+
+class TestTakesOver:
+    def test_it_goes_on_with_what_waits(self, world: World) -> None:
+        world.push(0, 0, 2)
+        world.shard().turn()
+        world.push(0, 2, 4)  # no parameter server is running
+
+        world.shard().turn()
+
+        assert world.snapshots.read().record.positions == {0: 4}
+        world.assert_exact()
+
+    def test_the_one_before_is_fenced_as_soon_as_it_writes(self, world: World) -> None:
+        old = world.shard(token=1)
+        old.turn()
+        new = world.shard(token=2)
+        new.turn()
+        world.push(0, 0, 2)
+
+        with pytest.raises(Fenced, match="token 2"):
+            old.turn()
+
+        assert world.snapshots.version() == 0
+        assert new.turn() == 1
+        world.assert_exact()
+
+    def test_the_one_before_is_fenced_when_it_sees_a_foreign_version(self, world: World) -> None:
+        old = world.shard(token=1)
+        old.turn()
+        new = world.shard(token=2)
+        world.push(0, 0, 2)
+        new.turn()
+
+        with pytest.raises(Fenced, match="was not written by this server"):
+            old.turn()
+
+    def test_a_late_comer_with_an_old_token_never_starts(self, world: World) -> None:
+        world.shard(token=2).turn()
+
+        with pytest.raises(Fenced):
+            world.shard(token=1).turn()
+
+    def test_what_an_interrupted_publication_left_is_removed(self, world: World) -> None:
+        shard = world.shard(token=1)
+        shard.turn()
+        meta = world.snapshots.read().meta
+        world.snapshots.write(
+            type(meta)(5, 1, meta.floats, meta.parameters, meta.layout),
+            torch.zeros(meta.floats),
+        )
+
+        world.shard(token=2).turn()
+
+        assert {key for key in world.tensor_keys() if key.startswith("s:")} == {"s:0.0:0"}
+
+    def test_the_ledger_is_made_right(self, world: World) -> None:
+        """The previous server published, and died before its report to the ledger."""
+        assert isinstance(world.leases("a").acquire(), Lease)
+        world.push(0, 0, 4)
+        shard = world.shard(token=1)
+        shard._report = lambda _model: None  # type: ignore[method-assign]
+        shard.turn()
+        assert list(world.partition().leased) == [0]
+
+        world.shard(token=2).turn()
+
+        assert list(world.partition().done) == [0]
+        world.partition().assert_whole()
+
+
+class TestEmptyTensorsServer:
+    def test_published_again_and_pushed_again(self, world: World) -> None:
+        shard = world.shard()
+        worker = HonestWorker(world, "a")
+        worker.step()
+        shard.turn()
+        worker.step()
+        assert worker.unapplied
+        world.lose_tensors()
+        worker.step()  # finds no snapshot, and keeps its update
+
+        shard.turn()
+
+        world.assert_exact()
+        run_to_end(world, [worker], shard.turn)
+        (event,) = world.events("republished")
+        assert event["details"]["version"] == 2
+        assert "lost" in worker.settled
+        assert world.rejected() == {}
+
+    def test_what_was_claimed_but_not_published_is_not_lost(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is in the parameter server's memory, which is published again."""
+        shard = world.shard()
+        shard.turn()
+        world.push(0, 0, 4)
+        commit = shard._snapshots.commit
+
+        def lose_everything_first(*args: Any) -> None:
+            world.lose_tensors()
+            commit(*args)
+
+        monkeypatch.setattr(shard._snapshots, "commit", lose_everything_first)
+        with pytest.raises(SnapshotMissing):
+            shard.turn()
+        monkeypatch.undo()
+        shard.turn()
+        shard.turn()
+
+        assert world.snapshots.read().record.positions == {0: 4}
+        world.assert_exact()
+        assert world.jobs.get(world.job).version == 1
+        assert list(world.partition().done) == [0]
+
+    def test_pins_are_gone_and_can_be_wanted_again(self, world: World) -> None:
+        shard = world.shard()
+        shard.turn()
+        world.snapshots.request_pin("a")
+        shard.turn()
+        world.lose_tensors()
+        shard.turn()
+        assert world.snapshots.view().pins == set()
+
+        world.snapshots.request_pin("a")
+        shard.turn()
+
+        assert world.snapshots.fetch_pinned("a")[0].meta.version == 0
+
+    @pytest.mark.parametrize("first", ["old", "new"])
+    def test_a_zombie_does_not_bring_back_the_past(self, world: World, first: str) -> None:
+        """The fence was lost with the server, but the ledger has the newest token."""
+        old = world.shard(token=1)
+        old.turn()
+        new = world.shard(token=2)
+        world.push(0, 0, 4)
+        new.turn()
+        world.lose_tensors()
+
+        if first == "new":
+            new.turn()
+        with pytest.raises(Fenced):
+            old.turn()
+        new.turn()
+
+        world.assert_exact()
+        assert world.snapshots.read().record.positions == {0: 4}
+
+    def test_an_old_memory_of_the_same_version_is_not_taken_for_the_own(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without the ledger, a fenced server may publish an update that it could not commit."""
+        old = world.shard(token=1)
+        old.turn()
+        lost, _ = world.push(0, 0, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(old._snapshots, "commit", _never)
+            with pytest.raises(StoreUnavailable):
+                old.turn()
+        world.tensors.delete(world.keys.payload_chunk(lost.update, 0))
+        new = world.shard(token=2)
+        new.turn()
+        world.push(1, 0, 2)
+        new.turn()
+        assert world.snapshots.read().record.positions == {1: 2}
+        world.lose_tensors()
+        monkeypatch.setattr(old._recovery, "_check_newest", lambda: None)
+        old.turn()
+        assert world.snapshots.read().record.positions == {0: 2}
+        world.push(2, 0, 2)
+
+        with pytest.raises(Fenced, match="was not written by this server"):
+            new.turn()
+
+        world.shard(token=3).turn()
+        assert world.snapshots.read().record.positions == {0: 2, 2: 2}
+        world.assert_exact()
+
+
+def _never(*_args: object) -> None:
+    raise StoreUnavailable("frozen")
+
+
+class TestBothServersLost:
+    def test_back_to_the_checkpoint_and_its_record(self, world: World) -> None:
+        worker = HonestWorker(world, "a")
+        first = world.shard()
+        worker.step()
+        first.turn()
+        stored = world.checkpoint()
+        kept = world.snapshots.read()
+        for _ in range(3):
+            worker.step()
+            first.turn()
+        assert world.snapshots.version() > kept.meta.version
+        world.lose_tensors()
+
+        second = world.shard()
+        second.turn()
+
+        assert world.snapshots.read().record == kept.record
+        world.assert_exact()
+        world.partition().assert_whole()
+        (event,) = world.events("restored")
+        assert stored.name in event["text"]
+        run_to_end(world, [worker, HonestWorker(world, "b")], second.turn)
+
+    def test_a_damaged_checkpoint_is_passed_over_with_an_event(
+        self, world: World, tmp_path: Path
+    ) -> None:
+        shard = world.shard()
+        world.push(0, 0, 2)
+        shard.turn()
+        whole = world.checkpoint()
+        world.push(0, 2, 4)
+        shard.turn()
+        damaged = world.checkpoint()
+        path = tmp_path / "storage" / "jobs" / world.job / "checkpoints" / damaged.name
+        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+        world.lose_tensors()
+
+        world.shard().turn()
+
+        assert world.snapshots.read().record.positions == {0: 2}
+        world.assert_exact()
+        (event,) = world.events("checkpoint-damaged")
+        assert damaged.name in event["text"]
+        assert whole.name in world.events("restored")[0]["text"]
+
+    def test_without_a_checkpoint_the_model_is_made_again(self, world: World) -> None:
+        shard = world.shard()
+        worker = HonestWorker(world, "a")
+        worker.step()
+        shard.turn()
+        world.lose_tensors()
+        second = world.shard()
+
+        for _ in range(3):
+            assert second.turn() == 0
+
+        assert len(world.events("restarted")) == 1
+        world.expire()
+        run_to_end(world, [HonestWorker(world, "b")], second.turn)
+
+    def test_a_storage_that_is_away_is_asked_again(
+        self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shard = world.shard()
+        world.push(0, 0, 2)
+        shard.turn()
+        world.checkpoint()
+        world.lose_tensors()
+        second = world.shard()
+
+        def away(prefix: str) -> dict[str, int]:
+            raise StorageUnavailable(f"object storage: {prefix}: no route to host")
+
+        monkeypatch.setattr(world.storage, "names", away)
+        with pytest.raises(StorageUnavailable):
+            second.turn()
+        monkeypatch.undo()
+        second.turn()
+
+        assert world.snapshots.read().record.positions == {0: 2}
+        assert world.events("restarted") == [], "a failed request is not an empty storage"
+
+
+def test_a_full_tensors_server_stops_nothing_for_good(world: World) -> None:
+    shard = world.shard()
+    shard.turn()
+    world.push(0, 0, 4)
+    world.tensors.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(StoreFull):
+            shard.turn()
+        with pytest.raises(StoreFull):
+            shard.turn()
+    finally:
+        world.tensors.config_set("maxmemory", "0")
+
+    shard.turn()
+
+    assert world.snapshots.read().record.positions == {0: 4}
+    world.assert_exact()

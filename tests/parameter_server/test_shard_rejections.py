@@ -1,0 +1,230 @@
+"""Updates that the parameter server's shard rejects."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.world import World
+
+from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
+from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.tensors.snapshot import encode_integers
+from vcasgd.store.tensors.updates import LONGEST_HEADER
+
+MakeWorld = Callable[..., World]
+
+
+MODEL = "f" * 64
+
+
+def of(**changes: Any) -> Callable[[World], tuple[Any, bytes]]:
+    """An update [0, 2) of subtask 1 that differs from an honest one in some way."""
+
+    def make(world: World) -> tuple[Any, bytes]:
+        place = {"subtask": 1, "start": 0, "stop": 2, "token": 1}
+        header, payload = world.update(**{**place, **changes})
+        return header, bytes(payload)
+
+    return make
+
+
+def with_payload(change: Callable[[bytes], bytes]) -> Callable[[World], tuple[Any, bytes]]:
+    """Return an update whose payload was changed after its header was made."""
+
+    def make(world: World) -> tuple[Any, bytes]:
+        header, payload = of()(world)
+        return header, change(payload)
+
+    return make
+
+
+def holding(value: float) -> Callable[[World], tuple[Any, bytes]]:
+    def make(world: World) -> tuple[Any, bytes]:
+        vector = world.delta(1, 0, 2)
+        vector[-1] = value
+        return of(vector=vector)(world)
+
+    return make
+
+
+REJECTED: list[tuple[str, str, Callable[[World], tuple[Any, bytes]]]] = [
+    ("layout", "another model", of(layout=MODEL)),
+    ("codec", "another encoding", of(codec="bfloat16")),
+    ("length", "a shorter vector", of(payload=bytes(8))),
+    ("length", "a longer vector", of(payload=bytes(4000))),
+    ("length", "a size that lies", of(size=1 << 50)),
+    ("length", "cut off in transit", with_payload(lambda payload: payload[:-4])),
+    ("checksum", "a wrong checksum", of(checksum=1)),
+    ("checksum", "a flipped bit", with_payload(lambda payload: b"\x01" + payload[1:])),
+    ("missing", "no payload at all", with_payload(lambda _: b"")),
+    ("non-finite", "a NaN", holding(math.nan)),
+    ("non-finite", "a value that would overflow the weights", holding(3e38)),
+    ("non-finite", "an infinity", holding(-math.inf)),
+    ("duplicate", "samples that are applied", of(subtask=0)),
+    ("out-of-place", "samples behind a gap", of(start=1)),
+    ("range", "a subtask that does not exist", of(subtask=6)),
+    ("range", "samples that do not exist", of(stop=5)),
+    ("range", "no samples", of(stop=0)),
+    ("range", "samples in reverse", of(start=2, stop=1)),
+    ("integers", "too many counters", of(integers=encode_integers(torch.zeros(2).long()))),
+    ("integers", "half a counter", of(integers="AAAA")),
+    ("integers", "not base64", of(integers="%%%%")),
+]
+
+
+class TestRejects:
+    @pytest.fixture
+    def world(self, make_world: MakeWorld) -> World:
+        """A job with samples [0, 2) of subtask 0 applied."""
+        world = make_world()
+        world.push(0, 0, 2)
+        world.shard(token=1).turn()
+        return world
+
+    @pytest.mark.parametrize(
+        ("reason", "make"),
+        [pytest.param(reason, make, id=f"{reason}: {why}") for reason, why, make in REJECTED],
+    )
+    def test_without_changing_a_byte(
+        self, world: World, reason: str, make: Callable[[World], tuple[Any, bytes]]
+    ) -> None:
+        shard = world.shard(token=2)
+        shard.turn()
+        before, weights = world.snapshots.read(), world.vector().numpy().tobytes()
+        header, payload = make(world)
+        world.inject(header, payload)
+
+        assert shard.turn() == 1
+
+        after = world.snapshots.read()
+        assert world.vector().numpy().tobytes() == weights
+        assert after.record == before.record
+        assert after.meta.version == before.meta.version
+        assert after.meta.integers == before.meta.integers
+        assert after.meta.totals.rejected == {reason: 1}
+        assert after.meta.totals.samples == before.meta.totals.samples
+        assert world.fate(header) == f"rejected:{reason}"
+        assert world.jobs.get(world.job).totals["rejected"] == {reason: 1}
+        assert world.reader.waiting() == 0
+        assert not any(key.startswith("u:") for key in world.tensor_keys()), "payload deleted"
+
+    @pytest.mark.parametrize(
+        "text",
+        [b"", b"garbage", b"{}", b"\xff" * 100, b"[" * 50_000, b" " * (LONGEST_HEADER + 1)],
+        ids=["empty", "words", "no fields", "no text", "deep", "long"],
+    )
+    def test_headers_that_are_none(self, world: World, text: bytes) -> None:
+        shard = world.shard(token=2)
+        shard.turn()
+        weights = world.vector().numpy().tobytes()
+        world.tensors.xadd(world.keys.stream, {"h": text})
+
+        assert shard.turn() == 1
+        assert shard.turn() == 0
+
+        assert world.vector().numpy().tobytes() == weights
+        assert world.rejected() == {"header": 1}
+        assert world.reader.waiting() == 0
+
+    def test_an_honest_update_behind_it_is_applied_all_the_same(self, world: World) -> None:
+        for reason, _, make in REJECTED:
+            header, payload = make(world)
+            world.inject(header, payload)
+            assert reason
+        world.push(0, 2, 4)
+        world.push(2, 0, 4)
+        shard = world.shard(token=2)
+
+        assert shard.turn() == len(REJECTED) + 2
+
+        world.assert_exact()
+        assert world.snapshots.read().record.positions == {0: 4, 2: 4}
+        assert sum(world.rejected().values()) == len(REJECTED)
+
+    def test_the_worker_that_was_rejected_does_it_again(self, world: World) -> None:
+        """Its samples are open again, and its later updates are not applied."""
+        shard = world.shard(token=2)
+        shard.turn()
+        world.push(0, 2, 3, checksum=1)
+        follower, _ = world.push(0, 3, 4)
+        shard.turn()
+        assert world.fate(follower) == "rejected:out-of-place"
+        assert world.sender.begin(0, 0, 4, 1) == 2
+
+        world.push(0, 2, 4)
+        shard.turn()
+
+        assert world.snapshots.read().record.positions == {0: 4}
+        world.assert_exact()
+
+    def test_a_late_duplicate_of_a_finished_epoch_leaves_nothing(self, world: World) -> None:
+        shard = world.shard(token=2)
+        duplicate, payload = world.update(1, 0, 4, 1)
+        world.push(0, 2, 4)
+        world.push(1, 0, 4)
+        world.push(2, 0, 4)
+        shard.turn()
+        world.inject(duplicate, bytes(payload))
+        shard.turn()
+
+        assert world.rejected() == {"duplicate": 1}
+        assert world.tensors.hkeys(world.keys.pushed) == []
+        world.assert_exact()
+
+    def test_after_several_in_a_row_the_worker_gets_no_more_work(self, world: World) -> None:
+        shard = world.shard(token=2)
+        shard.turn()
+        for number in range(REJECTIONS_BEFORE_QUARANTINE):
+            assert world.jobs.quarantined(world.job) == {}, f"after {number}"
+            world.push(1, 0, 2, checksum=1, worker="bad")
+            world.push(2, 0, 2, checksum=1, worker=f"good-{number}")
+            shard.turn()
+
+        assert world.jobs.quarantined(world.job).keys() == {"bad"}
+        assert "checksum" in world.jobs.quarantined(world.job)["bad"]
+        (event,) = world.events("worker-quarantined")
+        assert event["details"]["worker"] == "bad"
+        assert not isinstance(world.leases("bad").acquire(), Lease)
+        assert len(world.events("update-rejected")) == 2 * REJECTIONS_BEFORE_QUARANTINE
+
+    def test_an_applied_update_clears_the_worker(self, world: World) -> None:
+        shard = world.shard(token=2)
+        shard.turn()
+        for _ in range(REJECTIONS_BEFORE_QUARANTINE - 1):
+            world.push(1, 0, 1, checksum=1)
+            shard.turn()
+        world.push(1, 0, 1)
+        for _ in range(REJECTIONS_BEFORE_QUARANTINE - 1):
+            world.push(2, 0, 1, checksum=1)
+            shard.turn()
+
+        assert world.jobs.quarantined(world.job) == {}
+
+    def test_being_late_is_no_fault(self, world: World) -> None:
+        shard = world.shard(token=2)
+        shard.turn()
+        for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):
+            for start in (0, 3):
+                header, payload = world.update(0, start, start + 1, 1, worker="late")
+                world.inject(header, bytes(payload))
+            shard.turn()
+
+        assert world.rejected() == {"duplicate": 10, "out-of-place": 10}
+        assert world.jobs.quarantined(world.job) == {}
+        assert world.events("update-rejected") == []
+
+    def test_sums_stay_finite_whatever_a_worker_claims(self, world: World) -> None:
+        shard = world.shard(token=2)
+        shard.turn()
+        for start in (0, 1, 2, 3):
+            world.push(1, start, start + 1, loss_sum=1e200)
+        world.now += 10
+        shard.turn()
+
+        json.dumps(world.jobs.get(world.job).totals, allow_nan=False)
+        json.dumps(world.jobs.metrics(world.job), allow_nan=False)

@@ -1,0 +1,110 @@
+"""Object storage in a folder, also on a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vcasgd.errors import NotFound, StorageUnavailable
+from vcasgd.storage.objects import Storage
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(mount)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs more rights than this user has")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+@pytest.mark.parametrize("megabytes", [4, 24], ids=["in one part", "in several parts"])
+def test_a_full_disk_leaves_no_part_of_an_object(tiny_disk: Path, megabytes: int) -> None:
+    storage = Storage(f"file://{tiny_disk}")
+    storage.put("jobs/small", b"whole")
+    free = os.statvfs(tiny_disk).f_bfree
+
+    with pytest.raises(StorageUnavailable, match="jobs/large"):
+        storage.put("jobs/large", bytes(megabytes << 20))
+
+    assert storage.names("jobs") == {"jobs/small": 5}
+    assert storage.get("jobs/small") == b"whole"
+    assert not storage.has("jobs/large")
+    assert os.statvfs(tiny_disk).f_bfree == free, "what was written of it takes up room"
+    storage.put("jobs/after", b"there is room again")
+
+
+def test_a_full_disk_keeps_the_object_that_was_there(tiny_disk: Path) -> None:
+    storage = Storage(f"file://{tiny_disk}")
+    storage.put("a", b"old")
+
+    with pytest.raises(StorageUnavailable):
+        storage.put("a", bytes(8 << 20))
+
+    assert storage.get("a") == b"old"
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    """Even root can't create this folder."""
+    storage = Storage(f"file://{tmp_path}/storage")
+    (tmp_path / "storage" / "jobs").write_text("in the way")
+
+    with pytest.raises(StorageUnavailable):
+        storage.put("jobs/job/x", b"data")
+    assert (tmp_path / "storage" / "jobs").read_text() == "in the way"
+
+
+class TestStorage:
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return Storage(f"file://{tmp_path}/a/b")
+
+    def test_objects(self, storage: Storage) -> None:
+        storage.put("x/one", b"1")
+        storage.put("x/two", memoryview(b"22"))
+        storage.put("x/one", b"new")
+
+        assert storage.get("x/one") == b"new"
+        assert storage.names("x") == {"x/one": 3, "x/two": 2}
+        assert storage.has("x/one")
+        assert not storage.has("x/three")
+        storage.delete("x/one")
+        storage.delete("x/one")  # silent
+        assert storage.names("x") == {"x/two": 2}
+
+    def test_what_is_not_there(self, storage: Storage) -> None:
+        assert storage.names("nothing/here") == {}
+        with pytest.raises(NotFound) as caught:
+            storage.get("nothing/here")
+        assert caught.value.status == 404
+        with pytest.raises(NotFound):
+            storage.move("nothing/here", "there")
+
+    def test_moved(self, storage: Storage) -> None:
+        storage.put("a", b"1")
+        storage.put("b", b"2")
+
+        storage.move("a", "b")
+
+        assert storage.names("") == {"b": 1}
+        assert storage.get("b") == b"1"
+
+    def test_a_large_object_in_several_parts(self, storage: Storage) -> None:
+        data = os.urandom(1 << 20) * 13
+
+        storage.put("large", data)
+
+        assert storage.get("large") == data
+        stream = storage.stream("large")
+        assert stream.size == len(data)
+        assert b"".join(stream.chunks) == data
+        assert storage.names("") == {"large": len(data)}

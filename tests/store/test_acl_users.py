@@ -1,0 +1,212 @@
+"""Management of the workers' ACL users: creation, deletion, names, and passwords."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from support.harness import RedisServer
+from support.servers import url_of
+
+from vcasgd.errors import StoreDenied, StoreUnavailable
+from vcasgd.store.acl import (
+    LEDGER_SCRIPTS,
+    LEDGER_USERS,
+    TENSORS_SCRIPTS,
+    TENSORS_USERS,
+    AclUsers,
+    User,
+    ledger_user,
+    tensors_user,
+    worker_key,
+)
+from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.keys import TensorKeys
+
+pytestmark = pytest.mark.both_servers
+
+SECRET = "a secret of the cluster"
+EVERY_SCRIPT = LEDGER_SCRIPTS + TENSORS_SCRIPTS
+
+
+class TestAclUsers:
+    def names(self, server: RedisClient) -> set[str]:
+        return {name.decode() for name in server.execute_command("ACL", "USERS")} - {"default"}
+
+    def users(self, *jobs: str) -> list[User]:
+        return [ledger_user(SECRET, job) for job in jobs]
+
+    @pytest.fixture(autouse=True)
+    def _clean(self, ledger: RedisClient) -> Iterator[None]:
+        yield
+        for name in self.names(ledger):
+            ledger.execute_command("ACL", "DELUSER", name)
+
+    def test_listed_users_are_created(self, ledger: RedisClient) -> None:
+        AclUsers(ledger, EVERY_SCRIPT, 0).sync(self.users("a", "b"))
+
+        assert self.names(ledger) == {"vcasgd-job-a", "vcasgd-job-b"}
+
+    def test_users_lost_in_a_restart_are_created_again(self, ledger: RedisClient) -> None:
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 0)
+        acl_users.sync(self.users("a"))
+        ledger.execute_command("ACL", "DELUSER", "vcasgd-job-a")
+
+        acl_users.sync(self.users("a"))
+
+        assert self.names(ledger) == {"vcasgd-job-a"}
+
+    def test_users_that_are_no_longer_listed_are_deleted_after_a_delay(
+        self, ledger: RedisClient
+    ) -> None:
+        now = 0.0
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 10.0, lambda: now)
+        acl_users.sync(self.users("a", "b"))
+        now = 9.0
+        acl_users.sync(self.users("b"))
+        assert self.names(ledger) == {"vcasgd-job-a", "vcasgd-job-b"}
+
+        now = 11.0
+        acl_users.sync(self.users("b"))
+
+        assert self.names(ledger) == {"vcasgd-job-b"}
+
+    def test_users_of_an_earlier_process_are_deleted_too(self, ledger: RedisClient) -> None:
+        # Given users of an active job, of a job that ended unnoticed, and of other systems
+        AclUsers(ledger, EVERY_SCRIPT, 0).sync(self.users("over", "active"))
+        AclUsers(ledger, EVERY_SCRIPT, 0).sync([tensors_user(SECRET, "over", "over.w")])
+        ledger.execute_command("ACL", "SETUSER", "someone", "on", "nopass")
+        now = 0.0
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 10.0, lambda: now)
+
+        acl_users.adopt(LEDGER_USERS)
+        acl_users.sync(self.users("active"))
+        now = 9.0
+        acl_users.sync(self.users("active"))
+        assert "vcasgd-job-over" in self.names(ledger)
+        now = 11.0
+        acl_users.sync(self.users("active"))
+
+        assert self.names(ledger) == {"vcasgd-job-active", "vcasgd-job-over/over.w", "someone"}
+        acl_users.adopt(TENSORS_USERS)
+        now = 22.0
+        acl_users.sync(self.users("active"))
+        assert self.names(ledger) == {"vcasgd-job-active", "someone"}
+
+    def test_users_of_other_systems_stay(self, ledger: RedisClient) -> None:
+        ledger.execute_command("ACL", "SETUSER", "someone", "on", "nopass")
+
+        AclUsers(ledger, EVERY_SCRIPT, 0).sync([])
+
+        assert self.names(ledger) == {"someone"}
+
+    def test_a_banned_user_is_disconnected(self, ledger: RedisClient, server: RedisServer) -> None:
+        (user,) = self.users("a")
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 1000.0)
+        acl_users.sync([user])
+        client = connect(user.url(url_of(server, 0)))
+        assert client.ping()
+
+        acl_users.sync([], banned=[user.name])
+
+        with pytest.raises((StoreUnavailable, StoreDenied)):
+            client.ping()
+        with pytest.raises(StoreDenied):
+            client.ping()
+        client.close()
+
+    def test_changed_rules_take_effect_at_once(
+        self, ledger: RedisClient, server: RedisServer
+    ) -> None:
+        narrow, wide = (tensors_user(SECRET, "a", "w", first_snapshot=each) for each in (0, 1))
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 0)
+        acl_users.sync([wide])
+        client = connect(wide.url(url_of(server, 1)))
+        client.set(TensorKeys("a").meta, "x")
+
+        acl_users.sync([narrow])
+
+        with pytest.raises(StoreDenied):
+            client.set(TensorKeys("a").meta, "y")
+        acl_users.sync([wide])
+        client.set(TensorKeys("a").meta, "z")
+        client.close()
+
+    def test_without_changes_it_only_reads(self, ledger: RedisClient) -> None:
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 0)
+        acl_users.sync(self.users("a", "b"))
+        before = commands(ledger)
+
+        acl_users.sync(self.users("a", "b"))
+
+        assert commands(ledger) - before == 2
+
+    def test_a_client_that_may_not_manage_users_is_an_error(
+        self, ledger: RedisClient, server: RedisServer
+    ) -> None:
+        ledger.execute_command("ACL", "SETUSER", "plain", "on", ">pw", "~*", "+@all", "-@admin")
+        client = connect(f"redis://plain:pw@127.0.0.1:{server.files.port}/0")
+
+        with pytest.raises(StoreDenied, match="can't manage the Redis users") as caught:
+            AclUsers(client, EVERY_SCRIPT, 0).sync(self.users("a"))
+
+        assert "VCASGD_JOB_USERS" in str(caught.value.remedy)
+        client.close()
+
+
+def commands(server: RedisClient) -> int:
+    stats = server.info("commandstats")
+    return sum(
+        each["calls"]
+        for name, each in stats.items()
+        if name.startswith(("cmdstat_acl", "cmdstat_script"))
+    )
+
+
+def test_passwords_differ_by_server_job_worker_and_secret() -> None:
+    passwords = {
+        ledger_user(SECRET, "a").password,
+        ledger_user(SECRET, "b").password,
+        ledger_user("another", "a").password,
+        tensors_user(SECRET, "a", "w").password,
+        tensors_user(SECRET, "a", "v").password,
+        tensors_user(SECRET, "b", "w").password,
+        worker_key(SECRET, "a", "w"),
+    }
+    assert len(passwords) == 7
+    assert ledger_user(SECRET, "a").password == ledger_user(SECRET, "a").password
+
+
+def test_passwords_and_secrets_are_neither_shown_nor_sent() -> None:
+    user = tensors_user(SECRET, "a", "w")
+
+    assert user.password not in repr(user)
+    assert user.password not in " ".join(user.rules)
+    assert SECRET not in json.dumps([user.name, user.password, *user.rules])
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://:admin@host:6379/1", "redis://{}@host:6379/1"),
+        ("redis://root:admin@host/0", "redis://{}@host/0"),
+        ("redis://host:6379/0?username=root&password=admin", "redis://{}@host:6379/0"),
+        ("unix://:admin@/run/server.sock?db=1", "unix://{}@/run/server.sock?db=1"),
+        (
+            "rediss://:admin@host:1/0?ssl_ca_certs=/c.pem",
+            "rediss://{}@host:1/0?ssl_ca_certs=%2Fc.pem",
+        ),
+        (
+            "redis+sentinel://:admin@a:1,b:2/name/0?replicas=1",
+            "redis+sentinel://{}@a:1,b:2/name/0?replicas=1",
+        ),
+    ],
+)
+def test_the_url_of_a_user(url: str, expected: str) -> None:
+    user = tensors_user(SECRET, "a-23abcd", "a-23abcd.local-1")
+
+    shown = user.url(url)
+
+    assert shown == expected.format(f"vcasgd-job-a-23abcd%2Fa-23abcd.local-1:{user.password}")
+    assert "admin" not in shown

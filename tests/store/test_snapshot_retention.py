@@ -1,0 +1,137 @@
+"""Pinned snapshots, and the removal of what is no longer needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.snapshots import KEYS, constant, fetch, install, key_names, meta_of, publish, values
+
+from vcasgd.errors import SnapshotMissing
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.tensors.snapshot import (
+    Change,
+    Record,
+    Snapshot,
+    pin_text,
+)
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
+
+pytestmark = pytest.mark.both_servers
+
+
+class TestPins:
+    def test_a_pinned_snapshot_stays_while_newer_ones_are_published(
+        self, snapshots: SnapshotStore
+    ) -> None:
+        install(snapshots)
+        kept = publish(snapshots, constant(1), 1, positions={4: 7})
+        snapshots.pin(1, ["epoch-1"], snapshots.read())
+        for version in range(2, 6):
+            publish(snapshots, constant(version), version, positions={4: 7 + version})
+
+        snapshot, floats = snapshots.fetch_pinned("epoch-1")
+
+        assert values(floats) == [1.0]
+        assert snapshot == Snapshot(kept, Record(0, {4: 7}))
+
+    def test_the_first_pin_of_a_name_counts(self, snapshots: SnapshotStore) -> None:
+        install(snapshots)
+        snapshots.pin(1, ["a"], snapshots.read())
+        publish(snapshots, constant(1), 1)
+
+        snapshots.pin(1, ["a"], snapshots.read())
+
+        pinned = snapshots.pinned("a")
+        assert pinned is not None
+        assert pinned.meta.version == 0
+
+    def test_a_commit_can_pin_what_it_publishes(self, snapshots: SnapshotStore) -> None:
+        meta = replace(install(snapshots), version=1)
+        snapshots.write(meta, constant(1))
+        pinned = pin_text(Snapshot(meta, Record(1, {})))
+
+        change = Change(
+            base=0, fields={"version": 1, "token": 1, "finished": 1}, pin="epoch-1", pinned=pinned
+        )
+        snapshots.commit(1, meta, change)
+
+        assert snapshots.pins() == {"epoch-1": Snapshot(meta, Record(1, {}))}
+        assert snapshots.view().pins == {"epoch-1"}
+
+    def test_wanted_until_the_server_pins_it(self, snapshots: SnapshotStore) -> None:
+        install(snapshots)
+        snapshots.request_pin("b")
+        snapshots.request_pin("a")
+        assert snapshots.view().wanted == ("a", "b")
+        assert snapshots.pinned("a") is None
+
+        snapshots.pin(1, ["a"], snapshots.read())
+
+        assert snapshots.view().wanted == ("b",)
+        assert snapshots.view().pins == {"a"}
+
+    def test_unpinned_it_is_neither_kept_nor_wanted(self, snapshots: SnapshotStore) -> None:
+        install(snapshots)
+        snapshots.pin(1, ["a"], snapshots.read())
+        snapshots.request_pin("a")
+
+        snapshots.unpin("a")
+
+        assert snapshots.view().pins == set()
+        assert snapshots.view().wanted == ()
+        with pytest.raises(SnapshotMissing, match="under the name a"):
+            snapshots.fetch_pinned("a")
+
+    def test_one_whose_chunks_are_gone_is_missing(
+        self, snapshots: SnapshotStore, tensors: RedisClient
+    ) -> None:
+        meta = install(snapshots)
+        snapshots.pin(1, ["a"], snapshots.read())
+        snapshots.remove([meta])
+
+        with pytest.raises(SnapshotMissing, match="no longer complete"):
+            snapshots.fetch_pinned("a")
+
+
+class TestForget:
+    def test_leaves_nothing_of_the_job_and_everything_of_others(
+        self, snapshots: SnapshotStore, tensors: RedisClient
+    ) -> None:
+        others = SnapshotStore(tensors, TensorKeys("job-2"))
+        assert others.install(1, meta_of(constant(1), 0, 1), Record(), constant(1))
+        before = key_names(tensors)
+        install(snapshots)
+        publish(snapshots, constant(1), 1)
+        snapshots.request_pin("a")
+        snapshots.pin(1, ["b"], snapshots.read())
+        tensors.set(KEYS.payload_chunk("u", 0), b"left behind")
+        tensors.xadd(KEYS.stream, {"h": "x"})
+
+        assert snapshots.delete_all() == 10
+
+        assert key_names(tensors) == before
+        assert snapshots.delete_all() == 0
+
+    def test_many_keys(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
+        tensors.mset({KEYS.payload_chunk("u", index): b"" for index in range(1203)})
+
+        assert snapshots.delete_all() == 1203
+        assert tensors.dbsize() == 0
+
+    def test_orphans_are_chunks_that_no_snapshot_uses(
+        self, snapshots: SnapshotStore, tensors: RedisClient
+    ) -> None:
+        install(snapshots)
+        snapshots.pin(1, ["a"], snapshots.read())
+        present = publish(snapshots, constant(1), 1)
+        # a server died in the middle of a publication
+        snapshots.write(meta_of(constant(2), 2, 1), constant(2))
+        tensors.set(KEYS.payload_chunk("u", 0), b"waits to be applied")
+        pinned = [pin.meta for pin in snapshots.pins().values()]
+
+        assert snapshots.delete_orphans(1, [present, *pinned]) == 1
+
+        assert {"s:0.1:0", "s:1.1:0", "u:u:0"} <= key_names(tensors)
+        assert values(fetch(snapshots)[1]) == [1.0]
