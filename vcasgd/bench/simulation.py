@@ -3,6 +3,11 @@
 Learners, encodings and the parameter server's blending are the product's own; network, machines
 and time are simulated. It shows how a rule, a push interval, the number of workers or a history
 of evictions affects accuracy. The same seed gives the same result.
+
+A simulated worker has the timing of a real one: it fetches the base of its next interval before
+the current one ends, so that base lacks the worker's own latest update; it trains while updates
+are in flight, and waits if two are unapplied. Machines are lost without a notice, and settings
+that the controller tunes keep their initial values.
 """
 
 from __future__ import annotations
@@ -13,29 +18,31 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
 from vcasgd.bench.presence import Life
-from vcasgd.errors import SpecError
+from vcasgd.bench.simulated_worker import Fetched, SimulatedInterval, SimulatedWorker
+from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
 from vcasgd.store.tensors.updates import Header
 from vcasgd.task.task import Task
 from vcasgd.worker.learner import Base, Learner
-
-CHUNK_BYTES = 1 << 20
+from vcasgd.worker.shard_client import FETCH_MARGIN
 
 
 @dataclass(frozen=True)
 class Conditions:
     """Simulated conditions.
 
-    ``seconds_per_sample`` is the speed of an average machine; each interval's time is multiplied
-    by a log-normal factor with shape ``spread`` and mean 1. ``latency`` is the seconds from the
-    end of an interval until its update is blended; its worker continues to train meanwhile.
+    ``seconds_per_sample`` is the speed of an average machine. Each machine has a constant factor
+    of it, log-uniform from 1/√r to √r with r = ``speed_range``. Each interval's time is also
+    multiplied by a log-normal factor with shape ``spread`` and mean 1. ``latency`` is the seconds
+    from the end of an interval until its update is blended, and ``fetch_seconds`` the duration of
+    a fetch; workers train meanwhile.
     """
 
     lives: Sequence[Life]
@@ -43,6 +50,13 @@ class Conditions:
     spread: float = 0.2
     latency: float = 0.0
     seed: int = 0
+    speed_range: float = 1.0
+    fetch_seconds: float = 0.0
+
+    def speed(self, nth: int) -> float:
+        """Return the speed of the nth machine, relative to an average one."""
+        draw = random.Random(f"{self.seed}/{nth}/speed").uniform(-0.5, 0.5)
+        return math.exp(draw * math.log(self.speed_range))
 
 
 @dataclass(frozen=True)
@@ -59,48 +73,30 @@ class Point:
 class Outcome:
     """Result of a simulation.
 
-    ``samples_lost`` were trained, lost with an evicted machine, and trained again.
+    ``samples_lost`` were trained, lost with an evicted machine, and trained again. ``divergence``
+    is the reason if the loss or the model became infinite or NaN, which ends the job early.
     """
 
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0
     updates: int = 0
     bytes_pushed: int = 0
+    bytes_fetched: int = 0
     samples_lost: int = 0
     machines_lost: int = 0
     staleness_mean: float = 0.0
     staleness: dict[str, int] = field(default_factory=dict)
+    divergence: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass
-class _Worker:
-    """One lifetime of a machine."""
-
-    life: Life
-    rng: random.Random
-    learner: Learner | None = None
-    subtask: int | None = None
-    position: int = 0
-
-
-@dataclass(frozen=True)
-class _Interval:
-    """Current interval of a worker: samples up to ``stop``, trained from ``base``."""
-
-    worker: _Worker
-    stop: int
-    version: int
-    base: Base
 
 
 class Simulation:
     """Event-driven simulation of a whole job.
 
     :meth:`run` raises the errors of the user's code, and :class:`SpecError` if no machine is left
-    before the job ends.
+    before the job ends. A training that diverges is an outcome, not an error.
     """
 
     def __init__(
@@ -114,6 +110,8 @@ class Simulation:
     ) -> None:
         self._spec = spec
         self._task = make_task()
+        # All learners are in this process, and need the data only once.
+        vars(self._task)["dataset"] = cache(self._task.dataset)
         self._conditions = conditions
         self._evaluate_every = evaluate_every
         self._on_point = on_point
@@ -121,25 +119,29 @@ class Simulation:
         self._evaluator = Learner(spec, self._task, "cpu")
         self._facts = self._evaluator.facts(1)
         self._model = self._new_model()
-        plan = self._evaluator.plan
-        self._waiting = deque(range(plan.total_subtasks))
-        self._idle: list[_Worker] = []
+        self._plan = self._evaluator.plan
+        self._waiting = deque(range(self._plan.total_subtasks))
+        self._idle: list[SimulatedWorker] = []
         #: End of the pushed samples of each subtask, blended or not yet.
         self._pushed: dict[int, int] = {}
         self._now = 0.0
+        #: Finished epochs.
+        self._epoch = 0
         self._numbers = count()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
         for nth, life in enumerate(self._conditions.lives):
-            worker = _Worker(life, random.Random(f"{self._conditions.seed}/{nth}"))
-            self._at(life.start, partial(self._start, worker))
-        while not self._model.record.complete:
-            if not self._agenda:
-                raise SpecError("trace: all machines are gone before the job ends", field="trace")
-            self._now, _, action = heapq.heappop(self._agenda)
-            action()
+            self._at(life.start, partial(self._continue, self._new_worker(nth, life)))
+        try:
+            self._run_agenda()
+        except NonFiniteLoss as error:
+            self.outcome.divergence = error.message
+        except InvalidUpdate as error:
+            if error.reason != "non-finite":
+                raise
+            self.outcome.divergence = error.message
         totals = self._model.meta.totals
         self.outcome.seconds = self._now
         self.outcome.updates = totals.updates
@@ -147,101 +149,115 @@ class Simulation:
         self.outcome.staleness = totals.staleness
         return self.outcome
 
+    def _run_agenda(self) -> None:
+        while not self._model.record.complete:
+            if not self._agenda:
+                raise SpecError("trace: all machines are gone before the job ends", field="trace")
+            self._now, _, action = heapq.heappop(self._agenda)
+            action()
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (when, next(self._numbers), action))
+
     # -- workers -------------------------------------------------------------------------------
 
-    def _start(self, worker: _Worker) -> None:
-        """Start the next interval of a worker, or make it idle if no subtask is left."""
+    def _new_worker(self, nth: int, life: Life) -> SimulatedWorker:
+        conditions = self._conditions
+        rng = random.Random(f"{conditions.seed}/{nth}")
+        return SimulatedWorker(life, conditions.speed(nth), conditions.spread, rng)
+
+    def _continue(self, worker: SimulatedWorker) -> None:
+        """Start a worker's next interval, unless it has to end, to wait, or to be idle."""
         if self._now >= worker.life.stop:
-            return
-        if worker.subtask is None and not self._lease(worker):
+            self._lose(worker, 0)
+        elif worker.subtask is None and not self._lease(worker):
             self._idle.append(worker)
-            return
-        assert worker.subtask is not None
-        learner = self._learner(worker)
-        stop = learner.interval_stop(worker.subtask, worker.position)
-        model = self._model
-        interval = _Interval(
-            worker,
-            stop,
-            model.meta.version,
-            Base(model.weights.clone(), model.integers.clone()),
-        )
-        ready = self._now + self._duration(worker, stop - worker.position)
-        if ready > worker.life.stop:
-            self._at(worker.life.stop, lambda: self._die(interval))
+        elif worker.full:
+            worker.waits = True
         else:
-            self._at(ready, lambda: self._finish(interval))
+            self._start_interval(worker)
 
-    def _lease(self, worker: _Worker) -> bool:
-        if not self._waiting:
+    def _lease(self, worker: SimulatedWorker) -> bool:
+        ahead = self._model.record.finished_epochs + self._spec.max_epoch_lead
+        if not self._waiting or self._plan.epoch_of(self._waiting[0]) > ahead:
             return False
-        worker.subtask = self._waiting.popleft()
-        worker.position = self._pushed.get(worker.subtask, 0)
-        self._learner(worker).start_subtask()
-        return True
-
-    def _learner(self, worker: _Worker) -> Learner:
         if worker.learner is None:
             worker.learner = Learner(self._spec, self._task, "cpu")
-        return worker.learner
+        worker.subtask = self._waiting.popleft()
+        worker.position = self._pushed.get(worker.subtask, 0)
+        worker.learner.start_subtask()
+        return True
 
-    def _duration(self, worker: _Worker, samples: int) -> float:
-        spread = self._conditions.spread
-        # The shift gives the factor a mean of 1.
-        factor = math.exp(worker.rng.gauss(-spread * spread / 2, spread))
-        return samples * self._conditions.seconds_per_sample * factor
-
-    def _finish(self, interval: _Interval) -> None:
-        worker, subtask = interval.worker, interval.worker.subtask
-        assert subtask is not None
-        learner, start = self._learner(worker), worker.position
-        trained = learner.train(
-            interval.base,
-            subtask,
-            start,
-            interval.stop,
-            should_stop=lambda: False,
-            on_step=lambda: None,
-        )
-        (part,) = learner.cut(1).parts
-        last = learner.is_last(subtask, trained.stop)
-        encoded = learner.encoded(part, trained.update, last=last)
-        payload = b"".join(encoded.chunks(CHUNK_BYTES))
-        header = Header(
-            update=f"u{next(self._numbers)}",
-            worker="w",
-            subtask=subtask,
-            start=start,
-            stop=trained.stop,
-            base=interval.version,
-            token=0,
-            codec=encoded.codec,
-            size=len(payload),
-            layout=learner.layout_digest,
-            integers=encode_integers(trained.integers),
-            loss_sum=trained.loss_sum,
-        )
-        self._pushed[subtask] = worker.position = trained.stop
-        if trained.stop == learner.plan.size(subtask):
-            worker.subtask = None
-        if self._conditions.latency:
-            self._at(self._now + self._conditions.latency, lambda: self._blend(header, payload))
-        else:
-            self._blend(header, payload)
-        self._start(worker)
-
-    def _die(self, interval: _Interval) -> None:
-        worker = interval.worker
+    def _start_interval(self, worker: SimulatedWorker) -> None:
+        assert worker.learner is not None
         assert worker.subtask is not None
+        if not worker.prefetched:
+            self._fetch(worker)
+        worker.prefetched = False
+        stop = worker.learner.interval_stop(worker.subtask, worker.position)
+        interval = worker.interval(stop, self._conditions.seconds_per_sample)
+        ready = self._now + interval.seconds
+        if ready > worker.life.stop:
+            lost = stop - worker.position
+            self._at(worker.life.stop, lambda: self._lose(worker, lost))
+            return
+        expected = worker.expected_seconds(interval)
+        if expected is not None:
+            early = self._now + expected - FETCH_MARGIN * self._conditions.fetch_seconds
+            self._at(min(max(early, self._now), ready), lambda: self._prefetch(worker))
+        self._at(ready, lambda: self._finish(worker, interval))
+
+    def _prefetch(self, worker: SimulatedWorker) -> None:
+        if worker.prefetches:
+            self._fetch(worker)
+            worker.prefetched = True
+
+    def _fetch(self, worker: SimulatedWorker) -> None:
+        """Give a worker the present snapshot, which it receives in its encoding."""
+        model, version = self._model, self._model.meta.version
+        if worker.fetched is not None and worker.fetched.version == version:
+            return
+        halves = self._evaluator.halves
+        weights = model.weights.bfloat16().float() if halves else model.weights.clone()
+        worker.fetched = Fetched(version, Base(weights, model.integers.clone()))
+        self.outcome.bytes_fetched += weights.numel() * (2 if halves else 4)
+
+    def _finish(self, worker: SimulatedWorker, interval: SimulatedInterval) -> None:
+        header, payload = worker.train(interval, f"u{next(self._numbers)}")
+        self._pushed[header.subtask] = header.stop
+        self.outcome.bytes_pushed += len(payload)
+        # Even without latency, the worker starts its next interval first.
+        applied = self._now + self._conditions.latency
+        self._at(applied, lambda: self._apply(worker, header, payload))
+        self._continue(worker)
+
+    def _lose(self, worker: SimulatedWorker, samples: int) -> None:
+        """End a worker with its machine, and return its subtask."""
+        if worker.subtask is None:
+            return
         self._waiting.appendleft(worker.subtask)
+        worker.subtask = worker.learner = None
         self.outcome.machines_lost += 1
-        self.outcome.samples_lost += interval.stop - worker.position
-        worker.learner = None
+        self.outcome.samples_lost += samples
+        self._wake()
+
+    def _wake(self) -> None:
         for idle in self._idle:
-            self._at(self._now, partial(self._start, idle))
+            self._at(self._now, partial(self._continue, idle))
         self._idle.clear()
 
     # -- the parameter server ------------------------------------------------------------------
+
+    def _apply(self, worker: SimulatedWorker, header: Header, payload: bytes) -> None:
+        """Blend and publish an update, and let workers continue that waited for it."""
+        self._blend(header, payload)
+        if self._evaluate():
+            # A new epoch can be leased.
+            self._wake()
+        worker.unapplied -= 1
+        if worker.waits:
+            worker.waits = worker.prefetched = False
+            self._continue(worker)
 
     def _blend(self, header: Header, payload: bytes) -> None:
         model = self._model
@@ -250,15 +266,15 @@ class Simulation:
         model.inspect(header, model.payload(header), 0)
         model.blend(header.update, header, [])
         model.published(model.next_meta(token=1))
-        self.outcome.bytes_pushed += len(payload)
-        self._evaluate()
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Evaluate the model if an epoch has ended and is due; return True if one has ended."""
         epochs = self._model.record.finished_epochs
-        last = self.outcome.points[-1].epoch if self.outcome.points else 0
-        due = epochs % self._evaluate_every == 0 or epochs == self._spec.epochs
-        if epochs == last or not due:
-            return
+        if epochs == self._epoch:
+            return False
+        self._epoch = epochs
+        if epochs % self._evaluate_every and epochs != self._spec.epochs:
+            return True
         metrics = self._evaluator.evaluate(
             self._model.weights,
             self._model.integers,
@@ -269,6 +285,7 @@ class Simulation:
         point = Point(epochs, self._now, samples, metrics)
         self.outcome.points.append(point)
         self._on_point(point)
+        return True
 
     def _new_model(self) -> ModelState:
         floats, integers = self._evaluator.initial()
@@ -282,6 +299,3 @@ class Simulation:
             integers=encode_integers(integers),
         )
         return ModelState(config, Snapshot(meta, Record()), floats)
-
-    def _at(self, when: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (when, next(self._numbers), action))

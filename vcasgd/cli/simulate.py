@@ -11,9 +11,32 @@ from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.money import Changes
 from vcasgd.cli.output import Json, duration, err, show_facts, show_json
 from vcasgd.errors import SpecError
+from vcasgd.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from vcasgd.bench.simulation import Outcome, Point
+
+
+Workers = Annotated[
+    int, typer.Option(min=1, help="Number of machines. With --trace, the maximum number.")
+]
+Trace = Annotated[
+    Path | None, typer.Option(help="JSON file with the number of machines over time.")
+]
+Faster = Annotated[float, typer.Option(min=1e-6, help="Speed-up factor for the trace.")]
+SecondsPerSample = Annotated[
+    float, typer.Option(min=1e-9, help="Simulated training time of an average machine.")
+]
+SpeedRange = Annotated[
+    float, typer.Option(min=1, help="Speed of the fastest machines relative to the slowest.")
+]
+Spread = Annotated[
+    float, typer.Option(min=0, help="Variation of training times: σ of a log-normal factor.")
+]
+Latency = Annotated[
+    float, typer.Option(min=0, help="Seconds from a push until its update is applied.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed for the machines and their times.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -22,23 +45,14 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
-    workers: Annotated[
-        int, typer.Option(min=1, help="Number of machines. With --trace, the maximum number.")
-    ] = 4,
-    trace: Annotated[
-        Path | None, typer.Option(help="JSON file with the number of machines over time.")
-    ] = None,
-    faster: Annotated[float, typer.Option(min=1e-6, help="Speed-up factor for the trace.")] = 1.0,
-    seconds_per_sample: Annotated[
-        float, typer.Option(min=1e-9, help="Simulated training time of an average machine.")
-    ] = 0.001,
-    spread: Annotated[
-        float, typer.Option(min=0, help="Variation of training times: σ of a log-normal factor.")
-    ] = 0.2,
-    latency: Annotated[
-        float, typer.Option(min=0, help="Seconds from a push until its update is applied.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Random seed for the machines and their times.")] = 0,
+    workers: Workers = 4,
+    trace: Trace = None,
+    faster: Faster = 1.0,
+    seconds_per_sample: SecondsPerSample = 0.001,
+    speed_range: SpeedRange = 1.0,
+    spread: Spread = 0.2,
+    latency: Latency = 0.0,
+    seed: Seed = 0,
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
@@ -53,6 +67,21 @@ def simulate(
     from vcasgd.task.task import load_task
 
     spec = load_job(file, changes or ())
+    _check(spec, trace, faster)
+    lives = machines(workers, trace, faster, seed)
+    outcome = Simulation(
+        spec,
+        lambda: load_task(spec.task, spec.args, Path(spec.working_dir)),
+        Conditions(lives, seconds_per_sample, spread, latency, seed, speed_range),
+        on_point=lambda point: err.print(_line(point), markup=False),
+    ).run()
+    if as_json:
+        show_json(outcome.to_dict())
+    else:
+        _show(outcome)
+
+
+def _check(spec: JobSpec, trace: Path | None, faster: float) -> None:
     if ":" not in spec.task:
         raise SpecError(
             f"task: {spec.task} is a script, and scripts can't be simulated",
@@ -61,17 +90,6 @@ def simulate(
         )
     if trace is None and faster != 1:
         raise SpecError("--faster: has no effect without --trace", field="faster")
-    lives = machines(workers, trace, faster, seed)
-    outcome = Simulation(
-        spec,
-        lambda: load_task(spec.task, spec.args, Path(spec.working_dir)),
-        Conditions(lives, seconds_per_sample, spread, latency, seed),
-        on_point=lambda point: err.print(_line(point), markup=False),
-    ).run()
-    if as_json:
-        show_json(outcome.to_dict())
-    else:
-        _show(outcome)
 
 
 def _line(point: Point) -> str:
@@ -82,9 +100,12 @@ def _line(point: Point) -> str:
 def _show(outcome: Outcome) -> None:
     facts = {
         "updates": f"{outcome.updates}, {outcome.bytes_pushed / 1e6:.1f} MB",
+        "fetched": f"{outcome.bytes_fetched / 1e6:.1f} MB",
         "staleness": f"mean {outcome.staleness_mean:.2f}",
         "time": f"{duration(outcome.seconds)}, simulated",
         "machines lost": f"{outcome.machines_lost}",
         "trained again": f"{outcome.samples_lost} samples",
     }
+    if outcome.divergence is not None:
+        facts["diverged"] = outcome.divergence
     show_facts(facts.items(), width=15)

@@ -1,0 +1,125 @@
+"""One simulated machine and its worker: its speed, its base, and its current interval."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from vcasgd.bench.presence import Life
+from vcasgd.store.tensors.snapshot import encode_integers
+from vcasgd.store.tensors.updates import Header
+from vcasgd.worker.learner import Base, Learner
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A snapshot that a worker fetched."""
+
+    version: int
+    base: Base
+
+
+@dataclass(frozen=True)
+class SimulatedInterval:
+    """An interval in progress: samples up to ``stop``, trained from ``start_from``."""
+
+    stop: int
+    seconds: float
+    start_from: Fetched
+
+
+class SimulatedWorker:
+    """Bookkeeping of one lifetime of a machine, as :class:`~vcasgd.worker.trainer.Trainer` does it.
+
+    ``speed`` divides the time of every interval; ``jitter`` is the shape of a log-normal factor
+    with mean 1 that each interval draws from ``rng``.
+    """
+
+    def __init__(self, life: Life, speed: float, jitter: float, rng: random.Random) -> None:
+        self.life = life
+        self._speed = speed
+        self._jitter = jitter
+        self._rng = rng
+        self.learner: Learner | None = None
+        self.subtask: int | None = None
+        #: End of the samples of the subtask that are trained.
+        self.position = 0
+        #: Pushed updates that aren't applied yet.
+        self.unapplied = 0
+        #: True while the worker waits until an update is applied.
+        self.waits = False
+        self.fetched: Fetched | None = None
+        #: True if ``fetched`` is meant for the next interval.
+        self.prefetched = False
+        #: Seconds per sample of the last interval; None before the first one.
+        self._pace: float | None = None
+
+    @property
+    def full(self) -> bool:
+        """True if the worker must not train, because too many updates are unapplied."""
+        return self.unapplied >= MAX_UNAPPLIED
+
+    @property
+    def prefetches(self) -> bool:
+        """True if the worker need not wait for an update after its current interval.
+
+        A snapshot from before that wait would be too old, so it isn't prefetched.
+        """
+        return self.unapplied + 1 < MAX_UNAPPLIED
+
+    def interval(self, stop: int, seconds_per_sample: float) -> SimulatedInterval:
+        """Return the next interval; its duration is drawn."""
+        assert self.fetched is not None
+        # The shift gives the factor a mean of 1.
+        factor = math.exp(self._rng.gauss(-self._jitter * self._jitter / 2, self._jitter))
+        seconds = (stop - self.position) * seconds_per_sample * factor / self._speed
+        return SimulatedInterval(stop, seconds, self.fetched)
+
+    def expected_seconds(self, interval: SimulatedInterval) -> float | None:
+        """Return the duration that the worker expects; None in its first interval."""
+        return None if self._pace is None else self._pace * (interval.stop - self.position)
+
+    def train(self, interval: SimulatedInterval, name: str) -> tuple[Header, bytes]:
+        """Train the interval, and return its update ``name`` as it is pushed.
+
+        Raises :class:`~vcasgd.errors.UserCodeError`.
+        """
+        learner, subtask, start = self.learner, self.subtask, self.position
+        assert learner is not None
+        assert subtask is not None
+        trained = learner.train(
+            interval.start_from.base,
+            subtask,
+            start,
+            interval.stop,
+            should_stop=lambda: False,
+            on_step=lambda: None,
+        )
+        (part,) = learner.cut(1).parts
+        last = learner.is_last(subtask, trained.stop)
+        encoded = learner.encoded(part, trained.update, last=last)
+        payload = b"".join(encoded.chunks(CHUNK_BYTES))
+        header = Header(
+            update=name,
+            worker="w",
+            subtask=subtask,
+            start=start,
+            stop=trained.stop,
+            base=interval.start_from.version,
+            token=0,
+            codec=encoded.codec,
+            size=len(payload),
+            layout=learner.layout_digest,
+            integers=encode_integers(trained.integers),
+            loss_sum=trained.loss_sum,
+        )
+        self._pace = interval.seconds / (trained.stop - start)
+        self.position = trained.stop
+        self.unapplied += 1
+        if trained.stop == learner.plan.size(subtask):
+            self.subtask = None
+        return header, payload
