@@ -1,0 +1,193 @@
+"""Rows of ``results/learning.jsonl``: one for each finished run, with a digest of its code.
+
+A row is current while the code and the settings that decide its outcome are the same; comments,
+docstrings, and formatting don't count.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from columns import COLUMNS, HERE, SEEDS, Run, conditions, job_fields, job_spec
+
+import vcasgd
+from vcasgd.learning.subtasks import EpochPlan
+
+RESULTS = HERE.parent / "results" / "learning.jsonl"
+#: Seed on which the learning rate of data parallelism is chosen.
+RATE_SEED = SEEDS[0]
+
+Row = dict[str, Any]
+
+#: Code behind the asynchronous columns, relative to the package.
+ASYNCHRONOUS = (
+    "learning/**/*.py",
+    "spec/*.py",
+    "task/task.py",
+    "worker/learner.py",
+    "worker/pending_updates.py",
+    "parameter_server/model_state.py",
+    "bench/simulation.py",
+    "bench/simulated_worker.py",
+    "bench/presence.py",
+)
+
+
+# -- digest ------------------------------------------------------------------------------------
+
+
+def digest(run: Run) -> str:
+    """Return a digest of everything that decides the outcome of a run."""
+    fields = job_fields(run.task)
+    module, _, _ = fields["task"].partition(":")
+    files = [Path(fields["working_dir"]) / f"{module}.py"]
+    settings: list[Any] = [asdict(run), fields["args"], fields["epochs"], _order()]
+    parts: list[str] = []
+    if run.asynchronous:
+        settings.append(job_spec(run, fields).model_dump(mode="json", exclude={"working_dir"}))
+        settings.append(asdict(conditions(run, batch=1)))
+        parts.append(package_code())
+    else:
+        settings.append(COLUMNS[run.column].machines)
+        files.append(HERE / "plain.py")
+    parts += [json.dumps(settings, sort_keys=True), *(code(path) for path in files)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+@cache
+def package_code() -> str:
+    """Return the code behind asynchronous training."""
+    root = Path(vcasgd.__file__).parent
+    paths = sorted({path for pattern in ASYNCHRONOUS for path in root.glob(pattern)})
+    return "\0".join(code(path) for path in paths)
+
+
+def _order() -> str:
+    """Return what the order of samples is, instead of the code that makes it."""
+    return EpochPlan(1000, 1, 1, 0).order_digest()
+
+
+@cache
+def code(path: Path) -> str:
+    """Return a module's code without comments and docstrings."""
+    return stripped(path.read_text())
+
+
+def stripped(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def read(path: Path = RESULTS) -> dict[Run, Row]:
+    """Return the latest row of each run. A line that a crash cut off is ignored."""
+    rows: dict[Run, Row] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        rows[Run(row["task"], row["column"], row["seed"], row["rate"])] = row
+    return rows
+
+
+def append(run: Run, outcome: dict[str, Any], path: Path = RESULTS) -> Row:
+    """Store the outcome of a run as one line."""
+    fields = job_fields(run.task)
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    settings = {"epochs": fields["epochs"], "args": fields["args"]}
+    if run.asynchronous:
+        spec = job_spec(run, fields)
+        settings["job"] = spec.model_dump(
+            mode="json", exclude={"working_dir", "seed", "args", "epochs"}, exclude_defaults=True
+        )
+    row = {
+        **asdict(run),
+        "digest": digest(run),
+        "settings": settings,
+        "versions": versions,
+        **outcome,
+    }
+    with path.open("a") as file:
+        # Without NaN, which isn't JSON: a training that diverged says so.
+        file.write(json.dumps(_finite(row)) + "\n")
+    return row
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    return value
+
+
+# -- what to run -------------------------------------------------------------------------------
+
+
+def missing(
+    tasks: Iterable[str],
+    columns: Iterable[str],
+    seeds: Sequence[int],
+    rows: dict[Run, Row],
+    is_current: Any,
+) -> list[Run]:
+    """Return the runs without a current row that can start now, in order.
+
+    The learning rate of data parallelism is chosen first: until all rates have run with
+    :data:`RATE_SEED`, the other seeds can't start.
+    """
+    current = {run: row for run, row in rows.items() if is_current(run, row)}
+    wanted: list[Run] = []
+    for task in tasks:
+        for name in columns:
+            rates = COLUMNS[name].rates
+            if len(rates) > 1:
+                wanted += [Run(task, name, RATE_SEED, rate) for rate in rates]
+            best = best_rate(task, name, current)
+            if best is not None:
+                wanted += [Run(task, name, seed, best) for seed in seeds]
+    return [run for run in dict.fromkeys(wanted) if run not in current]
+
+
+def best_rate(task: str, column: str, rows: dict[Run, Row]) -> float | None:
+    """Return the rate with the best result; None if one hasn't run."""
+    rates = COLUMNS[column].rates
+    if len(rates) == 1:
+        return rates[0]
+    runs = [Run(task, column, RATE_SEED, rate) for rate in rates]
+    if any(run not in rows for run in runs):
+        return None
+    return min(runs, key=lambda run: badness(task, rows[run])).rate
+
+
+def badness(task: str, row: Row) -> float:
+    """Return the task's metric, with its sign set so that lower is better; ∞ if it diverged."""
+    value: float | None = row["metrics"].get(metric(task))
+    if row["divergence"] or value is None:
+        return float("inf")
+    return -value if metric(task) == "accuracy" else value
+
+
+def metric(task: str) -> str:
+    """Return the name of the metric that decides for a task."""
+    return "loss" if task in ("text", "svm", "lstm") else "accuracy"

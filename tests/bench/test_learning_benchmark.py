@@ -1,0 +1,302 @@
+"""The pure parts of ``benchmarks/learning``: what to run, digests, verdicts, tables."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import vcasgd
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "learning"
+MODULES = ("columns", "plain", "rows", "report", "stability")
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the benchmark's modules, which are scripts."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    loaded: dict[str, ModuleType] = {name: importlib.import_module(name) for name in MODULES}
+    yield SimpleNamespace(**loaded)
+    for name in MODULES:
+        del sys.modules[name]
+
+
+def row(value: float | None, metric: str = "loss", **fields: Any) -> dict[str, Any]:
+    """Return a row with a final metric; None if the training diverged."""
+    return {
+        "metrics": {} if value is None else {metric: value},
+        "divergence": None if value is not None else "the loss is nan",
+        "rate": 1.0,
+        "digest": "d",
+        "points": [],
+        "bytes_pushed": 2e6,
+        "bytes_fetched": 1e6,
+        "updates": 10,
+        "machines_lost": 0,
+        "seconds": 5.0,
+        "staleness_mean": 1.0,
+        **fields,
+    }
+
+
+# -- digest and rows ---------------------------------------------------------------------------
+
+
+def test_comments_and_docstrings_do_not_change_the_code(modules: Any) -> None:
+    before = 'class A:\n    """One."""\n    def f(self):\n        """Two."""\n        return 1\n'
+    same = "class A:\n    # three\n    def f(self):\n        return  1\n"
+    other = "class A:\n    def f(self):\n        return 2\n"
+
+    assert modules.rows.stripped(before) == modules.rows.stripped(same)
+    assert modules.rows.stripped(before) != modules.rows.stripped(other)
+
+
+def test_digest_depends_on_what_decides_the_outcome(modules: Any) -> None:
+    run = modules.columns.Run
+    runs = [
+        run("svm", "plain", 0),
+        run("svm", "plain", 1),
+        run("svm", "workers-4", 0),
+        run("svm", "trace-4", 0),
+        run("svm", "parallel-4", 0, 2.0),
+        run("svm", "parallel-4", 0, 4.0),
+        run("lstm", "plain", 0),
+    ]
+
+    assert len({modules.rows.digest(each) for each in runs}) == len(runs)
+
+
+def test_last_row_of_a_run_counts(modules: Any, tmp_path: Path) -> None:
+    run, path = modules.columns.Run("svm", "plain", 2), tmp_path / "rows.jsonl"
+    outcome = {"points": [{"metrics": {"loss": float("nan")}}], "metrics": {}, "divergence": "nan"}
+
+    modules.rows.append(run, {**outcome, "took_seconds": 1.0}, path)
+    modules.rows.append(run, {**outcome, "took_seconds": 2.0}, path)
+    with path.open("a") as file:
+        file.write('{"task": "svm", "colu')  # A crash cut it off.
+    found = modules.rows.read(path)
+
+    assert found.keys() == {run}
+    assert found[run]["took_seconds"] == 2.0
+    assert found[run]["digest"] == modules.rows.digest(run)
+    assert found[run]["points"][0]["metrics"]["loss"] is None, "NaN is not JSON"
+
+
+# -- what to run -------------------------------------------------------------------------------
+
+
+def test_only_runs_without_a_current_row_are_missing(modules: Any) -> None:
+    run = modules.columns.Run
+    rows = {run("svm", "plain", 0): row(1.0), run("svm", "plain", 1): row(1.0, digest="old")}
+
+    found = modules.rows.missing(
+        ["svm"], ["plain"], (0, 1, 2), rows, lambda _, each: each["digest"] == "d"
+    )
+
+    assert found == [run("svm", "plain", 1), run("svm", "plain", 2)]
+
+
+def test_rate_is_chosen_before_the_other_seeds_run(modules: Any) -> None:
+    run, rates = modules.columns.Run, modules.columns.COLUMNS["parallel-4"].rates
+    assert rates == (1, 2, 4)
+    first = [run("svm", "parallel-4", 0, rate) for rate in rates]
+
+    def missing(rows: Any) -> Any:
+        return modules.rows.missing(["svm"], ["parallel-4"], (0, 1), rows, lambda *_: True)
+
+    assert missing({}) == first
+    rows = dict(zip(first, [row(1.0), row(0.5), row(None)], strict=True))
+    assert missing(rows) == [run("svm", "parallel-4", 1, 2)]
+    assert missing({**rows, run("svm", "parallel-4", 1, 2): row(0.6)}) == []
+
+
+# -- verdicts ----------------------------------------------------------------------------------
+
+
+def cells_of(modules: Any, task: str, values: dict[str, list[float | None]]) -> Any:
+    metric = modules.rows.metric(task)
+    rows = {
+        modules.columns.Run(task, column, seed): row(value, metric)
+        for column, seeds in values.items()
+        for seed, value in enumerate(seeds)
+    }
+    for column in modules.columns.COLUMNS.values():
+        for rate in column.rates[1:]:
+            if column.name in values:
+                rows[modules.columns.Run(task, column.name, 0, rate)] = row(None, metric)
+    return modules.report.cells(rows)
+
+
+@pytest.mark.parametrize(
+    ("task", "column", "value", "met"),
+    [
+        ("text", "workers-2", 1.0049, True),
+        ("text", "workers-2", 1.0051, False),
+        ("text", "workers-4", 1.0099, True),
+        ("text", "workers-8", 1.0201, False),
+        ("text", "workers-1", 1.0, True),
+        ("text", "workers-1", 1.002, False),
+        ("svm", "workers-8", 1.009, True),
+        ("svm", "workers-4", 1.009, False),
+    ],
+)
+def test_loss_is_compared_in_percent(
+    modules: Any, task: str, column: str, value: float, met: bool
+) -> None:
+    measured = cells_of(modules, task, {"plain": [2.0, 2.0], column: [2 * value, 2 * value]})
+
+    (verdict,) = modules.report.verdicts(measured, task, column)
+
+    assert verdict.met is met
+
+
+def test_accuracy_is_compared_in_points(modules: Any) -> None:
+    columns = {"plain": [0.82], "workers-2": [0.8175], "workers-4": [0.816], "workers-8": [0.809]}
+    measured = cells_of(modules, "cifar10", columns)
+
+    found = {
+        column: [str(each) for each in modules.report.verdicts(measured, "cifar10", column)]
+        for column in columns
+    }
+
+    assert found == {
+        "plain": [],
+        "workers-2": ["0.25 points worse than plain, ≤ 0.3 ✓"],
+        "workers-4": ["0.40 points worse than plain, ≤ 0.5 ✓"],
+        "workers-8": ["1.10 points worse than plain, ≤ 1 ✗"],
+    }
+
+
+def test_trace_is_compared_with_the_same_workers(modules: Any) -> None:
+    columns = {"plain": [9.0], "workers-4": [1.0, 2.0, 3.0], "trace-4": [2.0, 2.0, 2.0]}
+    equal = cells_of(modules, "text", columns)
+    better = cells_of(modules, "text", {**columns, "trace-4": [1.9, 1.9, 1.9]})
+
+    assert [each.met for each in modules.report.verdicts(equal, "text", "trace-4")] == [True]
+    assert [each.met for each in modules.report.verdicts(better, "text", "trace-4")] == [False]
+
+
+def test_workers_must_not_be_worse_than_data_parallelism(modules: Any) -> None:
+    for parallel, met in ((1.001, True), (0.999, False)):
+        measured = cells_of(modules, "svm", {"workers-2": [1.0], "parallel-2": [parallel]})
+
+        (verdict,) = modules.report.verdicts(measured, "svm", "workers-2")
+
+        assert verdict.met is met
+
+
+def test_diverged_training_misses_its_target(modules: Any) -> None:
+    for task in ("svm", "mnist"):
+        measured = cells_of(modules, task, {"plain": [0.5], "workers-2": [None]})
+
+        (verdict,) = modules.report.verdicts(measured, task, "workers-2")
+
+        assert not verdict.met
+        assert any("diverged" in line for line in modules.report.details(measured))
+
+
+def test_tables_show_every_seed_and_mark_targets(modules: Any) -> None:
+    measured = cells_of(modules, "svm", {"plain": [1.0, 2.0, 3.0], "workers-2": [2.0, 2.0, 2.3]})
+
+    overview = list(modules.report.overview(measured))
+    details = list(modules.report.details(measured))
+
+    assert overview[2].startswith("| `svm`, loss | 2.0000 | – | 2.1000 ✗ | – |")
+    assert "0 of 1 targets are met." in overview
+    found = next(line for line in details if line.startswith("| 2 workers"))
+    assert found.split(" | ")[1:] == [
+        "**2.1000**",
+        "2.0000, 2.0000, 2.3000",
+        "1.0",
+        "5.00 % worse than plain, ≤ 0.5 ✗ |",
+    ]
+    assert any("2.0" in line for line in modules.report.costs(measured))
+
+
+def test_cells_of_older_code_are_marked(modules: Any) -> None:
+    rows = {modules.columns.Run("svm", "plain", 0): row(1.0)}
+
+    for digest, mark in (("d", "1.0000 |"), ("e", "1.0000† |")):
+        measured = modules.report.cells(rows, lambda _, value=digest: value)
+        assert mark in list(modules.report.overview(measured))[2]
+
+
+def test_sections_are_replaced_between_their_markers(modules: Any) -> None:
+    text = (
+        "a\n<!-- learning: overview -->\nold\n<!-- end -->\nb\n<!-- learning: x -->\n<!-- end -->"
+    )
+
+    filled = modules.report.fill(text, {"overview": "new"})
+
+    assert filled == text.replace("old", "new")
+
+
+def test_unstable_combinations_are_counted(modules: Any) -> None:
+    combination = modules.stability.Combination
+    rows = {
+        combination("svm", "plain"): {"loss": 2.0},
+        combination("svm", "downpour", "float32", 1, 1): {"loss": 2.0},
+        combination("svm", "downpour", "float32", 2, 1): {"loss": 2.4},
+        combination("svm", "downpour", "float32", 4, 1): {"loss": None},
+    }
+
+    first, *_, last = modules.stability.table(rows)
+
+    assert first.startswith("2 of 3 combinations")
+    assert last == (
+        "| `downpour` | `float32` | `svm` | 1.00, **1.20**, **∞**, – "
+        "| –, –, –, – | –, –, –, – | –, –, –, – |"
+    )
+
+
+# -- the plain loop ----------------------------------------------------------------------------
+
+
+class Line(vcasgd.Task):
+    """One weight that is pulled to the mean of its samples."""
+
+    batch_size = 4
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(1, 1, bias=False)
+
+    def dataset(self, split: str) -> Any:
+        return torch.arange(9.0).unsqueeze(1)
+
+    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.5)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = (model.weight - batch).square().mean() / 2
+        return loss
+
+    def evaluate(self, model: torch.nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        return {"weight": model.weight.sum() * len(batch), "count": torch.tensor(len(batch))}
+
+
+def test_plain_loop_has_every_sample_in_each_epoch(modules: Any) -> None:
+    cut = list(modules.plain.batches(9, 2, epoch=2, seed=3, size=4))
+
+    assert [len(batch) for batch in cut] == [4, 5], "a single last sample joins a batch"
+    assert sorted(index for batch in cut for index in batch) == list(range(9))
+
+
+def test_data_parallelism_makes_the_step_of_the_common_batch(modules: Any) -> None:
+    weight = modules.plain.train(Line(), 1, seed=0, machines=4, rate=2.0).points[0]["metrics"]
+
+    # A rate of 1 replaces the weight by the mean of all samples.
+    assert weight["weight"] == pytest.approx(4.0)
+
+
+def test_divergence_of_the_plain_loop_is_a_result(modules: Any) -> None:
+    training = modules.plain.train(Line(), 50, seed=0, rate=1e6)
+
+    assert training.divergence.startswith("the loss is")
+    assert len(training.points) < 50
