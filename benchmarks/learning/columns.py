@@ -128,11 +128,15 @@ def _lives(column: Column, seed: int) -> list[Life]:
 
 def make_task(fields: dict[str, Any], data: Path) -> Task:
     """Return a task whose files are in ``data``, or in :data:`DATA`."""
-    args = {
+    return load_task(fields["task"], task_args(fields, data), Path(fields["working_dir"]))
+
+
+def task_args(fields: dict[str, Any], data: Path) -> dict[str, Any]:
+    """Return the arguments of a task with the paths of its files."""
+    return {
         name: str(find(value, data)) if name in FILES else value
         for name, value in fields["args"].items()
     }
-    return load_task(fields["task"], args, Path(fields["working_dir"]))
 
 
 def find(name: str, data: Path) -> Path:

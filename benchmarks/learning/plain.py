@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import vcasgd
@@ -38,16 +39,20 @@ def train(
     *,
     machines: int = 1,
     rate: float = 1.0,
+    rank: int | None = None,
     on_point: Callable[[Point], None] = lambda _: None,
 ) -> Training:
     """Train in one process.
 
     Several ``machines`` are synchronous data parallelism: in each step every machine has a batch
     of its own, so that one process with their common batch makes the same step. (BatchNorm
-    measures the common batch, as SyncBatchNorm does.) ``rate`` multiplies the learning rate.
+    measures the common batch, as SyncBatchNorm does.) With a ``rank``, this process is one of
+    them, and shares each step with the others through torch.distributed; the first one evaluates.
+    ``rate`` multiplies the learning rate.
     """
     torch.manual_seed(seed)
     model = task.model()
+    shared = model if rank is None else DistributedDataParallel(model)
     optimizer = task.optimizer([each for each in model.parameters() if each.requires_grad])
     rates = [(group, group["lr"] * rate) for group in optimizer.param_groups]
     data, validation = task.dataset("train"), task.dataset("validation")
@@ -58,13 +63,16 @@ def train(
         for indices in batches(samples, epochs, epoch, seed, task.batch_size * machines):
             for group, full in rates:
                 group["lr"] = full * task.schedule(done / total)
-            loss = step(task, model, optimizer, load(task, data, indices))
+            own = indices if rank is None else part_of(indices, rank, machines)
+            loss = step(task, shared, optimizer, load(task, data, own))
             if not math.isfinite(loss):
                 result.divergence = f"the loss is {loss} after {done} samples"
                 return result
             done += len(indices)
-        seconds = round(time.monotonic() - started, 3)
+        if rank:
+            continue
         metrics = evaluate(task, model, validation)
+        seconds = round(time.monotonic() - started, 3)
         result.points.append(
             {"epoch": epoch, "seconds": seconds, "samples": done, "metrics": metrics}
         )
@@ -80,6 +88,12 @@ def batches(samples: int, epochs: int, epoch: int, seed: int, size: int) -> Iter
         del cuts[-2]
     for start, stop in pairwise(cuts):
         yield order[start:stop]
+
+
+def part_of(indices: list[int], rank: int, machines: int) -> list[int]:
+    """Return a machine's part of a common batch; at least one sample, even of a tiny batch."""
+    start, stop = (len(indices) * each // machines for each in (rank, rank + 1))
+    return indices[start:stop] or indices[:1]
 
 
 def load(task: vcasgd.Task, data: Dataset[Any], indices: list[int]) -> Any:

@@ -1,8 +1,8 @@
 """Write the tables and curves of ``run.py`` to ``docs/learning.md``.
 
 Tables go between ``<!-- learning: NAME -->`` and ``<!-- end -->``; the text around them is kept.
-NAME is ``overview``, ``details``, ``costs``, or ``stability``. Needs matplotlib for the curves,
-and leaves them out without it.
+NAME is ``overview``, ``details``, ``costs``, ``real``, or ``stability``. Without matplotlib, the
+curves stay as they are.
 """
 
 from __future__ import annotations
@@ -226,6 +226,7 @@ def fill(text: str, sections: dict[str, str]) -> str:
 
 
 def main() -> None:
+    import real
     import stability
 
     rows = read()
@@ -234,6 +235,7 @@ def main() -> None:
         "overview": overview(measured),
         "details": details(measured),
         "costs": costs(measured),
+        "real": real.table(real.read_rows()),
         "stability": stability.table(stability.read()),
     }
     filled = fill(

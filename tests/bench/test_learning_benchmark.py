@@ -15,7 +15,7 @@ import torch
 import vcasgd
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "learning"
-MODULES = ("columns", "plain", "rows", "report", "stability")
+MODULES = ("columns", "plain", "processes", "real", "rows", "report", "stability")
 
 
 @pytest.fixture
@@ -256,6 +256,27 @@ def test_unstable_combinations_are_counted(modules: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("metric", "values", "target", "seconds"),
+    [
+        ("loss", [4.0, 2.0, 1.0], 3.0, 15.0),
+        ("loss", [4.0, 2.0, 1.0], 1.0, 30.0),
+        ("loss", [4.0, 2.0, 3.0], 1.9, None),
+        ("loss", [4.0], 5.0, 10.0),
+        ("accuracy", [0.5, 0.4, 0.8], 0.6, 25.0),
+        ("accuracy", [0.5, 0.4, 0.8], 0.9, None),
+    ],
+)
+def test_seconds_to_a_target_are_interpolated(
+    modules: Any, metric: str, values: list[float], target: float, seconds: float | None
+) -> None:
+    points = [
+        {"seconds": 10.0 * nth, "metrics": {metric: value}} for nth, value in enumerate(values, 1)
+    ]
+
+    assert modules.real.seconds_to(points, metric, target) == pytest.approx(seconds)
+
+
 # -- the plain loop ----------------------------------------------------------------------------
 
 
@@ -293,6 +314,13 @@ def test_data_parallelism_makes_the_step_of_the_common_batch(modules: Any) -> No
 
     # A rate of 1 replaces the weight by the mean of all samples.
     assert weight["weight"] == pytest.approx(4.0)
+
+
+def test_machines_share_a_common_batch(modules: Any) -> None:
+    parts = [modules.plain.part_of([5, 6, 7, 8, 9], rank, machines=2) for rank in (0, 1)]
+
+    assert parts == [[5, 6], [7, 8, 9]]
+    assert modules.plain.part_of([5], 0, machines=2) == [5], "no machine is without a sample"
 
 
 def test_divergence_of_the_plain_loop_is_a_result(modules: Any) -> None:
