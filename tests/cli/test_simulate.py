@@ -31,7 +31,7 @@ def test_simulate_trains_a_job() -> None:
     assert result.exit_code == 0, result.stderr
     outcome = json.loads(result.stdout)
     assert outcome["updates"] == 15
-    assert 1 < outcome["staleness_mean"] <= 3
+    assert 1 < outcome["staleness_mean"] <= 4
     assert outcome["machines_lost"] == 0
     assert outcome["points"][-1]["metrics"]["accuracy"] > 0.5
     assert result.stderr.startswith("epoch 1 ")
@@ -55,6 +55,23 @@ def test_simulate_names_an_invalid_field() -> None:
 
     assert result.exit_code == 1
     assert "update.alpha" in result.stderr
+
+
+def test_simulate_accepts_machines_of_different_speeds() -> None:
+    alike, unlike = (
+        CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--json", *arguments])
+        for arguments in ([], ["--speed-range", "4"])
+    )
+
+    assert unlike.exit_code == 0, unlike.stderr
+    assert json.loads(unlike.stdout)["seconds"] != json.loads(alike.stdout)["seconds"]
+
+
+def test_divergence_is_shown() -> None:
+    result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--set", "args.learning_rate=1e30"])
+
+    assert result.exit_code == 0, result.stderr
+    assert "diverged" in result.stdout
 
 
 def test_faster_option_requires_a_trace() -> None:
