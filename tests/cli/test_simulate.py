@@ -68,7 +68,9 @@ def test_simulate_accepts_machines_of_different_speeds() -> None:
 
 
 def test_divergence_is_shown() -> None:
-    result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--set", "args.learning_rate=1e30"])
+    result = CliRunner().invoke(
+        app, ["simulate", JOB, *SHORT, "--set", "args.learning_rate=1.0e+30"]
+    )
 
     assert result.exit_code == 0, result.stderr
     assert "diverged" in result.stdout
