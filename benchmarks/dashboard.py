@@ -153,7 +153,8 @@ class JobWriter:
     def _beat(self, number: int) -> None:
         beat = {"at": time.time(), "instance": f"i-{number:04}", "host": "10.0.0.1", "pid": 100,
                 "doing": "training", "steps": 1000, "samples": 64000, "version": 18 * self._count,
-                "pushes": 100, "pushed_bytes": 10**8, "resident_bytes": 10**9}  # fmt: skip
+                "pushes": 100, "pushed_bytes": 10**8, "fetched_bytes": 3 * 10**8,
+                "resident_bytes": 10**9}  # fmt: skip
         self._ledger.hset(self._keys.workers, f"{self.job}.i-{number:04}", json.dumps(beat))
 
     def write_second(self, entries: int) -> None:

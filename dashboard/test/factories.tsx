@@ -32,6 +32,7 @@ export function aJob(changes: Partial<Job> = {}): Job {
       fraction: 0.34,
     },
     totals: { updates: 17, staleness_mean: 1.5, staleness_max: 4, rejected: {} },
+    traffic: { pushed_bytes: 1_200_000_000, fetched_bytes: 3_400_000_000 },
     evaluations: [],
     best_accuracy: 0.912,
     version: 17,

@@ -101,7 +101,7 @@ def test_metrics_cover_jobs_servers_and_machines(api: Api) -> None:
     api.finish(over)
     api.account(job, 6, 1, updates=6, applied=60, staleness={"0": 4, "3": 1, "32": 1},
                 staleness_sum=43, rejected={"checksum": 2})  # fmt: skip
-    api.leases(job).renew({"at": 1.0}, [])
+    api.leases(job).renew({"at": 1.0, "pushed_bytes": 7, "fetched_bytes": 21}, [])
     spend(api, job, "local", 1.25)
     api.jobs.record_loss(job, "i-9", "evicted")
     api.servers.beat("node-0", {**NODE, "queued": {job: 2}})
@@ -117,6 +117,8 @@ def test_metrics_cover_jobs_servers_and_machines(api: Api) -> None:
     assert found["vcasgd_job_machines_lost_total", "notice", job] == 1
     assert found["vcasgd_job_spent_usd_total", job] == 1.25
     assert found["vcasgd_job_workers", job] == 1
+    assert found["vcasgd_job_pushed_bytes_total", job] == 7
+    assert found["vcasgd_job_fetched_bytes_total", job] == 21
     assert found["vcasgd_job_staleness_versions_bucket", job, "2.0"] == 4
     assert found["vcasgd_job_staleness_versions_bucket", job, "31.0"] == 5
     assert found["vcasgd_job_staleness_versions_count", job] == 6

@@ -13,6 +13,7 @@ from support.api_harness import Api, spec, zipped
 
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound, SpecError
+from vcasgd.schemas.jobs import TrafficView
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.task.package import digest_of
@@ -234,6 +235,19 @@ def test_progress_follows_the_applied_record(api: Api, client: Client) -> None:
     assert view.progress.samples_lost is None
     assert (view.totals.updates, view.totals.staleness_max) == (7, 3)
     assert view.totals.rejected == {"duplicate": 2}
+
+
+def test_view_contains_the_bytes_of_all_workers(api: Api, client: Client) -> None:
+    job, idle = api.submit(), api.submit()
+    api.leases(job, "w-1").renew({"pushed_bytes": 10, "fetched_bytes": 300}, [])
+    api.leases(job, "w-2").renew({"pushed_bytes": 5, "fetched_bytes": 70}, [])
+    api.jobs.remove_worker(job, "w-1")
+
+    (row,) = client.workers(job)
+    assert (row.pushed_bytes, row.fetched_bytes) == (5, 70)
+    assert client.job(job).traffic == TrafficView(pushed_bytes=15, fetched_bytes=370)
+    listed = {each.id: each.traffic for each in client.jobs()}
+    assert listed == {job: client.job(job).traffic, idle: TrafficView()}
 
 
 def test_lost_samples_are_null_before_all_epochs_have_finished(api: Api, client: Client) -> None:

@@ -142,7 +142,9 @@ def test_pages_are_accessible(dashboard: Dashboard, job: str, views: tuple[View,
     """Check themes and widths of each page, loaded once."""
     page = dashboard.page
     findings: dict[str, list[str]] = {}
-    tabs = [f"/jobs/{job}?tab={tab}" for tab in ("events", "logs", "checkpoints", "yaml")]
+    tabs = [
+        f"/jobs/{job}?tab={tab}" for tab in ("workers", "events", "logs", "checkpoints", "yaml")
+    ]
     for path in ("/", "/submit", f"/jobs/{job}", *tabs, "/fleet", "/store", "/no-such-page"):
         dashboard.open(path)
         expect(page.get_by_role("status")).to_have_text("Live")

@@ -246,6 +246,7 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
     checkpoint, _ = api.store_checkpoint(job, 1)
     api.jobs.add_logs(job, f"{job}.i-1", ["hello [bold]"])
+    api.leases(job).renew({"pushed_bytes": 1_500_000, "fetched_bytes": 4_000_000_000}, [])
 
     heading, row = stdout_of(run("jobs")).splitlines()
     assert heading.split()[:2] == ["JOB", "STATE"]
@@ -258,6 +259,10 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     shown = stdout_of(run("show", job))
     assert f"job         {job}\n" in shown
     assert "epoch       1 of 2 (0%)" in shown
+    assert "traffic     1.5 MB pushed, 4.0 GB fetched" in shown
+    heading, row = stdout_of(run("workers", job)).splitlines()
+    assert heading.split()[-3:-1] == ["PUSHED", "FETCHED"]
+    assert "1.5 MB  4.0 GB" in row
 
 
 def test_commands_name_an_unknown_job_or_instance(run: Run) -> None:

@@ -35,6 +35,7 @@ def test_top_shows_jobs_machines_pools_and_servers(api: Api, shown: Any) -> None
     api.start_job(job)
     api.finish(over)
     api.account(job, 4, 1, updates=4, applied=100)
+    api.leases(job).renew({"pushed_bytes": 1_500_000, "fetched_bytes": 4_000_000_000}, [])
     machines = {
         "i-1": {"pool": "local", "state": "running", "job": job, "price_per_hour": 1.5},
         "i-2": {"pool": "local", "state": "leaving", "job": None, "launched_at": time.time()},
@@ -48,7 +49,8 @@ def test_top_shows_jobs_machines_pools_and_servers(api: Api, shown: Any) -> None
     text = shown()
 
     for word in (job, "1/2", "50%", "i-1", "i-2", "leaving", "1 leaving, 1 running", "$1.50",
-                 "5 MB of 9 MB", "2.5", "local: no capacity in z", "ledger"):  # fmt: skip
+                 "5 MB of 9 MB", "2.5",
+                 "1.5 MB", "4.0 GB", "local: no capacity in z", "ledger"):  # fmt: skip
         assert word in text, word
     assert over not in text
     row = next(line for line in text.splitlines() if "node-0" in line)

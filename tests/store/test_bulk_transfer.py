@@ -46,6 +46,7 @@ def test_what_is_stored_is_loaded(client: RedisClient) -> None:
     assert load(wire, list(values), list(SIZES)) == list(values.values())
     assert {key: client.get(key) for key in values} == values
     assert client.ttl("k1") == -1
+    assert client.bulk_received == sum(SIZES)
 
 
 def test_strings_may_expire(client: RedisClient) -> None:

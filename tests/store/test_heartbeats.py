@@ -31,6 +31,11 @@ def test_a_heartbeat_survives_the_ledger() -> None:
     assert Heartbeat.parse(json.dumps(heartbeat.to_json()).encode()) == heartbeat
 
 
+def test_heartbeat_of_an_older_worker_lacks_the_fetched_bytes() -> None:
+    assert parsed(pushed_bytes=5) == Heartbeat(pushed_bytes=5, fetched_bytes=None)
+    assert parsed(pushed_bytes=5, fetched_bytes="7").fetched_bytes is None
+
+
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"5", b"null", b"{", b"\xff", b"[" * 100_000, b'{"at": ' + b"9" * 5000]
 )

@@ -39,4 +39,5 @@ def test_only_touched_rows_are_sent_and_each_counts_once_despite_a_kill(sharded:
     beat = sharded.jobs.workers(job)[survivor]
     rows = STEPS * BATCH
     assert beat.pushes
+    assert (beat.fetched_bytes or 0) >= 4 * len(sharded.vector(job))
     assert 0 < (beat.pushed_bytes or 0) <= beat.pushes * len(sharded.nodes) * 4 * (1 + 2 * rows)

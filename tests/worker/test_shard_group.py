@@ -328,4 +328,17 @@ class TestSettled:
 
         counts = two.group.counts()
         assert (counts["version"], counts["pushes"], counts["unapplied"]) == (0, 1, 1)
-        assert counts["pushed_bytes"] == 4 * two.cut.floats
+        assert counts["pushed_bytes"] == counts["fetched_bytes"] == 4 * two.cut.floats
+
+    def test_fetched_bytes_include_prefetches_and_what_others_fetch(self, two: Two) -> None:
+        two.group.refresh(again=False)
+        two.submit((1,), 0, 0, 4)
+        flush(two)
+        two.shard(1).turn()
+
+        two.group.prefetch(0.0)
+        two.group.refresh(again=False)
+        two.snapshots(0).fetch(two.cut.parts[0].of(torch.empty(two.cut.floats)))
+
+        first, second = (4 * part.floats for part in two.cut.parts)
+        assert two.group.counts()["fetched_bytes"] == 2 * first + 2 * second

@@ -26,16 +26,18 @@ from vcasgd.schemas.jobs import (
     JobView,
     ProgressView,
     TotalsView,
+    TrafficView,
     TunedView,
 )
 from vcasgd.store.gauges import ServerGauges
 from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.traffic import Traffic
 
 # -- jobs ---------------------------------------------------------------------------------------
 
 
-def job_view(job: JobRecord) -> JobView:
-    """Return the view of a job."""
+def job_view(job: JobRecord, traffic: Traffic) -> JobView:
+    """Return the view of a job, with the bytes that its workers have moved."""
     return JobView(
         id=job.id,
         name=job.spec.name,
@@ -48,6 +50,7 @@ def job_view(job: JobRecord) -> JobView:
         spec=job.spec,
         progress=_progress(job),
         totals=TotalsView.model_validate(job.totals),
+        traffic=TrafficView.model_validate(traffic),
         evaluations=[EvaluationView.model_validate(each) for each in job.evaluations],
         best_accuracy=max(
             (

@@ -24,11 +24,22 @@ from prometheus_client.registry import Collector
 
 from vcasgd.store.gauges import ServerGauges
 from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.traffic import Traffic
 from vcasgd.store.tensors.snapshot import MOST_STALENESS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: Number of the newest active jobs that are exported; each has about forty series.
 MOST_JOBS = 100
+
+
+@dataclass(frozen=True)
+class JobSources:
+    """Data of an active job."""
+
+    record: JobRecord
+    workers: int
+    spent_usd: float
+    traffic: Traffic
 
 
 @dataclass(frozen=True)
@@ -38,8 +49,7 @@ class MetricSources:
     version: str
     controller: bool
     states: Mapping[JobState, int]
-    #: Active jobs with their number of workers and their cost in USD.
-    jobs: Sequence[tuple[JobRecord, int, float]]
+    jobs: Sequence[JobSources]
     #: Heartbeats of the parameter servers, by store node.
     heartbeats: Mapping[str, Mapping[str, Any]]
     ledger: ServerGauges
@@ -91,16 +101,17 @@ def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
 # -- jobs ---------------------------------------------------------------------------------------
 
 
-def _jobs(jobs: Sequence[tuple[JobRecord, int, float]]) -> Iterator[Metric]:
-    def total(field: str) -> Rows:
-        return [((job.id,), float(job.totals.get(field, 0))) for job, _, _ in jobs]
-
-    by = ["job"]
-    yield _counter("vcasgd_job_updates", "Applied updates.", by, total("updates"))
-    yield _counter("vcasgd_job_samples", "Applied samples.", by, total("applied"))
+def _jobs(jobs: Sequence[JobSources]) -> Iterator[Metric]:
+    by, records = ["job"], [each.record for each in jobs]
+    for name, text, field in (
+        ("vcasgd_job_updates", "Applied updates.", "updates"),
+        ("vcasgd_job_samples", "Applied samples.", "applied"),
+    ):
+        totals = [((job.id,), float(job.totals.get(field, 0))) for job in records]
+        yield _counter(name, text, by, totals)
     rejected = [
         ((job.id, reason), float(count))
-        for job, _, _ in jobs
+        for job in records
         for reason, count in job.totals.get("rejected", {}).items()
     ]
     yield _counter(
@@ -108,25 +119,33 @@ def _jobs(jobs: Sequence[tuple[JobRecord, int, float]]) -> Iterator[Metric]:
     )
     lost = [
         ((job.id, how), float(count))
-        for job, _, _ in jobs
+        for job in records
         for how, count in (("notice", job.evictions), ("kill", job.kills))
     ]
     yield _counter(
         "vcasgd_job_machines_lost", "Lost machines, with or without a notice.", ["job", "how"], lost
     )
-    epochs = [((job.id,), float(job.finished_epochs)) for job, _, _ in jobs]
+    epochs = [((job.id,), float(job.finished_epochs)) for job in records]
     yield _gauge("vcasgd_job_epochs_finished", "Completely applied epochs.", by, epochs)
-    workers = [((job.id,), float(count)) for job, count, _ in jobs]
+    workers = [((each.record.id,), float(each.workers)) for each in jobs]
     yield _gauge("vcasgd_job_workers", "Running workers.", by, workers)
-    spent = [((job.id,), usd) for job, _, usd in jobs]
+    yield from _traffic(jobs)
+    spent = [((each.record.id,), each.spent_usd) for each in jobs]
     yield _counter("vcasgd_job_spent_usd", "Cost of the job's machines.", by, spent)
     accuracy = [
         ((job.id,), job.evaluations[-1].metrics["accuracy"])
-        for job, _, _ in jobs
+        for job in records
         if job.evaluations and "accuracy" in job.evaluations[-1].metrics
     ]
     yield _gauge("vcasgd_job_accuracy_ratio", "Accuracy in the newest evaluation.", by, accuracy)
-    yield _staleness([job for job, _, _ in jobs])
+    yield _staleness(records)
+
+
+def _traffic(jobs: Sequence[JobSources]) -> Iterator[Metric]:
+    pushed = [((each.record.id,), float(each.traffic.pushed_bytes)) for each in jobs]
+    yield _counter("vcasgd_job_pushed_bytes", "Updates that workers pushed.", ["job"], pushed)
+    fetched = [((each.record.id,), float(each.traffic.fetched_bytes)) for each in jobs]
+    yield _counter("vcasgd_job_fetched_bytes", "Snapshots that workers fetched.", ["job"], fetched)
 
 
 def _staleness(jobs: Sequence[JobRecord]) -> Metric:

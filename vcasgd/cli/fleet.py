@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.output import Columns, Json, ago, duration, out, show_json, show_rows
+from vcasgd.cli.output import Columns, Json, ago, duration, out, show_json, show_rows, size
 from vcasgd.cli.top import top
 
 _WORKERS: Columns = {
@@ -16,6 +16,8 @@ _WORKERS: Columns = {
     "DOING": lambda row: row.get("quarantined") or row.get("leaving") or row.get("doing"),
     "STEPS": lambda row: row.get("steps"),
     "SAMPLES": lambda row: row.get("samples"),
+    "PUSHED": lambda row: size(row.get("pushed_bytes")),
+    "FETCHED": lambda row: size(row.get("fetched_bytes")),
     "HEARTBEAT": lambda row: ago(row.get("at")),
 }
 _INSTANCES: Columns = {

@@ -25,13 +25,14 @@ from vcasgd.cli.output import (
     show_json,
     show_rows,
     show_traceback,
+    size,
 )
 from vcasgd.cli.progress import event_line
 from vcasgd.cli.progress import follow as show_progress
 from vcasgd.cli.watch import Watch, accuracy, epoch
 from vcasgd.client import Client
 from vcasgd.schemas.history import EventRow, LogRow
-from vcasgd.schemas.jobs import JobView, TunedView
+from vcasgd.schemas.jobs import JobView, TrafficView, TunedView
 from vcasgd.settings import load_settings
 
 #: Exit status after Ctrl-C; a shell reports the same for SIGINT.
@@ -286,6 +287,10 @@ def _tuned(tuned: TunedView) -> Iterator[str]:
         yield f"up to {max(more)} learners per machine"
 
 
+def _traffic(traffic: TrafficView) -> str:
+    return f"{size(traffic.pushed_bytes)} pushed, {size(traffic.fetched_bytes)} fetched"
+
+
 def _facts(view: JobView) -> list[tuple[str, object]]:
     progress, totals = view.progress, view.totals
     return [
@@ -298,6 +303,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("updates", totals.updates),
         ("staleness", f"mean {totals.staleness_mean:.2f}, max {totals.staleness_max}"),
         ("rejected", totals.rejected or None),
+        ("traffic", _traffic(view.traffic)),
         ("samples", f"{progress.samples_applied} applied, {progress.samples_repeated} repeated"),
         ("machines", f"{view.evictions} evicted, {view.kills} killed"),
         ("store nodes", view.store_nodes),

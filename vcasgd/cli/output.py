@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -103,6 +104,11 @@ def duration(seconds: float | None) -> str:
 
 def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2%}"
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes as text, such as ``1.2 GB``."""
+    return "" if count is None else decimal(int(count))
 
 
 def _text(value: object) -> str:

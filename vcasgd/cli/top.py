@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.output import Json, ago, out, percent, show_json
+from vcasgd.cli.output import Json, ago, out, percent, show_json, size
 from vcasgd.client import Client, may_work_later
 from vcasgd.errors import ApiError
 from vcasgd.schemas.costs import SpendView
@@ -105,14 +105,16 @@ def _head(overview: FleetOverview) -> RenderableType:
 
 
 def _jobs(overview: FleetOverview) -> RenderableType:
-    table = _table("JOB", "STATE", "EPOCH", "DONE", "ACCURACY", "MACHINES", "LOST")
+    table = _table("JOB", "STATE", "EPOCH", "DONE", "ACCURACY", "MACHINES", "LOST",
+                   "PUSHED", "FETCHED")  # fmt: skip
     workers = Counter(row.job for row in overview.machines)
     for job in overview.jobs[:MOST_ROWS]:
         progress = job.progress
         table.add_row(
             job.id, job.state, f"{progress.finished_epochs}/{progress.epochs}",
             f"{progress.fraction:.0%}", percent(job.best_accuracy), str(workers[job.id]),
-            str(job.evictions + job.kills),
+            str(job.evictions + job.kills), size(job.traffic.pushed_bytes),
+            size(job.traffic.fetched_bytes),
         )  # fmt: skip
     return table if overview.jobs else Text("no active jobs", style="dim")
 

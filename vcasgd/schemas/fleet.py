@@ -30,7 +30,14 @@ class WorkerRow(Row):
     momentum: float | None = None
     version: int | None = None
     pushes: int | None = None
-    pushed_bytes: int | None = None
+    pushed_bytes: int | None = Field(
+        default=None, description="Bytes of pushed updates since the worker started."
+    )
+    fetched_bytes: int | None = Field(
+        default=None,
+        description="Bytes of fetched snapshots since the worker started; null if an older "
+        "worker doesn't report it.",
+    )
     pushed_again: int | None = None
     discarded: int | None = None
     unapplied: int | None = None

@@ -45,6 +45,16 @@ class TotalsView(Schema):
     rejected: dict[str, int] = Field(default={})
 
 
+class TrafficView(Schema):
+    """Bytes that all workers of a job have moved so far, as they are encoded on the network.
+
+    Those of the last second before a worker is lost are missing.
+    """
+
+    pushed_bytes: int = Field(default=0, description="Bytes of pushed updates.")
+    fetched_bytes: int = Field(default=0, description="Bytes of fetched snapshots.")
+
+
 class EvaluationView(Schema):
     """Result of one evaluation on the validation split."""
 
@@ -93,6 +103,7 @@ class JobView(Schema):
     spec: ReportedSpec
     progress: ProgressView
     totals: TotalsView
+    traffic: TrafficView = TrafficView()
     evaluations: list[EvaluationView]
     best_accuracy: float | None
     best: BestView | None = Field(

@@ -92,6 +92,7 @@ class BulkTransfer:
             bulk_socket.send(memoryview(b"".join(requests[:DEPTH])))
             for index, target in enumerate(targets):
                 _receive_string(bulk_socket, index, target)
+                self._client.count_bulk(target.nbytes)
                 if index + DEPTH < len(requests):
                     bulk_socket.send(memoryview(requests[index + DEPTH]))
                 yield index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -201,6 +202,14 @@ class RedisClient(redis.Redis):
         super().__init__(*args, **options)
         #: Idle connections of :class:`~vcasgd.store.bulk_transfer.BulkTransfer`.
         self.idle_bulk: deque[Any] = deque()
+        #: Bytes of the strings that it has received. Several threads add to the number.
+        self.bulk_received = 0
+        self._bulk_lock = threading.Lock()
+
+    def count_bulk(self, received: int) -> None:
+        """Add to :attr:`bulk_received`."""
+        with self._bulk_lock:
+            self.bulk_received += received
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with mapped_errors():

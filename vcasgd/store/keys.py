@@ -121,6 +121,11 @@ class LedgerKeys:
         return self._key("workers")
 
     @property
+    def traffic(self) -> str:
+        """Hash: bytes that removed workers pushed and fetched."""
+        return self._key("traffic")
+
+    @property
     def draining(self) -> str:
         """Set: workers that were asked to leave."""
         return self._key("draining")
@@ -218,6 +223,7 @@ class LedgerKeys:
             self.checkpoints,
             self.metrics,
             self.logs,
+            self.traffic,
         )
 
 

@@ -209,7 +209,11 @@ class ShardGroup:
     # -- status ------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int | None]:
-        """Return the counters of the heartbeat. An update in several shards counts once."""
+        """Return the counters of the heartbeat. An update in several shards counts once.
+
+        ``fetched_bytes`` contains all snapshots, also those that a newer one replaced while they
+        were read, and those of evaluations.
+        """
         clients = self._clients
         counts = [client.counts() for client in clients]
         base = clients[0].base if clients else None
@@ -217,6 +221,7 @@ class ShardGroup:
             "version": base[0] if base else None,
             "pushes": max((each["pushes"] for each in counts), default=0),
             "pushed_bytes": sum(each["pushed_bytes"] for each in counts),
+            "fetched_bytes": sum(node.bulk_received for node in self._nodes),
             "pushed_again": sum(each["pushed_again"] for each in counts),
             "discarded": sum(each["discarded"] for each in counts),
             "unapplied": max((each["unapplied"] for each in counts), default=0),

@@ -1494,6 +1494,13 @@ export interface components {
             spec: components["schemas"]["JobSpec-Output"];
             progress: components["schemas"]["ProgressView"];
             totals: components["schemas"]["TotalsView"];
+            /**
+             * @default {
+             *       "pushed_bytes": 0,
+             *       "fetched_bytes": 0
+             *     }
+             */
+            traffic: components["schemas"]["TrafficView"];
             /** Evaluations */
             evaluations: components["schemas"]["EvaluationView"][];
             /** Best Accuracy */
@@ -2360,6 +2367,26 @@ export interface components {
             };
         };
         /**
+         * TrafficView
+         * @description Bytes that all workers of a job have moved so far, as they are encoded on the network.
+         *
+         *     Those of the last second before a worker is lost are missing.
+         */
+        TrafficView: {
+            /**
+             * Pushed Bytes
+             * @description Bytes of pushed updates.
+             * @default 0
+             */
+            pushed_bytes: number;
+            /**
+             * Fetched Bytes
+             * @description Bytes of fetched snapshots.
+             * @default 0
+             */
+            fetched_bytes: number;
+        };
+        /**
          * TunedView
          * @description Values that the platform tuned while the job trained, as far as `tuning` enables it.
          */
@@ -2542,8 +2569,16 @@ export interface components {
             version: number | null;
             /** Pushes */
             pushes: number | null;
-            /** Pushed Bytes */
+            /**
+             * Pushed Bytes
+             * @description Bytes of pushed updates since the worker started.
+             */
             pushed_bytes: number | null;
+            /**
+             * Fetched Bytes
+             * @description Bytes of fetched snapshots since the worker started; null if an older worker doesn't report it.
+             */
+            fetched_bytes: number | null;
             /** Pushed Again */
             pushed_again: number | null;
             /** Discarded */

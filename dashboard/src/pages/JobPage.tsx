@@ -14,10 +14,12 @@ import { Logs } from "./job/Logs";
 import { Overview } from "./job/Overview";
 import { SpecText } from "./job/SpecText";
 import { Summary } from "./job/Summary";
+import { Workers } from "./job/Workers";
 
 const PROBLEM_STATES = ["paused", "failed", "cancelled"];
 const TABS = [
   { key: "overview", name: "Overview", Content: Overview },
+  { key: "workers", name: "Workers", Content: Workers },
   { key: "events", name: "Events", Content: Events },
   { key: "logs", name: "Logs", Content: Logs },
   { key: "checkpoints", name: "Checkpoints", Content: Checkpoints },

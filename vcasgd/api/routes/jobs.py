@@ -7,14 +7,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Header, Query, Response, status
 
 from vcasgd.api.convert import job_view
-from vcasgd.api.dependencies import ControlDep, JobsDep, StorageDep
+from vcasgd.api.dependencies import ControlDep, JobsDep, LedgerDep, StorageDep
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
 from vcasgd.errors import SpecError
 from vcasgd.schemas.jobs import JobView, ResumeRequest, SubmitRequest
 from vcasgd.spec.job import JobSpec, JobState
 from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.traffic import read_traffic
 
 router = APIRouter(tags=["jobs"])
 
@@ -43,6 +46,7 @@ def submit_job(
     jobs: JobsDep,
     control: ControlDep,
     storage: StorageDep,
+    ledger: LedgerDep,
     response: Response,
     body: SubmitRequest,
     idempotency_key: IdempotencyKey = None,
@@ -54,7 +58,11 @@ def submit_job(
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     if not created:
         response.status_code = status.HTTP_200_OK
-    return job_view(job)
+    return _view(ledger, job)
+
+
+def _view(ledger: RedisClient, job: JobRecord) -> JobView:
+    return job_view(job, read_traffic(ledger, [job.id])[job.id])
 
 
 def _check_package(storage: Storage, digest: str) -> None:
@@ -90,33 +98,37 @@ def _check_pools(control: Control, spec: JobSpec) -> None:
 @router.get("/jobs")
 def list_jobs(
     jobs: JobsDep,
+    ledger: LedgerDep,
     state: JobState | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[JobView]:
     """List jobs, newest first."""
     states = tuple(JobState) if state is None else (state,)
-    return [job_view(job) for job in jobs.all(states, limit)]
+    found = jobs.all(states, limit)
+    traffic = read_traffic(ledger, [job.id for job in found])
+    return [job_view(job, traffic[job.id]) for job in found]
 
 
 @router.get("/jobs/{job}", responses=documented(404))
-def get_job(jobs: JobsDep, job: str) -> JobView:
+def get_job(jobs: JobsDep, ledger: LedgerDep, job: str) -> JobView:
     """Show a job."""
-    return job_view(jobs.get(job))
+    return _view(ledger, jobs.get(job))
 
 
 @router.post("/jobs/{job}/pause", responses=documented(404, 409))
-def pause_job(jobs: JobsDep, job: str) -> JobView:
+def pause_job(jobs: JobsDep, ledger: LedgerDep, job: str) -> JobView:
     """Pause a running job. Its workers push their work and leave."""
-    return job_view(jobs.pause(job))
+    return _view(ledger, jobs.pause(job))
 
 
 @router.post("/jobs/{job}/resume", responses=documented(404, 409))
-def resume_job(jobs: JobsDep, job: str, options: ResumeBody = None) -> JobView:
+def resume_job(jobs: JobsDep, ledger: LedgerDep, job: str, options: ResumeBody = None) -> JobView:
     """Resume a paused job."""
-    return job_view(jobs.resume(job, max_cost_usd=options.max_cost_usd if options else None))
+    budget = options.max_cost_usd if options else None
+    return _view(ledger, jobs.resume(job, max_cost_usd=budget))
 
 
 @router.post("/jobs/{job}/cancel", responses=documented(404, 409))
-def cancel_job(jobs: JobsDep, job: str) -> JobView:
+def cancel_job(jobs: JobsDep, ledger: LedgerDep, job: str) -> JobView:
     """Cancel a job that has not ended."""
-    return job_view(jobs.cancel(job))
+    return _view(ledger, jobs.cancel(job))

@@ -9,13 +9,20 @@ from fastapi import APIRouter, Response, status
 import vcasgd
 from vcasgd.api.auth import METRICS
 from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, LedgerDep, ServersDep
-from vcasgd.api.exposition import CONTENT_TYPE, MOST_JOBS, MetricSources, exposition
+from vcasgd.api.exposition import (
+    CONTENT_TYPE,
+    MOST_JOBS,
+    JobSources,
+    MetricSources,
+    exposition,
+)
 from vcasgd.errors import JobUnreadable, StoreError
 from vcasgd.schemas.service import Health
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.traffic import read_traffic
 
 router = APIRouter(tags=["health"])
 
@@ -64,11 +71,15 @@ def get_metrics(
     """Export metrics; clients on this machine need no token."""
     names = jobs.active()[-MOST_JOBS:]
     active = [job for name in names if (job := _readable(jobs, name)) is not None]
+    traffic = read_traffic(ledger, [job.id for job in active])
     sources = MetricSources(
         version=vcasgd.__version__,
         controller=control.held(),
         states=jobs.states(),
-        jobs=[(job, jobs.worker_count(job.id), costs.spent(job.id)) for job in active],
+        jobs=[
+            JobSources(job, jobs.worker_count(job.id), costs.spent(job.id), traffic[job.id])
+            for job in active
+        ],
         heartbeats=servers.all(),
         ledger=read_gauges(ledger),
         instances=control.instances(),

@@ -86,7 +86,10 @@ class Heartbeat(BaseModel):
     #: Version of the model's first shard in the current base.
     version: _Count = None
     pushes: _Count = None
+    #: Bytes of pushed updates and of fetched snapshots, as they are encoded on the network, since
+    #: the process started. Older workers don't report ``fetched_bytes``.
     pushed_bytes: _Count = None
+    fetched_bytes: _Count = None
     pushed_again: _Count = None
     discarded: _Count = None
     unapplied: _Count = None

@@ -29,6 +29,7 @@ from vcasgd.store.ledger.job import (
     read_failure,
     read_job,
 )
+from vcasgd.store.ledger.traffic import keep_traffic
 from vcasgd.store.ledger.tuning import Tuned
 
 log = logging.getLogger(__name__)
@@ -216,11 +217,14 @@ class Jobs(EventLog):
         return int(self._ledger.hlen(LedgerKeys(job).workers))
 
     def remove_worker(self, job: str, worker: str) -> None:
-        """Remove a worker that is gone for good."""
+        """Remove a worker that is gone for good. Its traffic stays in the job's sum."""
         keys = LedgerKeys(job)
-        with self._ledger.pipeline() as pipe:
+        heartbeat = Heartbeat.parse(self._ledger.hget(keys.workers, worker) or b"")
+        with self._ledger.pipeline(transaction=True) as pipe:
             pipe.hdel(keys.workers, worker)
             pipe.srem(keys.draining, worker)
+            if heartbeat:
+                keep_traffic(pipe, job, heartbeat)
             pipe.execute()
 
     def drain(self, job: str, worker: str) -> None:

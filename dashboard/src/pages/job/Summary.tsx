@@ -1,7 +1,7 @@
 import { isOver, useCost, useJobWorkers } from "../../api/jobs";
 import type { Job } from "../../api/types";
 import { Stat, Stats } from "../../components/Stats";
-import { count, duration, percent, usd } from "../../lib/format";
+import { bytes, count, duration, percent, usd } from "../../lib/format";
 import { saving } from "../../lib/money";
 import { useNow } from "../../lib/useNow";
 
@@ -37,6 +37,11 @@ export function Summary({ job }: { job: Job }) {
         label="Updates"
         value={count(totals.updates)}
         note={`mean staleness ${(totals.staleness_mean ?? 0).toFixed(2)}`}
+      />
+      <Stat
+        label="Pushed"
+        value={bytes(job.traffic.pushed_bytes)}
+        note={`${bytes(job.traffic.fetched_bytes)} fetched`}
       />
       <Stat
         label="Spent"

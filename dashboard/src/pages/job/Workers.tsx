@@ -1,0 +1,88 @@
+import { isOver, useJobWorkers } from "../../api/jobs";
+import type { Job, Worker } from "../../api/types";
+import { type Column, DataTable } from "../../components/DataTable";
+import { EmptyState } from "../../components/EmptyState";
+import { ErrorState } from "../../components/ErrorState";
+import { Panel } from "../../components/Panel";
+import { bytes, count, DASH, decimal, duration } from "../../lib/format";
+import { useNow } from "../../lib/useNow";
+
+/** Workers of the job, with what each one moves over the network. */
+export function Workers({ job }: { job: Job }) {
+  const workers = useJobWorkers(job.id);
+  const now = useNow(!isOver(job));
+  const rows = workers.data ?? [];
+  const { pushed_bytes, fetched_bytes } = job.traffic;
+  return (
+    <Panel
+      title="Workers"
+      note={`all workers so far: ${bytes(pushed_bytes)} pushed, ${bytes(fetched_bytes)} fetched`}
+      flush
+    >
+      {workers.isError && !workers.data ? (
+        <ErrorState error={workers.error} onRetry={workers.refetch} />
+      ) : rows.length === 0 ? (
+        <EmptyState title="No workers">
+          {isOver(job) ? "The job has ended." : "Workers start on machines of the job's pools."}
+        </EmptyState>
+      ) : (
+        <DataTable label="Workers" columns={columns(now)} rows={rows} id={(row) => row.name} />
+      )}
+    </Panel>
+  );
+}
+
+function columns(now: number): Column<Worker>[] {
+  const silence = (row: Worker) => (row.at === null ? null : Math.max(0, now - row.at));
+  return [
+    {
+      name: "Worker",
+      key: (row) => row.name,
+      cell: (row) => <span className="mono">{row.name.replace(`${row.job}.`, "")}</span>,
+    },
+    {
+      name: "Activity",
+      wide: true,
+      key: activity,
+      cell: (row) => activity(row) ?? DASH,
+    },
+    { name: "Samples", right: true, key: (row) => row.samples, cell: (row) => count(row.samples) },
+    {
+      name: "Seconds per step",
+      right: true,
+      wide: true,
+      key: (row) => row.step_seconds,
+      cell: (row) => decimal(row.step_seconds, 3),
+    },
+    {
+      name: "Pushes",
+      right: true,
+      wide: true,
+      key: (row) => row.pushes,
+      cell: (row) => count(row.pushes),
+    },
+    {
+      name: "Pushed",
+      right: true,
+      key: (row) => row.pushed_bytes,
+      cell: (row) => bytes(row.pushed_bytes),
+    },
+    {
+      name: "Fetched",
+      right: true,
+      key: (row) => row.fetched_bytes,
+      cell: (row) => bytes(row.fetched_bytes),
+    },
+    {
+      name: "Last heartbeat",
+      right: true,
+      wide: true,
+      key: silence,
+      cell: (row) => (row.at === null ? DASH : `${duration(silence(row))} ago`),
+    },
+  ];
+}
+
+function activity(row: Worker): string | null {
+  return row.quarantined ?? row.leaving ?? row.doing;
+}

@@ -1,0 +1,38 @@
+import { screen, within } from "@testing-library/react";
+import { expect, test } from "vitest";
+import { Workers } from "../src/pages/job/Workers";
+import { aJob, anApi, show } from "./factories";
+
+const JOB = aJob({ id: "digits-abc123" });
+
+test("a row shows what a worker pushed and fetched, and the title shows the sums", async () => {
+  const row = {
+    name: "digits-abc123.i-7",
+    job: JOB.id,
+    at: 1_700_000_000,
+    quarantined: null,
+    leaving: null,
+    doing: "training subtask 3",
+    samples: 1200,
+    pushed_bytes: 2_500_000,
+    fetched_bytes: 7_000_000,
+  };
+  const old = { ...row, name: "digits-abc123.i-8", fetched_bytes: null };
+  anApi({ "/api/v1/jobs/digits-abc123/workers": { body: [row, old] } });
+  show(<Workers job={JOB} />);
+
+  const cells = within((await screen.findByText("i-7")).closest("tr") as HTMLElement);
+  expect(cells.getByText("training subtask 3")).toBeTruthy();
+  expect(cells.getByText("2.5 MB")).toBeTruthy();
+  expect(cells.getByText("7.0 MB")).toBeTruthy();
+  const older = within(screen.getByText("i-8").closest("tr") as HTMLElement);
+  expect(older.queryByText("7.0 MB")).toBeNull();
+  expect(screen.getByText("all workers so far: 1.2 GB pushed, 3.4 GB fetched")).toBeTruthy();
+});
+
+test("a job without workers says so", async () => {
+  anApi({ "/api/v1/jobs/digits-abc123/workers": { body: [] } });
+  show(<Workers job={{ ...JOB, state: "succeeded" }} />);
+
+  expect(await screen.findByText("The job has ended.")).toBeTruthy();
+});

@@ -1,0 +1,51 @@
+"""The bytes that a job's workers moved, summed over present and removed workers."""
+
+from __future__ import annotations
+
+from support.world import World
+
+from vcasgd.store.ledger.heartbeats import LARGEST_COUNT
+from vcasgd.store.ledger.traffic import Traffic, read_traffic
+
+
+def traffic(world: World) -> Traffic:
+    return read_traffic(world.ledger, [world.job])[world.job]
+
+
+def test_traffic_is_the_sum_of_present_and_removed_workers(world: World) -> None:
+    world.leases("a").renew({"pushed_bytes": 10, "fetched_bytes": 300}, [])
+    world.leases("b").renew({"pushed_bytes": 5, "fetched_bytes": 70}, [])
+    assert traffic(world) == Traffic(15, 370)
+
+    world.jobs.remove_worker(world.job, "a")
+    world.jobs.remove_worker(world.job, "a")
+    assert traffic(world) == Traffic(15, 370)
+
+    # A worker that restarts under the same name counts from 0.
+    world.leases("a").renew({"pushed_bytes": 1, "fetched_bytes": 30}, [])
+    assert traffic(world) == Traffic(16, 400)
+
+
+def test_traffic_of_an_older_worker_counts_what_it_reports(world: World) -> None:
+    world.leases("a").renew({"pushed_bytes": 10}, [])
+    world.jobs.remove_worker(world.job, "a")
+
+    assert traffic(world) == Traffic(10, 0)
+
+
+def test_traffic_of_hostile_workers_is_parsed_and_never_overflows(world: World) -> None:
+    for each in range(1100):
+        name = f"w-{each}"
+        world.leases(name).renew({"pushed_bytes": LARGEST_COUNT, "fetched_bytes": -1}, [])
+        world.jobs.remove_worker(world.job, name)
+    world.leases("x").renew({"pushed_bytes": "many", "fetched_bytes": LARGEST_COUNT + 1}, [])
+
+    assert traffic(world) == Traffic(1100 * LARGEST_COUNT, 0)
+
+
+def test_traffic_of_jobs_without_workers_is_zero(world: World) -> None:
+    assert read_traffic(world.ledger, []) == {}
+    assert read_traffic(world.ledger, [world.job, "unknown"]) == {
+        world.job: Traffic(),
+        "unknown": Traffic(),
+    }

@@ -1,0 +1,59 @@
+"""Bytes that the workers of a job pushed and fetched.
+
+Each worker reports its own sums in its heartbeats. When it is removed, they are added to those of
+the job's earlier workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.heartbeats import Heartbeat
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of updates and snapshots, as they are encoded on the network."""
+
+    pushed_bytes: int = 0
+    fetched_bytes: int = 0
+
+    @classmethod
+    def of(cls, heartbeat: Heartbeat) -> Traffic:
+        """Return the sums of one worker; one that it doesn't report counts as 0."""
+        return cls(heartbeat.pushed_bytes or 0, heartbeat.fetched_bytes or 0)
+
+    @classmethod
+    def of_job(cls, removed: Mapping[bytes, bytes], heartbeats: Iterable[bytes]) -> Traffic:
+        """Return the sums of all workers. ``removed``: the ledger's hash."""
+        parsed = (Heartbeat.parse(text) for text in heartbeats)
+        present = [cls.of(heartbeat) for heartbeat in parsed if heartbeat]
+
+        def total(name: str) -> int:
+            earlier = int(float(removed.get(name.encode(), 0)))
+            return earlier + sum(int(getattr(each, name)) for each in present)
+
+        return cls(total("pushed_bytes"), total("fetched_bytes"))
+
+
+def read_traffic(ledger: RedisClient, jobs: Sequence[str]) -> dict[str, Traffic]:
+    """Return the sums of jobs. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+    with ledger.pipeline(transaction=True) as pipe:
+        for job in jobs:
+            pipe.hgetall(LedgerKeys(job).traffic)
+            pipe.hvals(LedgerKeys(job).workers)
+        rows = pipe.execute()
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    return {job: Traffic.of_job(*pair) for job, pair in zip(jobs, pairs, strict=True)}
+
+
+def keep_traffic(pipe: Any, job: str, heartbeat: Heartbeat) -> None:
+    """Add the sums of a worker that is being removed to those of its job's earlier workers."""
+    for name, count in asdict(Traffic.of(heartbeat)).items():
+        if count:
+            # A float, because the server refuses to increment an integer beyond 64 bits.
+            pipe.hincrbyfloat(LedgerKeys(job).traffic, name, count)
