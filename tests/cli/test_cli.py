@@ -335,6 +335,29 @@ def test_follow_ends_with_the_job(run: Run, api: Api) -> None:
     assert f"{job} succeeded after" in text.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        ("accuracy", (0.5, 0.91234, 0.7), "accuracy 91.23% in epoch 2"),
+        ("loss", (4.0, 3.0, 2.54321), "loss 2.543 in epoch 3"),
+    ],
+)
+def test_show_and_follow_name_the_best_epoch(
+    run: Run, api: Api, metric: str, values: tuple[float, ...], best: str
+) -> None:
+    job = api.submit(epochs=3)
+    api.start_job(job)
+    for epoch, value in enumerate(values, start=1):
+        api.account(job, epoch, epoch)
+        result = {"version": epoch, "metrics": {metric: value}, "worker": "w-1", "seconds": 1.0,
+                  "at": 5.0}  # fmt: skip
+        assert api.leases(job).report_evaluation(api.lease(job), result)
+    assert f"best        {best}\n" in stdout_of(run("show", job))
+    api.finish(job)
+
+    assert stdout_of(run("follow", job)).endswith(f", best {best}\n")
+
+
 def test_follow_prints_the_reason_and_traceback_of_a_failed_job(run: Run, api: Api) -> None:
     job = api.submit()
     trace = 'Traceback (most recent call last):\n  File "train.py", line 1\nValueError: [red]'

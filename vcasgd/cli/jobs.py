@@ -249,7 +249,7 @@ def _interruptible(job: str) -> Iterator[None]:
 
 def _conclusion(view: JobView) -> str:
     seconds = duration((view.ended_at or view.created_at) - view.created_at)
-    best = f", best accuracy {percent(view.best_accuracy)}" if view.best_accuracy else ""
+    best = f", best {view.best}" if view.best else ""
     return f"{view.id} {view.state} after {seconds}, {view.totals.updates} updates{best}"
 
 
@@ -263,14 +263,6 @@ def _show_stream(rows: Iterator[EventRow] | Iterator[LogRow], following: bool) -
         return
     for row in rows:
         show_json(row)
-
-
-def _accuracies(view: JobView) -> str | None:
-    last = accuracy(view)
-    if last is None:
-        return None
-    best = view.best_accuracy
-    return percent(last) if best == last else f"{percent(last)}, best {percent(best)}"
 
 
 def _tuned(tuned: TunedView) -> Iterator[str]:
@@ -299,7 +291,8 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("submitted", ago(view.created_at)),
         ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
         ("epoch", f"{epoch(view)} of {progress.epochs} ({progress.fraction:.0%})"),
-        ("accuracy", _accuracies(view)),
+        ("accuracy", percent(accuracy(view))),
+        ("best", view.best),
         ("updates", totals.updates),
         ("staleness", f"mean {totals.staleness_mean:.2f}, max {totals.staleness_max}"),
         ("rejected", totals.rejected or None),

@@ -223,7 +223,7 @@ def _numbers(status: JobStatus) -> RenderableType:
     job = status.job
     grid = Table.grid(padding=(0, 3))
     grid.add_row(
-        f"accuracy {percent(accuracy(job)) or '-'} (best {percent(job.best_accuracy) or '-'})",
+        f"accuracy {percent(accuracy(job)) or '-'}, best {job.best or '-'}",
         f"{_rate(status)} updates/s",
         f"staleness {job.totals.staleness_mean:.1f} (max {job.totals.staleness_max})",
     )

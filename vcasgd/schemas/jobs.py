@@ -74,6 +74,10 @@ class BestView(Schema):
     mode: Literal["min", "max"]
     value: float
 
+    def __str__(self) -> str:
+        value = f"{self.value:.2%}" if self.metric == "accuracy" else f"{self.value:.4g}"
+        return f"{self.metric} {value} in epoch {self.epoch}"
+
 
 class TunedView(Schema):
     """Values that the platform tuned while the job trained, as far as `tuning` enables it."""
@@ -138,7 +142,7 @@ class JobView(Schema):
             "state": f"{self.state}: {self.reason}" if self.reason else self.state,
             "epoch": f"{self.progress.finished_epochs} of {self.progress.epochs} done",
             "progress": f"{self.progress.fraction:.0%}",
-            "best accuracy": "" if self.best_accuracy is None else f"{self.best_accuracy:.2%}",
+            "best": "" if self.best is None else str(self.best),
             "updates": f"{self.totals.updates}, mean staleness {self.totals.staleness_mean:.1f}",
             "machines lost": f"{self.evictions} evicted, {self.kills} killed",
         }

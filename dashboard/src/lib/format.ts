@@ -24,6 +24,12 @@ export function percent(value: Maybe, digits = 1): string {
   return orDash(value, (number) => `${(100 * number).toFixed(digits)}%`);
 }
 
+/** Formats the value of a metric; an accuracy is a percentage. */
+export function metric(name: string, value: Maybe): string {
+  if (name === "accuracy") return percent(value);
+  return orDash(value, (number) => String(Number(number.toPrecision(4))));
+}
+
 /** Formats an amount; small amounts have four digits, because a minute costs less than a cent. */
 export function usd(value: Maybe): string {
   return orDash(value, (number) => {

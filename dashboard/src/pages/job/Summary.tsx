@@ -1,7 +1,7 @@
 import { isOver, useCost, useJobWorkers } from "../../api/jobs";
 import type { Job } from "../../api/types";
 import { Stat, Stats } from "../../components/Stats";
-import { bytes, count, duration, percent, usd } from "../../lib/format";
+import { bytes, count, duration, metric, percent, usd } from "../../lib/format";
 import { saving } from "../../lib/money";
 import { useNow } from "../../lib/useNow";
 
@@ -21,13 +21,7 @@ export function Summary({ job }: { job: Job }) {
         value={percent(progress.fraction)}
         note={`epoch ${Math.min(progress.finished_epochs + (ended ? 0 : 1), progress.epochs)} of ${progress.epochs}`}
       />
-      <Stat
-        label="Best accuracy"
-        value={percent(job.best_accuracy)}
-        note={
-          job.spec.stop?.accuracy ? `goal ${percent(job.spec.stop.accuracy)}` : "on validation data"
-        }
-      />
+      <Best job={job} />
       <Stat
         label="Workers"
         value={ended ? 0 : workers.filter((each) => !each.quarantined).length}
@@ -50,6 +44,21 @@ export function Summary({ job }: { job: Job }) {
       />
       <Stat label={ended ? "Took" : "Running for"} value={duration(running)} note={lost(job)} />
     </Stats>
+  );
+}
+
+/** Best evaluation, by the metric that ranks epochs. */
+function Best({ job }: { job: Job }) {
+  const { best, spec } = job;
+  const name = best?.metric ?? spec.stop?.metric?.name ?? "accuracy";
+  const target = spec.stop?.accuracy ?? spec.stop?.metric?.target;
+  const epoch = best ? `epoch ${best.epoch}` : "on validation data";
+  return (
+    <Stat
+      label={`Best ${name}`}
+      value={metric(name, best?.value)}
+      note={target == null ? epoch : `${epoch}, goal ${metric(name, target)}`}
+    />
   );
 }
 
