@@ -58,6 +58,8 @@ def test_each_provider_has_its_own_template() -> None:
         ({**AWS, "provider": "azure"}, "pools.0.provider", "unknown provider 'azure'"),
         ({**AWS, "zone": "a"}, "pools.0.zone", "there is no such field"),
         ({**AWS, "name": "A"}, "pools.0.name", "lowercase"),
+        ({**AWS, "name": "local"}, "pools.0", "local is reserved for the provider local"),
+        ({**GCP, "name": "local"}, "pools.0", "local is reserved for the provider local"),
         ({**AWS, "zones": []}, "pools.0", "zones is required for provider aws"),
         ({**AWS, "region": ""}, "pools.0", "region is required"),
         ({**AWS, "zones": ["a", "a"]}, "pools.0.zones", "contains a duplicate"),

@@ -74,7 +74,9 @@ def _no_model(job: JobRecord) -> Conflict:
 def _file(storage: Storage, job: JobRecord, name: str) -> StreamingResponse:
     checkpoints = Checkpoints(storage, job.id)
     try:
-        # once the response has started, it can't report damage
+        # Read the file twice. A stream that turns out to be damaged can only break off, which a
+        # client can't tell from a lost connection, so it would retry instead of choosing another
+        # checkpoint. The stream is verified too, because the file can change in between.
         checkpoints.verify(name)
     except CheckpointDamaged as error:
         raise CheckpointDamaged(

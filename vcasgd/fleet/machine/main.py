@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vcasgd.backoff import backoff, jittered
 from vcasgd.errors import FleetError, SpecError, VcasgdError
 from vcasgd.fleet.machine.metadata import identity
 from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
@@ -37,8 +38,10 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a new machine retries to get its id and secrets, and between two attempts.
-PATIENCE_SECONDS, RETRY_SECONDS = 120.0, 1.0
+#: Seconds that a new machine retries to get its id and secrets.
+PATIENCE_SECONDS = 120.0
+#: First and longest pause between two attempts, in seconds.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 #: Seconds that a worker has after SIGTERM; Google takes the machine after half a minute.
 GRACE_SECONDS = 20.0
 #: Seconds that the command has to end after SIGTERM.
@@ -125,6 +128,7 @@ def _secret(name: str, secret: str, kind: str, environment: Mapping[str, str]) -
 def _retry(fetch: Callable[[], T]) -> T:
     """Call until it succeeds; roles and routes of a new machine take a while to exist."""
     deadline = time.monotonic() + PATIENCE_SECONDS
+    failures = 0
     while True:
         try:
             return fetch()
@@ -132,7 +136,8 @@ def _retry(fetch: Callable[[], T]) -> T:
             if time.monotonic() > deadline:
                 raise
             log.warning("%s", error)
-            time.sleep(RETRY_SECONDS)
+            failures += 1
+            time.sleep(jittered(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE)))
 
 
 def main() -> int:
