@@ -148,13 +148,13 @@ def test_stream_resumes_after_the_last_event_id(api: Api, http: httpx.Client) ->
 def test_follower_receives_all_events_until_the_end(api: Api, client: Client) -> None:
     job = api.submit()
 
-    def happen() -> None:
+    def add_entries() -> None:
         for number in range(20):
             add_events(api, job, range(number, number + 1))
             time.sleep(0.02)
         api.finish(job)
 
-    with in_background(happen):
+    with in_background(add_entries):
         events = list(client.events(job, follow=True))
 
     assert numbers(events) == list(range(20))
@@ -175,11 +175,11 @@ def test_log_lines_after_the_end_of_the_job_are_delivered(api: Api, client: Clie
     job = api.submit()
     api.finish(job)
 
-    def last_words() -> None:
+    def add_last_lines() -> None:
         time.sleep(HEARTBEAT / 2)
         api.jobs.add_logs(job, "w-1", ["leaving"])
 
-    with in_background(last_words):
+    with in_background(add_last_lines):
         lines = list(client.logs(job, follow=True))
 
     assert [(line.worker, line.line) for line in lines] == [("w-1", "leaving")]
@@ -205,12 +205,12 @@ def test_many_followers_do_not_delay_other_requests(api: Api, client: Client) ->
 
 
 def test_follower_survives_restarts_of_the_api(own_api: Api) -> None:
-    """Kill and restart the API three times while events happen."""
+    """Kill and restart the API three times while events are added."""
     job = own_api.submit()
     stop = threading.Event()
     written = 0
 
-    def happen() -> None:
+    def add_entries() -> None:
         nonlocal written
         while not stop.is_set():
             add_events(own_api, job, range(written, written + 1))
@@ -227,7 +227,7 @@ def test_follower_survives_restarts_of_the_api(own_api: Api) -> None:
         finally:
             stop.set()
 
-    with own_api.client() as client, in_background(happen), in_background(fail):
+    with own_api.client() as client, in_background(add_entries), in_background(fail):
         seen = numbers(client.events(job, follow=True))
 
     assert seen == list(range(written))

@@ -92,14 +92,14 @@ Build = Callable[[Fault], AbstractContextManager[FaultyShard]]
 
 
 @pytest.fixture
-def stage(server: RedisServer, make_world: MakeWorld) -> Build:
+def build(server: RedisServer, make_world: MakeWorld) -> Build:
     @contextmanager
-    def build(fault: Fault) -> Iterator[FaultyShard]:
+    def build_shard(fault: Fault) -> Iterator[FaultyShard]:
         world = make_world(samples=9, epochs=2, subtasks_per_epoch=2)
         with through_proxy(server, 0, fault) as ledger, through_proxy(server, 1, fault) as tensors:
             yield FaultyShard(world, fault, ledger, tensors)
 
-    return build
+    return build_shard
 
 
 def at_each_command(moment: Moment, play: Callable[[Fault], None]) -> None:
@@ -117,9 +117,9 @@ def at_each_command(moment: Moment, play: Callable[[Fault], None]) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_killed_at_any_command(stage: Build, moment: Moment) -> None:
+def test_killed_at_any_command(build: Build, moment: Moment) -> None:
     def play(fault: Fault) -> None:
-        with stage(fault) as each:
+        with build(fault) as each:
             each.play(each.turn_or_die)
             assert each.cuts == fault.fired
 
@@ -127,18 +127,18 @@ def test_killed_at_any_command(stage: Build, moment: Moment) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_disconnected_at_any_command(stage: Build, moment: Moment) -> None:
+def test_disconnected_at_any_command(build: Build, moment: Moment) -> None:
     def play(fault: Fault) -> None:
-        with stage(fault) as each:
+        with build(fault) as each:
             each.play(each.turn_or_wait)
             assert each.cuts == fault.fired
 
     at_each_command(moment, play)
 
 
-def test_the_tensors_server_comes_back_empty_at_any_command(stage: Build) -> None:
+def test_the_tensors_server_comes_back_empty_at_any_command(build: Build) -> None:
     def play(fault: Fault) -> None:
-        with stage(fault) as each:
+        with build(fault) as each:
             each.shard.turn()  # from now on the model is in its memory
             fault.instead = each.world.lose_tensors
             each.play(each.turn_or_wait)
@@ -146,12 +146,12 @@ def test_the_tensors_server_comes_back_empty_at_any_command(stage: Build) -> Non
     at_each_command("before", play)
 
 
-def test_both_are_lost_at_any_command(stage: Build) -> None:
+def test_both_are_lost_at_any_command(build: Build) -> None:
     """The tensors server comes back empty while the parameter server is killed; the last
     checkpoint, from the very beginning, takes their place."""
 
     def play(fault: Fault) -> None:
-        with stage(fault) as each:
+        with build(fault) as each:
             each.shard.turn()
             each.world.checkpoint()
             killed: list[Shard] = []

@@ -229,7 +229,7 @@ def test_without_its_replica_it_goes_on_and_says_so(
     assert "replicated again" in caplog.text
 
 
-def test_a_short_count_is_put_up_with_only_if_the_sentinels_agree(lenient: Replicated) -> None:
+def test_a_missing_replica_is_tolerated_only_if_the_sentinels_agree(lenient: Replicated) -> None:
     """A client without contact to the Sentinels does not trust its primary."""
     client = connect(lenient.url.replace("replica_timeout=2.0", "replica_timeout=0.3"))
     client.set("key", 1)

@@ -274,7 +274,9 @@ class TestInstall:
 
 
 class TestNoSnapshot:
-    def test_everybody_is_told(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
+    def test_every_reader_and_writer_raises_snapshot_missing(
+        self, snapshots: SnapshotStore, tensors: RedisClient
+    ) -> None:
         sender = UpdateSender(tensors, KEYS)
         meta = meta_of(constant(1), 1, 1)
         calls: list[Callable[[], object]] = [

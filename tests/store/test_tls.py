@@ -89,7 +89,7 @@ def test_a_server_that_wants_a_certificate_gets_it(tls: TlsServer) -> None:
     client.close()
 
 
-def test_a_client_without_the_wanted_certificate_is_told(tls: TlsServer) -> None:
+def test_a_client_without_the_required_certificate_gets_a_clear_error(tls: TlsServer) -> None:
     tls.ask_clients_for_certificates(True)
 
     error = failure(tls.url(ssl_ca_certs=tls.authority))

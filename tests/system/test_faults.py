@@ -416,11 +416,11 @@ class Rogue:
             layout=layout.digest(),
         )
 
-    def sends(self, name: str, *chunks: bytes | memoryview, **fields: Any) -> None:
+    def send(self, name: str, *chunks: bytes | memoryview, **fields: Any) -> None:
         header = self.header.model_copy(update={"update": name, **fields})
-        self.writes(name, header.model_dump_json().encode(), *chunks)
+        self.write(name, header.model_dump_json().encode(), *chunks)
 
-    def writes(self, name: str, header: bytes, *chunks: bytes | memoryview) -> None:
+    def write(self, name: str, header: bytes, *chunks: bytes | memoryview) -> None:
         for index, chunk in enumerate(chunks):
             self.tensors.set(self.keys.payload_chunk(name, index), chunk)
         self.tensors.xadd(self.keys.stream, {"h": header})
@@ -440,17 +440,17 @@ def test_updates_of_a_rogue_client_are_rejected_counted_and_reported(
     nan = bytes_of(poison)
 
     # When updates arrive that are damaged in different ways
-    rogue.sends("rogue-1", payload, checksum=1)
-    rogue.sends("rogue-2", nan, checksum=checksum(nan))
-    rogue.sends("rogue-3", payload[:-4])
-    rogue.sends("rogue-4", payload, size=2**40)
-    rogue.sends("rogue-5")
-    rogue.sends("rogue-6", payload, layout="of another model")
-    rogue.sends("rogue-7", payload, codec="pickle")
-    rogue.sends("rogue-8", payload, subtask=2**40)
-    rogue.sends("rogue-9", payload, stop=2**40)
-    rogue.sends("rogue-10", payload, integers="AAAAAAAAAAA=")
-    rogue.writes("rogue-11", b"{}", payload)
+    rogue.send("rogue-1", payload, checksum=1)
+    rogue.send("rogue-2", nan, checksum=checksum(nan))
+    rogue.send("rogue-3", payload[:-4])
+    rogue.send("rogue-4", payload, size=2**40)
+    rogue.send("rogue-5")
+    rogue.send("rogue-6", payload, layout="of another model")
+    rogue.send("rogue-7", payload, codec="pickle")
+    rogue.send("rogue-8", payload, subtask=2**40)
+    rogue.send("rogue-9", payload, stop=2**40)
+    rogue.send("rogue-10", payload, integers="AAAAAAAAAAA=")
+    rogue.write("rogue-11", b"{}", payload)
 
     # Then each is rejected for its reason and reported
     reasons = {

@@ -160,8 +160,8 @@ def test_controller_gets_pools_with_the_created_resources(
     assert aws.client("secretsmanager").describe_secret(SecretId=secret)["Name"] == secret
     # And its machines get a cloud-config with room for what a launch adds
     worker = base64.b64decode(data["UserData"]).decode()
-    told = boot_environment(_boot(), "aws", "us-east-1", template.secrets)
-    assert len(combined(worker, worker_script(told), MOST_USER_DATA)) < MOST_USER_DATA
+    environment = boot_environment(_boot(), "aws", "us-east-1", template.secrets)
+    assert len(combined(worker, worker_script(environment), MOST_USER_DATA)) < MOST_USER_DATA
     assert "/etc/systemd/system/vcasgd-worker.service" in _files(worker)
 
 
@@ -215,9 +215,9 @@ def _run_secrets(aws: EmulatedAws, files: dict[str, str], root: Path) -> dict[st
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    told = root / "run/vcasgd/secrets.env"
-    assert told.stat().st_mode & 0o007 == 0
-    return dict(line.split("=", 1) for line in told.read_text().splitlines())
+    file = root / "run/vcasgd/secrets.env"
+    assert file.stat().st_mode & 0o007 == 0
+    return dict(line.split("=", 1) for line in file.read_text().splitlines())
 
 
 @pytest.mark.extended
@@ -254,7 +254,9 @@ def test_second_plan_is_empty_and_destroy_leaves_nothing(
     applied: Terraform, aws: EmulatedAws, before: dict[str, list[str]], tmp_path: Path
 ) -> None:
     # Given a cluster whose control plane has generated its secrets
-    told = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "control")
+    secrets = _run_secrets(
+        aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "control"
+    )
     # When nothing changed, then a second plan is empty (status 2 means changes)
     ec2 = aws.client("ec2")
     ec2.delete_tags(
@@ -265,9 +267,9 @@ def test_second_plan_is_empty_and_destroy_leaves_nothing(
     state = zipfile.ZipFile(tmp_path / "plan").read("tfstate").decode()
     assert "vcasgd-control" in state
     for name in ("VCASGD_TOKEN", "VCASGD_RAY_TOKEN", "VCASGD_JOB_SECRET"):
-        assert len(told[name]) == SECRET_LENGTH
-        assert told[name] not in state
-    assert str(urlsplit(told["VCASGD_LEDGER_URL"]).password) not in state
+        assert len(secrets[name]) == SECRET_LENGTH
+        assert secrets[name] not in state
+    assert str(urlsplit(secrets["VCASGD_LEDGER_URL"]).password) not in state
     there = _inventory(aws)
     assert there["buckets"]
     assert there["volumes"]
