@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.machine_scripts import script_of
 from support.metadata import Metadata, MetadataServer
+from support.ports import free_port
 from support.provider_backends import AwsBackend, GcpBackend, aws_backend, boot_script, gcp_backend
 from support.waiting import PATIENCE
 
@@ -89,6 +91,25 @@ def test_machine_runs_its_boot_command(metadata: MetadataServer, tmp_path: Path)
     assert (found.env["TRICKY"], found.env["ME"]) == (TRICKY, "i-123")
     assert found.env["VCASGD_METADATA_KIND"] == "aws"
     assert "VCASGD_BOOT_ARGV" not in found.env
+
+
+def test_new_machine_retries_until_its_metadata_server_responds(
+    caplog: pytest.LogCaptureFixture, eventually: Eventually
+) -> None:
+    port = free_port()
+    environment = {
+        **boot_environment(Boot(("true", "{instance_id}")), "aws", "us-east-1", {}),
+        "VCASGD_METADATA_URL": f"http://127.0.0.1:{port}",
+    }
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(machine.boot_of, environment)
+        eventually(lambda: "does not respond" in caplog.text)
+        server = MetadataServer(Metadata("i-9"), port)
+        server.start()
+        try:
+            assert found.result(PATIENCE).argv == ("true", "i-9")
+        finally:
+            server.stop()
 
 
 def test_missing_boot_command_is_refused() -> None:

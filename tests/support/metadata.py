@@ -88,7 +88,7 @@ class Metadata:
 
 
 class MetadataServer(ThreadingTCPServer):
-    """Server on a free port of the loopback interface, listening from its construction on.
+    """Server on the loopback interface, by default on a free port. It listens once constructed.
 
     It isn't an ``HTTPServer``, which first looks up its own host name.
     """
@@ -96,8 +96,8 @@ class MetadataServer(ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 16
 
-    def __init__(self, metadata: Metadata) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, metadata: Metadata, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.metadata = metadata
 
     @property
