@@ -337,10 +337,12 @@ class TestSettled:
         pair.submit((1,), 0, 0, 4)
         flush(pair)
         pair.shard(1).turn()
+        # The parameter server of this test reads over the same client.
+        before = pair.group.counts()["fetched_bytes"] or 0
 
         pair.group.prefetch(0.0)
         pair.group.refresh(again=False)
         pair.snapshots(0).fetch(pair.cut.parts[0].of(torch.empty(pair.cut.floats)))
 
-        first, second = (4 * part.floats for part in pair.cut.parts)
-        assert pair.group.counts()["fetched_bytes"] == 2 * first + 2 * second
+        # The first shard's was fetched by another reader, the second shard's is the prefetched one.
+        assert pair.group.counts()["fetched_bytes"] == before + 4 * pair.cut.floats

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any
 
 from vcasgd.store.connection import RedisClient
@@ -34,7 +35,7 @@ class Traffic:
         present = [cls.of(heartbeat) for heartbeat in parsed if heartbeat]
 
         def total(name: str) -> int:
-            earlier = int(float(removed.get(name.encode(), 0)))
+            earlier = int(Decimal(removed.get(name.encode(), b"0").decode()))
             return earlier + sum(int(getattr(each, name)) for each in present)
 
         return cls(total("pushed_bytes"), total("fetched_bytes"))
