@@ -109,6 +109,19 @@ def test_applied_subtask_is_not_shown_as_leased_again(api: Api, http: httpx.Clie
     }  # fmt: skip
 
 
+def test_subtasks_chosen_by_the_platform_appear_once_the_data_is_known(
+    api: Api, http: httpx.Client
+) -> None:
+    job = api.submit(subtasks_per_epoch=None)
+    assert http.get(f"jobs/{job}/subtasks").json()["states"] == ""
+    assert http.get(f"jobs/{job}").json()["progress"]["subtasks_total"] is None
+
+    api.start_job(job, samples=100)
+
+    assert http.get(f"jobs/{job}/subtasks").json()["states"] == "o" * 25
+    assert http.get(f"jobs/{job}").json()["progress"]["subtasks_total"] == 50
+
+
 @pytest.mark.parametrize("epoch", ["0", "3", "x"])
 def test_unknown_epoch_is_refused(api: Api, http: httpx.Client, epoch: str) -> None:
     answer = http.get(f"jobs/{api.submit()}/subtasks?epoch={epoch}")
@@ -250,8 +263,7 @@ def test_validation_lists_every_mistake(http: httpx.Client) -> None:
 
     assert (found["valid"], found["spec"]) == (False, None)
     messages = {each["path"]: each["message"] for each in found["errors"]}
-    assert messages.keys() == {"task", "epochs", "subtasks_per_epoch", "workers.mox"}
-    assert messages["subtasks_per_epoch"] == "is required"
+    assert messages.keys() == {"task", "epochs", "workers.mox"}
 
 
 @pytest.mark.parametrize(

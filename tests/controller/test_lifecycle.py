@@ -19,15 +19,6 @@ from vcasgd.store.ledger.job import JobRecord, JobState
 Eventually = Callable[..., Any]
 
 
-def start(training: Training, workers: int = 2) -> list[str]:
-    """Start the server, the job loop, and workers; return when the job runs."""
-    training.harness.start_server()
-    training.harness.start_job_loop()
-    names = training.add_workers(workers)
-    training.await_samples(1)
-    return names
-
-
 def kinds(harness: Harness, job: str) -> list[str]:
     return [event["kind"] for event in harness.jobs.events(job)]
 
@@ -42,7 +33,7 @@ def test_job_ends_with_the_model_that_was_evaluated_last(
     training = Training(harness, epochs=3, max_epoch_lead=0)
 
     # When it has ended
-    start(training)
+    training.start_with_job_loop()
     job = training.await_success()
 
     # Then every epoch was evaluated once, on the model at its end
@@ -191,7 +182,7 @@ def test_paused_job_keeps_its_work_and_continues_when_resumed(
 ) -> None:
     # Given a running job that pushes at the end of long subtasks only
     training = Training(harness, push_every="subtask")
-    names = start(training)
+    names = training.start_with_job_loop()
     training.await_steps(names[0], 30)
 
     # When it is paused
@@ -217,7 +208,7 @@ def test_cancelled_job_releases_everything_at_once(
 ) -> None:
     # Given a running job
     training = Training(harness, samples=4000)
-    names = start(training)
+    names = training.start_with_job_loop()
 
     # When it is cancelled
     harness.jobs.cancel(training.job)
@@ -245,7 +236,7 @@ def test_checkpoints_follow_their_interval_and_number(
     training = Training(
         harness, samples=4000, epochs=1, checkpoint={"every": 0.5, "keep": 2}, step_seconds=0.02
     )
-    start(training)
+    training.start_with_job_loop()
 
     # When it has written five
     written = eventually(lambda: at_least(5, harness.events(training.job, "checkpoint")))
@@ -385,7 +376,7 @@ def test_model_lost_before_it_is_stored_is_trained_again(
 ) -> None:
     # Given a job that can't store its model because the disk is full
     training = Training(harness, epochs=1, max_epoch_lead=0)
-    start(training)
+    training.start_with_job_loop()
     training.await_samples(200)
     harness.checkpoint(training.job)
     training.release()

@@ -228,6 +228,19 @@ class TestReconcile:
         taken = [each.piece for each in lease_all(world.leases("b"))]
         assert "initialise:0" not in taken
 
+    def test_a_first_snapshot_lost_before_the_plan_is_set_is_requested_again(
+        self, ledger: RedisClient, tensors: RedisClient, tmp_path: Path
+    ) -> None:
+        world = World(ledger, tensors, tmp_path, running=False, subtasks_per_epoch=None)
+        lease = world.leases("a").acquire()
+        assert isinstance(lease, Lease)
+        world.leases("a").report_facts(lease, world.facts().to_dict())
+
+        assert world.accounts.reconcile(1, 0, 0, "{}", [], initialise=True) == 0
+        assert world.accounts.account(1, 0, 0, "{}", [])
+
+        assert [each.piece for each in lease_all(world.leases("b"))] == ["initialise:0"]
+
     def test_a_repeated_reconciliation_changes_nothing(self, world: World) -> None:
         lease_all(world.leases("a"))
         world.accounts.account(1, 4, 1, "{}", [0, 1, 2, 3])

@@ -13,6 +13,7 @@ from support.waiting import PATIENCE, await_truth
 from support.world import World, spec_of
 
 from vcasgd.errors import Conflict, NotFound, StoreError
+from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
@@ -63,6 +64,15 @@ class TestSubmit:
         }  # fmt: skip
         assert kinds(jobs.events(job.id)) == ["submitted"]
         assert jobs.active() == [job.id]
+
+    def test_subtasks_of_a_job_that_sets_none_are_known_once_its_plan_is(self, jobs: Jobs) -> None:
+        job = jobs.submit(spec_of(subtasks_per_epoch=None), PACKAGE).id
+        assert jobs.work(job) == {"next": 0, "finished": 0, "lead": 1}
+
+        jobs.set_plan(job, EpochPlan(samples=10, subtasks_per_epoch=5, epochs=2, seed=0))
+
+        work = jobs.work(job)
+        assert (work["total"], work["per_epoch"]) == (10, 5)
 
     def test_without_a_key_each_submission_is_a_new_job(self, jobs: Jobs) -> None:
         first, second = (jobs.submit(spec_of(), PACKAGE) for _ in range(2))
@@ -182,6 +192,7 @@ class TestTransitions:
         for command, to, allowed in possible.values():
             job = in_state(jobs, state)
             report_facts(ledger, job)
+            ledger.hset(LedgerKeys(job).record, "started_at", 1.0)
             # a repeated command changes nothing and is not an error
             if state in allowed | {to}:
                 assert command(job).state is to
@@ -192,6 +203,13 @@ class TestTransitions:
 
     def test_a_job_paused_before_its_first_snapshot_resumes_as_starting(self, jobs: Jobs) -> None:
         job = in_state(jobs, JobState.PAUSED)
+        assert jobs.resume(job).state is JobState.STARTING
+
+    def test_a_job_paused_before_the_controller_started_it_resumes_as_starting(
+        self, jobs: Jobs, ledger: RedisClient
+    ) -> None:
+        job = in_state(jobs, JobState.PAUSED)
+        report_facts(ledger, job)
         assert jobs.resume(job).state is JobState.STARTING
 
     def test_a_job_resumes_with_another_budget(self, jobs: Jobs) -> None:

@@ -368,7 +368,7 @@ class Harness:
         *,
         samples: int = 1000,
         epochs: int = 3,
-        subtasks: int = 10,
+        subtasks: int | None = 10,
         push_every: int | str = 4,
         step_seconds: float = 0.0,
         working_dir: Path = AUDIT_TASK,
@@ -388,7 +388,7 @@ class Harness:
                 **(args or {}),
             },
             epochs=epochs,
-            subtasks_per_epoch=subtasks,
+            **({"subtasks_per_epoch": subtasks} if subtasks else {}),
             push_every=push_every,
             update=dict(update or {"rule": "async-local-sgd", "eta": 1.0}),
             **fields,
@@ -397,6 +397,9 @@ class Harness:
     def start_job_when_ready(self, job: str) -> None:
         """Make the only transition that a run needs from a controller, as soon as possible."""
         await_truth(lambda: self.jobs.get(job).facts)
+        plan = self.jobs.get(job).plan
+        assert plan is not None
+        self.jobs.set_plan(job, plan)
         self.jobs.transition(job, JobState.RUNNING, [JobState.STARTING], why="facts are known")
 
     def checkpoint(self, job: str) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from support.harness import ForkedProcess, Harness
 from support.waiting import PATIENCE, await_truth
+from vcasgd.learning.length import default_subtasks
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord, JobState
@@ -28,7 +29,7 @@ BATCH = 5
 class Training:
     """A job with ``samples`` per epoch in ``subtasks``, and a push after ``push_every`` steps.
 
-    Each step takes ``step_seconds`` until :meth:`release`.
+    ``subtasks`` is None for the default. Each step takes ``step_seconds`` until :meth:`release`.
     """
 
     def __init__(
@@ -37,14 +38,15 @@ class Training:
         *,
         samples: int = 400,
         epochs: int = 2,
-        subtasks: int = 4,
+        subtasks: int | None = 4,
         push_every: int | str = 4,
         step_seconds: float = 0.05,
         task: str = "traced:Traced",
         **fields: Any,
     ) -> None:
         self.harness = harness
-        self.plan = EpochPlan(samples, subtasks, epochs, seed=0)
+        per_epoch = subtasks or default_subtasks(samples, BATCH)
+        self.plan = EpochPlan(samples, per_epoch, epochs, seed=0)
         self.total = samples * epochs
         self.interval = samples if push_every == "subtask" else int(push_every) * BATCH
         self._trace, self._hold = harness.home / "trace", harness.home / "hold"
@@ -66,6 +68,14 @@ class Training:
         self.harness.start_servers()
         names = self.add_workers(workers)
         self.harness.start_job_when_ready(self.job)
+        return names
+
+    def start_with_job_loop(self, workers: int = 2) -> list[str]:
+        """Start the server, the job loop, and workers; return when training has started."""
+        self.harness.start_server()
+        self.harness.start_job_loop()
+        names = self.add_workers(workers)
+        self.await_samples(1)
         return names
 
     def release(self) -> None:

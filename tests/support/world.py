@@ -19,8 +19,8 @@ from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
+from vcasgd.learning.length import plan_for
 from vcasgd.learning.shards import Cut
-from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.spec.job import JobSpec
@@ -38,6 +38,8 @@ from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Header, PushResult, UpdateReader, UpdateSender, checksum
 
 COUNTING = {"rule": "async-local-sgd", "eta": 1.0}
+#: Samples in a local step of the task.
+BATCH = 2
 
 
 def spec_of(**fields: Any) -> JobSpec:
@@ -77,9 +79,7 @@ class World:
         self.storage = Storage(f"file://{storage}")
         self.layout = layout_of(samples, table=table)
         self.spec = spec_of(**{"update": COUNTING, **fields})
-        self.plan = EpochPlan(
-            samples, self.spec.subtasks_per_epoch, self.spec.epochs, self.spec.seed
-        )
+        self.plan = plan_for(self.spec, samples, BATCH)
         self.codec = codec_of(self.spec.update)
         self.job = self.jobs.submit(self.spec, "0" * 64).id
         self.keys = TensorKeys(self.job)
@@ -104,6 +104,7 @@ class World:
         assert lease.kind is Work.INITIALISE
         assert self.install()
         assert self.leases("first").report_facts(lease, self.facts().to_dict())
+        self.jobs.set_plan(self.job, self.plan)
         if self.jobs.get(self.job).state is JobState.STARTING:
             self.jobs.transition(
                 self.job, JobState.RUNNING, [JobState.STARTING], why="facts are known"
@@ -126,7 +127,14 @@ class World:
         )
 
     def facts(self) -> ModelFacts:
-        return ModelFacts(self.plan.samples, 1, self.layout.to_json(), self.plan.order_digest())
+        return ModelFacts(
+            self.plan.samples,
+            1,
+            self.layout.to_json(),
+            self.plan.order_digest(),
+            batch_size=BATCH,
+            subtasks_per_epoch=self.plan.subtasks_per_epoch,
+        )
 
     # -- the parts ----------------------------------------------------------------------------
 

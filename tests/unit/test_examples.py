@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from vcasgd.errors import TaskImportError
+from vcasgd.learning.length import plan_for
 from vcasgd.learning.rules import Context, make_rule, merge_integers
-from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
+from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.vector import Layout, gather, scatter
 from vcasgd.spec.job import JobSpec
@@ -38,7 +39,7 @@ def nothing() -> None:
 def accuracy_of_alternating_workers(job: JobSpec, task: Task, workers: int) -> float:
     """Train with VC-ASGD in one process. After the start, staleness is ``workers − 1``."""
     data = task.dataset("train")
-    plan = EpochPlan(len(data), job.subtasks_per_epoch, job.epochs, job.seed)  # type: ignore[arg-type]
+    plan = plan_for(job, len(data), task.batch_size)  # type: ignore[arg-type]
     model, rule, record = build(task, job.seed, "cpu"), make_rule(job.update), AppliedRecord(plan)
     layout = Layout.of(model)
     floats, integers = torch.empty(layout.floats), torch.empty(layout.integers, dtype=torch.int64)

@@ -39,7 +39,8 @@ def test_defaults() -> None:
     assert (job.workers.min, job.workers.max, job.workers.pools) == (1, 4, ("local",))
     assert (job.checkpoint.every, job.checkpoint.keep) == (timedelta(minutes=5), 3)
     assert (job.stop.accuracy, job.stop.max_duration) == (None, None)
-    assert job.total_subtasks == 300
+    assert job.known_subtasks == 300
+    assert JobSpec.parse({**LEAST, "subtasks_per_epoch": None}).known_subtasks is None
 
 
 def test_everything_set() -> None:
@@ -294,7 +295,7 @@ class TestLoad:
             ("name: [", "is not YAML"),
             ("", r"does not contain a job \(write at least name, task"),
             ("- a", "does not contain a job"),
-            ("name: a", r"task: is required \(and 2 more\)"),
+            ("name: a", r"task: is required \(and 1 more\)"),
         ],
     )
     def test_a_mistake_names_the_file(self, tmp_path: Path, text: str, message: str) -> None:

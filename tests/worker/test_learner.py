@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -191,3 +192,28 @@ def test_a_share_of_an_interval_is_whole_steps(
     learner = learner_of(push_every=push_every)
 
     assert learner.interval_stop(0, 0, share) == stop
+
+
+def test_a_worker_uses_the_recorded_number_of_subtasks() -> None:
+    # Given the first worker, whose task reads its batch size from its machine
+    first, other = Slope(), Slope()
+    first.batch_size, other.batch_size = 1, 4
+    facts = learner_of(first, subtasks_per_epoch=None).facts(1)
+    assert (facts.batch_size, facts.subtasks_per_epoch) == (1, 2)
+
+    # When another worker joins
+    second = learner_of(other, subtasks_per_epoch=None)
+    assert second.plan.subtasks_per_epoch == 1
+    second.check_against(facts)
+
+    # Then both leases are the same
+    assert second.plan.subtasks_per_epoch == 2
+
+
+def test_facts_without_a_number_of_subtasks_leave_the_specified_one() -> None:
+    facts = replace(learner_of().facts(1), batch_size=None, subtasks_per_epoch=None)
+
+    learner = learner_of()
+    learner.check_against(facts)
+
+    assert learner.plan.subtasks_per_epoch == 2

@@ -100,7 +100,7 @@ def _progress(job: JobRecord) -> ProgressView:
     return ProgressView(
         epochs=job.spec.epochs,
         finished_epochs=job.finished_epochs,
-        subtasks_total=job.spec.total_subtasks,
+        subtasks_total=job.plan.total_subtasks if job.plan else job.spec.known_subtasks,
         samples_expected=total,
         samples_applied=applied,
         samples_repeated=int(job.totals.get("repeated", 0)),

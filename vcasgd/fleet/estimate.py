@@ -148,7 +148,7 @@ def _demand(
         minimum=workers.min,
         maximum=workers.max,
         pools=tuple(name for name in named if required <= labels.get(name, frozenset())),
-        wants=spec.total_subtasks,
+        wants=spec.known_subtasks or spec.workers.max,
         running=True,
         on_demand_minimum=workers.on_demand_min,
         max_price=workers.max_price_per_hour,

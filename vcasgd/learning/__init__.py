@@ -8,6 +8,7 @@ numbers computed by hand and replayed in a simulation.
 ``rules``      update rules: how an update changes the global vector, and its weight by age
 ``encodings``  payloads of updates: codecs, formats, error feedback
 ``subtasks``   an epoch's seeded order cut into subtasks, and the applied record
+``length``     the plan of a job's subtasks, from its file and facts of the data
 ``rates``      learning rates over the job's progress, and gradient clipping
 ``training``   the local loop of a worker
 ``tuning``     decisions of self-tuning

@@ -64,7 +64,7 @@ def batches(
     batch. A single last sample joins the previous batch, because BatchNorm can't train on one
     sample and no sample may be skipped. Raises :class:`UserCodeError`.
     """
-    size = _batch_size(task, "batch_size")
+    size = batch_size_of(task)
     cuts = [*range(0, len(indices), size), len(indices)]
     if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1 < size:
         del cuts[-2]
@@ -185,7 +185,8 @@ def _scalar(loss: object) -> float:
     raise UserCodeError(f"loss returned {value}, not a scalar tensor", remedy="return its mean")
 
 
-def _batch_size(task: Task, name: str) -> int:
+def batch_size_of(task: Task, name: str = "batch_size") -> int:
+    """Return the number of samples in a step of a task. Raises :class:`SpecError`."""
     size = getattr(task, name)
     if not isinstance(size, int) or size < 1:
         raise SpecError(f"task: {name} is {size!r}, not a whole number above 0", field="task")
@@ -197,7 +198,7 @@ def _evaluation_batches(task: Task, dataset: Dataset[Any]) -> Iterator[Any]:
         length = len(dataset)  # type: ignore[arg-type]
     if length == 0:
         raise SpecError("task: the validation data set is empty", field="task")
-    size = _batch_size(task, "evaluation_batch_size")
+    size = batch_size_of(task, "evaluation_batch_size")
     groups = [list(range(length)[cut : cut + size]) for cut in range(0, length, size)]
     return (batch for batch, _ in _load(task, dataset, groups))
 

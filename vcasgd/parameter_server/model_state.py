@@ -14,7 +14,7 @@ from vcasgd.learning.encodings.encoder import payload_formats
 from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.rules import Context, make_rule, merge_integers
 from vcasgd.learning.shards import Cut
-from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
+from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.learning.vector import Layout
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
@@ -43,7 +43,7 @@ class ShardConfig:
         layout = Layout.from_json(facts.layout)
         self.layout_digest = layout.digest()
         self.part = Cut(layout.floats, layout.parameters, facts.shards, layout.sent).parts[shard]
-        self.plan = EpochPlan(facts.samples, spec.subtasks_per_epoch, spec.epochs, spec.seed)
+        self.plan = facts.plan(spec)
         self.rule = make_rule(spec.update)
         self.formats = payload_formats(spec.update, layout, self.part)
         #: Largest size of a payload in bytes.

@@ -22,13 +22,14 @@ SubmittedSpec = Annotated[JobSpec, PlainValidator(JobSpec.parse, json_schema_inp
 class ProgressView(Schema):
     """Progress of a job.
 
-    `samples_expected` is null until a worker has read the data. `samples_lost` is null until the
-    job has finished all epochs; then any value but 0 is a fault of the platform.
+    `samples_expected` is null until a worker has read the data, and so is `subtasks_total` if the
+    job doesn't set `subtasks_per_epoch`. `samples_lost` is null until the job has finished all
+    epochs; then any value but 0 is a fault of the platform.
     """
 
     epochs: int
     finished_epochs: int
-    subtasks_total: int
+    subtasks_total: int | None
     samples_expected: int | None
     samples_applied: int
     samples_repeated: int

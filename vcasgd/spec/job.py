@@ -39,6 +39,9 @@ def _push_interval(value: object) -> object:
     raise ValueError(f"must be a number of local steps above 0 or the word subtask; not {value!r}")
 
 
+#: Most subtasks per epoch.
+MOST_SUBTASKS = 1_000_000
+
 #: A requirement on the pools that may process the data, such as ``confidential`` or ``eu-only``.
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
@@ -185,7 +188,13 @@ class JobSpec(StrictModel):
     working_dir: str = "."
     args: dict[str, Any] = Field(default_factory=dict)
     epochs: int = Field(ge=1, le=1_000_000, strict=True)
-    subtasks_per_epoch: int = Field(ge=1, le=1_000_000, strict=True)
+    subtasks_per_epoch: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_SUBTASKS,
+        strict=True,
+        description="leases per epoch; chosen from the number of samples if not set",
+    )
     push_every: Annotated[
         Literal["subtask"] | Annotated[int, Field(ge=1)], BeforeValidator(_push_interval)
     ] = "subtask"
@@ -225,9 +234,9 @@ class JobSpec(StrictModel):
         return value
 
     @property
-    def total_subtasks(self) -> int:
-        """Number of subtasks in all epochs."""
-        return self.epochs * self.subtasks_per_epoch
+    def known_subtasks(self) -> int | None:
+        """Number of subtasks in all epochs, or None if it depends on the data."""
+        return self.epochs * self.subtasks_per_epoch if self.subtasks_per_epoch else None
 
     @property
     def required_labels(self) -> tuple[str, ...]:
@@ -262,7 +271,7 @@ class JobSpec(StrictModel):
 
 def load_job_mapping(source: str | Path) -> dict[str, Any]:
     """Return the fields of a job file, or of its text, unchecked. Raises :class:`SpecError`."""
-    remedy = "write at least name, task, epochs, and subtasks_per_epoch"
+    remedy = "write at least name, task, and epochs"
     return load_mapping(source, "a job", remedy=remedy)
 
 

@@ -17,11 +17,12 @@ from torch.utils.data import Dataset
 from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.encodings.payload import EncodedVector
+from vcasgd.learning.length import plan_for
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, interval_start, make_rule, payload_of
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
-from vcasgd.learning.training import batches, build, evaluate, seed_for, train
+from vcasgd.learning.training import batch_size_of, batches, build, evaluate, seed_for, train
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Layout, gather, scatter, unfrozen_parameters
 from vcasgd.spec.job import JobSpec
@@ -75,6 +76,7 @@ class Learner:
         self._encoders: dict[ShardRange, Encoder] = {}
         #: This worker's own copy, float32 [floats], if the rule keeps one.
         self._local: Tensor | None = None
+        self._plan: EpochPlan | None = None
         self._optimizer: Optimizer | None = None
         self._rates: Rates | None = None
         self._momenta: Momenta | None = None
@@ -100,19 +102,24 @@ class Learner:
     def _validation_set(self) -> Dataset[Any]:
         return self._dataset("validation")
 
-    @cached_property
+    @property
     def plan(self) -> EpochPlan:
-        """The cut of the epochs into subtasks.
+        """The division of the job into subtasks: the recorded one after :meth:`check_against`.
 
         Raises :class:`SpecError` if the data set is empty or has too few samples.
         """
-        spec, blocks = self._spec, getattr(self._train_set, "blocks", None)
-        return EpochPlan(
+        if self._plan is None:
+            self._plan = self._plan_with(batch_size_of(self._task), None)
+        return self._plan
+
+    def _plan_with(self, batch_size: int, subtasks: int | None) -> EpochPlan:
+        blocks = getattr(self._train_set, "blocks", None)
+        return plan_for(
+            self._spec,
             _length(self._train_set, "train"),
-            spec.subtasks_per_epoch,
-            spec.epochs,
-            spec.seed,
-            blocks if isinstance(blocks, SampleBlocks) else None,
+            batch_size,
+            subtasks=subtasks,
+            blocks=blocks if isinstance(blocks, SampleBlocks) else None,
         )
 
     def initial(self) -> tuple[Tensor, Tensor]:
@@ -130,10 +137,15 @@ class Learner:
             layout=self.layout.to_json(),
             order_digest=self.plan.order_digest(),
             shards=shards_for(nodes, self.layout.floats),
+            batch_size=batch_size_of(self._task),
+            subtasks_per_epoch=self.plan.subtasks_per_epoch,
         )
 
     def check_against(self, facts: ModelFacts) -> None:
-        """Raise :class:`SpecError` if the model or the data differs from the first worker's."""
+        """Raise :class:`SpecError` if the model or the data differs from the first worker's.
+
+        From now on :attr:`plan` is the one that the first worker recorded.
+        """
         if Layout.from_json(facts.layout).digest() != self.layout_digest:
             raise SpecError(
                 "task: the model has other parameters on this machine than on the first one",
@@ -147,6 +159,9 @@ class Learner:
                 remedy="make Task.dataset independent of the machine",
                 field="task",
             )
+        # The task's batch size may depend on the machine.
+        batch_size = facts.batch_size or batch_size_of(self._task)
+        self._plan = self._plan_with(batch_size, facts.subtasks_per_epoch)
 
     def _dataset(self, split: str) -> Dataset[Any]:
         try:

@@ -1272,8 +1272,11 @@ export interface components {
             };
             /** Epochs */
             epochs: number;
-            /** Subtasks Per Epoch */
-            subtasks_per_epoch: number;
+            /**
+             * Subtasks Per Epoch
+             * @description leases per epoch; chosen from the number of samples if not set
+             */
+            subtasks_per_epoch?: number | null;
             /**
              * Push Every
              * @default subtask
@@ -1376,8 +1379,11 @@ export interface components {
             };
             /** Epochs */
             epochs: number;
-            /** Subtasks Per Epoch */
-            subtasks_per_epoch: number;
+            /**
+             * Subtasks Per Epoch
+             * @description leases per epoch; chosen from the number of samples if not set
+             */
+            subtasks_per_epoch?: number | null;
             /**
              * Push Every
              * @default subtask
@@ -1994,8 +2000,9 @@ export interface components {
          * ProgressView
          * @description Progress of a job.
          *
-         *     `samples_expected` is null until a worker has read the data. `samples_lost` is null until the
-         *     job has finished all epochs; then any value but 0 is a fault of the platform.
+         *     `samples_expected` is null until a worker has read the data, and so is `subtasks_total` if the
+         *     job doesn't set `subtasks_per_epoch`. `samples_lost` is null until the job has finished all
+         *     epochs; then any value but 0 is a fault of the platform.
          */
         ProgressView: {
             /** Epochs */
@@ -2003,7 +2010,7 @@ export interface components {
             /** Finished Epochs */
             finished_epochs: number;
             /** Subtasks Total */
-            subtasks_total: number;
+            subtasks_total: number | null;
             /** Samples Expected */
             samples_expected: number | null;
             /** Samples Applied */

@@ -169,7 +169,8 @@ def get_subtasks(jobs: JobsDep, ledger: LedgerDep, job: str, epoch: Epoch = None
     number = min(record.finished_epochs + 1, spec.epochs) if epoch is None else epoch
     if number > spec.epochs:
         raise SpecError(f"epoch: the job has {spec.epochs}", field="epoch")
-    per_epoch = spec.subtasks_per_epoch
+    # 0 until a worker has read the data, if the job doesn't set it
+    per_epoch = jobs.work(record.id).get("per_epoch", 0)
     first = (number - 1) * per_epoch
     states = read_subtasks(ledger, record.id, per_epoch).letters(
         first, min(per_epoch, MOST_LETTERS)

@@ -126,6 +126,8 @@ class Demands:
 
     def _work_items(self, job: JobRecord) -> int:
         work = self._jobs.work(job.id)
+        if "total" not in work:
+            return job.spec.workers.max  # Unknown until a worker has read the data.
         left = work["total"] - work["finished"] * work["per_epoch"]
         # The evaluation of the last epoch follows its last subtask.
         return max(1, left)

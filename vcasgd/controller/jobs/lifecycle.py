@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from vcasgd.controller.jobs.checkpointing import CheckpointWriter
-from vcasgd.errors import SnapshotMissing
+from vcasgd.errors import SnapshotMissing, SpecError
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
@@ -82,6 +82,13 @@ class JobLifecycle:
 
     def _start(self, job: JobRecord) -> None:
         if job.facts is not None:
+            try:
+                plan = job.facts.plan(job.spec)
+            except SpecError as error:
+                # A worker of this version reports no such facts.
+                self._fail(job, f"{error.message}; a worker reported this", None)
+                return
+            self._jobs.set_plan(job.id, plan)
             self._jobs.transition(
                 job.id,
                 JobState.RUNNING,
@@ -156,14 +163,12 @@ class JobLifecycle:
         hopeless = hopeless or _repeated(failures, len(self._jobs.workers(job.id)))
         if hopeless is None:
             return False
-        self._jobs.transition(
-            job.id,
-            JobState.FAILED,
-            [JobState.STARTING, JobState.RUNNING],
-            why=hopeless.message,
-            traceback=hopeless.traceback,
-        )
+        self._fail(job, hopeless.message, hopeless.traceback)
         return True
+
+    def _fail(self, job: JobRecord, why: str, traceback: str | None) -> None:
+        allowed = [JobState.STARTING, JobState.RUNNING]
+        self._jobs.transition(job.id, JobState.FAILED, allowed, why=why, traceback=traceback)
 
 
 def _repeated(failures: list[Failure], workers: int) -> Failure | None:

@@ -12,7 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from vcasgd.spec.job import DEFAULT_METRICS, JobSpec, Metric
+from vcasgd.errors import SpecError
+from vcasgd.learning.length import plan_for
+from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.spec.job import DEFAULT_METRICS, MOST_SUBTASKS, JobSpec, Metric
 from vcasgd.spec.job import JobState as JobState
 from vcasgd.store.ledger.tuning import Tuned
 
@@ -31,6 +34,10 @@ class ModelFacts:
     order_digest: str
     #: Number of shards, constant for the job; shard k is on store node k.
     shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] = 1
+    #: Samples in a local step of the task; None in jobs of version 0.1.0.
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    #: Subtasks per epoch; None in jobs of version 0.1.0, whose specification has it.
+    subtasks_per_epoch: Annotated[int, Field(ge=1, le=MOST_SUBTASKS)] | None = None
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ModelFacts:
@@ -45,7 +52,17 @@ class ModelFacts:
             "layout": self.layout,
             "order_digest": self.order_digest,
             "shards": self.shards,
+            "batch_size": self.batch_size,
+            "subtasks_per_epoch": self.subtasks_per_epoch,
         }
+
+    def plan(self, spec: JobSpec) -> EpochPlan:
+        """Return the division of a job into subtasks, without the blocks of its data set.
+
+        Raises :class:`SpecError` if the facts, which a worker wrote, don't fit the specification.
+        """
+        batch_size = self.batch_size or 1
+        return plan_for(spec, self.samples, batch_size, subtasks=self.subtasks_per_epoch)
 
 
 @dataclass(frozen=True)
@@ -92,6 +109,17 @@ class JobRecord:
     kills: int = 0
     #: Values tuned from measurements.
     tuned: Tuned = field(default_factory=Tuned)
+
+    @property
+    def plan(self) -> EpochPlan | None:
+        """The division of the job into subtasks.
+
+        None before the first snapshot, and if the reported facts are invalid, which fails the job.
+        """
+        try:
+            return self.facts.plan(self.spec) if self.facts else None
+        except SpecError:
+            return None
 
     @property
     def metric(self) -> Metric | None:

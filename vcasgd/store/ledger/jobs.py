@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from vcasgd.errors import Conflict, JobUnreadable, NotFound
+from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.logging import request_id
 from vcasgd.spec.job import JobSpec
 from vcasgd.store import keys as names
@@ -70,10 +71,9 @@ class Jobs(EventLog):
         body = spec.model_dump_json()
         digest = hashlib.sha256(f"{body}|{package}".encode()).hexdigest()
         keys = LedgerKeys(job)
-        work = {
-            "finished": 0, "total": spec.total_subtasks,
-            "per_epoch": spec.subtasks_per_epoch, "lead": spec.max_epoch_lead,
-        }  # fmt: skip
+        work = {"finished": 0, "lead": spec.max_epoch_lead}
+        if spec.known_subtasks and spec.subtasks_per_epoch:
+            work |= {"total": spec.known_subtasks, "per_epoch": spec.subtasks_per_epoch}
         record = {
             "spec": body, "state": JobState.STARTING.value, "package": package,
             "created_at": time.time(), "labels": " ".join(spec.required_labels),
@@ -167,6 +167,11 @@ class Jobs(EventLog):
             raise NotFound(f"there is no job {job}", status=404)
         return bool(changed)
 
+    def set_plan(self, job: str, plan: EpochPlan) -> None:
+        """Record the division into subtasks, from which workers lease once the job is running."""
+        work = {"total": plan.total_subtasks, "per_epoch": plan.subtasks_per_epoch}
+        self._ledger.hset(LedgerKeys(job).work, mapping=work)
+
     def pause(self, job: str) -> JobRecord:
         """Pause a job. Raises :class:`Conflict` if it is not running."""
         return self._command(job, JobState.PAUSED, (JobState.RUNNING,), "paused by request")
@@ -180,8 +185,8 @@ class Jobs(EventLog):
         if max_cost_usd is not None:
             stop = current.spec.stop.model_copy(update={"max_cost_usd": max_cost_usd})
             fields["spec"] = current.spec.model_copy(update={"stop": stop}).model_dump_json()
-        # the budget may have been used up before the first snapshot
-        started = current.state is not JobState.PAUSED or current.facts is not None
+        # the budget may have been used up before the controller started the training
+        started = current.state is not JobState.PAUSED or current.started_at is not None
         to = JobState.RUNNING if started else JobState.STARTING
         return self._command(job, to, (JobState.PAUSED,), "resumed by request", **fields)
 
@@ -274,7 +279,10 @@ class Jobs(EventLog):
         }
 
     def work(self, job: str) -> dict[str, int]:
-        """Return the counters of leases, such as next, finished, total, and expired."""
+        """Return the counters of leases, such as next, finished, and expired.
+
+        Until the job's plan is set, total and per_epoch can be missing.
+        """
         keys = LedgerKeys(job)
         with self._ledger.pipeline() as pipe:
             pipe.hgetall(keys.work)

@@ -10,8 +10,9 @@
 redis.call('SREM', KEYS[5], '')
 local shard, version, finished = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
 local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'finished')
-local per_epoch = tonumber(work[1])
-if not per_epoch then return 0 end
+if not work[2] then return 0 end
+-- missing until the controller starts the job; nothing is applied before
+local per_epoch = tonumber(work[1]) or 0
 local function of(name) return shard .. ':' .. name end
 local known = redis.call('HMGET', KEYS[7], of('token'), of('version'), of('finished'))
 local token = tonumber(known[1] or 0)

@@ -11,9 +11,10 @@
 -- Workers have no permission for SREM, so they fail here, before loops whose length they control.
 redis.call('SREM', KEYS[5], '')
 local shard, finished = ARGV[1], tonumber(ARGV[5])
-local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'total')
-local per_epoch, total = tonumber(work[1]), tonumber(work[2])
-if not per_epoch then return 0 end
+local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'total', 'finished')
+if not work[3] then return 0 end
+-- missing until the controller starts the job; nothing is applied before
+local per_epoch, total = tonumber(work[1]) or 0, tonumber(work[2]) or 0
 -- a worker can write any number, and a loop up to it would block the ledger
 local next = math.min(tonumber(redis.call('HGET', KEYS[9], 'next')) or 0, total)
 local token = redis.call('HGET', KEYS[7], shard .. ':token') or '0'
