@@ -109,6 +109,21 @@ def test_applied_subtask_is_not_shown_as_leased_again(api: Api, http: httpx.Clie
     }  # fmt: skip
 
 
+def test_the_last_epoch_can_have_fewer_subtasks(api: Api, http: httpx.Client) -> None:
+    job = api.submit(epochs=None, max_samples=150, subtasks_per_epoch=5)
+    progress = http.get(f"jobs/{job}").json()["progress"]
+    assert (progress["epochs"], progress["samples_expected"]) == (None, 150)
+
+    api.start_job(job, samples=100)
+
+    progress = http.get(f"jobs/{job}").json()["progress"]
+    assert (progress["epochs"], progress["samples_expected"]) == (2, 150)
+    assert progress["subtasks_total"] == 8
+    assert http.get(f"jobs/{job}/subtasks?epoch=2").json() == {
+        "epoch": 2, "first": 5, "total": 3, "states": "ooo",
+    }  # fmt: skip
+
+
 def test_subtasks_chosen_by_the_platform_appear_once_the_data_is_known(
     api: Api, http: httpx.Client
 ) -> None:

@@ -59,6 +59,24 @@ def test_hours_and_cost() -> None:
     assert "2 epochs of 36000 samples, as in an earlier job" in plan.assumptions
 
 
+@pytest.mark.parametrize(
+    ("length", "known", "hours", "remedy"),
+    [
+        ({"max_samples": 108_000}, MEASURED, 1.0, None),
+        ({"max_samples": 108_000}, replace(MEASURED, samples=None), 1.0, None),
+        ({"max_steps": 1_000}, replace(MEASURED, batch_size=108), 1.0, None),
+        ({"max_steps": 1_000}, MEASURED, None, "samples in a step is unknown until"),
+    ],
+)
+def test_hours_of_a_length_in_samples_or_steps(
+    length: dict[str, int], known: PlannedWork, hours: float | None, remedy: str | None
+) -> None:
+    plan = planned(known, epochs=None, **length)
+
+    assert plan.hours == (hours and pytest.approx(hours))
+    assert [remedy in each for each in plan.remedies if remedy] == [True] * (remedy is not None)
+
+
 def test_unknown_numbers_have_a_remedy() -> None:
     plan = planned(PlannedWork())
 

@@ -8,6 +8,7 @@ import json
 import secrets
 import socket
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -126,7 +127,9 @@ class Api:
         plan = self.jobs.get(job).plan
         assert plan is not None
         self.jobs.set_plan(job, plan)
-        assert self.jobs.transition(job, JobState.RUNNING, [JobState.STARTING], why="started")
+        assert self.jobs.transition(
+            job, JobState.RUNNING, [JobState.STARTING], why="started", started_at=time.time()
+        )
 
     def leases(self, job: str, worker: str = "w-1") -> Leases:
         return Leases(self.connection, job, worker, 10.0)

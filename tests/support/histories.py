@@ -30,6 +30,7 @@ from support.faulty_servers import FaultyServers
 from support.servers import Moment
 from support.world import HonestWorker, World, run_to_end
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
+from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.updates import PushResult, UpdateSender
@@ -47,7 +48,7 @@ moments = st.sampled_from(["before", "after"])
 
 
 class History(RuleBasedStateMachine):
-    """One job of 2 epochs, 3 subtasks each, 4 samples each."""
+    """One job of 2 epochs, 3 subtasks each, 4 samples each; or it ends within its last epoch."""
 
     servers: ClassVar[FaultyServers]
     #: True if each history runs to the end of the job.
@@ -56,15 +57,20 @@ class History(RuleBasedStateMachine):
     leases: Bundle[tuple[str, Lease]] = Bundle("leases")
     pushed: Bundle[tuple[str, Lease, int, int]] = Bundle("pushed")
 
-    @initialize(target=leases)
-    def submit(self) -> Any:
+    @initialize(
+        target=leases,
+        length=st.sampled_from([{"epochs": 2}, {"max_samples": 19}, {"max_steps": 7}]),
+    )
+    def submit(self, length: dict[str, int]) -> Any:
         self.violated = False
         self.folder = tempfile.TemporaryDirectory()
         self.servers.tensors.flushall()
         # Loading a script takes commands of its own, and a repeated history must have the same.
         for server in (self.servers.ledger, self.servers.tensors):
             server.script_flush()
-        self.world = World(self.servers.ledger, self.servers.tensors, Path(self.folder.name))
+        self.world = World(
+            self.servers.ledger, self.servers.tensors, Path(self.folder.name), **length
+        )
         self.sender = UpdateSender(self.servers.proxied_tensors, self.world.keys)
         self.shard = self.new_shard()
         self.serve()
@@ -294,7 +300,8 @@ class History(RuleBasedStateMachine):
     @invariant()
     def nothing_applied_is_forgotten(self) -> None:
         record = self.world.snapshots.read().record
-        applied = record.finished * self.world.plan.samples + sum(record.positions.values())
+        plan = self.world.plan
+        applied = AppliedRecord(plan, record.finished, record.positions).samples_applied
         self.require(applied >= self.applied, "no applied update is lost")
         self.applied = applied
 
@@ -325,7 +332,7 @@ class History(RuleBasedStateMachine):
             last.step()
             job = self.world.jobs.get(self.world.job)
             assert [each.epoch for each in job.evaluations] == [1, 2]
-            assert job.totals["samples"] == 2 * self.world.plan.samples
+            assert job.totals["samples"] == self.world.plan.total_samples
             assert job.totals["repeated"] == 0
 
     # -- helpers -----------------------------------------------------------------------------

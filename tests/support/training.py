@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from support.exact import counts_after
 from support.harness import ForkedProcess, Harness
 from support.waiting import PATIENCE, await_truth
 from vcasgd.learning.length import default_subtasks
@@ -29,7 +30,8 @@ BATCH = 5
 class Training:
     """A job with ``samples`` per epoch in ``subtasks``, and a push after ``push_every`` steps.
 
-    ``subtasks`` is None for the default. Each step takes ``step_seconds`` until :meth:`release`.
+    The job has ``epochs``, or ends after ``max_samples``. ``subtasks`` is None for the default.
+    Each step takes ``step_seconds`` until :meth:`release`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Training:
         *,
         samples: int = 400,
         epochs: int = 2,
+        max_samples: int | None = None,
         subtasks: int | None = 4,
         push_every: int | str = 4,
         step_seconds: float = 0.05,
@@ -46,14 +49,16 @@ class Training:
     ) -> None:
         self.harness = harness
         per_epoch = subtasks or default_subtasks(samples, BATCH)
-        self.plan = EpochPlan(samples, per_epoch, epochs, seed=0)
-        self.total = samples * epochs
+        total = samples * epochs if max_samples is None else max_samples
+        epochs = -(-total // samples)
+        self.plan = EpochPlan(samples, per_epoch, epochs, seed=0, total_samples=total)
+        self.total = total
         self.interval = samples if push_every == "subtask" else int(push_every) * BATCH
         self._trace, self._hold = harness.home / "trace", harness.home / "hold"
         self._hold.touch()
         self.job = harness.submit_audit(
             samples=samples,
-            epochs=epochs,
+            **({"epochs": epochs} if max_samples is None else {"max_samples": max_samples}),
             subtasks=subtasks,
             push_every=push_every,
             step_seconds=step_seconds,
@@ -130,7 +135,7 @@ class Training:
         await_truth(is_frozen_mid_interval)
 
     def finish(self) -> None:
-        """Wait until every epoch is applied; fail unless each sample is applied once per epoch."""
+        """Wait until the whole job is applied; fail unless each sample is, as often as planned."""
         self.release()
         epochs = self.plan.epochs
         await_truth(
@@ -158,12 +163,10 @@ class Training:
         assert totals["samples"] == totals["applied"] == self.total
         assert totals["repeated"] == 0
         assert len(vector) == len(self.harness.nodes) * self.plan.samples
-        wrong = {
-            sample: count
-            for sample, count in enumerate(vector.tolist())
-            if count != self.plan.epochs
-        }
-        assert not wrong, f"applied {self.plan.epochs} times expected: {wrong}"
+        expected = counts_after(self.plan, self.plan.epochs) * len(self.harness.nodes)
+        pairs = enumerate(zip(vector.tolist(), expected, strict=True))
+        wrong = {sample: pair for sample, pair in pairs if pair[0] != pair[1]}
+        assert not wrong, f"applied and expected times differ: {wrong}"
 
     # -- the trace ------------------------------------------------------------------------------
 

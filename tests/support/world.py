@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from support.exact import counts_after
 from vcasgd.errors import Fenced, SnapshotMissing
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.length import plan_for
@@ -43,8 +44,9 @@ BATCH = 2
 
 
 def spec_of(**fields: Any) -> JobSpec:
+    length = {} if {"max_samples", "max_steps"} & fields.keys() else {"epochs": 2}
     return JobSpec.parse(
-        {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 3, **fields}
+        {"name": "job", "task": "t:T", "subtasks_per_epoch": 3, **length, **fields}
     )
 
 
@@ -106,9 +108,9 @@ class World:
         assert self.leases("first").report_facts(lease, self.facts().to_dict())
         self.jobs.set_plan(self.job, self.plan)
         if self.jobs.get(self.job).state is JobState.STARTING:
-            self.jobs.transition(
-                self.job, JobState.RUNNING, [JobState.STARTING], why="facts are known"
-            )
+            starting = [JobState.STARTING]
+            why = "facts are known"
+            self.jobs.transition(self.job, JobState.RUNNING, starting, why=why, started_at=self.now)
 
     def install(self) -> bool:
         floats = torch.zeros(self.layout.floats)
@@ -267,7 +269,8 @@ class World:
 
     def expected_counts(self, record: Record) -> list[float]:
         """Return how often a snapshot with this record should contain each sample."""
-        counts = torch.full((self.layout.floats,), float(record.finished))
+        counts = torch.zeros(self.layout.floats)
+        counts[: self.plan.samples] = torch.tensor(counts_after(self.plan, record.finished))
         for subtask, stop in record.positions.items():
             counts += self.delta(subtask, 0, stop)
         expected_counts: list[float] = counts[: self.plan.samples].tolist()
@@ -282,7 +285,7 @@ class World:
     @property
     def complete(self) -> bool:
         try:
-            return self.snapshots.read().record.finished == self.spec.epochs
+            return self.snapshots.read().record.finished == self.plan.epochs
         except SnapshotMissing:
             return False
 
@@ -452,9 +455,9 @@ def run_to_end(
         for worker in workers:
             worker.step()
         turn()
-        if world.complete and world.jobs.get(world.job).finished_epochs == world.spec.epochs:
+        if world.complete and world.jobs.get(world.job).finished_epochs == world.plan.epochs:
             break
         if all(worker.idle for worker in workers):
             world.expire()  # leases of fenced and dead workers
-    assert world.counts() == [float(world.spec.epochs)] * world.plan.samples
+    assert world.counts() == counts_after(world.plan, world.plan.epochs)
     world.partition().assert_whole()

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from vcasgd.errors import SpecError
 from vcasgd.learning.length import default_subtasks, plan_for
 from vcasgd.spec.job import MOST_SUBTASKS, JobSpec
 
 
 def spec_of(**fields: Any) -> JobSpec:
-    return JobSpec.parse({"name": "job", "task": "a:B", "epochs": 3, "seed": 5, **fields})
+    length = {} if {"max_samples", "max_steps"} & fields.keys() else {"epochs": 3}
+    return JobSpec.parse({"name": "job", "task": "a:B", "seed": 5, **length, **fields})
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,31 @@ def test_subtasks_are_recorded_or_set_or_chosen(
 
     assert plan.subtasks_per_epoch == subtasks
     assert (plan.samples, plan.epochs, plan.seed) == (4_000, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "total", "epochs", "subtasks"),
+    [
+        ({"epochs": 3}, 12_000, 3, 12),
+        ({"max_samples": 12_000}, 12_000, 3, 12),
+        ({"max_samples": 12_001}, 12_001, 4, 13),
+        ({"max_samples": 1}, 1, 1, 1),
+        ({"max_samples": 3_999}, 3_999, 1, 4),
+        ({"max_steps": 1}, 64, 1, 1),
+        ({"max_steps": 63}, 4_032, 2, 5),
+        ({"max_steps": 1_000}, 64_000, 16, 64),
+    ],
+)
+def test_the_length_is_in_epochs_samples_or_steps(
+    fields: dict[str, Any], total: int, epochs: int, subtasks: int
+) -> None:
+    plan = plan_for(spec_of(subtasks_per_epoch=4, **fields), 4_000, 64)
+
+    assert plan.total_samples == total
+    assert (plan.epochs, plan.total_subtasks) == (epochs, subtasks)
+
+
+@pytest.mark.parametrize("length", [{"epochs": 1}, {"max_samples": 10}, {"max_steps": 10}])
+def test_an_empty_data_set_is_refused(length: dict[str, int]) -> None:
+    with pytest.raises(SpecError, match="the training data set is empty"):
+        plan_for(spec_of(**length), 0, 64)

@@ -137,6 +137,12 @@ def test_the_json_schema() -> None:
         ({"task": "/code/train.py"}, "task", "is neither module:Class nor a script"),
         ({"epochs": 0}, "epochs", "must be greater than or equal to 1; not 0"),
         ({"epochs": True}, "epochs", "must be a valid integer; not True"),
+        ({"max_samples": 5}, "max_samples", r"can't be set together with epochs \(remove one"),
+        ({"max_steps": 5}, "max_steps", "can't be set together with epochs"),
+        ({"epochs": None, "max_samples": 1, "max_steps": 1}, "max_steps", "with max_samples"),
+        ({"epochs": None}, "epochs", r"is required \(set one of epochs, max_samples, max_steps"),
+        ({"epochs": None, "max_steps": 0}, "max_steps", "greater than or equal to 1; not 0"),
+        ({"epochs": None, "max_samples": 1.5}, "max_samples", "must be a valid integer"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"workers": {"min": 5, "max": 2}}, "workers", r"min \(5\) is larger than max \(2\)"),
         (
@@ -193,12 +199,27 @@ def test_a_mistake_is_explained(fields: dict[str, Any], field: str, message: str
     assert str(caught.value).startswith(f"{field}: ")
 
 
-@pytest.mark.parametrize("field", sorted(LEAST))
+@pytest.mark.parametrize("field", sorted(LEAST.keys() - {"subtasks_per_epoch"}))
 def test_required_fields(field: str) -> None:
     fields = {key: value for key, value in LEAST.items() if key != field}
 
     with pytest.raises(SpecError, match=f"{field}: is required"):
         JobSpec.parse(fields)
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        ({"epochs": 10}, "10 epochs"),
+        ({"max_samples": 50_000}, "50000 samples"),
+        ({"max_steps": 300}, "300 steps"),
+    ],
+)
+def test_a_job_has_one_length(length: dict[str, int], text: str) -> None:
+    job = JobSpec.parse({"name": "digits", "task": "train:Digits", **length})
+
+    assert job.length == text
+    assert job.known_subtasks is None
 
 
 @pytest.mark.parametrize("value", [None, [], "job", 3])
@@ -295,7 +316,7 @@ class TestLoad:
             ("name: [", "is not YAML"),
             ("", r"does not contain a job \(write at least name, task"),
             ("- a", "does not contain a job"),
-            ("name: a", r"task: is required \(and 1 more\)"),
+            ("name: a\nseed: -1", r"task: is required \(and 1 more\)"),
         ],
     )
     def test_a_mistake_names_the_file(self, tmp_path: Path, text: str, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,15 +16,18 @@ from vcasgd.learning.subtasks import AppliedRecord, EpochPlan, SampleBlocks
 
 PLAN = EpochPlan(samples=10, subtasks_per_epoch=3, epochs=2, seed=0)
 
-plans = st.integers(1, 60).flatmap(
-    lambda samples: st.builds(
-        EpochPlan,
-        samples=st.just(samples),
-        subtasks_per_epoch=st.integers(1, min(samples, 8)),
-        epochs=st.integers(1, 3),
-        seed=st.integers(0, 2**32 - 1),
+
+@st.composite
+def plans(draw: st.DrawFn) -> EpochPlan:
+    """Plans that end with an epoch, or within one."""
+    samples, epochs = draw(st.integers(1, 60)), draw(st.integers(1, 3))
+    return EpochPlan(
+        samples=samples,
+        subtasks_per_epoch=draw(st.integers(1, min(samples, 8))),
+        epochs=epochs,
+        seed=draw(st.integers(0, 2**32 - 1)),
+        total_samples=(epochs - 1) * samples + draw(st.integers(1, samples)),
     )
-)
 
 
 class TestEpochPlan:
@@ -37,21 +41,67 @@ class TestEpochPlan:
         assert [PLAN.epoch_of(subtask) for subtask in range(6)] == [0, 0, 0, 1, 1, 1]
 
     @settings(deadline=None)
-    @given(plans)
+    @given(plans())
     def test_every_epoch_contains_every_sample_exactly_once(self, plan: EpochPlan) -> None:
+        total = 0
         for epoch in range(plan.epochs):
             first = epoch * plan.subtasks_per_epoch
             parts = [
                 plan.indices(subtask, 0, plan.size(subtask))
-                for subtask in range(first, first + plan.subtasks_per_epoch)
+                for subtask in range(first, first + plan.subtasks_in(epoch))
             ]
-            assert sorted(np.concatenate(parts)) == list(range(plan.samples))
-            sizes = [len(part) for part in parts]
-            assert max(sizes) - min(sizes) <= 1
+            together, sizes = np.concatenate(parts), [len(part) for part in parts]
+            assert len(set(together)) == len(together)
+            assert set(together) <= set(range(plan.samples))
             assert min(sizes) >= 1
+            if epoch < plan.epochs - 1:
+                assert len(together) == plan.samples
+                assert max(sizes) - min(sizes) <= 1
+            total += len(together)
+        assert total == plan.total_samples
+        assert first + len(parts) == plan.total_subtasks
 
     @settings(deadline=None)
-    @given(plans, st.data())
+    @given(plans())
+    def test_the_last_epoch_is_a_prefix_of_a_whole_one(self, plan: EpochPlan) -> None:
+        whole = EpochPlan(plan.samples, plan.subtasks_per_epoch, plan.epochs, plan.seed)
+        for subtask in range(plan.total_subtasks):
+            expected = whole.indices(subtask, 0, plan.size(subtask))
+            assert np.array_equal(plan.indices(subtask, 0, plan.size(subtask)), expected)
+            is_last = subtask == plan.total_subtasks - 1
+            assert is_last or plan.size(subtask) == whole.size(subtask)
+
+    @pytest.mark.parametrize(
+        ("total", "subtasks", "last"),
+        [
+            (11, 4, (0, 1)),
+            (13, 4, (0, 3)),
+            (14, 5, (3, 4)),
+            (16, 5, (3, 6)),
+            (17, 6, (6, 7)),
+            (20, 6, (6, 10)),
+        ],
+    )
+    def test_a_job_can_end_within_its_last_epoch(
+        self, total: int, subtasks: int, last: tuple[int, int]
+    ) -> None:
+        plan = EpochPlan(10, 3, 2, seed=0, total_samples=total)
+
+        assert plan.total_subtasks == subtasks
+        assert plan.bounds(subtasks - 1) == last
+        assert plan.progress(subtasks - 1, plan.size(subtasks - 1)) == 1.0
+        assert plan.progress(3, 0) == 10 / total
+        with pytest.raises(InvalidUpdate):
+            plan.bounds(subtasks)
+
+    @pytest.mark.parametrize("total", [-1, 10, 21])
+    def test_a_total_outside_the_last_epoch_names_the_field(self, total: int) -> None:
+        with pytest.raises(SpecError, match="don't end in epoch 2") as caught:
+            EpochPlan(10, 3, 2, seed=0, total_samples=total)
+        assert caught.value.field == "max_samples"
+
+    @settings(deadline=None)
+    @given(plans(), st.data())
     def test_every_machine_computes_the_same_order(
         self, plan: EpochPlan, data: st.DataObject
     ) -> None:
@@ -61,7 +111,7 @@ class TestEpochPlan:
         whole = plan.indices(subtask, 0, plan.size(subtask))
 
         subtasks._order.cache_clear()  # like another machine
-        twin = EpochPlan(plan.samples, plan.subtasks_per_epoch, plan.epochs, plan.seed)
+        twin = replace(plan)
 
         assert np.array_equal(twin.indices(subtask, start, stop), whole[start:stop])
         assert twin.order_digest() == plan.order_digest()
@@ -193,6 +243,16 @@ class TestAppliedRecord:
             AppliedRecord(PLAN, finished_epochs=1).advance(0, 0, 3)
         assert caught.value.reason == "duplicate"
 
+    def test_the_last_epoch_ends_with_the_job(self) -> None:
+        record = AppliedRecord(EpochPlan(10, 3, 2, seed=0, total_samples=15), finished_epochs=1)
+        assert record.advance(4, 0, 2) == []
+        assert record.samples_applied == 12
+
+        assert sorted(record.advance(3, 0, 3)) == [3, 4]
+        assert (record.finished_epochs, record.complete, record.positions) == (2, True, {})
+        assert record.samples_applied == 15
+        assert (record.position(4), record.done_subtasks()) == (2, [])
+
     def test_a_copy_is_independent(self) -> None:
         record = AppliedRecord(PLAN, positions={0: 3, 1: 3})
         copy = record.copy()
@@ -240,7 +300,7 @@ class TestAppliedRecord:
             AppliedRecord.from_json(PLAN, text)
 
     @settings(deadline=None)
-    @given(plans, st.data())
+    @given(plans(), st.data())
     def test_against_a_set_of_samples(self, plan: EpochPlan, data: st.DataObject) -> None:
         """Any sequence of pushes, with repetitions, applies each sample exactly once."""
         record = AppliedRecord(plan)

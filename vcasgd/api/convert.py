@@ -82,8 +82,8 @@ def _best(job: JobRecord) -> BestView | None:
 
 
 def samples(job: JobRecord) -> tuple[int, int | None]:
-    """Return the samples that a job has applied, and those of all epochs if they are known."""
-    total = job.facts.samples * job.spec.epochs if job.facts else None
+    """Return the samples that a job has applied, and those of the whole job if they are known."""
+    total = job.plan.total_samples if job.plan else job.spec.max_samples
     return int(job.totals.get("applied", 0)), total
 
 
@@ -96,9 +96,9 @@ def fraction(job: JobRecord) -> float:
 def _progress(job: JobRecord) -> ProgressView:
     applied, total = samples(job)
     # a job that stopped early skipped samples; it did not lose them
-    complete = job.state.over and job.finished_epochs >= job.spec.epochs
+    complete = job.state.over and job.epochs is not None and job.finished_epochs >= job.epochs
     return ProgressView(
-        epochs=job.spec.epochs,
+        epochs=job.epochs,
         finished_epochs=job.finished_epochs,
         subtasks_total=job.plan.total_subtasks if job.plan else job.spec.known_subtasks,
         samples_expected=total,

@@ -273,7 +273,7 @@ class Simulation:
         if epochs == self._epoch:
             return False
         self._epoch = epochs
-        if epochs % self._evaluate_every and epochs != self._spec.epochs:
+        if epochs % self._evaluate_every and not self._model.record.complete:
             return True
         metrics = self._evaluator.evaluate(
             self._model.weights,

@@ -301,6 +301,7 @@ class _Run:
         }
         if job.state != "succeeded":
             raise StackError(f"the job {job.state}: {job.reason}")
+        assert self._spec.epochs is not None, "set by the audit"
         count_samples(_counts(self._client.download(self._job, model)), self._spec.epochs, report)
 
 

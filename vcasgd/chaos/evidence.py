@@ -93,7 +93,7 @@ def _parts(state: StackState) -> Iterator[str]:
 def _job(jobs: Jobs, name: str) -> str:
     job = jobs.get(name)
     return (
-        f"{name}: {job.state}, {job.finished_epochs} of {job.spec.epochs} epochs, "
+        f"{name}: {job.state}, {job.finished_epochs} of {job.epochs} epochs, "
         f"version {job.version}, {job.reason or 'no reason'}"
     )
 

@@ -41,7 +41,7 @@ INTERRUPTED = 130
 _JOBS: Columns = {
     "JOB": lambda row: row["id"],
     "STATE": lambda row: row["state"],
-    "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs']}",
+    "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs'] or '?'}",
     "ACCURACY": lambda row: percent(row["best_accuracy"]),
     "UPDATES": lambda row: row["totals"]["updates"],
     "EVICTIONS": lambda row: row["evictions"] + row["kills"],
@@ -290,7 +290,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("state", f"{view.state}{f': {view.reason}' if view.reason else ''}"),
         ("submitted", ago(view.created_at)),
         ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
-        ("epoch", f"{epoch(view)} of {progress.epochs} ({progress.fraction:.0%})"),
+        ("epoch", f"{epoch(view)} of {progress.epochs_text} ({progress.fraction:.0%})"),
         ("accuracy", percent(accuracy(view))),
         ("best", view.best),
         ("updates", totals.updates),

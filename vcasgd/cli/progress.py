@@ -166,7 +166,7 @@ def summary_line(status: JobStatus) -> str:
     parts = [
         f"{status.seconds:.0f} s",
         job.state,
-        f"epoch {epoch(job)}/{job.progress.epochs} ({job.progress.fraction:.0%})",
+        f"epoch {epoch(job)}/{job.progress.epochs_text} ({job.progress.fraction:.0%})",
         f"accuracy {percent(accuracy(job)) or '-'}",
         f"{_rate(status)} updates/s",
         f"staleness {job.totals.staleness_mean:.1f}",
@@ -192,7 +192,7 @@ def _bar(status: JobStatus) -> RenderableType:
     job = status.job
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=1.0, completed=job.progress.fraction, width=50)
-    label = f"epoch {epoch(job)}/{job.progress.epochs}"
+    label = f"epoch {epoch(job)}/{job.progress.epochs_text}"
     left = time_left(status)
     grid.add_row(
         label, bar, f"{job.progress.fraction:.0%}", f"{duration(left)} left" if left else ""

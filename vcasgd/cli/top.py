@@ -111,7 +111,7 @@ def _jobs(overview: FleetOverview) -> RenderableType:
     for job in overview.jobs[:MOST_ROWS]:
         progress = job.progress
         table.add_row(
-            job.id, job.state, f"{progress.finished_epochs}/{progress.epochs}",
+            job.id, job.state, f"{progress.finished_epochs}/{progress.epochs_text}",
             f"{progress.fraction:.0%}", percent(job.best_accuracy), str(workers[job.id]),
             str(job.evictions + job.kills), size(job.traffic.pushed_bytes),
             size(job.traffic.fetched_bytes),

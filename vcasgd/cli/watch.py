@@ -154,4 +154,5 @@ def accuracy(job: JobView) -> float | None:
 
 def epoch(job: JobView) -> int:
     """Return the number of the current epoch, from 1."""
-    return min(job.progress.finished_epochs + 1, job.progress.epochs)
+    current = job.progress.finished_epochs + 1
+    return current if job.progress.epochs is None else min(current, job.progress.epochs)

@@ -29,13 +29,15 @@ WAITS = "all machines are in use now: the job waits until these are free"
 class PlannedWork:
     """Size and speed of the work, with the source of each number.
 
-    ``samples`` is the number in an epoch. ``rates`` are measured samples per second of one machine
-    by pool and type; ``rate_given``, from the user, replaces them all.
+    ``samples`` is the number in an epoch, ``batch_size`` that in a local step. ``rates`` are
+    measured samples per second of one machine by pool and type; ``rate_given``, from the user,
+    replaces them all.
     """
 
     samples: int | None = None
     rates: Rates | None = None
     samples_given: bool = False
+    batch_size: int | None = None
     rate_given: float | None = None
 
     def rate(self, offer: Offer) -> float | None:
@@ -130,7 +132,7 @@ def estimate(
         cost_usd=None if hours is None else hours * per_hour,
         on_demand_cost_usd=None if hours is None else hours * risk_free,
         assumptions=((WAITS,) if waits else ()) + tuple(assumptions),
-        remedies=tuple(_remedies(workload, machines, rows)),
+        remedies=tuple(_remedies(spec, workload, machines, rows)),
     )
 
 
@@ -263,13 +265,23 @@ def _hours(
     spec: JobSpec, rows: Sequence[PlanRow], workload: PlannedWork, machines: int
 ) -> float | None:
     taken = [row for row in rows if row.machines]
-    if not machines or workload.samples is None:
+    samples = _samples(spec, workload)
+    if not machines or samples is None:
         return None
     rates = [row.samples_per_second for row in taken]
     speed = sum(row.machines * (row.samples_per_second or 0.0) for row in taken)
     if any(rate is None for rate in rates) or speed <= 0:
         return None
-    return spec.epochs * workload.samples / speed / 3600
+    return samples / speed / 3600
+
+
+def _samples(spec: JobSpec, workload: PlannedWork) -> int | None:
+    """Return the samples that the job applies, or None if unknown."""
+    if spec.max_samples is not None:
+        return spec.max_samples
+    number = spec.max_steps or spec.epochs or 0
+    each = workload.batch_size if spec.max_steps else workload.samples
+    return None if each is None else number * each
 
 
 def _assumptions(
@@ -280,9 +292,11 @@ def _assumptions(
         lines.append(f"each trains {workload.rate_given:g} samples/s, as given")
     elif workload.rates:
         lines.append("each trains samples at the rate measured before")
-    if workload.samples is not None:
+    if spec.epochs is not None and workload.samples is not None:
         source = "as given" if workload.samples_given else "as in an earlier job"
         lines.append(f"{spec.epochs} epochs of {workload.samples} samples, {source}")
+    if spec.max_steps is not None and workload.batch_size is not None:
+        lines.append(f"{spec.length} of {workload.batch_size} samples, as in an earlier job")
     lines.append("prices stay constant; booting, evaluations, and evictions are not included")
     budget = spec.stop.max_cost_usd
     if budget is not None and hours is not None and hours * per_hour > budget:
@@ -296,12 +310,18 @@ def _assumptions(
     return lines
 
 
-def _remedies(workload: PlannedWork, machines: int, rows: Sequence[PlanRow]) -> list[str]:
+def _remedies(
+    spec: JobSpec, workload: PlannedWork, machines: int, rows: Sequence[PlanRow]
+) -> list[str]:
     if not machines:
         return ["nothing can be bought now; see the reasons for each pool above"]
     remedies = []
-    if workload.samples is None:
+    if spec.epochs is not None and workload.samples is None:
         remedies.append("the number of samples in an epoch is unknown: pass --samples")
+    if spec.max_steps is not None and workload.batch_size is None:
+        remedies.append(
+            "the number of samples in a step is unknown until a job with this name and task runs"
+        )
     if any(row.machines and row.samples_per_second is None for row in rows):
         remedies.append(
             "the speed of these machines is unknown: pass --samples-per-second of one machine, "

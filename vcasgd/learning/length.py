@@ -38,4 +38,17 @@ def plan_for(
     Raises :class:`~vcasgd.errors.SpecError` as :class:`EpochPlan` does.
     """
     per_epoch = subtasks or spec.subtasks_per_epoch or default_subtasks(samples, batch_size)
-    return EpochPlan(samples, per_epoch, spec.epochs, spec.seed, blocks)
+    total = total_samples(spec, samples, batch_size)
+    # An empty data set is the plan's error.
+    epochs = spec.epochs or -(-total // max(samples, 1))
+    return EpochPlan(samples, per_epoch, epochs, spec.seed, blocks, total_samples=total)
+
+
+def total_samples(spec: JobSpec, samples: int, batch_size: int) -> int:
+    """Return how many samples a job applies; a sample counts once for each time it is applied.
+
+    ``samples`` are those of an epoch, and a step is one batch of ``batch_size`` samples.
+    """
+    if spec.max_steps is not None:
+        return spec.max_steps * batch_size
+    return spec.max_samples or (spec.epochs or 0) * samples

@@ -2,7 +2,8 @@
 
 Subtasks are numbered from 0 over the whole job: epoch k has the numbers ``[k·S, (k+1)·S)`` with S
 subtasks per epoch. Each is a contiguous range of its epoch's order, which every machine computes
-from the seed.
+from the seed. A job can end within its last epoch, which then has the first samples of its order
+only: its last subtask may be shorter, and later ones don't exist.
 """
 
 from __future__ import annotations
@@ -59,8 +60,12 @@ class EpochPlan:
     seed: int
     #: Blocks of the data set, if any. Only workers need them.
     blocks: SampleBlocks | None = field(default=None, compare=False)
+    #: Samples of the whole job, which end in its last epoch; by default, all of every epoch.
+    total_samples: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not self.total_samples:
+            object.__setattr__(self, "total_samples", self.epochs * self.samples)
         if self.samples < 1:
             raise SpecError("task: the training data set is empty", field="task")
         for name, least in (("subtasks_per_epoch", 1), ("epochs", 1), ("seed", 0)):
@@ -73,6 +78,12 @@ class EpochPlan:
                 remedy=f"set subtasks_per_epoch to at most {self.samples}",
                 field="subtasks_per_epoch",
             )
+        if not 1 <= self.last_epoch_samples <= self.samples:
+            raise SpecError(
+                f"max_samples: {self.total_samples} samples don't end in epoch {self.epochs} of "
+                f"{self.samples} samples each",
+                field="max_samples",
+            )
         if self.blocks is not None and sum(self.blocks.sizes) != self.samples:
             raise SpecError(
                 f"task: the training set has {self.samples} samples, but its blocks have "
@@ -83,7 +94,20 @@ class EpochPlan:
     @property
     def total_subtasks(self) -> int:
         """Number of subtasks in the whole job."""
-        return self.epochs * self.subtasks_per_epoch
+        last = self.epochs - 1
+        return last * self.subtasks_per_epoch + self.subtasks_in(last)
+
+    @property
+    def last_epoch_samples(self) -> int:
+        """Number of samples in the last epoch."""
+        return self.total_samples - (self.epochs - 1) * self.samples
+
+    def subtasks_in(self, epoch: int) -> int:
+        """Return the number of subtasks in an epoch, counted from 0."""
+        if epoch < self.epochs - 1:
+            return self.subtasks_per_epoch
+        # Those that start before the end of the job, rounded up.
+        return -(-self.last_epoch_samples * self.subtasks_per_epoch // self.samples)
 
     def epoch_of(self, subtask: int) -> int:
         """Return the epoch of a subtask, counted from 0."""
@@ -92,14 +116,17 @@ class EpochPlan:
     def bounds(self, subtask: int) -> tuple[int, int]:
         """Return the positions ``[start, stop)`` of a subtask in its epoch's order.
 
-        The sizes of subtasks differ by at most 1. Raises :class:`InvalidUpdate` with the
-        reason ``range`` if the job has no such subtask.
+        The sizes of subtasks differ by at most 1, except that the job's last one may be shorter.
+        Raises :class:`InvalidUpdate` with the reason ``range`` if the job has no such subtask.
         """
         if not 0 <= subtask < self.total_subtasks:
             raise InvalidUpdate(f"there is no subtask {subtask}", reason="range")
         nth = subtask % self.subtasks_per_epoch
-        cut = (nth * self.samples, (nth + 1) * self.samples)
-        return cut[0] // self.subtasks_per_epoch, cut[1] // self.subtasks_per_epoch
+        start = nth * self.samples // self.subtasks_per_epoch
+        stop = (nth + 1) * self.samples // self.subtasks_per_epoch
+        if self.epoch_of(subtask) == self.epochs - 1:
+            stop = min(stop, self.last_epoch_samples)
+        return start, stop
 
     def size(self, subtask: int) -> int:
         """Return the samples in a subtask, at least 1. Raises as :meth:`bounds`."""
@@ -112,7 +139,7 @@ class EpochPlan:
         Samples count in their order over all epochs. Raises as :meth:`bounds`.
         """
         before = self.epoch_of(subtask) * self.samples + self.bounds(subtask)[0] + position
-        return before / (self.epochs * self.samples)
+        return before / self.total_samples
 
     def indices(self, subtask: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return the data set indices of a subtask's samples ``[start, stop)``.
@@ -203,11 +230,12 @@ class AppliedRecord:
     @property
     def samples_applied(self) -> int:
         """Number of applied samples over all epochs."""
-        return self.finished_epochs * self.plan.samples + sum(self.positions.values())
+        finished = min(self.finished_epochs * self.plan.samples, self.plan.total_samples)
+        return finished + sum(self.positions.values())
 
     @property
     def complete(self) -> bool:
-        """True if every sample of every epoch is applied."""
+        """True if every sample of the job is applied."""
         return self.finished_epochs == self.plan.epochs
 
     def is_done(self, subtask: int) -> bool:
@@ -266,9 +294,12 @@ class AppliedRecord:
 
     def _fold(self) -> list[int]:
         folded: list[int] = []
-        width = self.plan.subtasks_per_epoch
-        while self._done[self.finished_epochs] == width:
-            folded += range(self.finished_epochs * width, (self.finished_epochs + 1) * width)
+        while not self.complete:
+            width = self.plan.subtasks_in(self.finished_epochs)
+            if self._done[self.finished_epochs] < width:
+                break
+            first = self.finished_epochs * self.plan.subtasks_per_epoch
+            folded += range(first, first + width)
             del self._done[self.finished_epochs]
             self.finished_epochs += 1
         for subtask in folded:

@@ -22,12 +22,12 @@ SubmittedSpec = Annotated[JobSpec, PlainValidator(JobSpec.parse, json_schema_inp
 class ProgressView(Schema):
     """Progress of a job.
 
-    `samples_expected` is null until a worker has read the data, and so is `subtasks_total` if the
-    job doesn't set `subtasks_per_epoch`. `samples_lost` is null until the job has finished all
-    epochs; then any value but 0 is a fault of the platform.
+    `epochs`, `subtasks_total`, and `samples_expected` are null until a worker has read the data,
+    unless the job sets them. The last epoch may be cut short. `samples_lost` is null until the job
+    has finished all epochs; then any value but 0 is a fault of the platform.
     """
 
-    epochs: int
+    epochs: int | None
     finished_epochs: int
     subtasks_total: int | None
     samples_expected: int | None
@@ -35,6 +35,11 @@ class ProgressView(Schema):
     samples_repeated: int
     samples_lost: int | None
     fraction: float = Field(ge=0, le=1)
+
+    @property
+    def epochs_text(self) -> str:
+        """Number of epochs, or a question mark while it is unknown."""
+        return "?" if self.epochs is None else str(self.epochs)
 
 
 class TotalsView(Schema):
@@ -141,7 +146,7 @@ class JobView(Schema):
         """Return the job as an HTML table, for notebooks."""
         facts = {
             "state": f"{self.state}: {self.reason}" if self.reason else self.state,
-            "epoch": f"{self.progress.finished_epochs} of {self.progress.epochs} done",
+            "epoch": f"{self.progress.finished_epochs} of {self.progress.epochs_text} done",
             "progress": f"{self.progress.fraction:.0%}",
             "best": "" if self.best is None else str(self.best),
             "updates": f"{self.totals.updates}, mean staleness {self.totals.staleness_mean:.1f}",

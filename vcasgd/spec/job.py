@@ -23,7 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from vcasgd.errors import SpecError
 from vcasgd.spec.duration import Duration
@@ -39,8 +39,10 @@ def _push_interval(value: object) -> object:
     raise ValueError(f"must be a number of local steps above 0 or the word subtask; not {value!r}")
 
 
-#: Most subtasks per epoch.
-MOST_SUBTASKS = 1_000_000
+#: Most subtasks per epoch, samples of a job, and steps of a job.
+MOST_SUBTASKS, MOST_SAMPLES, MOST_STEPS = 1_000_000, 10**15, 10**9
+#: Fields for the length of a job, one of which it sets.
+LENGTHS = ("epochs", "max_samples", "max_steps")
 
 #: A requirement on the pools that may process the data, such as ``confidential`` or ``eu-only``.
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -187,7 +189,27 @@ class JobSpec(StrictModel):
     )
     working_dir: str = "."
     args: dict[str, Any] = Field(default_factory=dict)
-    epochs: int = Field(ge=1, le=1_000_000, strict=True)
+    epochs: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        strict=True,
+        description="passes over the data; exactly one of epochs, max_samples, and max_steps",
+    )
+    max_samples: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_SAMPLES,
+        strict=True,
+        description="samples to apply, over all epochs, instead of epochs",
+    )
+    max_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_STEPS,
+        strict=True,
+        description="batches of the task's batch_size to apply, instead of epochs",
+    )
     subtasks_per_epoch: int | None = Field(
         default=None,
         ge=1,
@@ -218,6 +240,19 @@ class JobSpec(StrictModel):
             return {**value, "update": {"rule": "vc-asgd", **value["update"]}}
         return value
 
+    @model_validator(mode="after")
+    def _one_length(self) -> JobSpec:
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(given) == 1:
+            return self
+        field, problem, remedy = (
+            (given[1], f"can't be set together with {given[0]}", "remove one of them")
+            if given
+            else ("epochs", "is required", f"set one of {', '.join(LENGTHS)}")
+        )
+        details = {"field": field, "problem": problem, "remedy": remedy}
+        raise PydanticCustomError("length", "{field}: {problem}", details)
+
     @field_validator("args")
     @classmethod
     def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +271,15 @@ class JobSpec(StrictModel):
     @property
     def known_subtasks(self) -> int | None:
         """Number of subtasks in all epochs, or None if it depends on the data."""
-        return self.epochs * self.subtasks_per_epoch if self.subtasks_per_epoch else None
+        if self.epochs is None or self.subtasks_per_epoch is None:
+            return None
+        return self.epochs * self.subtasks_per_epoch
+
+    @property
+    def length(self) -> str:
+        """The length of the job, such as ``10 epochs``."""
+        name = next(name for name in LENGTHS if getattr(self, name) is not None)
+        return f"{getattr(self, name)} {name.removeprefix('max_')}"
 
     @property
     def required_labels(self) -> tuple[str, ...]:
@@ -271,7 +314,7 @@ class JobSpec(StrictModel):
 
 def load_job_mapping(source: str | Path) -> dict[str, Any]:
     """Return the fields of a job file, or of its text, unchecked. Raises :class:`SpecError`."""
-    remedy = "write at least name, task, and epochs"
+    remedy = "write at least name, task, and epochs, max_samples, or max_steps"
     return load_mapping(source, "a job", remedy=remedy)
 
 
@@ -312,6 +355,9 @@ def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
         case "string_pattern_mismatch" if field == "name":
             message = f"{details['input']!r} is not a name"
             remedy = "use up to 63 lowercase letters, digits, and dashes"
+        case "length":
+            field, message = details["ctx"]["field"], details["ctx"]["problem"]
+            remedy = details["ctx"]["remedy"]
         case "value_error":
             message = details["msg"].removeprefix("Value error, ")
         case _:

@@ -1270,8 +1270,21 @@ export interface components {
             args?: {
                 [key: string]: unknown;
             };
-            /** Epochs */
-            epochs: number;
+            /**
+             * Epochs
+             * @description passes over the data; exactly one of epochs, max_samples, and max_steps
+             */
+            epochs?: number | null;
+            /**
+             * Max Samples
+             * @description samples to apply, over all epochs, instead of epochs
+             */
+            max_samples?: number | null;
+            /**
+             * Max Steps
+             * @description batches of the task's batch_size to apply, instead of epochs
+             */
+            max_steps?: number | null;
             /**
              * Subtasks Per Epoch
              * @description leases per epoch; chosen from the number of samples if not set
@@ -1377,8 +1390,21 @@ export interface components {
             args?: {
                 [key: string]: unknown;
             };
-            /** Epochs */
-            epochs: number;
+            /**
+             * Epochs
+             * @description passes over the data; exactly one of epochs, max_samples, and max_steps
+             */
+            epochs?: number | null;
+            /**
+             * Max Samples
+             * @description samples to apply, over all epochs, instead of epochs
+             */
+            max_samples?: number | null;
+            /**
+             * Max Steps
+             * @description batches of the task's batch_size to apply, instead of epochs
+             */
+            max_steps?: number | null;
             /**
              * Subtasks Per Epoch
              * @description leases per epoch; chosen from the number of samples if not set
@@ -2000,13 +2026,13 @@ export interface components {
          * ProgressView
          * @description Progress of a job.
          *
-         *     `samples_expected` is null until a worker has read the data, and so is `subtasks_total` if the
-         *     job doesn't set `subtasks_per_epoch`. `samples_lost` is null until the job has finished all
-         *     epochs; then any value but 0 is a fault of the platform.
+         *     `epochs`, `subtasks_total`, and `samples_expected` are null until a worker has read the data,
+         *     unless the job sets them. The last epoch may be cut short. `samples_lost` is null until the job
+         *     has finished all epochs; then any value but 0 is a fault of the platform.
          */
         ProgressView: {
             /** Epochs */
-            epochs: number;
+            epochs: number | null;
             /** Finished Epochs */
             finished_epochs: number;
             /** Subtasks Total */

@@ -54,6 +54,7 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
         {name: frozenset(row.get("labels") or ()) for name, row in pools.items()},
         PlannedWork(
             samples=body.samples or earlier.samples,
+            batch_size=earlier.batch_size,
             rates=rates,
             samples_given=body.samples is not None,
             rate_given=body.samples_per_second,

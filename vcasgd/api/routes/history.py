@@ -165,14 +165,15 @@ def list_machines_of_job(jobs: JobsDep, job: str) -> list[MachineView]:
 def get_subtasks(jobs: JobsDep, ledger: LedgerDep, job: str, epoch: Epoch = None) -> SubtasksView:
     """Show the state of each subtask of an epoch."""
     record = jobs.get(job)
-    spec = record.spec
-    number = min(record.finished_epochs + 1, spec.epochs) if epoch is None else epoch
-    if number > spec.epochs:
-        raise SpecError(f"epoch: the job has {spec.epochs}", field="epoch")
+    epochs = record.epochs or 1
+    number = min(record.finished_epochs + 1, epochs) if epoch is None else epoch
+    if number > epochs:
+        raise SpecError(f"epoch: the job has {epochs}", field="epoch")
     # 0 until a worker has read the data, if the job doesn't set it
-    per_epoch = jobs.work(record.id).get("per_epoch", 0)
+    work = jobs.work(record.id)
+    per_epoch = work.get("per_epoch", 0)
     first = (number - 1) * per_epoch
-    states = read_subtasks(ledger, record.id, per_epoch).letters(
-        first, min(per_epoch, MOST_LETTERS)
-    )
-    return SubtasksView(epoch=number, first=first, total=per_epoch, states=states)
+    # the last epoch may be cut short
+    total = max(0, min(per_epoch, work.get("total", 0) - first))
+    states = read_subtasks(ledger, record.id, per_epoch).letters(first, min(total, MOST_LETTERS))
+    return SubtasksView(epoch=number, first=first, total=total, states=states)

@@ -67,7 +67,9 @@ class Speeds:
     def _keep(self, job: JobRecord, rates: Mapping[str, float], now: float) -> None:
         before = self._of(job)
         samples = job.facts.samples if job.facts else before.samples
-        after = replace(before, samples=samples, rates={**before.rates, **rates})
+        batch_size = job.facts.batch_size if job.facts else before.batch_size
+        rates = {**before.rates, **rates}
+        after = replace(before, samples=samples, batch_size=batch_size, rates=rates)
         if after != before and now - self._written.get(job.id, 0.0) >= WRITE_SECONDS:
             self._workloads.set(job.spec.name, job.spec.task, after)
             self._known[job.id], self._written[job.id] = after, now

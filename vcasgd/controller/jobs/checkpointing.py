@@ -185,7 +185,7 @@ class CheckpointWriter:
 
     def _epoch_is_due(self, job: JobRecord, evaluation: Evaluation) -> bool:
         rested = self._clock() - self._written_at >= LEAST_SECONDS_BETWEEN_CHECKPOINTS
-        return rested or evaluation.epoch == job.spec.epochs
+        return rested or evaluation.epoch == job.epochs
 
     def _periodic_is_due(self, job: JobRecord) -> bool:
         return self._clock() - self._written_at > job.spec.checkpoint.every.total_seconds()

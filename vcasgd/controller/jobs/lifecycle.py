@@ -123,8 +123,8 @@ class JobLifecycle:
             if metric is not None and metric.reached_by(each.metrics):
                 value = f"{metric.name} {each.metrics[metric.name]:.4f}"
                 yield each, f"{value} reached {metric.target:g} in epoch {each.epoch}"
-        if job.finished_epochs >= job.spec.epochs and newest.epoch == job.spec.epochs:
-            yield newest, f"all {job.spec.epochs} epochs are done"
+        if job.epochs is not None and job.finished_epochs >= job.epochs == newest.epoch:
+            yield newest, f"all {job.spec.length} are done"
         limit = job.spec.stop.max_duration
         if limit and job.started_at and self._clock() - job.started_at > limit.total_seconds():
             yield newest, f"max_duration has passed; the last evaluated epoch is {newest.epoch}"

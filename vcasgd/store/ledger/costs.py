@@ -77,12 +77,13 @@ def _amounts(row: Mapping[bytes, bytes]) -> dict[str, float]:
 class Workload:
     """Measurements of jobs with the same name and task.
 
-    ``samples``: samples of an epoch. ``rates``: ``pool|instance type`` → samples per second of one
-    machine.
+    ``samples``: samples of an epoch. ``batch_size``: samples in a local step. ``rates``:
+    ``pool|instance type`` → samples per second of one machine.
     """
 
     samples: int | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
+    batch_size: int | None = None
 
 
 class Workloads:
@@ -99,7 +100,7 @@ class Workloads:
 
     def set(self, name: str, task: str, workload: Workload) -> None:
         """Replace the measurements of jobs with this name and task."""
-        value = {"samples": workload.samples, "rates": dict(workload.rates)}
+        value = {**vars(workload), "rates": dict(workload.rates)}
         self._ledger.hset(names.WORKLOADS, _workload(name, task), json.dumps(value))
 
 

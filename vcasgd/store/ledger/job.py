@@ -122,6 +122,11 @@ class JobRecord:
             return None
 
     @property
+    def epochs(self) -> int | None:
+        """Number of epochs, of which the last may be cut short; None while it is unknown."""
+        return self.plan.epochs if self.plan else self.spec.epochs
+
+    @property
     def metric(self) -> Metric | None:
         """The metric that ranks the job's epochs.
 

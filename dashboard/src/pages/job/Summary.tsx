@@ -16,11 +16,7 @@ export function Summary({ job }: { job: Job }) {
   const running = (job.ended_at ?? now) - (job.started_at ?? job.created_at);
   return (
     <Stats>
-      <Stat
-        label="Progress"
-        value={percent(progress.fraction)}
-        note={`epoch ${Math.min(progress.finished_epochs + (ended ? 0 : 1), progress.epochs)} of ${progress.epochs}`}
-      />
+      <Stat label="Progress" value={percent(progress.fraction)} note={epochOf(progress, ended)} />
       <Best job={job} />
       <Stat
         label="Workers"
@@ -60,6 +56,11 @@ function Best({ job }: { job: Job }) {
       note={target == null ? epoch : `${epoch}, goal ${metric(name, target)}`}
     />
   );
+}
+
+function epochOf({ epochs, finished_epochs }: Job["progress"], ended: boolean): string {
+  const epoch = finished_epochs + (ended ? 0 : 1);
+  return epochs === null ? `epoch ${epoch}` : `epoch ${Math.min(epoch, epochs)} of ${epochs}`;
 }
 
 function lost(job: Job): string {
