@@ -165,13 +165,14 @@ def execute(
 ) -> dict[str, Any]:
     """Train to the end in this process, with one thread, and return the outcome."""
     torch.set_num_threads(1)
-    started = time.monotonic()
+    started, processor = time.monotonic(), time.process_time()
     outcome = (_simulate if run.asynchronous else _train)(run, data, on_point)
     points = outcome["points"]
     return {
         **outcome,
         "metrics": points[-1]["metrics"] if points and not outcome["divergence"] else {},
         "took_seconds": round(time.monotonic() - started, 2),
+        "processor_seconds": round(time.process_time() - processor, 2),
     }
 
 

@@ -14,12 +14,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from order import order
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import vcasgd
-from vcasgd.learning.subtasks import EpochPlan
 
 Point = dict[str, Any]
 
@@ -60,7 +60,7 @@ def train(
     total = samples * epochs
     done, result, started = 0, Training(), time.monotonic()
     for epoch in range(1, epochs + 1):
-        for indices in batches(samples, epochs, epoch, seed, task.batch_size * machines):
+        for indices in batches(samples, epoch, seed, task.batch_size * machines):
             for group, full in rates:
                 group["lr"] = full * task.schedule(done / total)
             own = indices if rank is None else part_of(indices, rank, machines)
@@ -80,14 +80,14 @@ def train(
     return result
 
 
-def batches(samples: int, epochs: int, epoch: int, seed: int, size: int) -> Iterator[list[int]]:
+def batches(samples: int, epoch: int, seed: int, size: int) -> Iterator[list[int]]:
     """Yield the indices of each batch; a single last sample joins the previous batch."""
-    order = EpochPlan(samples, 1, epochs, seed).indices(epoch - 1, 0, samples).tolist()
+    indices = order(samples, seed, epoch)
     cuts = [*range(0, samples, size), samples]
     if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
         del cuts[-2]
     for start, stop in pairwise(cuts):
-        yield order[start:stop]
+        yield indices[start:stop]
 
 
 def part_of(indices: list[int], rank: int, machines: int) -> list[int]:

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from columns import COLUMNS, HERE, SEEDS, Run, conditions, job_fields, job_spec
+from order import order
 
 import vcasgd
-from vcasgd.learning.subtasks import EpochPlan
 
 RESULTS = HERE.parent / "results" / "learning.jsonl"
 #: Seed on which the learning rate of data parallelism is chosen.
@@ -50,7 +50,8 @@ def digest(run: Run) -> str:
     fields = job_fields(run.task)
     module, _, _ = fields["task"].partition(":")
     files = [Path(fields["working_dir"]) / f"{module}.py"]
-    settings: list[Any] = [asdict(run), fields["args"], fields["epochs"], _order()]
+    # What the order of samples is, instead of the code that makes it.
+    settings: list[Any] = [asdict(run), fields["args"], fields["epochs"], order(100, 0, epoch=2)]
     parts: list[str] = []
     if run.asynchronous:
         settings.append(job_spec(run, fields).model_dump(mode="json", exclude={"working_dir"}))
@@ -69,11 +70,6 @@ def package_code() -> str:
     root = Path(vcasgd.__file__).parent
     paths = sorted({path for pattern in ASYNCHRONOUS for path in root.glob(pattern)})
     return "\0".join(code(path) for path in paths)
-
-
-def _order() -> str:
-    """Return what the order of samples is, instead of the code that makes it."""
-    return EpochPlan(1000, 1, 1, 0).order_digest()
 
 
 @cache

@@ -15,7 +15,7 @@ import torch
 import vcasgd
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "learning"
-MODULES = ("columns", "plain", "processes", "real", "rows", "report", "stability")
+MODULES = ("columns", "order", "plain", "processes", "real", "rows", "report", "stability")
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ class Line(vcasgd.Task):
 
 
 def test_plain_loop_has_every_sample_in_each_epoch(modules: Any) -> None:
-    cut = list(modules.plain.batches(9, 2, epoch=2, seed=3, size=4))
+    cut = list(modules.plain.batches(9, epoch=2, seed=3, size=4))
 
     assert [len(batch) for batch in cut] == [4, 5], "a single last sample joins a batch"
     assert sorted(index for batch in cut for index in batch) == list(range(9))

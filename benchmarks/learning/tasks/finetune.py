@@ -38,7 +38,7 @@ class FineTune(vcasgd.Task):
     batch_size = 64
 
     def __init__(
-        self, data: str, cache: str, samples: int = 6400, learning_rate: float = 0.02
+        self, data: str, cache: str, samples: int = 6400, learning_rate: float = 0.1
     ) -> None:
         self.data = Path(data)
         self.cache = Path(cache)

@@ -29,7 +29,7 @@ class Lstm(vcasgd.Task):
     batch_size = 32
     clip_norm = 1.0
 
-    def __init__(self, data: str, width: int = 128, learning_rate: float = 5e-3) -> None:
+    def __init__(self, data: str, width: int = 128, learning_rate: float = 2e-2) -> None:
         self.data = Path(data)
         self.width = width
         self.learning_rate = learning_rate
