@@ -22,9 +22,10 @@ test("the summary shows the best epoch by its metric, and the goal", async () =>
   expect(await figure(goal, "Best accuracy")).toEqual(["91.2%", "epoch 3, goal 95.0%"]);
 });
 
-test("the best epoch can be ranked by another metric", async () => {
-  const best = { epoch: 2, metric: "loss", mode: "min", value: 0.123456 } as const;
-  expect(await figure(aJob({ best }), "Best loss")).toEqual(["0.1235", "epoch 2"]);
+test("the best model can be between epochs and ranked by another metric", async () => {
+  const place = { epoch: 2.4666, samples: 19_200, step: 1200 };
+  const best = { ...place, metric: "loss", mode: "min", value: 0.123456 } as const;
+  expect(await figure(aJob({ best }), "Best loss")).toEqual(["0.1235", "epoch 2.47, step 1,200"]);
 });
 
 test("without an evaluation there is no best epoch", async () => {

@@ -35,7 +35,7 @@ export function aJob(changes: Partial<Job> = {}): Job {
     traffic: { pushed_bytes: 1_200_000_000, fetched_bytes: 3_400_000_000 },
     evaluations: [],
     best_accuracy: 0.912,
-    best: { epoch: 3, metric: "accuracy", mode: "max", value: 0.912 },
+    best: { epoch: 3, samples: 3000, step: 47, metric: "accuracy", mode: "max", value: 0.912 },
     version: 17,
     model: null,
     package: "0".repeat(64),

@@ -309,6 +309,8 @@ def test_view_names_the_best_epoch_and_its_metric(
 
     view = http.get(f"jobs/{job}").json()
 
+    if best is not None:
+        best |= {"samples": 100 * best["epoch"], "step": None}
     assert view["best"] == best
     assert view["best_accuracy"] is None
 

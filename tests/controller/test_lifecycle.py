@@ -70,12 +70,12 @@ def test_job_stops_at_its_target_accuracy(
 
     # Then it ends soon after its second epoch, with a model that reached 0.15
     done = await_end(harness, job, eventually)
-    assert done.final_epoch in range(2, 10)
-    accuracy = f"{done.final_epoch / 10:.4f}"
-    assert done.reason == f"accuracy {accuracy} reached 0.15 in epoch {done.final_epoch}"
+    assert done.final_evaluation in range(2, 10)
+    accuracy = f"{done.final_evaluation / 10:.4f}"
+    assert done.reason == f"accuracy {accuracy} reached 0.15 in epoch {done.final_evaluation}"
     assert done.model is not None
     model = harness.checkpoints(job).read(done.model)
-    assert model.floats.tolist() == [float(done.final_epoch)] * 100
+    assert model.floats.tolist() == [float(done.final_evaluation)] * 100
 
 
 def test_target_counts_although_the_next_epoch_is_worse(
@@ -98,7 +98,7 @@ def test_target_counts_although_the_next_epoch_is_worse(
 
     # Then the job ends with the model of the second epoch
     done = await_end(harness, job, eventually)
-    assert done.final_epoch == 2
+    assert done.final_evaluation == 2
     assert done.model is not None
     assert harness.checkpoints(job).read(done.model).floats.tolist() == [2.0] * 100
 
@@ -118,9 +118,9 @@ def test_job_stops_at_the_target_of_any_metric(
 
     # Then it ends soon after its second epoch, with a model whose loss is below the target
     done = await_end(harness, job, eventually)
-    assert done.final_epoch in range(2, 10)
-    cost = f"{9 - done.final_epoch:.4f}"
-    assert done.reason == f"cost {cost} reached 7.5 in epoch {done.final_epoch}"
+    assert done.final_evaluation in range(2, 10)
+    cost = f"{9 - done.final_evaluation:.4f}"
+    assert done.reason == f"cost {cost} reached 7.5 in epoch {done.final_evaluation}"
 
 
 def test_job_stops_after_its_max_duration(
@@ -131,11 +131,14 @@ def test_job_stops_after_its_max_duration(
 
     # Then it ends with the epoch that was evaluated last
     done = await_end(harness, job, eventually)
-    assert done.final_epoch is not None
-    assert done.reason == f"max_duration has passed; the last evaluated epoch is {done.final_epoch}"
+    assert done.final_evaluation is not None
+    assert (
+        done.reason
+        == f"max_duration has passed; the last evaluation is of epoch {done.final_evaluation}"
+    )
     assert done.model is not None
     model = harness.checkpoints(job).read(done.model)
-    assert model.floats.tolist() == [float(done.final_epoch)] * 100
+    assert model.floats.tolist() == [float(done.final_evaluation)] * 100
 
 
 def submit(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from support.world import World
 
+from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.tensors.snapshot_store import MOST_PINS
+
+MakeWorld = Callable[..., World]
 
 
 class TestPins:
@@ -134,3 +139,41 @@ class TestPins:
         second.turn()
 
         assert self.chunks(world) == {"s:2.2:0", "s:3.2:0"}
+
+
+class TestEvaluationPoints:
+    def test_an_evaluation_point_gets_a_version_of_its_own(self, make_world: MakeWorld) -> None:
+        world = make_world(evaluate={"every": "5 samples"})
+        for subtask in (0, 1, 2, 3):
+            world.push(subtask, 0, 4)
+        shard = world.shard()
+
+        # 8 samples pass the point 5, and 12 pass the point 10
+        assert [shard.turn() for _ in range(4)] == [2, 1, 1, 0]
+
+        assert sorted(world.snapshots.pins()) == ["samples-10", "samples-15", "samples-5"]
+        for name, samples in (("samples-5", 8), ("samples-10", 12), ("samples-15", 16)):
+            pinned, floats = world.snapshots.fetch_pinned(name)
+            assert pinned.meta.exact
+            assert pinned.meta.totals.samples == samples
+            assert floats[: world.plan.samples].tolist() == world.expected_counts(pinned.record)
+
+    def test_points_are_left_out_while_evaluations_do_not_keep_up(
+        self, make_world: MakeWorld
+    ) -> None:
+        # Given a job that reaches a point with each update, and no evaluation
+        world = make_world(evaluate={"every": "2 samples"})
+        shard, evaluations = world.shard(), Evaluations(world.ledger, world.job)
+        for subtask in range(6):
+            world.push(subtask, 0, 2)
+            world.push(subtask, 2, 4)
+
+        # When all of them are applied
+        assert [shard.turn() for _ in range(13)] == [1] * 12 + [0]
+
+        # Then the first ones are pinned, later ones are left out, and the last one is evaluated
+        assert sorted(world.snapshots.pins()) == [f"samples-{n}" for n in (2, 4, 6, 8)]
+        assert evaluations.read() == ({2, 4, 6, 8, 24}, frozenset())
+        # and a new parameter server does not open those again
+        world.shard().turn()
+        assert evaluations.read() == ({2, 4, 6, 8, 24}, frozenset())

@@ -15,7 +15,8 @@ from support.world import World
 from vcasgd.errors import Fenced
 from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.leases import Lease, Leases
+from vcasgd.store.ledger.evaluations import Evaluations
+from vcasgd.store.ledger.leases import Accounts, Lease, Leases
 
 pytestmark = pytest.mark.both_servers
 
@@ -313,3 +314,70 @@ def test_after_reconciliation_each_subtask_is_in_exactly_one_state(
 def record_of(world: World, done: set[int], partly: set[int]) -> AppliedRecord:
     positions = {each: world.plan.size(each) for each in done} | dict.fromkeys(partly, 1)
     return AppliedRecord(world.plan, 0, positions)
+
+
+class TestPointsBySamples:
+    """Evaluations that are numbered by samples: every 5 samples of 24, and at the end."""
+
+    @pytest.fixture
+    def by_samples(self, ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> World:
+        return World(ledger, tensors, tmp_path, evaluate={"every": "5 samples"})
+
+    def evaluations(self, world: World) -> list[int]:
+        pending, _ = Evaluations(world.ledger, world.job).read()
+        return sorted(pending)
+
+    def test_the_newest_point_of_a_report_is_evaluated_once(self, by_samples: World) -> None:
+        world = by_samples
+        world.accounts.account(1, 1, 0, "{}", [], samples=4, point=0)
+        assert self.evaluations(world) == []
+
+        world.accounts.account(1, 2, 0, "{}", [0], samples=11, point=10)
+        assert self.evaluations(world) == [10]
+
+        lease = world.leases("a").acquire()
+        assert isinstance(lease, Lease)
+        assert lease.piece == "evaluate:10"
+        world.accounts.account(1, 3, 0, "{}", [], samples=12, point=10)
+        assert self.evaluations(world) == [10]
+        assert world.leases("a").report_evaluation(lease, RESULT)
+        world.accounts.account(1, 4, 1, "{}", [1, 2], samples=13, point=10)
+
+        assert Evaluations(world.ledger, world.job).read() == (frozenset(), {10})
+
+    def test_points_after_a_restored_snapshot_are_evaluated_again(self, by_samples: World) -> None:
+        world = by_samples
+        for version, point in ((1, 5), (2, 10)):
+            world.accounts.account(1, version, 0, "{}", [], samples=point + 1, point=point)
+            lease = world.leases("a").acquire()
+            assert isinstance(lease, Lease)
+            assert world.leases("a").report_evaluation(lease, RESULT)
+        world.accounts.account(1, 3, 0, "{}", [], samples=15, point=15)
+
+        world.accounts.reconcile(2, 1, 0, "{}", [], samples=8, point=5)
+
+        assert Evaluations(world.ledger, world.job).read() == (frozenset(), {5})
+        world.accounts.account(2, 2, 0, "{}", [], samples=10, point=10)
+        assert self.evaluations(world) == [10]
+
+    def test_a_point_whose_report_was_lost_is_found_again(self, by_samples: World) -> None:
+        by_samples.accounts.reconcile(1, 3, 0, "{}", [], samples=11, point=10)
+
+        assert self.evaluations(by_samples) == [10]
+
+    def test_a_point_is_reached_once_all_shards_have_reached_it(self, by_samples: World) -> None:
+        world = by_samples
+        first, second = (Accounts(world.ledger, world.job, shard, 2) for shard in range(2))
+
+        first.account(1, 1, 0, "{}", [], samples=11, point=10)
+        assert self.evaluations(world) == []
+        second.account(1, 1, 0, "{}", [], samples=7, point=5)
+        assert self.evaluations(world) == [5]
+        second.account(1, 2, 0, "{}", [], samples=12, point=10)
+        assert self.evaluations(world) == [5, 10]
+
+        second.reconcile(2, 1, 0, "{}", [], samples=7, point=5)
+        assert self.evaluations(world) == [5]
+
+
+RESULT = {"version": 3, "metrics": {"accuracy": 0.5}, "worker": "a", "seconds": 1.0, "at": 2.0}

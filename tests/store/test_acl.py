@@ -319,7 +319,7 @@ def test_a_worker_cannot_extend_a_loop_of_a_platform_script(
 
     reopened = world.accounts.reconcile(2, 0, 0, "{}", [])
 
-    assert reopened == world.spec.total_subtasks
+    assert reopened == world.plan.total_subtasks
 
 
 def test_granted_commands_are_neither_administrative_nor_dangerous(world: World) -> None:

@@ -13,6 +13,7 @@ from support.waiting import PATIENCE, await_truth
 from support.world import World, spec_of
 
 from vcasgd.errors import Conflict, NotFound, StoreError
+from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
@@ -69,10 +70,19 @@ class TestSubmit:
         job = jobs.submit(spec_of(subtasks_per_epoch=None), PACKAGE).id
         assert jobs.work(job) == {"next": 0, "finished": 0, "lead": 1}
 
-        jobs.set_plan(job, EpochPlan(samples=10, subtasks_per_epoch=5, epochs=2, seed=0))
+        plan = EpochPlan(samples=10, subtasks_per_epoch=5, epochs=2, seed=0)
+        jobs.set_plan(job, EvaluationPoints(plan, None))
 
         work = jobs.work(job)
         assert (work["total"], work["per_epoch"]) == (10, 5)
+
+    def test_the_final_epoch_of_version_0_1_0_is_the_final_evaluation(
+        self, jobs: Jobs, ledger: RedisClient
+    ) -> None:
+        job = jobs.submit(spec_of(), PACKAGE).id
+        ledger.hset(LedgerKeys(job).record, "final_epoch", 2)
+
+        assert jobs.get(job).final_evaluation == 2
 
     def test_without_a_key_each_submission_is_a_new_job(self, jobs: Jobs) -> None:
         first, second = (jobs.submit(spec_of(), PACKAGE) for _ in range(2))
@@ -149,7 +159,7 @@ class TestTransitions:
         before, events = jobs.get(job), jobs.events(job)
 
         assert not jobs.transition(
-            job, JobState.FINISHING, [JobState.RUNNING], why="no", final_epoch=3, model="m"
+            job, JobState.FINISHING, [JobState.RUNNING], why="no", final_evaluation=3, model="m"
         )
 
         assert jobs.get(job) == before
@@ -171,13 +181,18 @@ class TestTransitions:
         job = in_state(jobs, JobState.RUNNING)
 
         jobs.transition(
-            job, JobState.FINISHING, [JobState.RUNNING], why="done", final_epoch=2, traceback=None
+            job,
+            JobState.FINISHING,
+            [JobState.RUNNING],
+            why="done",
+            final_evaluation=2,
+            traceback=None,
         )
         model = "v000000000012-x.safetensors"
         jobs.transition(job, JobState.SUCCEEDED, [JobState.FINISHING], why="done", model=model)
 
         after = jobs.get(job)
-        assert (after.final_epoch, after.model) == (2, model)
+        assert (after.final_evaluation, after.model) == (2, model)
         assert after.traceback is None
 
     @pytest.mark.parametrize("state", JobState)

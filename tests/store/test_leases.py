@@ -303,6 +303,8 @@ class TestReport:
         (stored,) = world.jobs.get(world.job).evaluations
         assert (stored.epoch, stored.version, stored.metrics) == (1, 3, {"accuracy": 0.5})
         assert world.jobs.get(world.job).best == stored
+        # Results of version 0.1.0 have no samples, and those of the epoch's end are meant.
+        assert (stored.number, stored.samples, stored.step) == (1, 12, 6)
         assert world.jobs.leases(world.job) == {}
 
     def test_not_by_other_workers(self, world: World, evaluation: Lease) -> None:

@@ -124,9 +124,9 @@ class Api:
         lease = self.lease(job)
         facts = {"samples": samples, "validation_samples": 10, "layout": "{}", "order_digest": "d"}
         assert self.leases(job).report_facts(lease, facts)
-        plan = self.jobs.get(job).plan
-        assert plan is not None
-        self.jobs.set_plan(job, plan)
+        points = self.jobs.get(job).points
+        assert points is not None
+        self.jobs.set_plan(job, points)
         assert self.jobs.transition(
             job, JobState.RUNNING, [JobState.STARTING], why="started", started_at=time.time()
         )

@@ -397,9 +397,9 @@ class Harness:
     def start_job_when_ready(self, job: str) -> None:
         """Make the only transition that a run needs from a controller, as soon as possible."""
         await_truth(lambda: self.jobs.get(job).facts)
-        plan = self.jobs.get(job).plan
-        assert plan is not None
-        self.jobs.set_plan(job, plan)
+        points = self.jobs.get(job).points
+        assert points is not None
+        self.jobs.set_plan(job, points)
         self.jobs.transition(job, JobState.RUNNING, [JobState.STARTING], why="facts are known")
 
     def checkpoint(self, job: str) -> str:

@@ -331,7 +331,7 @@ class History(RuleBasedStateMachine):
             run_to_end(self.world, [last], self.serve)
             last.step()
             job = self.world.jobs.get(self.world.job)
-            assert [each.epoch for each in job.evaluations] == [1, 2]
+            assert [each.number for each in job.evaluations] == [1, 2]
             assert job.totals["samples"] == self.world.plan.total_samples
             assert job.totals["repeated"] == 0
 

@@ -106,7 +106,7 @@ class World:
         assert lease.kind is Work.INITIALISE
         assert self.install()
         assert self.leases("first").report_facts(lease, self.facts().to_dict())
-        self.jobs.set_plan(self.job, self.plan)
+        self.jobs.set_plan(self.job, self.facts().points(self.spec))
         if self.jobs.get(self.job).state is JobState.STARTING:
             starting = [JobState.STARTING]
             why = "facts are known"

@@ -1,4 +1,4 @@
-"""The best epoch of a job, by the metric that its specification names or by a default one."""
+"""The best model of a job, by the metric that its specification names or by a default one."""
 
 from __future__ import annotations
 

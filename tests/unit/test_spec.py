@@ -83,7 +83,11 @@ def test_the_default_steepness_is_that_of_the_paper(fields: dict[str, Any], a: f
 
 @pytest.mark.parametrize(
     "job",
-    [spec(), spec(update={"staleness": {"function": "hinge"}}, stop={"max_duration": "1.5s"})],
+    [
+        spec(),
+        spec(update={"staleness": {"function": "hinge"}}, stop={"max_duration": "1.5s"}),
+        spec(evaluate={"every": "500 steps"}),
+    ],
 )
 def test_json_round_trip(job: JobSpec) -> None:
     assert JobSpec.parse(json.loads(job.model_dump_json())) == job
@@ -183,6 +187,16 @@ def test_the_json_schema() -> None:
             "stop",
             "accuracy and metric are both set; remove one of them",
         ),
+        (
+            {"evaluate": {"every": 500}},
+            "evaluate.every",
+            "needs a unit, such as 500 steps, .* not 500",
+        ),
+        ({"evaluate": {"every": "500"}}, "evaluate.every", "must be epoch, a number of steps or"),
+        ({"evaluate": {"every": "5 epochs"}}, "evaluate.every", "not '5 epochs'"),
+        ({"evaluate": {"every": "0 steps"}}, "evaluate.every", "from 1 to .* steps; not '0 steps'"),
+        ({"evaluate": {"every": "0m"}}, "evaluate.every", "or a duration such as 10m; not '0m'"),
+        ({"evaluate": {"each": "epoch"}}, "evaluate.each", r"no such field \(known fields: every"),
         ({"checkpoint": {"every": "5x"}}, "checkpoint.every", "'5x' is not a duration"),
         ({"args": {"x": float("nan")}}, "args", "finite numbers"),
         ({"args": {"when": timedelta(1)}}, "args", "put quotes around"),

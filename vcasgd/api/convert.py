@@ -73,12 +73,19 @@ def job_view(job: JobRecord, traffic: Traffic) -> JobView:
 
 
 def _best(job: JobRecord) -> BestView | None:
-    """Return None while no evaluation has a finite value of the metric that ranks epochs."""
+    """Return None while no evaluation has a finite value of the metric that ranks them."""
     best, metric = job.best, job.metric
     value = best.metrics.get(metric.name, nan) if best and metric else nan
     if best is None or metric is None or not isfinite(value):
         return None
-    return BestView(epoch=best.epoch, metric=metric.name, mode=metric.mode, value=value)
+    return BestView(
+        epoch=best.epoch,
+        samples=best.samples,
+        step=best.step,
+        metric=metric.name,
+        mode=metric.mode,
+        value=value,
+    )
 
 
 def samples(job: JobRecord) -> tuple[int, int | None]:

@@ -291,6 +291,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("submitted", ago(view.created_at)),
         ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
         ("epoch", f"{epoch(view)} of {progress.epochs_text} ({progress.fraction:.0%})"),
+        ("evaluated", view.evaluations[-1].place if view.evaluations else None),
         ("accuracy", percent(accuracy(view))),
         ("best", view.best),
         ("updates", totals.updates),

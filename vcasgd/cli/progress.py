@@ -34,7 +34,7 @@ LOSSES = {
 #: Newest losses in the live view; they have their own lines so that other events don't push
 #: them out.
 LOSSES_SHOWN = 4
-#: Seconds between two summary lines of the plain view within an epoch.
+#: Seconds between two summary lines of the plain view between evaluations.
 LINE_SECONDS = 5.0
 #: Fraction of the job that must be done before an estimate of the remaining time is useful.
 SOONEST_FRACTION = 0.02
@@ -78,7 +78,7 @@ class PlainView:
     def show(self, status: JobStatus) -> None:
         for event in _remarkable(status):
             self._print(event_line(event))
-        landmarks = (status.job.state, status.job.progress.finished_epochs, status.trouble)
+        landmarks = (status.job.state, _measured(status.job), status.trouble)
         if landmarks != self._landmarks or self._clock() > self._summarized_at + LINE_SECONDS:
             self._landmarks, self._summarized_at = landmarks, self._clock()
             self._print(status.trouble or summary_line(status))
@@ -124,6 +124,12 @@ class LiveView:
         if status.trouble:
             parts += [Text(), Text(f"{status.trouble}; retrying", style="yellow")]
         return Group(*parts)
+
+
+def _measured(job: JobView) -> int:
+    """Return what a summary line is printed for: finished epochs, or evaluations."""
+    by_epochs = job.spec.evaluate.interval.unit == "epoch"
+    return job.progress.finished_epochs if by_epochs else len(job.evaluations)
 
 
 def event_line(event: EventRow) -> str:
@@ -210,7 +216,7 @@ def time_left(status: JobStatus) -> float | None:
 
 
 def _lines(job: JobView, workers: Iterable[int], marks: Iterable[Text]) -> RenderableType:
-    """Return sparklines of accuracy per epoch and workers per status, with marks for losses."""
+    """Return sparklines of accuracies and of workers per status, with marks for losses."""
     accuracies = [each.metrics.get("accuracy") for each in job.evaluations]
     grid = Table.grid(padding=(0, 1))
     grid.add_row("accuracy", Text(sparkline(x for x in accuracies if x is not None), style="green"))

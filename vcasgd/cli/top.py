@@ -105,18 +105,23 @@ def _head(overview: FleetOverview) -> RenderableType:
 
 
 def _jobs(overview: FleetOverview) -> RenderableType:
-    table = _table("JOB", "STATE", "EPOCH", "DONE", "ACCURACY", "MACHINES", "LOST",
-                   "PUSHED", "FETCHED")  # fmt: skip
+    table = _table("JOB", "STATE", "EPOCH", "DONE", "EVALUATED", "ACCURACY",
+                   "MACHINES", "LOST", "PUSHED", "FETCHED")  # fmt: skip
     workers = Counter(row.job for row in overview.machines)
     for job in overview.jobs[:MOST_ROWS]:
         progress = job.progress
         table.add_row(
             job.id, job.state, f"{progress.finished_epochs}/{progress.epochs_text}",
-            f"{progress.fraction:.0%}", percent(job.best_accuracy), str(workers[job.id]),
-            str(job.evictions + job.kills), size(job.traffic.pushed_bytes),
+            f"{progress.fraction:.0%}", _evaluated(job), percent(job.best_accuracy),
+            str(workers[job.id]), str(job.evictions + job.kills), size(job.traffic.pushed_bytes),
             size(job.traffic.fetched_bytes),
         )  # fmt: skip
     return table if overview.jobs else Text("no active jobs", style="dim")
+
+
+def _evaluated(job: JobView) -> str:
+    """Return the epoch of the newest evaluation."""
+    return f"{job.evaluations[-1].epoch:.2f}".removesuffix(".00") if job.evaluations else ""
 
 
 def _machines(overview: FleetOverview) -> RenderableType:

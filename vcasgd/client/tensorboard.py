@@ -45,7 +45,7 @@ class EventFiles:
         for old in folder.glob(_FILES):
             old.unlink()
         self._writer = writer(str(folder))
-        self._evaluated: set[tuple[int, int]] = set()
+        self._evaluated: set[tuple[float, int]] = set()
 
     def __enter__(self) -> EventFiles:
         return self

@@ -43,7 +43,7 @@ class ShardConfig:
         layout = Layout.from_json(facts.layout)
         self.layout_digest = layout.digest()
         self.part = Cut(layout.floats, layout.parameters, facts.shards, layout.sent).parts[shard]
-        self.plan = facts.plan(spec)
+        self.plan, self.points = facts.plan(spec), facts.points(spec)
         self.rule = make_rule(spec.update)
         self.formats = payload_formats(spec.update, layout, self.part)
         #: Largest size of a payload in bytes.
@@ -64,6 +64,8 @@ class Batch:
     touched: set[int] = field(default_factory=set)
     reset: set[int] = field(default_factory=set)
     folded: list[int] = field(default_factory=list)
+    #: Number of the evaluation point that the batch reaches, if any.
+    point: int | None = None
     #: True if its publication must be exact even if workers need only bfloat16.
     exact: bool = True
     #: Keys of payloads that are no longer needed.
@@ -72,8 +74,8 @@ class Batch:
     @property
     def full(self) -> bool:
         """True if the batch takes no further update."""
-        # The end of an epoch gets a version of its own, so that it can be evaluated exactly.
-        return len(self.entries) >= MOST_UPDATES or bool(self.folded)
+        # An evaluation point gets a version of its own, so that it can be evaluated exactly.
+        return len(self.entries) >= MOST_UPDATES or self.point is not None
 
 
 class ModelState:
@@ -110,6 +112,12 @@ class ModelState:
         #: Factor by which the weight of updates is multiplied.
         self.factor = 1.0
         self._remember_base()
+
+    @property
+    def point(self) -> int:
+        """Number of the newest evaluation point that the model has reached; 0 before the first."""
+        record = self.record
+        return self._config.points.reached(record.finished_epochs, record.samples_applied)
 
     # -- updates -------------------------------------------------------------------------------
 
@@ -191,8 +199,10 @@ class ModelState:
         return self._config.formats[header.codec]
 
     def _count_applied(self, entry: str, header: Header, staleness: int, keys: list[str]) -> None:
-        batch, totals = self.batch, self.meta.totals
+        batch, totals, before = self.batch, self.meta.totals, self.point
         batch.folded += self.record.advance(header.subtask, header.start, header.stop)
+        if self.point > before:
+            batch.point = self.point
         batch.touched.add(header.subtask)
         self.partly.add(header.subtask)
         if self.record.is_done(header.subtask):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.parameter_server.model_state import ModelState
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
-from vcasgd.store.tensors.snapshot import Change, Meta, Snapshot, epoch_pin, pin_text
+from vcasgd.store.tensors.snapshot import Change, Meta, Snapshot, pin_text
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 #: Longest time for which a version has no low halves if workers need only bfloat16.
@@ -17,7 +18,15 @@ EXACT_SECONDS = 1.0
 class Publisher:
     """Publisher of one shard under one fencing token."""
 
-    def __init__(self, snapshots: SnapshotStore, pins: Pins, reports: Reports, token: int) -> None:
+    def __init__(
+        self,
+        points: EvaluationPoints,
+        snapshots: SnapshotStore,
+        pins: Pins,
+        reports: Reports,
+        token: int,
+    ) -> None:
+        self._points = points
         self._snapshots = snapshots
         self._pins = pins
         self._reports = reports
@@ -32,15 +41,18 @@ class Publisher:
         Raises as :meth:`SnapshotStore.commit` does; the same batch may then be published again.
         """
         meta, changed = model.next_meta(self._token), model.batch.applied > 0
-        name = None
-        if model.batch.folded and not self._pins.full:
-            name = epoch_pin(model.record.finished_epochs)
+        name, point = None, model.batch.point
+        if point is not None and not self._pins.full:
+            name = self._points.pin(point)
+        elif point != self._points.last:
+            # Evaluations don't keep up, so this one is left out.
+            point = None
         if not committed:
             self._commit(model, meta, name)
         if changed and meta.exact:
             self._exact_at = time.monotonic()
         self._pins.published(model.meta if changed else None, {name: meta} if name else {})
-        self._reports.published(model.newly_done())
+        self._reports.published(model.newly_done(), point)
         self.publications += changed
         model.published(meta)
 

@@ -112,7 +112,7 @@ class Recovery:
             first_open = record.finished * self._config.plan.subtasks_per_epoch
             if self._snapshots.replace(self._token, *parts, first_open=first_open):
                 self._snapshots.delete_orphans(self._token, [meta, *self._pins.load()])
-        self._reports.published(model.newly_done())
+        self._reports.published(model.newly_done(), model.point)
         model.published(meta)
         state = "empty" if stored is None else f"with version {stored}"
         self._reports.add_event(

@@ -60,6 +60,8 @@ class Reports:
         self._events: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
         self._unaccounted: list[int] = []
         self._behind = False
+        #: Newest evaluation point that is worth an evaluation.
+        self._point = 0
         #: Names of rejected updates since the last valid one, by worker.
         self._rejections: defaultdict[str, set[str]] = defaultdict(set)
         self._unattributed = 0
@@ -119,7 +121,10 @@ class Reports:
             model.record.finished_epochs,
             _totals(model),
             model.record.done_subtasks(),
+            samples=model.record.samples_applied,
+            point=model.point,
         )
+        self._point = model.point
         log.info("%s: version %d, %d subtasks open again", self._job, model.meta.version, reopened)
 
     def newer_token(self) -> int | None:
@@ -135,9 +140,15 @@ class Reports:
         )
         self._send_events()
 
-    def published(self, done: list[int]) -> None:
-        """Record a publication for the next report; ``done`` are the subtasks that it completed."""
+    def published(self, done: list[int], point: int | None = None) -> None:
+        """Record a publication for the next report.
+
+        ``done`` are the subtasks that it completed, and ``point`` is the evaluation point that it
+        reached.
+        """
         self._unaccounted += done
+        if point is not None:
+            self._point = point
         self._behind = True
 
     def send(self, model: ModelState) -> None:
@@ -150,6 +161,8 @@ class Reports:
                 model.record.finished_epochs,
                 _totals(model),
                 self._unaccounted,
+                samples=model.record.samples_applied,
+                point=self._point,
             )
             self._unaccounted, self._behind = [], False
 

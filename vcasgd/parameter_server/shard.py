@@ -75,7 +75,9 @@ class Shard:
         self._slots_updated_at = float("-inf")
         self._pins = Pins(self._snapshots, token)
         self._reports = Reports(ledger, job.id, token, clock, shard=number, shards=job.facts.shards)
-        self._publisher = Publisher(self._snapshots, self._pins, self._reports, token)
+        self._publisher = Publisher(
+            self._config.points, self._snapshots, self._pins, self._reports, token
+        )
         self._recovery = Recovery(
             self._config,
             self._snapshots,
@@ -137,7 +139,8 @@ class Shard:
         processed = self._collect(model)
         if model.batch.entries:
             # Decided once, so that a repeated publication stays the same.
-            model.batch.exact = bool(model.batch.folded) or self._publisher.exact_is_due
+            at_point = model.batch.point is not None
+            model.batch.exact = at_point or self._publisher.exact_is_due
             self._publisher.publish(model)
         elif self._publisher.exact_is_due:
             self._publisher.complete(model)

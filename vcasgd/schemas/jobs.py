@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator
 
 from vcasgd.schemas.base import ReportedSpec, RequestBody, Schema
+from vcasgd.spec.evaluate import place_of
 from vcasgd.spec.job import JobSpec, JobState
 
 #: Pattern of a package's name: the SHA-256 of the zip.
@@ -62,27 +63,45 @@ class TrafficView(Schema):
 
 
 class EvaluationView(Schema):
-    """Result of one evaluation on the validation split."""
+    """Result of one evaluation on the validation split.
 
-    epoch: int
+    `epoch` is the finished epoch if the job evaluates each epoch, else the samples in epochs.
+    `samples` and `step` are those in the model; `step` is null in jobs of version 0.1.0.
+    """
+
+    epoch: float
+    samples: int | None = None
+    step: int | None = None
     version: int
     metrics: dict[str, float | None]
     worker: str
     seconds: float
     at: float
 
+    @property
+    def place(self) -> str:
+        """The place in the job, such as ``epoch 3``, or ``epoch 2.47, step 1200``."""
+        return place_of(self.epoch, self.step)
+
 
 class BestView(Schema):
-    """Best epoch of a job, by the metric that ranks its epochs."""
+    """Best evaluated model of a job, by the metric that ranks them."""
 
-    epoch: int
+    epoch: float
+    samples: int | None = None
+    step: int | None = None
     metric: str
     mode: Literal["min", "max"]
     value: float
 
     def __str__(self) -> str:
         value = f"{self.value:.2%}" if self.metric == "accuracy" else f"{self.value:.4g}"
-        return f"{self.metric} {value} in epoch {self.epoch}"
+        return f"{self.metric} {value} in {self.place}"
+
+    @property
+    def place(self) -> str:
+        """The place in the job, as in :attr:`EvaluationView.place`."""
+        return place_of(self.epoch, self.step)
 
 
 class TunedView(Schema):

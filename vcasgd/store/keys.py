@@ -66,7 +66,8 @@ class LedgerKeys:
 
     @property
     def work(self) -> str:
-        """Hash: finished, total, per_epoch, lead. Read-only for workers."""
+        """Hash: finished, total, per_epoch, lead, points (``epochs`` or ``samples``: what numbers
+        evaluations), evaluation_at. Read-only for workers."""
         return self._key("work")
 
     @property

@@ -1,4 +1,4 @@
-"""Evaluates the model at the end of an epoch."""
+"""Evaluates the model at a point of the job's progress."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import asdict
 from torch import Tensor
 
 from vcasgd.errors import SnapshotMissing
-from vcasgd.store.ledger.job import Evaluation
+from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
+from vcasgd.store.ledger.job import Evaluation, completed
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.sharded import ModelSnapshot, ShardedSnapshots, versions_of
-from vcasgd.store.tensors.snapshot import epoch_pin
+from vcasgd.store.tensors.snapshot import Record
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS
 from vcasgd.worker.heartbeat import WorkerStatus
@@ -29,8 +30,15 @@ class Evaluator:
 
     def evaluate(self, lease: Lease, learner: Learner, may_continue: Callable[[], bool]) -> None:
         """Evaluate the model on the validation split and report the metrics."""
-        self._status.doing = f"evaluating epoch {lease.number}"
-        whole, floats = self._pinned(lease, learner, may_continue)
+        facts = self._context.jobs.get(self._context.job).facts
+        assert facts is not None
+        points = facts.points(learner.spec)
+        unit = "epoch" if points.at_epochs else "sample"
+        self._status.doing = f"evaluating {unit} {lease.number}"
+        snapshots = ShardedSnapshots(
+            self._context.nodes, self._context.job, learner.cut(facts.shards)
+        )
+        whole, floats = self._pinned(snapshots, points.pin(lease.number), may_continue)
         started = time.monotonic()
         metrics = learner.evaluate(
             floats,
@@ -40,30 +48,25 @@ class Evaluator:
         )
         if not metrics:
             raise WorkInterrupted
-        self._report(
-            lease,
-            Evaluation(
-                epoch=lease.number,
-                version=whole[0].meta.version,
-                metrics=metrics,
-                worker=self._context.name,
-                seconds=time.monotonic() - started,
-                at=time.time(),
-                versions=versions_of(whole),
-            ),
+        result = Evaluation(
+            number=lease.number,
+            version=whole[0].meta.version,
+            metrics=metrics,
+            worker=self._context.name,
+            seconds=time.monotonic() - started,
+            at=time.time(),
+            versions=versions_of(whole),
+            samples=min(_samples(points.plan, each.record) for each in whole),
         )
+        self._report(lease, completed(result, facts, points))
 
     def _pinned(
-        self, lease: Lease, learner: Learner, may_continue: Callable[[], bool]
+        self, snapshots: ShardedSnapshots, name: str, may_continue: Callable[[], bool]
     ) -> tuple[ModelSnapshot, Tensor]:
-        """Return the snapshots that were pinned at the end of the epoch, and their vector.
+        """Return the snapshots that were pinned at the point, and their vector.
 
         If one was lost, the present snapshot replaces it.
         """
-        context, name = self._context, epoch_pin(lease.number)
-        facts = context.jobs.get(context.job).facts
-        assert facts is not None
-        snapshots = ShardedSnapshots(context.nodes, context.job, learner.cut(facts.shards))
         while may_continue():
             try:
                 return snapshots.fetch_pinned(name)
@@ -75,7 +78,8 @@ class Evaluator:
 
     def _report(self, lease: Lease, result: Evaluation) -> None:
         context = self._context
-        fields = {key: value for key, value in asdict(result).items() if key != "epoch"}
+        derived = ("number", "epoch", "step")
+        fields = {key: value for key, value in asdict(result).items() if key not in derived}
         if not context.leases.report_evaluation(lease, fields):
             return
         metrics = ", ".join(
@@ -84,8 +88,14 @@ class Evaluator:
         context.jobs.event(
             context.job,
             "evaluated",
-            f"epoch {result.epoch}: {metrics}",
+            f"{result.place}: {metrics}",
             epoch=result.epoch,
+            samples=result.samples,
+            step=result.step,
             version=result.version,
             metrics=result.metrics,
         )
+
+
+def _samples(plan: EpochPlan, record: Record) -> int:
+    return AppliedRecord(plan, record.finished, record.positions).samples_applied

@@ -84,6 +84,11 @@ class Learner:
         self._started: deque[int] = deque(maxlen=2)
 
     @property
+    def spec(self) -> JobSpec:
+        """The job's specification."""
+        return self._spec
+
+    @property
     def tuning(self) -> Tuning:
         """Settings that the job tunes while it runs."""
         return self._spec.tuning

@@ -755,11 +755,15 @@ export interface components {
         };
         /**
          * BestView
-         * @description Best epoch of a job, by the metric that ranks its epochs.
+         * @description Best evaluated model of a job, by the metric that ranks them.
          */
         BestView: {
             /** Epoch */
             epoch: number;
+            /** Samples */
+            samples: number | null;
+            /** Step */
+            step: number | null;
             /** Metric */
             metric: string;
             /**
@@ -772,7 +776,7 @@ export interface components {
         };
         /**
          * Checkpoint
-         * @description Interval of checkpoints, in addition to the one after each epoch, and how many to keep.
+         * @description Interval of checkpoints, in addition to those of evaluated models, and how many to keep.
          */
         "Checkpoint-Input": {
             /**
@@ -788,7 +792,7 @@ export interface components {
         };
         /**
          * Checkpoint
-         * @description Interval of checkpoints, in addition to the one after each epoch, and how many to keep.
+         * @description Interval of checkpoints, in addition to those of evaluated models, and how many to keep.
          */
         "Checkpoint-Output": {
             /**
@@ -1030,12 +1034,38 @@ export interface components {
             codec: "float32" | "bfloat16";
         };
         /**
+         * Evaluate
+         * @description How often the model is evaluated. It is always evaluated at the end of the job.
+         *
+         *     ``every`` is ``epoch``, a number of steps (``500 steps``, each of one batch) or samples
+         *     (``100000 samples``), or a duration (``10m``).
+         */
+        Evaluate: {
+            /**
+             * Every
+             * @description epoch, a number of steps or samples, or a duration
+             * @default epoch
+             * @example epoch
+             * @example 500 steps
+             * @example 100000 samples
+             * @example 10m
+             */
+            every: string;
+        };
+        /**
          * EvaluationView
          * @description Result of one evaluation on the validation split.
+         *
+         *     `epoch` is the finished epoch if the job evaluates each epoch, else the samples in epochs.
+         *     `samples` and `step` are those in the model; `step` is null in jobs of version 0.1.0.
          */
         EvaluationView: {
             /** Epoch */
             epoch: number;
+            /** Samples */
+            samples: number | null;
+            /** Step */
+            step: number | null;
             /** Version */
             version: number;
             /** Metrics */
@@ -1354,6 +1384,12 @@ export interface components {
              *     }
              */
             checkpoint: components["schemas"]["Checkpoint-Input"];
+            /**
+             * @default {
+             *       "every": "epoch"
+             *     }
+             */
+            evaluate: components["schemas"]["Evaluate"];
             /** @default {} */
             stop: components["schemas"]["Stop-Input"];
             /**
@@ -1474,6 +1510,12 @@ export interface components {
              *     }
              */
             checkpoint: components["schemas"]["Checkpoint-Output"];
+            /**
+             * @default {
+             *       "every": "epoch"
+             *     }
+             */
+            evaluate: components["schemas"]["Evaluate"];
             /** @default {} */
             stop: components["schemas"]["Stop-Output"];
             /**
@@ -1634,7 +1676,7 @@ export interface components {
         };
         /**
          * Metric
-         * @description A validation metric that ranks a job's epochs, and optionally the value that ends the job.
+         * @description A validation metric that ranks a job's models, and optionally the value that ends the job.
          *
          *     ``name`` is a key of the result of the task's ``evaluate``. ``mode`` says whether lower
          *     (``min``) or higher (``max``) values are better.
@@ -2289,10 +2331,10 @@ export interface components {
         };
         /**
          * Stop
-         * @description Conditions that end the job before its last epoch, or pause it.
+         * @description Conditions that end the job early, or pause it.
          *
-         *     ``metric`` names the validation metric that ranks epochs; the job ends when an epoch reaches
-         *     its target. ``accuracy: 0.91`` is short for
+         *     ``metric`` names the validation metric that ranks the evaluated models; the job ends when one
+         *     reaches its target. ``accuracy: 0.91`` is short for
          *     ``metric: {name: accuracy, mode: max, target: 0.91}``. The job is paused before its machines
          *     cost ``max_cost_usd``.
          */
@@ -2307,10 +2349,10 @@ export interface components {
         };
         /**
          * Stop
-         * @description Conditions that end the job before its last epoch, or pause it.
+         * @description Conditions that end the job early, or pause it.
          *
-         *     ``metric`` names the validation metric that ranks epochs; the job ends when an epoch reaches
-         *     its target. ``accuracy: 0.91`` is short for
+         *     ``metric`` names the validation metric that ranks the evaluated models; the job ends when one
+         *     reaches its target. ``accuracy: 0.91`` is short for
          *     ``metric: {name: accuracy, mode: max, target: 0.91}``. The job is paused before its machines
          *     cost ``max_cost_usd``.
          */

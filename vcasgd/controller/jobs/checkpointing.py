@@ -16,6 +16,7 @@ from vcasgd.learning.vector import Layout
 from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.ledger.job import Evaluation, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.tensors.sharded import (
@@ -24,17 +25,16 @@ from vcasgd.store.tensors.sharded import (
     ShardedSnapshots,
     versions_of,
 )
-from vcasgd.store.tensors.snapshot import epoch_pin
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two checkpoints at the ends of epochs; skips some ends of shorter epochs.
+#: Seconds between two checkpoints of evaluated models; skips some of more frequent ones.
 LEAST_SECONDS_BETWEEN_CHECKPOINTS = 2.0
 #: Seconds to wait after the first failed write, and at most after later ones.
 RETRY_SECONDS = (1.0, 30.0)
 #: Seconds between two polls of a pin that was requested.
 POLL_SECONDS = 0.02
-#: Name of the pin for checkpoints between the ends of epochs.
+#: Name of the pin for checkpoints between evaluations.
 PERIODIC = "periodic"
 
 
@@ -49,6 +49,7 @@ class CheckpointWriter:
         job: str,
         *,
         jobs: Jobs,
+        evaluations: Evaluations,
         nodes: Sequence[RedisClient],
         storage: Storage,
         executor: ThreadPoolExecutor,
@@ -58,6 +59,7 @@ class CheckpointWriter:
         self._jobs = jobs
         self._nodes = nodes
         self._checkpoints = Checkpoints(storage, job)
+        self._evaluations = evaluations
         self._executor = executor
         self._clock = clock
         self._model: ShardedSnapshots | None = None
@@ -120,14 +122,14 @@ class CheckpointWriter:
         if stored is not None:
             return stored
         snapshots = self._snapshots(job)
-        last, best = epoch_pin(evaluation.epoch), _best_pin(job, snapshots.pins())
+        last, best = _pin(job, evaluation), _best_pin(job, snapshots.pins())
         pinned = snapshots.pinned(last)
         if best is not None and best != last:
             self._start_write(job, best)
         elif pinned is not None and versions_of(pinned) == evaluation.versions:
             self._start_write(job, last)
         elif not self._in_memory(job, evaluation):
-            raise SnapshotMissing(f"the model of epoch {evaluation.epoch} is lost")
+            raise SnapshotMissing(f"the model of {evaluation.place} is lost")
         return None
 
     def write_now(self, job: JobRecord, seconds: float) -> None:
@@ -170,33 +172,44 @@ class CheckpointWriter:
 
     def _in_memory(self, job: JobRecord, evaluation: Evaluation) -> bool:
         """Return True if the evaluated snapshots are pinned or current; pin them again if so."""
-        pin = epoch_pin(evaluation.epoch)
+        pin = _pin(job, evaluation)
         return self._snapshots(job).still_there(pin, evaluation.versions)
 
     def _due_pin(self, job: JobRecord, pins: PinnedSnapshots) -> str | None:
-        """Return the pin to write next: the best model, the newest epoch, or the periodic one."""
+        """Return the pin to write next: the best model, the newest one, or the periodic one."""
         best = _best_pin(job, pins)
         if best is not None:
             return best
-        evaluated = [each for each in job.evaluations if epoch_pin(each.epoch) in pins.whole]
-        if evaluated and self._epoch_is_due(job, evaluated[-1]):
-            return epoch_pin(evaluated[-1].epoch)
+        evaluated = [each for each in job.evaluations if _pin(job, each) in pins.whole]
+        if evaluated and self._evaluated_is_due(job, evaluated[-1]):
+            return _pin(job, evaluated[-1])
         return PERIODIC if PERIODIC in pins.whole else None
 
-    def _epoch_is_due(self, job: JobRecord, evaluation: Evaluation) -> bool:
+    def _evaluated_is_due(self, job: JobRecord, evaluation: Evaluation) -> bool:
         rested = self._clock() - self._written_at >= LEAST_SECONDS_BETWEEN_CHECKPOINTS
-        return rested or evaluation.epoch == job.epochs
+        return rested or (job.points is not None and evaluation.number == job.points.last)
 
     def _periodic_is_due(self, job: JobRecord) -> bool:
         return self._clock() - self._written_at > job.spec.checkpoint.every.total_seconds()
 
     def _drop_spare_pins(self, job: JobRecord, pins: PinnedSnapshots, keep: str | None) -> None:
-        """Unpin evaluated epochs, each of which occupies the memory of one model."""
-        for evaluation in job.evaluations[:-1]:
-            name = epoch_pin(evaluation.epoch)
-            # Until it is written, the pin is the only copy of the best model.
-            if name in pins.names and name != keep and evaluation != job.best:
-                self._snapshots(job).unpin(name)
+        """Unpin models that no evaluation needs, each of which occupies the memory of one model.
+
+        They are evaluated, or were left out because a newer one is evaluated.
+        """
+        if job.best is None or job.points is None:
+            return
+        newest, best = job.evaluations[-1].number, job.best.number
+        numbers = {name: job.points.number_of(name) for name in pins.names - {keep}}
+        # Until it is written, the pin is the only copy of the best model.
+        older = {n: name for name, n in numbers.items() if n is not None and best != n < newest}
+        if not older.keys() <= {each.number for each in job.evaluations}:
+            pending, done = self._evaluations.read()
+            # A result that is newer than the job's record may be the best one.
+            known = pending | done - {each.number for each in job.evaluations}
+            older = {n: name for n, name in older.items() if n not in known}
+        for name in older.values():
+            self._snapshots(job).unpin(name)
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -246,7 +259,7 @@ class CheckpointWriter:
         versions = {
             each.versions
             for each in present.evaluations
-            if each == present.best or each.epoch == present.final_epoch
+            if each == present.best or each.number == present.final_evaluation
         }
         return frozenset(
             name for name, each in listed.items() if tuple(each["versions"]) in versions
@@ -278,9 +291,14 @@ class CheckpointWriter:
 def _best_pin(job: JobRecord, pins: PinnedSnapshots) -> str | None:
     """Return the pin of the best model; None if it is stored, because it is unpinned then.
 
-    Without a metric the best epoch is the newest one, which is written like any other epoch.
+    Without a metric the best model is the newest one, which is written like any other.
     """
     if job.metric is None or job.best is None:
         return None
-    pin = epoch_pin(job.best.epoch)
+    pin = _pin(job, job.best)
     return pin if pin in pins.whole else None
+
+
+def _pin(job: JobRecord, evaluation: Evaluation) -> str:
+    assert job.points is not None, "evaluated"
+    return job.points.pin(evaluation.number)

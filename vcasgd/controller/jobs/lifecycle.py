@@ -15,6 +15,7 @@ from vcasgd.controller.jobs.checkpointing import CheckpointWriter
 from vcasgd.errors import SnapshotMissing, SpecError
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.tensors.sharded import delete_job
@@ -44,8 +45,15 @@ class JobLifecycle:
         self._jobs = Jobs(ledger)
         self._nodes = nodes
         self._clock = clock
+        self._evaluations = Evaluations(ledger, job)
         self._checkpoints = CheckpointWriter(
-            job, jobs=self._jobs, nodes=nodes, storage=storage, executor=writer, clock=clock
+            job,
+            jobs=self._jobs,
+            evaluations=self._evaluations,
+            nodes=nodes,
+            storage=storage,
+            executor=writer,
+            clock=clock,
         )
         #: Id of the request that submitted the job; set by the first step.
         self.request: str | None = None
@@ -83,12 +91,12 @@ class JobLifecycle:
     def _start(self, job: JobRecord) -> None:
         if job.facts is not None:
             try:
-                plan = job.facts.plan(job.spec)
+                points = job.facts.points(job.spec)
             except SpecError as error:
                 # A worker of this version reports no such facts.
                 self._fail(job, f"{error.message}; a worker reported this", None)
                 return
-            self._jobs.set_plan(job.id, plan)
+            self._jobs.set_plan(job.id, points)
             self._jobs.transition(
                 job.id,
                 JobState.RUNNING,
@@ -109,10 +117,22 @@ class JobLifecycle:
                     JobState.FINISHING,
                     [JobState.RUNNING],
                     why=why,
-                    final_epoch=evaluation.epoch,
+                    final_evaluation=evaluation.number,
                 )
                 return
+        self._evaluate_if_due(job)
         self._checkpoints.write_due(job)
+
+    def _evaluate_if_due(self, job: JobRecord) -> None:
+        """Open an evaluation of the present model if the job evaluates by time and it is due."""
+        interval, samples = job.spec.evaluate.interval, int(job.totals.get("applied", 0))
+        before = self._evaluations.opened_at() or job.started_at
+        if interval.unit != "second" or before is None or self._clock() - before < interval.count:
+            return
+        pending, done = self._evaluations.read()
+        # Without new samples there is nothing to measure; and evaluations don't queue up.
+        if samples and samples not in done and not pending:
+            self._evaluations.open(samples, self._clock())
 
     def _endings(self, job: JobRecord) -> Iterator[tuple[Evaluation, str]]:
         """Yield the evaluations whose models can end the job now, each with the reason."""
@@ -122,16 +142,18 @@ class JobLifecycle:
         for each in reversed(job.evaluations):
             if metric is not None and metric.reached_by(each.metrics):
                 value = f"{metric.name} {each.metrics[metric.name]:.4f}"
-                yield each, f"{value} reached {metric.target:g} in epoch {each.epoch}"
-        if job.epochs is not None and job.finished_epochs >= job.epochs == newest.epoch:
+                yield each, f"{value} reached {metric.target:g} in {each.place}"
+        complete = job.epochs is not None and job.finished_epochs >= job.epochs
+        if complete and job.points is not None and newest.number == job.points.last:
             yield newest, f"all {job.spec.length} are done"
         limit = job.spec.stop.max_duration
         if limit and job.started_at and self._clock() - job.started_at > limit.total_seconds():
-            yield newest, f"max_duration has passed; the last evaluated epoch is {newest.epoch}"
+            yield newest, f"max_duration has passed; the last evaluation is of {newest.place}"
 
     def _finish(self, job: JobRecord) -> None:
-        """End the job once the model of its final epoch is in the storage."""
-        evaluation = next((each for each in job.evaluations if each.epoch == job.final_epoch), None)
+        """End the job once the model of its final evaluation is in the storage."""
+        final = (each for each in job.evaluations if each.number == job.final_evaluation)
+        evaluation = next(final, None)
         if evaluation is None:
             self._return_to_running(job)
             return
@@ -154,7 +176,7 @@ class JobLifecycle:
             job.id,
             JobState.RUNNING,
             [JobState.FINISHING],
-            why=f"the model of epoch {job.final_epoch} was lost before it was stored",
+            why=f"the model of evaluation {job.final_evaluation} was lost before it was stored",
         )
 
     def _fail_if_hopeless(self, job: JobRecord) -> bool:

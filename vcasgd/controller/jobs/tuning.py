@@ -135,7 +135,7 @@ class Tuner:
         self._jobs.event(
             job.id,
             "tuned-mixing",
-            f"validation {how} in epoch {newest.epoch}: {metric.name} "
+            f"validation {how} in {newest.place}: {metric.name} "
             f"{newest.metrics[metric.name]:.4f}; updates now have {now:.0%} of the rule's weight",
             factor=now,
             epoch=newest.epoch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from operator import itemgetter
 from typing import Annotated, Any
@@ -13,10 +13,13 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from vcasgd.errors import SpecError
+from vcasgd.learning.evaluation import EvaluationPoints, points_for
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.spec.job import DEFAULT_METRICS, MOST_SUBTASKS, JobSpec, Metric
+from vcasgd.spec.evaluate import place_of
+from vcasgd.spec.job import MOST_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
+from vcasgd.spec.stop import DEFAULT_METRICS, Metric
 from vcasgd.store.ledger.tuning import Tuned
 
 #: Most shards of a job; scripts on the ledger loop over them.
@@ -64,12 +67,17 @@ class ModelFacts:
         batch_size = self.batch_size or 1
         return plan_for(spec, self.samples, batch_size, subtasks=self.subtasks_per_epoch)
 
+    def points(self, spec: JobSpec) -> EvaluationPoints:
+        """Return the points at which a job's model is evaluated. Raises as :meth:`plan`."""
+        return points_for(spec.evaluate, self.plan(spec), self.batch_size or 1)
+
 
 @dataclass(frozen=True)
 class Evaluation:
     """The result of one evaluation on the validation split."""
 
-    epoch: int
+    #: Number of its point; see :class:`~vcasgd.learning.evaluation.EvaluationPoints`.
+    number: int
     version: int
     metrics: dict[str, float]
     worker: str
@@ -77,6 +85,16 @@ class Evaluation:
     at: float
     #: Version of the model in each shard; ``version`` is that of the first.
     versions: tuple[int, ...] = ()
+    #: Samples in the model, and its steps; None if they are unknown.
+    samples: int | None = None
+    step: int | None = None
+    #: Number of the epoch that ended, or the samples in epochs.
+    epoch: float = 0.0
+
+    @property
+    def place(self) -> str:
+        """The place in the job, such as ``epoch 3``, or ``epoch 2.47, step 1200``."""
+        return place_of(self.epoch, self.step)
 
 
 @dataclass(frozen=True)
@@ -100,8 +118,8 @@ class JobRecord:
     finished_epochs: int = 0
     version: int = 0
     evaluations: tuple[Evaluation, ...] = ()
-    #: The epoch whose model becomes the job's result; set from ``finishing``.
-    final_epoch: int | None = None
+    #: Number of the evaluation whose model becomes the job's result; set from ``finishing``.
+    final_evaluation: int | None = None
     #: The checkpoint with the final model.
     model: str | None = None
     #: Machines that the job lost, with a notice and without.
@@ -122,13 +140,18 @@ class JobRecord:
             return None
 
     @property
+    def points(self) -> EvaluationPoints | None:
+        """The points at which the model is evaluated; None if :attr:`plan` is."""
+        return self.facts.points(self.spec) if self.facts and self.plan else None
+
+    @property
     def epochs(self) -> int | None:
         """Number of epochs, of which the last may be cut short; None while it is unknown."""
         return self.plan.epochs if self.plan else self.spec.epochs
 
     @property
     def metric(self) -> Metric | None:
-        """The metric that ranks the job's epochs.
+        """The metric that ranks the job's evaluated models.
 
         It is the one that the specification names; else ``accuracy``, else ``loss``. None if no
         evaluation contains it.
@@ -237,13 +260,9 @@ def read_job(
     Raises :class:`ValueError`, :class:`TypeError`, or :class:`KeyError` for invalid contents.
     """
     text = {name.decode(): value.decode() for name, value in record.items()}
-    results = sorted(
-        (_evaluation(int(epoch), json.loads(each)) for epoch, each in evaluations.items()),
-        key=lambda each: each.epoch,
-    )
     facts = ModelFacts.from_json(facts_text) if facts_text is not None else None
     progress = ShardProgress.of(shards, facts.shards if facts else 1)
-    return JobRecord(
+    read = JobRecord(
         id=job,
         spec=JobSpec.parse(json.loads(text["spec"])),
         state=JobState(text["state"]),
@@ -258,17 +277,41 @@ def read_job(
         totals=progress.totals,
         finished_epochs=finished,
         version=progress.version,
-        evaluations=tuple(results),
-        final_epoch=int(text["final_epoch"]) if text.get("final_epoch") else None,
+        # Jobs of version 0.1.0 have final_epoch.
+        final_evaluation=_whole(text.get("final_evaluation") or text.get("final_epoch")),
         model=text.get("model") or None,
         evictions=vanished.count("evicted"),
         kills=vanished.count("killed"),
     )
+    points = read.points
+    results = (_evaluation(int(name), each, facts, points) for name, each in evaluations.items())
+    return replace(read, evaluations=tuple(sorted(results, key=lambda each: each.number)))
 
 
-def _evaluation(epoch: int, fields: dict[str, Any]) -> Evaluation:
-    versions = tuple(fields.pop("versions", ())) or (fields["version"],)
-    return _EVALUATION.validate_python({**fields, "epoch": epoch, "versions": versions})
+def _evaluation(
+    number: int, text: bytes, facts: ModelFacts | None, points: EvaluationPoints | None
+) -> Evaluation:
+    fields = {**json.loads(text)}
+    versions = tuple(fields.get("versions", ())) or (fields["version"],)
+    result = _EVALUATION.validate_python({**fields, "number": number, "versions": versions})
+    if facts is None or points is None:
+        return replace(result, epoch=float(number))
+    return completed(result, facts, points)
+
+
+def completed(result: Evaluation, facts: ModelFacts, points: EvaluationPoints) -> Evaluation:
+    """Return a result with its epoch and step, which derive from its samples."""
+    least = points.samples_at(result.number)
+    # Results of version 0.1.0 don't have their samples.
+    samples = least if result.samples is None else result.samples
+    # At the end of an epoch, a part of the next one may be applied already.
+    counted = least if points.at_epochs else samples
+    step = samples // facts.batch_size if facts.batch_size else None
+    return replace(result, samples=samples, step=step, epoch=counted / facts.samples)
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text else None
 
 
 def _number(text: str | None) -> float | None:

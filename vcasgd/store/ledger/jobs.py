@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from vcasgd.errors import Conflict, JobUnreadable, NotFound
-from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.logging import request_id
 from vcasgd.spec.job import JobSpec
 from vcasgd.store import keys as names
@@ -41,6 +41,8 @@ IDEMPOTENCY_SECONDS = 7 * 24 * 3600
 FAILURES_KEPT = 200
 #: Counters of leases that workers can write.
 COUNTERS = ("next", "tokens", "expired")
+#: Counters of work that the platform writes.
+WORK = ("finished", "total", "per_epoch", "lead")
 #: Characters of job IDs, without those that look alike.
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 
@@ -167,9 +169,16 @@ class Jobs(EventLog):
             raise NotFound(f"there is no job {job}", status=404)
         return bool(changed)
 
-    def set_plan(self, job: str, plan: EpochPlan) -> None:
-        """Record the division into subtasks, from which workers lease once the job is running."""
-        work = {"total": plan.total_subtasks, "per_epoch": plan.subtasks_per_epoch}
+    def set_plan(self, job: str, points: EvaluationPoints) -> None:
+        """Record the job's division into subtasks, and the kind of its evaluation points.
+
+        Workers lease the subtasks once the job is running.
+        """
+        plan = points.plan
+        work = {
+            "total": plan.total_subtasks, "per_epoch": plan.subtasks_per_epoch,
+            "points": "epochs" if points.at_epochs else "samples",
+        }  # fmt: skip
         self._ledger.hset(LedgerKeys(job).work, mapping=work)
 
     def pause(self, job: str) -> JobRecord:
@@ -288,7 +297,7 @@ class Jobs(EventLog):
             pipe.hgetall(keys.work)
             pipe.hmget(keys.counters, *COUNTERS)
             work, counters = pipe.execute()
-        totals = {name.decode(): int(value) for name, value in work.items()}
+        totals = {name: int(work[name.encode()]) for name in WORK if name.encode() in work}
         pairs = zip(COUNTERS, counters, strict=True)
         counts = {name: as_count(value) for name, value in pairs if value is not None}
         return totals | {"next": 0} | counts

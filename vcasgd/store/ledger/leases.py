@@ -163,13 +163,22 @@ class Accounts:
         return int(self._ledger.hget(self._reports, f"{self._shard}:token") or 0)
 
     def account(
-        self, token: int, version: int, finished: int, totals: str, done: Iterable[int]
+        self,
+        token: int,
+        version: int,
+        finished: int,
+        totals: str,
+        done: Iterable[int],
+        *,
+        samples: int = 0,
+        point: int = 0,
     ) -> bool:
         """Report newly done subtasks and the number of finished epochs, up to a version.
 
-        Returns False if the ledger already has a newer report.
+        ``samples`` are applied, and ``point`` is the newest evaluation point. Returns False if the
+        ledger already has a newer report.
         """
-        head = [self._shard, self._shards, token, version, finished, totals]
+        head = [self._shard, self._shards, token, version, finished, totals, samples, point]
         return bool(self._account(keys=self._keys, args=[*head, *done]))
 
     def reconcile(
@@ -180,11 +189,14 @@ class Accounts:
         totals: str,
         done: Iterable[int],
         *,
+        samples: int = 0,
+        point: int = 0,
         initialise: bool = False,
     ) -> int:
         """Report the whole applied record, and return how many subtasks were reopened.
 
-        ``initialise``: the first snapshot must be created again.
+        ``initialise``: the first snapshot must be created again. The others are those of
+        :meth:`account`.
         """
-        head = [self._shard, self._shards, token, version, finished, totals, int(initialise)]
-        return int(self._reconcile(keys=self._keys, args=[*head, *done]))
+        head = [self._shard, self._shards, token, version, finished, totals, samples, point]
+        return int(self._reconcile(keys=self._keys, args=[*head, int(initialise), *done]))

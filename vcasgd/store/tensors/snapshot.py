@@ -198,8 +198,3 @@ def record_fields(meta: Meta, record: Record, safe: int) -> list[Any]:
     head = {"finished": record.finished, "version": meta.version, "token": meta.token, "safe": safe}
     fields = {**head, **{str(each): at for each, at in record.positions.items()}}
     return [part for pair in fields.items() for part in pair]
-
-
-def epoch_pin(epoch: int) -> str:
-    """Return the name under which the snapshot at the end of an epoch (1, 2, …) is pinned."""
-    return f"epoch-{epoch}"

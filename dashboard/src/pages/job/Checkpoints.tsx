@@ -22,7 +22,7 @@ export function Checkpoints({ job }: { job: Job }) {
         <ErrorState error={checkpoints.error} onRetry={checkpoints.refetch} />
       ) : rows.length === 0 ? (
         <EmptyState title="No checkpoints yet">
-          The first epoch ends with the first checkpoint.
+          The first checkpoint follows the first evaluation.
         </EmptyState>
       ) : (
         <DataTable label="Checkpoints" columns={columns(job)} rows={rows} id={(row) => row.name} />

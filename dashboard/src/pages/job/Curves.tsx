@@ -83,7 +83,7 @@ export function Curves({ job }: { job: Job }) {
               describe={describeAccuracy}
             />
           ) : (
-            <NoData against={against} first="The accuracy appears at the end of an epoch." />
+            <NoData against={against} first="The accuracy appears with the first evaluation." />
           )}
         </figure>
       </div>
@@ -107,7 +107,9 @@ function evaluated(
 ): Point[] {
   return evaluations.flatMap((each) => {
     const y = each.metrics.accuracy;
-    const x = positionOf(metrics, against, start, each.at);
+    const { samples } = each;
+    const known = against === "samples" && samples !== null && samples !== undefined;
+    const x = known ? samples : positionOf(metrics, against, start, each.at);
     return y === null || y === undefined || x === null ? [] : [[x, y] as Point];
   });
 }

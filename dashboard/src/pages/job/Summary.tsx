@@ -48,7 +48,7 @@ function Best({ job }: { job: Job }) {
   const { best, spec } = job;
   const name = best?.metric ?? spec.stop?.metric?.name ?? "accuracy";
   const target = spec.stop?.accuracy ?? spec.stop?.metric?.target;
-  const epoch = best ? `epoch ${best.epoch}` : "on validation data";
+  const epoch = best ? place(best) : "on validation data";
   return (
     <Stat
       label={`Best ${name}`}
@@ -56,6 +56,12 @@ function Best({ job }: { job: Job }) {
       note={target == null ? epoch : `${epoch}, goal ${metric(name, target)}`}
     />
   );
+}
+
+/** Returns the place of an evaluation, which can be between the ends of epochs. */
+function place({ epoch, step }: NonNullable<Job["best"]>): string {
+  if (Number.isInteger(epoch) || step === null) return `epoch ${Number(epoch.toFixed(2))}`;
+  return `epoch ${epoch.toFixed(2)}, step ${count(step)}`;
 }
 
 function epochOf({ epochs, finished_epochs }: Job["progress"], ended: boolean): string {

@@ -2,14 +2,15 @@
 -- KEYS  1 work  2 leases  3 holders  4 open  5 done  6 evaluations  7 shards  8 applied
 --       9 counters
 -- ARGV  1 shard  2 number of shards  3 server token  4 version  5 finished epochs
---       6 totals, as JSON  7… done subtasks
+--       6 totals, as JSON  7 applied samples  8 newest evaluation point  9… done subtasks
 -- Returns 1, or 0 if the ledger already has a newer report.
--- A subtask is done, and an epoch finished, once it is so in every shard.
+-- A subtask is done, an epoch finished, and a point reached once it is so in every shard.
+-- Every finished epoch is evaluated, or else the newest point: others between two reports are not.
 
 -- Workers have no permission for SREM, so they fail here, before loops whose length they control.
 redis.call('SREM', KEYS[5], '')
 local shard, version, finished = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
-local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'finished')
+local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'finished', 'points')
 if not work[2] then return 0 end
 -- missing until the controller starts the job; nothing is applied before
 local per_epoch = tonumber(work[1]) or 0
@@ -21,12 +22,13 @@ if token > tonumber(ARGV[3]) then
 end
 if token == tonumber(ARGV[3]) and tonumber(known[2] or -1) > version then return 0 end
 redis.call('HSET', KEYS[7], of('token'), ARGV[3], of('version'), version,
-  of('finished'), finished, of('totals'), ARGV[6])
+  of('finished'), finished, of('totals'), ARGV[6], of('samples'), ARGV[7], of('point'), ARGV[8])
 
-local finished_in, everywhere = {}, finished
+local finished_in, everywhere, point = {}, finished, tonumber(ARGV[8])
 for each = 0, tonumber(ARGV[2]) - 1 do
   finished_in[each] = tonumber(redis.call('HGET', KEYS[7], each .. ':finished') or 0)
   everywhere = math.min(everywhere, finished_in[each])
+  point = math.min(point, tonumber(redis.call('HGET', KEYS[7], each .. ':point') or 0))
 end
 local function is_done(subtask)
   for each, epochs in pairs(finished_in) do
@@ -45,7 +47,7 @@ local function settle(subtask)
   redis.call('ZREM', KEYS[4], piece)
   redis.call('HDEL', KEYS[9], 'again:' .. subtask)
 end
-for i = 7, #ARGV do
+for i = 9, #ARGV do
   local subtask = tonumber(ARGV[i])
   if subtask >= finished * per_epoch then redis.call('SADD', KEYS[8], of(subtask)) end
   settle(subtask)
@@ -57,9 +59,15 @@ end
 local before = tonumber(work[2])
 redis.call('HSET', KEYS[1], 'finished', everywhere)
 for subtask = before * per_epoch, everywhere * per_epoch - 1 do settle(subtask) end
-for epoch = before + 1, everywhere do
-  if redis.call('HEXISTS', KEYS[6], epoch) == 0 then
-    redis.call('ZADD', KEYS[4], 'NX', -1, 'evaluate:' .. epoch)
+local function evaluate(number)
+  local piece = 'evaluate:' .. number
+  if redis.call('HEXISTS', KEYS[6], number) == 0 and not redis.call('ZSCORE', KEYS[2], piece) then
+    redis.call('ZADD', KEYS[4], 'NX', -1, piece)
   end
+end
+if work[3] ~= 'samples' then
+  for epoch = before + 1, everywhere do evaluate(epoch) end
+elseif point > 0 then
+  evaluate(string.format('%.0f', point))
 end
 return 1
