@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
@@ -54,6 +55,30 @@ def test_job_ends_with_the_model_that_was_evaluated_last(
 
     # and the tensors server is empty
     eventually(lambda: harness.tensors.connection.dbsize() == 0)
+
+
+def test_job_that_stops_improving_ends_with_its_best_model(
+    harness: Harness, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a task whose accuracy rises up to the second epoch, and then falls
+    job = submit(
+        harness,
+        tmp_path / "task",
+        "c = model.count[batch].mean(); "
+        'return {"count": torch.tensor(1), "accuracy": torch.minimum(c, 4 - c)}',
+        epochs=50,
+        stop={"patience": 2},
+    )
+
+    done = await_end(harness, job, eventually)
+
+    assert done.state is JobState.SUCCEEDED
+    assert done.final_evaluation == 2
+    expected = r"accuracy 2\.0000 in epoch 2 was not improved by [2-9] evaluations in a row"
+    assert re.fullmatch(expected, done.reason or "")
+    assert [each["text"] for each in harness.events(job, "job-finishing")] == [done.reason]
+    assert done.model is not None
+    assert harness.checkpoints(job).read(done.model).floats.tolist() == [2.0] * 100
 
 
 def test_job_stops_at_its_target_accuracy(

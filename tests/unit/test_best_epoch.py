@@ -86,3 +86,27 @@ def test_no_epoch_is_the_best_before_the_first_evaluation() -> None:
     job = job_with({}, [])
 
     assert (job.metric, job.best) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("stop", "evaluations", "count"),
+    [
+        ({}, [], 0),
+        ({}, losses(2.0), 0),
+        ({}, losses(2.0, 1.0), 0),
+        ({}, losses(2.0, 3.0), 1),
+        ({}, losses(2.0, 2.0, 3.0), 2),
+        ({}, losses(2.0, 3.0, 1.0, 4.0), 1),
+        ({}, losses(2.0, nan, inf, -inf), 3),
+        ({}, losses(nan, nan), 2),
+        ({}, losses(nan, 2.0), 0),
+        ({}, [{"perplexity": 2.0}, {"perplexity": 3.0}], 0),
+        ({"accuracy": 0.9}, [{"accuracy": 0.5}, {"accuracy": 0.4}, {"accuracy": 0.5}], 2),
+        ({"metric": {"name": "f1", "mode": "max"}}, [{"f1": 1.0}, {"loss": 0.0}, {"f1": 0.5}], 1),
+        ({"metric": {"name": "f1", "mode": "min"}}, [{"f1": 1.0}, {"f1": 0.5}], 0),
+    ],
+)
+def test_evaluations_without_improvement_are_counted(
+    stop: dict[str, Any], evaluations: list[dict[str, float]], count: int
+) -> None:
+    assert job_with(stop, evaluations).without_improvement == count

@@ -157,6 +157,8 @@ def test_the_json_schema() -> None:
         ({"workers": {"fallback": "spot"}}, "workers.fallback", "must be 'on-demand'"),
         ({"workers": {"fallback_after": "0"}}, "workers.fallback_after", "longer than 0 seconds"),
         ({"workers": {"max_price_per_hour": 0}}, "workers.max_price_per_hour", "greater than 0"),
+        ({"stop": {"patience": 0}}, "stop.patience", "greater than or equal to 1; not 0"),
+        ({"stop": {"patience": 1.5}}, "stop.patience", "must be a valid integer"),
         ({"stop": {"max_cost_usd": 0}}, "stop.max_cost_usd", "greater than 0; not 0"),
         ({"labels": "eu-only"}, "labels", r"a list of labels such as \[confidential"),
         ({"labels": ["EU only"]}, "labels.0", "should match pattern"),

@@ -1,7 +1,9 @@
-"""Points of a job's progress at which its model is evaluated."""
+"""Points of a job's progress at which its model is evaluated, and the end of its improvement."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vcasgd.learning.subtasks import EpochPlan
@@ -70,3 +72,18 @@ def points_for(evaluate: Evaluate, plan: EpochPlan, batch_size: int) -> Evaluati
         case "second":
             every = 0
     return EvaluationPoints(plan, every)
+
+
+def without_improvement(qualities: Iterable[float]) -> int:
+    """Return how many evaluations, up to the newest one, came after the best one.
+
+    Higher is better, and an equal value is no improvement. Minus infinity, the quality of a value
+    that is not finite, is never one, so a job without a finite value doesn't improve at all.
+    """
+    best, count = -math.inf, 0
+    for quality in qualities:
+        if quality > best:
+            best, count = quality, 0
+        else:
+            count += 1
+    return count

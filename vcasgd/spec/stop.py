@@ -53,12 +53,20 @@ class Stop(StrictModel):
 
     ``metric`` names the validation metric that ranks the evaluated models; the job ends when one
     reaches its target. ``accuracy: 0.91`` is short for
-    ``metric: {name: accuracy, mode: max, target: 0.91}``. The job is paused before its machines
+    ``metric: {name: accuracy, mode: max, target: 0.91}``. After ``patience`` evaluations in a row
+    without a better value, the job ends with its best model. The job is paused before its machines
     cost ``max_cost_usd``.
     """
 
     accuracy: float | None = Field(default=None, gt=0, le=1, strict=True)
     metric: Metric | None = None
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        strict=True,
+        description="evaluations in a row without a better value of the metric, which end the job",
+    )
     max_cost_usd: float | None = Field(default=None, gt=0, strict=True)
     max_duration: Duration | None = None
 

@@ -1035,7 +1035,7 @@ export interface components {
         };
         /**
          * Evaluate
-         * @description How often the model is evaluated. It is always evaluated at the end of the job.
+         * @description Interval between evaluations of the model, which is always evaluated at the end of the job.
          *
          *     ``every`` is ``epoch``, a number of steps (``500 steps``, each of one batch) or samples
          *     (``100000 samples``), or a duration (``10m``).
@@ -2335,13 +2335,19 @@ export interface components {
          *
          *     ``metric`` names the validation metric that ranks the evaluated models; the job ends when one
          *     reaches its target. ``accuracy: 0.91`` is short for
-         *     ``metric: {name: accuracy, mode: max, target: 0.91}``. The job is paused before its machines
+         *     ``metric: {name: accuracy, mode: max, target: 0.91}``. After ``patience`` evaluations in a row
+         *     without a better value, the job ends with its best model. The job is paused before its machines
          *     cost ``max_cost_usd``.
          */
         "Stop-Input": {
             /** Accuracy */
             accuracy?: number | null;
             metric?: components["schemas"]["Metric"] | null;
+            /**
+             * Patience
+             * @description evaluations in a row without a better value of the metric, which end the job
+             */
+            patience?: number | null;
             /** Max Cost Usd */
             max_cost_usd?: number | null;
             /** Max Duration */
@@ -2353,13 +2359,19 @@ export interface components {
          *
          *     ``metric`` names the validation metric that ranks the evaluated models; the job ends when one
          *     reaches its target. ``accuracy: 0.91`` is short for
-         *     ``metric: {name: accuracy, mode: max, target: 0.91}``. The job is paused before its machines
+         *     ``metric: {name: accuracy, mode: max, target: 0.91}``. After ``patience`` evaluations in a row
+         *     without a better value, the job ends with its best model. The job is paused before its machines
          *     cost ``max_cost_usd``.
          */
         "Stop-Output": {
             /** Accuracy */
             accuracy?: number | null;
             metric?: components["schemas"]["Metric"] | null;
+            /**
+             * Patience
+             * @description evaluations in a row without a better value of the metric, which end the job
+             */
+            patience?: number | null;
             /** Max Cost Usd */
             max_cost_usd?: number | null;
             /** Max Duration */

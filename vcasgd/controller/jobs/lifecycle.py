@@ -143,6 +143,9 @@ class JobLifecycle:
             if metric is not None and metric.reached_by(each.metrics):
                 value = f"{metric.name} {each.metrics[metric.name]:.4f}"
                 yield each, f"{value} reached {metric.target:g} in {each.place}"
+        if job.best is not None and (why := _patience_ended(job)):
+            # The newest one replaces a best model that was lost.
+            yield from ((job.best, why), (newest, why))
         complete = job.epochs is not None and job.finished_epochs >= job.epochs
         if complete and job.points is not None and newest.number == job.points.last:
             yield newest, f"all {job.spec.length} are done"
@@ -191,6 +194,17 @@ class JobLifecycle:
     def _fail(self, job: JobRecord, why: str, traceback: str | None) -> None:
         allowed = [JobState.STARTING, JobState.RUNNING]
         self._jobs.transition(job.id, JobState.FAILED, allowed, why=why, traceback=traceback)
+
+
+def _patience_ended(job: JobRecord) -> str | None:
+    """Return why the job ends if its metric has not improved for long enough, else None."""
+    best, metric, count = job.best, job.metric, job.without_improvement
+    if job.spec.stop.patience is None or count < job.spec.stop.patience:
+        return None
+    assert best is not None, "evaluated"
+    assert metric is not None, "measured"
+    value = f"{metric.name} {best.metrics[metric.name]:.4f} in {best.place}"
+    return f"{value} was not improved by {count} evaluations in a row"
 
 
 def _repeated(failures: list[Failure], workers: int) -> Failure | None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from vcasgd.errors import SpecError
-from vcasgd.learning.evaluation import EvaluationPoints, points_for
+from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.spec.evaluate import place_of
@@ -160,6 +160,14 @@ class JobRecord:
         metrics = (chosen,) if chosen else DEFAULT_METRICS
         measured = {name for each in self.evaluations for name in each.metrics}
         return next((metric for metric in metrics if metric.name in measured), None)
+
+    @property
+    def without_improvement(self) -> int:
+        """Number of evaluations since the best value of :attr:`metric`; 0 without a metric."""
+        if (metric := self.metric) is None:
+            return 0
+        qualities = (metric.quality(each.metrics) for each in self.evaluations)
+        return without_improvement(each for each in qualities if each is not None)
 
     @property
     def best(self) -> Evaluation | None:
