@@ -78,6 +78,26 @@ def test_a_model_on_three_nodes(sharded: Harness) -> None:
     assert job.evaluations[-1].metrics["applied"] == training.plan.epochs
 
 
+def test_evaluations_between_epochs_combine_all_nodes(sharded: Harness) -> None:
+    # Given a job of 140 steps that ends within its second epoch
+    training = Training(sharded, max_samples=700, evaluate={"every": "24 steps"})
+    sharded.start_job_loop()
+    training.start(workers=2)
+
+    job = training.await_success()
+
+    # Then each evaluation has the parts of all nodes, at the point or after it
+    assert len(job.evaluations) >= 2
+    for each in job.evaluations:
+        assert len(each.versions) == 3
+        assert (each.samples or 0) >= each.number
+        assert each.metrics["applied"] >= (each.samples or 0) / 400 - 1e-6
+    # and the last one is exact
+    assert job.evaluations[-1].number == job.evaluations[-1].samples == 700
+    assert job.evaluations[-1].metrics["applied"] == pytest.approx(700 / 400)
+    assert job.reason == "all 700 samples are done"
+
+
 @pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
 def test_nodes_with_only_frozen_parameters(sharded: Harness, rule: str) -> None:
     # Given a model whose second and third node hold only frozen parameters

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from vcasgd.errors import SpecError
 from vcasgd.spec.duration import parse_duration
-from vcasgd.spec.job import JobSpec
+from vcasgd.spec.evaluate import Evaluate
+from vcasgd.spec.job import LENGTHS, JobSpec
 from vcasgd.spec.update import AsyncLocalSgdSpec, Staleness, VcAsgdSpec
 
 LEAST: dict[str, Any] = {
@@ -101,6 +102,16 @@ def test_a_spec_is_immutable() -> None:
 def test_the_json_schema() -> None:
     for mode in ("validation", "serialization"):
         assert JobSpec.model_json_schema(mode=mode)["title"] == "JobSpec"
+
+
+def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
+    schema = JobSpec.model_json_schema()
+
+    for name in LENGTHS:
+        assert schema["properties"][name]["description"]
+        assert name not in schema["required"]
+    every = schema["$defs"]["Evaluate"]["properties"]["every"]
+    assert [Evaluate(every=each).every for each in every["examples"]] == every["examples"]
 
 
 @pytest.mark.parametrize(

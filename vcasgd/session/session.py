@@ -72,8 +72,9 @@ class Session:
     ) -> Callable[[Evaluate], Evaluate]:
         """Register the decorated function to evaluate the model at the end of each epoch.
 
-        Its arguments and result are those of :meth:`vcasgd.Task.evaluate`. A job requires one,
-        registered before the loop starts.
+        A job evaluates as often as ``evaluate.every`` in ``job.yaml`` says. The arguments and the
+        result are those of :meth:`vcasgd.Task.evaluate`. A job requires an evaluation, registered
+        before the loop starts.
         """
 
         def register(function: Evaluate) -> Evaluate:
