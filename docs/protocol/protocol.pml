@@ -30,6 +30,9 @@
 
 #define SAMPLES  (SUBTASKS * SIZE)
 #define UPDATES  (WORKERS * INTERVALS)
+/* After an answer was lost and a server went back, an update can be in the stream twice; the
+ * parameter server refuses the second entry. Spin reports an error if there are more. */
+#define ENTRIES  (UPDATES + 2)
 #define NOBODY   UPDATES    /* instead of the name of an update */
 #define UNKNOWN  (SIZE + 1) /* instead of a position */
 
@@ -48,7 +51,7 @@ byte fence = 1;
 byte pushed[SUBTASKS];      /* hash pushed: up to which sample, ... */
 byte pusher[SUBTASKS] = NOBODY;     /* ... and by which update */
 byte tokens[SUBTASKS];      /* the newest lease token that began a subtask */
-byte stream[UPDATES];       /* entries, the oldest first */
+byte stream[ENTRIES];       /* entries, the oldest first */
 byte waiting;               /* number of entries */
 byte payload[UPDATES];      /* chunks u:<update>:* */
 byte rejected;              /* set of updates */
@@ -206,7 +209,7 @@ inline clear_waiting() {
        :: else -> break
     od;
     i_ = 0;
-    do :: i_ < UPDATES -> stream[i_] = 0; i_++ :: else -> break od;
+    do :: i_ < ENTRIES -> stream[i_] = 0; i_++ :: else -> break od;
     i_ = 0; waiting = 0; rejected = 0; missed = false
 }
 
