@@ -88,7 +88,13 @@ def _await(client: Client, job: str, fraction: float) -> None:
 
 
 def _shoot(browser: Browser, url: str, token: str, job: str, out: Path) -> None:
-    pages = {"job": f"/jobs/{job}", "jobs": "/", "fleet": "/fleet", "store": "/store"}
+    pages = {
+        "job": f"/jobs/{job}",
+        "workers": f"/jobs/{job}?tab=workers",
+        "jobs": "/",
+        "fleet": "/fleet",
+        "store": "/store",
+    }
     contexts = {
         (width, theme): browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=theme
@@ -108,6 +114,8 @@ def _shoot(browser: Browser, url: str, token: str, job: str, out: Path) -> None:
     for name, path in {**pages, "submit": "/submit"}.items():
         for (width, theme), page in signed_in.items():
             page.goto(url + path)
+            page.locator("main h1").wait_for()
+            page.get_by_role("status").get_by_text("Live").wait_for()
             if name == "submit":
                 _plan(page)
             page.wait_for_timeout(SETTLE_SECONDS * 1000)
