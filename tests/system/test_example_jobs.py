@@ -63,7 +63,7 @@ def test_a_transformer_learns_to_spell() -> None:
     (point,) = trained("text", epochs=3).points
 
     # An alphabet of 96 characters: 4.56 is the loss of a uniform guess.
-    assert point.metrics["loss"] <= 2.85
+    assert point.metrics["loss"] <= 2.95
 
 
 def test_a_text_may_have_any_characters(tmp_path: Path) -> None:
