@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 STYLE = {"svg.hashsalt": "vcasgd", "svg.fonttype": "none", "font.size": 9, "figure.figsize": (7, 4)}
 
 
-def draw(cells: Cells, folder: Path) -> None:
+def draw(cells: Cells, picture: Callable[[str], Path]) -> None:
     with plt.rc_context(STYLE):
         for task in TASKS:
             if any(key[0] == task for key in cells):
-                _draw_task(cells, task, folder / f"learning-{task}.svg")
+                _draw_task(cells, task, picture(task))
 
 
 def _draw_task(cells: Cells, task: str, path: Path) -> None:

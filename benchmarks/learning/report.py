@@ -122,6 +122,10 @@ def _compared(cell: Cell, worse: float, other: Cell) -> str:
 # -- tables ------------------------------------------------------------------------------------
 
 
+def picture(task: str) -> Path:
+    return DOCUMENT.parent / "images" / f"learning-{task}.svg"
+
+
 def overview(all_cells: Cells) -> Iterator[str]:
     """Yield one line for each task: the means, with ✓ if all targets of a cell are met."""
     yield from _head(["task", *(column.title for column in COLUMNS.values())])
@@ -163,6 +167,9 @@ def details(all_cells: Cells) -> Iterator[str]:
             yield _line([_title(cell), f"**{_number(cell, cell.value)}**", seeds,
                          _staleness(cell), checks])  # fmt: skip
         yield ""
+        if picture(task).exists():
+            yield f"![{metric(task)} of every seed over the epochs](images/{picture(task).name})"
+            yield ""
 
 
 def costs(all_cells: Cells) -> Iterator[str]:
@@ -225,12 +232,23 @@ def fill(text: str, sections: dict[str, str]) -> str:
     )
 
 
+def _joined(lines: Iterator[str]) -> str:
+    text = "\n".join(lines).rstrip()
+    # The head of a table is no result.
+    return text if len(text.splitlines()) > 2 else "Not measured yet."
+
+
 def main() -> None:
     import real
     import stability
 
-    rows = read()
-    measured = cells(rows, digest)
+    measured = cells(read(), digest)
+    if importlib.util.find_spec("matplotlib"):
+        from curves import draw
+
+        draw(measured, picture)
+    else:
+        print("without matplotlib, the curves stay as they are")
     sections = {
         "overview": overview(measured),
         "details": details(measured),
@@ -240,15 +258,9 @@ def main() -> None:
     }
     filled = fill(
         DOCUMENT.read_text(),
-        {name: "\n".join(lines).rstrip() for name, lines in sections.items()},
+        {name: _joined(lines) for name, lines in sections.items()},
     )
     DOCUMENT.write_text(filled)
-    if importlib.util.find_spec("matplotlib") is None:
-        print("without matplotlib, the curves stay as they are")
-        return
-    from curves import draw
-
-    draw(measured, DOCUMENT.parent / "images")
 
 
 if __name__ == "__main__":

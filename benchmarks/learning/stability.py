@@ -150,6 +150,8 @@ def table(rows: dict[Combination, Row]) -> Iterator[str]:
         for each in rows
         if each.rule != "plain" and (value := ratio(rows, each)) is not None
     }
+    if not ratios:
+        return
     unstable = sum(value > LIMIT for value in ratios.values())
     yield f"{unstable} of {len(ratios)} combinations end above {LIMIT} × one process (bold)."
     yield ""
