@@ -186,4 +186,4 @@ def badness(task: str, row: Row) -> float:
 
 def metric(task: str) -> str:
     """Return the name of the metric that decides for a task."""
-    return "loss" if task in ("text", "svm", "lstm") else "accuracy"
+    return "loss" if task in ("text", "lstm") else "accuracy"

@@ -94,27 +94,27 @@ def test_last_row_of_a_run_counts(modules: Any, tmp_path: Path) -> None:
 
 def test_only_runs_without_a_current_row_are_missing(modules: Any) -> None:
     run = modules.columns.Run
-    rows = {run("svm", "plain", 0): row(1.0), run("svm", "plain", 1): row(1.0, digest="old")}
+    rows = {run("lstm", "plain", 0): row(1.0), run("lstm", "plain", 1): row(1.0, digest="old")}
 
     found = modules.rows.missing(
-        ["svm"], ["plain"], (0, 1, 2), rows, lambda _, each: each["digest"] == "d"
+        ["lstm"], ["plain"], (0, 1, 2), rows, lambda _, each: each["digest"] == "d"
     )
 
-    assert found == [run("svm", "plain", 1), run("svm", "plain", 2)]
+    assert found == [run("lstm", "plain", 1), run("lstm", "plain", 2)]
 
 
 def test_rate_is_chosen_before_the_other_seeds_run(modules: Any) -> None:
     run, rates = modules.columns.Run, modules.columns.COLUMNS["parallel-4"].rates
     assert rates == (1, 2, 4)
-    first = [run("svm", "parallel-4", 0, rate) for rate in rates]
+    first = [run("lstm", "parallel-4", 0, rate) for rate in rates]
 
     def missing(rows: Any) -> Any:
-        return modules.rows.missing(["svm"], ["parallel-4"], (0, 1), rows, lambda *_: True)
+        return modules.rows.missing(["lstm"], ["parallel-4"], (0, 1), rows, lambda *_: True)
 
     assert missing({}) == first
     rows = dict(zip(first, [row(1.0), row(0.5), row(None)], strict=True))
-    assert missing(rows) == [run("svm", "parallel-4", 1, 2)]
-    assert missing({**rows, run("svm", "parallel-4", 1, 2): row(0.6)}) == []
+    assert missing(rows) == [run("lstm", "parallel-4", 1, 2)]
+    assert missing({**rows, run("lstm", "parallel-4", 1, 2): row(0.6)}) == []
 
 
 # -- verdicts ----------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ def cells_of(modules: Any, task: str, values: dict[str, list[float | None]]) -> 
         ("text", "workers-8", 1.0201, False),
         ("text", "workers-1", 1.0, True),
         ("text", "workers-1", 1.002, False),
-        ("svm", "workers-8", 1.009, True),
-        ("svm", "workers-4", 1.009, False),
+        ("lstm", "workers-8", 1.009, True),
+        ("lstm", "workers-4", 1.009, False),
     ],
 )
 def test_loss_is_compared_in_percent(
@@ -185,15 +185,15 @@ def test_trace_is_compared_with_the_same_workers(modules: Any) -> None:
 
 def test_workers_must_not_be_worse_than_data_parallelism(modules: Any) -> None:
     for parallel, met in ((1.001, True), (0.999, False)):
-        measured = cells_of(modules, "svm", {"workers-2": [1.0], "parallel-2": [parallel]})
+        measured = cells_of(modules, "lstm", {"workers-2": [1.0], "parallel-2": [parallel]})
 
-        (verdict,) = modules.report.verdicts(measured, "svm", "workers-2")
+        (verdict,) = modules.report.verdicts(measured, "lstm", "workers-2")
 
         assert verdict.met is met
 
 
 def test_diverged_training_misses_its_target(modules: Any) -> None:
-    for task in ("svm", "mnist"):
+    for task in ("lstm", "mnist"):
         measured = cells_of(modules, task, {"plain": [0.5], "workers-2": [None]})
 
         (verdict,) = modules.report.verdicts(measured, task, "workers-2")
@@ -203,12 +203,12 @@ def test_diverged_training_misses_its_target(modules: Any) -> None:
 
 
 def test_tables_show_every_seed_and_mark_targets(modules: Any) -> None:
-    measured = cells_of(modules, "svm", {"plain": [1.0, 2.0, 3.0], "workers-2": [2.0, 2.0, 2.3]})
+    measured = cells_of(modules, "lstm", {"plain": [1.0, 2.0, 3.0], "workers-2": [2.0, 2.0, 2.3]})
 
     overview = list(modules.report.overview(measured))
     details = list(modules.report.details(measured))
 
-    assert overview[2].startswith("| `svm`, loss | 2.0000 | – | 2.1000 ✗ | – |")
+    assert overview[2].startswith("| `lstm`, loss | 2.0000 | – | 2.1000 ✗ | – |")
     assert "0 of 1 targets are met." in overview
     found = next(line for line in details if line.startswith("| 2 workers"))
     assert found.split(" | ")[1:] == [
@@ -221,7 +221,7 @@ def test_tables_show_every_seed_and_mark_targets(modules: Any) -> None:
 
 
 def test_cells_of_older_code_are_marked(modules: Any) -> None:
-    rows = {modules.columns.Run("svm", "plain", 0): row(1.0)}
+    rows = {modules.columns.Run("lstm", "plain", 0): row(1.0)}
 
     for digest, mark in (("d", "1.0000 |"), ("e", "1.0000† |")):
         measured = modules.report.cells(rows, lambda _, value=digest: value)
