@@ -133,8 +133,9 @@ def overview(all_cells: Cells) -> Iterator[str]:
         if any(key[0] == task for key in all_cells):
             yield _line([f"`{task}`, {metric(task)}", *_overview_cells(all_cells, task)])
     checks = [check for key in all_cells for check in verdicts(all_cells, *key)]
-    yield ""
-    yield f"{sum(check.met for check in checks)} of {len(checks)} targets are met."
+    if checks:
+        yield ""
+        yield f"{sum(check.met for check in checks)} of {len(checks)} targets are met."
     if any(cell.stale for cell in all_cells.values()):
         yield ""
         yield "† measured with an older version of the code."

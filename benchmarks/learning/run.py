@@ -11,6 +11,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -71,7 +72,10 @@ def _run_all(chosen: Options, pool: ProcessPoolExecutor) -> int:
             return len(failed)
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             run = running.pop(future)
-            if (error := future.exception()) is not None:
+            error = future.exception()
+            if isinstance(error, BrokenProcessPool):
+                raise SystemExit("a process was killed; run the same command again to resume")
+            if error is not None:
                 failed.append(run)
                 print(f"{_clock()}  failed    {run}: {error!r}", flush=True)
                 continue
