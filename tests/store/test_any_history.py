@@ -56,7 +56,7 @@ def test_any_history(kind: str, tmp_path: Path) -> None:
             id="the token of a lease",
         ),
         pytest.param(
-            *("tensors/push", PUSH_POSITION, "a push is taken where it continues its subtask"),
+            *("tensors/push", PUSH_POSITION, "a push is accepted where it continues its subtask"),
             id="the position of a subtask",
             marks=pytest.mark.extended,
         ),
