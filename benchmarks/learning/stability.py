@@ -47,9 +47,9 @@ JOBS: dict[str, dict[str, Any]] = {
         "name": "text",
         "task": "train:Text",
         "working_dir": str(EXAMPLES / "text"),
-        "args": {"data": "topics.txt", "context": 32, "stride": 60, "width": 32, "layers": 1},
+        "args": {"data": "topics.txt", "context": 32, "stride": 96, "width": 32, "layers": 1},
         "epochs": 8,
-        "subtasks_per_epoch": 3,
+        "subtasks_per_epoch": 2,
     },
 }
 WORKERS = (1, 2, 4, 8)
@@ -115,8 +115,8 @@ def execute(combination: Combination, data: Path) -> dict[str, Any]:
         outcome: dict[str, Any] = asdict(train(task, job["epochs"], seed=0))
     else:
         machines = Conditions(always(combination.workers), 1 / task.batch_size, latency=0.1)
-        spec = combination.spec()
-        simulation = Simulation(spec, lambda: task, machines, evaluate_every=spec.epochs)
+        spec, epochs = combination.spec(), job["epochs"]
+        simulation = Simulation(spec, lambda: task, machines, evaluate_every=epochs)
         outcome = simulation.run().to_dict()
     diverged = bool(outcome["divergence"])
     return {
