@@ -104,9 +104,9 @@ def list_jobs(
 ) -> list[JobView]:
     """List jobs, newest first."""
     states = tuple(JobState) if state is None else (state,)
-    found = jobs.all(states, limit)
-    traffic = read_traffic(ledger, [job.id for job in found])
-    return [job_view(job, traffic[job.id]) for job in found]
+    records = jobs.all(states, limit)
+    traffic = read_traffic(ledger, [job.id for job in records])
+    return [job_view(job, traffic[job.id]) for job in records]
 
 
 @router.get("/jobs/{job}", responses=documented(404))
