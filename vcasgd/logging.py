@@ -16,7 +16,15 @@ from contextvars import ContextVar
 
 from pythonjsonlogger.json import JsonFormatter
 
-from vcasgd.errors import VcasgdError
+from vcasgd.errors import (
+    ClusterError,
+    JobUnreadable,
+    NotFound,
+    StoreDenied,
+    StoreFull,
+    StoreUnavailable,
+    VcasgdError,
+)
 from vcasgd.settings import log_format
 
 #: Valid request IDs; they need no quoting in a header, a log line, or a URL.
@@ -43,6 +51,27 @@ def bound(**fields: str | None) -> Iterator[None]:
         yield
     finally:
         _bound.reset(token)
+
+
+#: Errors that concern all jobs: a server or Ray does not work.
+_OUTAGES = (StoreUnavailable, StoreDenied, StoreFull, ClusterError)
+
+
+@contextmanager
+def isolated(job: str, request: str | None = None) -> Iterator[None]:
+    """Guard work for one job, so that whatever is wrong with it doesn't stop the others.
+
+    Logs all errors but outages, which it raises.
+    """
+    with bound(job=job, request=request):
+        try:
+            yield
+        except _OUTAGES:
+            raise
+        except (JobUnreadable, NotFound) as error:
+            logging.getLogger("vcasgd").warning("%s: %s", job, error)
+        except Exception:
+            logging.getLogger("vcasgd").exception("%s", job)
 
 
 def current_fields() -> dict[str, str]:

@@ -24,7 +24,7 @@ from vcasgd.store.acl import (
     tensors_user,
 )
 from vcasgd.store.connection import RedisClient, connect
-from vcasgd.store.keys import LedgerKeys, TensorKeys
+from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.tensors.updates import Header, checksum
 
@@ -239,29 +239,6 @@ def test_a_flood_of_garbage_does_not_stop_training(
     eventually(lambda: rejected(training.job)["header"] == 1000)
     assert len(harness.events(training.job, "update-rejected")) < 20, "the history is kept"
     assert training.repeated_samples() == 0
-
-
-def test_nonsense_about_one_job_does_not_stop_another(
-    harness: Harness, eventually: Eventually
-) -> None:
-    victim = begin(harness, 1, samples=800)
-    other = Training(harness)
-    rogue_env = ledger_user(SECRET, other.job).url(harness.ledger.files.url)
-    rogue = connect(rogue_env)
-    keys = LedgerKeys(other.job)
-    eventually(lambda: works(rogue.ping))
-    rogue.hset(keys.facts, "facts", "{")
-    rogue.hset(keys.workers, "a b", "{}")
-    rogue.hset(keys.workers, "worker-1", "[" * 1000)
-    rogue.hset(keys.evaluations, "one", "[]")
-    rogue.hset(keys.counters, "next", "many")
-    rogue.rpush(keys.failures, b"\xff")
-
-    victim.await_success()
-
-    assert harness.server.alive
-    assert other.job not in {job.id for job in harness.jobs.all()}
-    rogue.close()
 
 
 def test_a_worker_that_no_server_admits_gives_up_with_a_reason(tmp_path: Path) -> None:

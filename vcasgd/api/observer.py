@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vcasgd.api.convert import fraction
-from vcasgd.errors import JobUnreadable, NotFound
+from vcasgd.logging import isolated
 from vcasgd.schemas.base import finite
 from vcasgd.schemas.stream import FleetBrief, JobBrief, MachineBrief, NodeBrief, StoreBrief
 from vcasgd.store.ledger.costs import Costs
@@ -77,10 +77,8 @@ class PlatformObserver:
         names = dict.fromkeys((*self._jobs.active(), *self._jobs.newest(NEWEST_JOBS)))
         pieces: Pieces = {("fleet", ""): self._fleet(), ("store", ""): self._store()}
         for name in names:
-            try:
+            with isolated(name):
                 pieces["job", name] = self._job(self._jobs.get(name))
-            except (JobUnreadable, NotFound):
-                continue
         return PlatformState(pieces, tuple(names), at)
 
     def _job(self, job: JobRecord) -> JobBrief:

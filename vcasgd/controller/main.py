@@ -12,13 +12,22 @@ from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership
-from vcasgd.errors import StoreUnavailable, VcasgdError
+from vcasgd.errors import (
+    ClusterError,
+    StoreDenied,
+    StoreFull,
+    StoreUnavailable,
+    VcasgdError,
+)
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import connect, patiently
 from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
+
+#: Rounds in a row that fail unexpectedly until the process ends, and restarts with a new state.
+MOST_FAILED_ROUNDS = 20
 
 
 class Controller:
@@ -62,13 +71,22 @@ class Controller:
         fleet = patiently(
             lambda: FleetLoop(settings, self._ledger, pools), settings.patience_seconds
         )
+        failures = 0
         while not self._stop.is_set():
             if self._leadership.sure:
                 try:
                     fleet.round()
                     self._report_first_round()
-                except StoreUnavailable as error:
+                    failures = 0
+                except (StoreUnavailable, StoreFull, StoreDenied) as error:
                     log.warning("ledger: %s", error)
+                except ClusterError:
+                    raise
+                except Exception:
+                    failures += 1
+                    log.exception("fleet")
+                    if failures == MOST_FAILED_ROUNDS:
+                        raise
             self._stop.wait(settings.heartbeat / 2)
 
     def _report_first_round(self) -> None:
@@ -89,6 +107,9 @@ def main() -> NoReturn:
         controller.run()
     except VcasgdError as error:
         status = exit_status(error)
+    except Exception:
+        log.exception("the controller ends")
+        status = 1
     logging.shutdown()
     # Ray's own shutdown would wait for a dead head.
     os._exit(status)

@@ -219,7 +219,7 @@ class ParameterServer:
         except NotFound:
             pass
         except Exception:
-            # The facts come from a worker and may be invalid.
+            # Whatever is wrong with one job must not stop the others.
             log.exception("%s", job)
 
     def _add(self, name: str) -> None:

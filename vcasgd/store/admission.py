@@ -68,8 +68,8 @@ class LedgerAdmission:
         self._secret = secret
         self._adopted = False
 
-    def admit(self, jobs: Iterable[str]) -> None:
-        """Give access to all active ``jobs``, and to no others.
+    def admit(self, jobs: Iterable[str], expelled: Iterable[str] = ()) -> None:
+        """Give access to all active ``jobs``, and to no others; ``expelled`` ones lose it at once.
 
         Raises :class:`~vcasgd.errors.StoreUnavailable`.
         """
@@ -77,7 +77,8 @@ class LedgerAdmission:
             # users of jobs that ended while no controller was running
             self._users.adopt(LEDGER_USERS)
             self._adopted = True
-        self._users.sync(ledger_user(self._secret, job) for job in jobs)
+        banned = [ledger_user(self._secret, job).name for job in expelled]
+        self._users.sync((ledger_user(self._secret, job) for job in jobs), banned)
 
 
 class TensorsAdmission:

@@ -11,6 +11,7 @@ from vcasgd.api.dependencies import ControlDep, JobsDep, LedgerDep, StorageDep
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
 from vcasgd.errors import SpecError
+from vcasgd.logging import isolated
 from vcasgd.schemas.jobs import JobView, ResumeRequest, SubmitRequest
 from vcasgd.spec.job import JobSpec, JobState
 from vcasgd.storage.objects import Storage
@@ -104,9 +105,11 @@ def list_jobs(
 ) -> list[JobView]:
     """List jobs, newest first."""
     states = tuple(JobState) if state is None else (state,)
-    records = jobs.all(states, limit)
-    traffic = read_traffic(ledger, [job.id for job in records])
-    return [job_view(job, traffic[job.id]) for job in records]
+    views = []
+    for job in jobs.all(states, limit):
+        with isolated(job.id):
+            views.append(_view(ledger, job))
+    return views
 
 
 @router.get("/jobs/{job}", responses=documented(404))

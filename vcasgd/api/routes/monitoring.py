@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import anyio
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Response, status
@@ -16,11 +18,12 @@ from vcasgd.api.exposition import (
     MetricSources,
     exposition,
 )
-from vcasgd.errors import JobUnreadable, StoreError
+from vcasgd.errors import StoreError
+from vcasgd.logging import isolated
 from vcasgd.schemas.service import Health
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.gauges import read_gauges
-from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.traffic import read_traffic
 
@@ -69,17 +72,11 @@ def get_metrics(
     jobs: JobsDep, control: ControlDep, costs: CostsDep, servers: ServersDep, ledger: LedgerDep
 ) -> Response:
     """Export metrics; clients on this machine need no token."""
-    names = jobs.active()[-MOST_JOBS:]
-    active = [job for name in names if (job := _readable(jobs, name)) is not None]
-    traffic = read_traffic(ledger, [job.id for job in active])
     sources = MetricSources(
         version=vcasgd.__version__,
         controller=control.held(),
         states=jobs.states(),
-        jobs=[
-            JobSources(job, jobs.worker_count(job.id), costs.spent(job.id), traffic[job.id])
-            for job in active
-        ],
+        jobs=list(_sources(jobs, costs, ledger)),
         heartbeats=servers.all(),
         ledger=read_gauges(ledger),
         instances=control.instances(),
@@ -87,8 +84,9 @@ def get_metrics(
     return Response(exposition(sources), media_type=CONTENT_TYPE)
 
 
-def _readable(jobs: Jobs, name: str) -> JobRecord | None:
-    try:
-        return jobs.get(name)
-    except JobUnreadable:
-        return None
+def _sources(jobs: Jobs, costs: Costs, ledger: RedisClient) -> Iterator[JobSources]:
+    """Yield the data of the active jobs that can be read."""
+    for name in jobs.active()[-MOST_JOBS:]:
+        with isolated(name):
+            job, workers, spent = jobs.get(name), jobs.worker_count(name), costs.spent(name)
+            yield JobSources(job, workers, spent, read_traffic(ledger, [name])[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 
 from vcasgd.controller.fleet.clearance import ClearancePolicy
@@ -13,10 +12,9 @@ from vcasgd.fleet.costs import affordable, commitment, pause_reason
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Instance, Offer
+from vcasgd.logging import isolated
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
-
-log = logging.getLogger(__name__)
 
 #: States in which a job has machines.
 WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
@@ -38,14 +36,12 @@ class Demands:
         """Return the active jobs, oldest first; fail those that none of ``pools`` can serve."""
         jobs = []
         for name in self._jobs.active():
-            try:
-                jobs.append(self._jobs.get(name))
-            except JobUnreadable as error:
-                log.warning("%s", error)
-        for job in jobs:
-            if job.state is JobState.STARTING and not self._clearance.divide(job)[0]:
-                why = _no_pool(job, pools)
-                self._jobs.transition(job.id, JobState.FAILED, [JobState.STARTING], why=why)
+            with isolated(name):
+                job = self._jobs.get(name)
+                if job.state is JobState.STARTING and not self._clearance.divide(job)[0]:
+                    why = _no_pool(job, pools)
+                    self._jobs.transition(job.id, JobState.FAILED, [JobState.STARTING], why=why)
+                jobs.append(job)
         return jobs
 
     def of(

@@ -13,6 +13,7 @@ from vcasgd.controller.fleet.worker_names import instance_of, job_of, learner_of
 from vcasgd.fleet.observed import JobDemand, Observed
 from vcasgd.fleet.plan import StartWorker, StopWorker
 from vcasgd.learning.tuning import Load, Trial, fewer, next_trial, room_for
+from vcasgd.logging import isolated
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
@@ -66,9 +67,10 @@ class Learners:
         died, self._alive = self._alive - alive, alive
         tuned = [each for each in state.jobs if each.learners > 1 and each.running]
         self._drop_other_jobs({each.job for each in tuned})
-        target = {
-            name for demand in tuned for name in self._target(demand, state, alive, died, now)
-        }
+        target: set[str] = set()
+        for demand in tuned:
+            with isolated(demand.job):
+                target.update(self._target(demand, state, alive, died, now))
         return [
             *(StopWorker(name, "surplus learner") for name in sorted(alive - target)),
             *(

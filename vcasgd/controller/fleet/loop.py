@@ -20,7 +20,7 @@ from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.controller.fleet.status import StatusPublisher
-from vcasgd.errors import ClusterError, FleetError
+from vcasgd.errors import ClusterError, FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate, decide
 from vcasgd.logging import bound
@@ -126,3 +126,8 @@ class FleetLoop:
         except (ClusterError, FleetError) as error:
             # The next round observes the outcome and decides again.
             log.warning("%s: %s", action, error)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            # One action that can't be executed must not stop those for other jobs and machines.
+            log.exception("%s", action)

@@ -16,6 +16,7 @@ from typing import Any
 from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.logging import isolated
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 
@@ -158,10 +159,12 @@ class TimelineRecorder:
         active = {demand.job for demand in state.jobs}
         sightings = self._sightings(state, active, ends)
         for job in active - self._timelines.keys():
-            rows = self._jobs.timelines(job).items()
-            self._timelines[job] = {name: MachineTimeline.from_row(row) for name, row in rows}
+            with isolated(job):
+                rows = self._jobs.timelines(job).items()
+                self._timelines[job] = {name: MachineTimeline.from_row(row) for name, row in rows}
         for job, timelines in list(self._timelines.items()):
-            self._update(job, advance(timelines, sightings[job], ends, now))
+            with isolated(job):
+                self._update(job, advance(timelines, sightings[job], ends, now))
             if job not in active:
                 del self._timelines[job]
 

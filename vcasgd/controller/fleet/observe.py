@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vcasgd.controller.fleet.act import drain_seconds
@@ -15,8 +15,16 @@ from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.controller.fleet.worker_names import instance_of, job_of
-from vcasgd.fleet.observed import Limits, ObservationTimes, Observed, PoolView, with_history
+from vcasgd.fleet.observed import (
+    JobDemand,
+    Limits,
+    ObservationTimes,
+    Observed,
+    PoolView,
+    with_history,
+)
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
+from vcasgd.logging import isolated
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
@@ -86,7 +94,7 @@ class Observer:
             instances=machines,
             nodes=self._ray.nodes,
             workers=self._ray.workers,
-            jobs=tuple(self._demands.of(job, paid, offers, limits, now) for job in jobs),
+            jobs=tuple(self._job_demands(jobs, paid, offers, limits, now)),
             pools=views,
             history=self._history,
             limits=limits,
@@ -97,6 +105,18 @@ class Observer:
             payers=self._costs.payers,
             unpaid=self._demands.unpaid(jobs),
         )
+
+    def _job_demands(
+        self,
+        jobs: Iterable[JobRecord],
+        machines: Sequence[Instance],
+        offers: Mapping[str, Sequence[Offer]],
+        limits: Limits,
+        now: float,
+    ) -> Iterator[JobDemand]:
+        for job in jobs:
+            with isolated(job.id, job.request):
+                yield self._demands.of(job, machines, offers, limits, now)
 
     def _limits(self) -> Limits:
         """Return the plan's limits.
@@ -157,7 +177,8 @@ class Observer:
             now=now,
         )
         for job in jobs:
-            self._speeds.measure(job, beats[job.id], machines, now)
+            with isolated(job.id, job.request):
+                self._speeds.measure(job, beats[job.id], machines, now)
 
     # -- pools ---------------------------------------------------------------------------------
 

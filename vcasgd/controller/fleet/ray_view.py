@@ -7,6 +7,7 @@ from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.worker_names import job_of, learner_of
 from vcasgd.errors import ClusterError
 from vcasgd.fleet.observed import WorkerView
+from vcasgd.logging import isolated
 from vcasgd.settings import Settings
 
 #: Seconds in which the controller must connect to Ray, also on a busy machine.
@@ -59,7 +60,8 @@ class RayView:
         self.further = {view.name: view.alive for view in views if learner_of(view.name) > 1}
         for worker in self.workers:
             if worker.name in before and not worker.alive and worker.instance_id in nodes:
-                self._restarts.record_end(worker.name, worker.job, states[worker.name].reason)
+                with isolated(worker.job):
+                    self._restarts.record_end(worker.name, worker.job, states[worker.name].reason)
 
     def _connected(self) -> Cluster:
         if self._cluster is None:

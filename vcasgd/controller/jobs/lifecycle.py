@@ -55,13 +55,20 @@ class JobLifecycle:
             executor=writer,
             clock=clock,
         )
+        #: True once an ended job's tensors are deleted.
+        self._deleted = False
         #: Id of the request that submitted the job; set by the first step.
         self.request: str | None = None
 
-    def step(self) -> None:
-        """Do what is next for the job in its present state."""
+    def step(self) -> str | None:
+        """Do what is next for the job in its present state.
+
+        If its workers wrote something that can't be read, do nothing and return why.
+        """
         job = self._jobs.get(self._job)
         self.request = job.request
+        if job.invalid is not None and not job.state.over:
+            return job.invalid
         self._checkpoints.collect()
         match job.state:
             case JobState.STARTING:
@@ -72,6 +79,7 @@ class JobLifecycle:
                 self._finish(job)
             case JobState.PAUSED | JobState.SUCCEEDED | JobState.FAILED | JobState.CANCELLED:
                 pass
+        return None
 
     def checkpoint_now(self, seconds: float) -> None:
         """Write a checkpoint of the present snapshot within ``seconds``, if the job has one."""
@@ -85,7 +93,9 @@ class JobLifecycle:
         if not self._checkpoints.idle:
             self._checkpoints.collect()
             return False
-        delete_job(self._nodes, self._job)
+        if not self._deleted:
+            delete_job(self._nodes, self._job)
+            self._deleted = True
         return True
 
     def _start(self, job: JobRecord) -> None:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
 from vcasgd.controller.jobs.tuning import Tuner
 from vcasgd.controller.leadership import Leadership
-from vcasgd.errors import StoreUnavailable, VcasgdError
+from vcasgd.errors import (
+    JobUnreadable,
+    StoreDenied,
+    StoreFull,
+    StoreUnavailable,
+    VcasgdError,
+)
 from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import LedgerAdmission
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.quota import Quota
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +67,11 @@ class JobLoop(threading.Thread):
         )
         self._lifecycles: dict[str, JobLifecycle] = {}
         self._tuners: dict[str, Tuner] = {}
+        self._quotas: dict[str, Quota] = {}
+        #: Ended jobs that are not cleaned up, and since when by :func:`time.monotonic`.
+        self._ended_at: dict[str, float] = {}
+        #: Jobs that were failed because of what their workers wrote.
+        self._expelled: set[str] = set()
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -79,37 +94,46 @@ class JobLoop(threading.Thread):
         self._writer.shutdown(wait=False, cancel_futures=True)
 
     def _step_all(self) -> None:
-        try:
+        with _errors_logged("ledger"):
             active = self._jobs.active()
             if self._admission:
-                self._admission.admit(active)
-        except StoreUnavailable as error:
-            log.warning("ledger: %s", error)
-            return
-        for job in active:
-            lifecycle = self._lifecycles.setdefault(job, self._lifecycle(job))
-            self._tuners.setdefault(job, Tuner(job, self._ledger, self._settings.heartbeat))
-            with bound(job=job, request=lifecycle.request):
-                self._step(job)
-        for job in self._lifecycles.keys() - set(active):
-            self._clean_up(job)
+                self._admission.admit(active, self._expelled)
+            # Whatever is wrong with one job must not stop the others.
+            for job in active:
+                with _errors_logged(job):
+                    self._step(job)
+            for job in self._lifecycles.keys() - set(active):
+                with _errors_logged(job):
+                    self._clean_up(job)
 
     def _step(self, job: str) -> None:
-        try:
-            self._lifecycles[job].step()
-            self._tuners[job].step()
-        except StoreUnavailable as error:
-            log.warning("%s: %s", job, error)
-        except Exception:
-            # A defect that shows in one job must not stop the others.
-            log.exception("%s", job)
+        heartbeat = self._settings.heartbeat
+        lifecycle = self._lifecycles.setdefault(job, self._lifecycle(job))
+        tuner = self._tuners.setdefault(job, Tuner(job, self._ledger, heartbeat))
+        quota = self._quotas.setdefault(job, Quota(self._ledger, job, heartbeat))
+        with bound(job=job, request=lifecycle.request):
+            if why := quota.enforce() or _violation(lifecycle):
+                self._expel(job, why)
+            else:
+                tuner.step()
+
+    def _expel(self, job: str, why: str) -> None:
+        """Fail a job, and take its workers' access to the ledger."""
+        log.error("%s fails: %s", job, why)
+        self._expelled.add(job)
+        active = [state for state in JobState if not state.over]
+        self._jobs.transition(job, JobState.FAILED, active, why=why)
+        self._jobs.event(job, "job-quarantined", f"the job's workers lost their access: {why}")
 
     def _clean_up(self, job: str) -> None:
-        try:
-            if self._lifecycles[job].clean_up():
-                del self._lifecycles[job], self._tuners[job]
-        except StoreUnavailable as error:
-            log.warning("%s: %s", job, error)
+        """Delete the data of an ended job, and forget the job once its workers have no access."""
+        ended_at = self._ended_at.setdefault(job, time.monotonic())
+        if why := self._quotas[job].enforce():
+            log.error("%s: %s", job, why)
+        lingers = time.monotonic() - ended_at < LINGER_LEASES * self._settings.lease_seconds
+        if self._lifecycles[job].clean_up() and not lingers:
+            for state in (self._lifecycles, self._tuners, self._quotas, self._ended_at):
+                del state[job]
 
     def _lifecycle(self, job: str) -> JobLifecycle:
         return JobLifecycle(
@@ -119,3 +143,22 @@ class JobLoop(threading.Thread):
             storage=self._storage,
             writer=self._writer,
         )
+
+
+def _violation(lifecycle: JobLifecycle) -> str | None:
+    """Step a job; return why it can't continue because of what its workers wrote to the ledger."""
+    try:
+        return lifecycle.step()
+    except JobUnreadable as error:
+        return error.message
+
+
+@contextmanager
+def _errors_logged(what: str) -> Iterator[None]:
+    """Log errors instead of raising them: an outage as a line, a defect with its traceback."""
+    try:
+        yield
+    except (StoreUnavailable, StoreFull, StoreDenied) as error:
+        log.warning("%s: %s", what, error)
+    except Exception:
+        log.exception("%s", what)

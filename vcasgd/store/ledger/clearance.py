@@ -51,7 +51,7 @@ class Clearances:
         """Record that a pool is excluded for a job. Returns False if it already was for ``why``."""
         key, field = LedgerKeys(job).refused, f"pool {pool}"
         before = self._ledger.hget(key, field)
-        if before is not None and before.decode() == why:
+        if before is not None and before == why.encode():
             return False
         self._ledger.hset(key, field, why)
         return True

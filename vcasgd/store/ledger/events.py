@@ -11,6 +11,7 @@ from typing import Any
 from vcasgd.logging import request_id
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.untrusted import Event, LogLine, stream_entry
 
 #: Entries kept of each stream; older ones are dropped.
 EVENTS_KEPT = 20_000
@@ -54,11 +55,13 @@ class EventLog:
 
         Waits up to ``wait_seconds`` for the first one, at most 5.
         """
-        return self._read(LedgerKeys(job).events, "e", after, limit, wait_seconds)
+        entries = self._read(LedgerKeys(job).events, after, limit, wait_seconds)
+        return [stream_entry(Event, at, fields, "e") for at, fields in entries]
 
     def metrics(self, job: str, after: str = "0", *, limit: int = 5000) -> list[dict[str, Any]]:
         """Return points of the totals over time, oldest first."""
-        return self._read(LedgerKeys(job).metrics, "m", after, limit, 0.0)
+        entries = self._read(LedgerKeys(job).metrics, after, limit, 0.0)
+        return [{"id": at.decode(), **json.loads(fields[b"m"])} for at, fields in entries]
 
     def add_metrics(self, job: str, values: Mapping[str, Any]) -> None:
         """Append a point of the totals."""
@@ -73,7 +76,8 @@ class EventLog:
         self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
     ) -> list[dict[str, Any]]:
         """Return lines that workers printed, oldest first: ``worker``, ``at``, ``line``."""
-        return self._read(LedgerKeys(job).logs, "l", after, limit, wait_seconds)
+        entries = self._read(LedgerKeys(job).logs, after, limit, wait_seconds)
+        return [stream_entry(LogLine, at, fields, "l") for at, fields in entries]
 
     def add_logs(self, job: str, worker: str, lines: Iterable[str]) -> None:
         """Append lines that a worker printed."""
@@ -84,13 +88,12 @@ class EventLog:
             pipe.execute()
 
     def _read(
-        self, key: str, name: str, after: str, limit: int, wait_seconds: float
-    ) -> list[dict[str, Any]]:
+        self, key: str, after: str, limit: int, wait_seconds: float
+    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
         # a blocking read must return within the connection's own timeout
         block = min(int(wait_seconds * 1000), 5000) or None
         streams = self._ledger.xread({key: after}, count=limit, block=block)
-        entries = streams[0][1] if streams else []
-        return [_entry(at, fields[name.encode()]) for at, fields in entries]
+        return list(streams[0][1]) if streams else []
 
     def timelines(self, job: str) -> dict[str, dict[str, Any]]:
         """Return what each instance did for a job.
@@ -162,7 +165,10 @@ class EventFeed:
                 pipe.xrange(LedgerKeys(job).events, after.start_for(job), until - 1, count=limit)
             streams = pipe.execute()
         events = [
-            (EventCursor.parse(f"{at.decode()}/{job}"), {"job": job, **_entry(at, fields[b"e"])})
+            (
+                EventCursor.parse(f"{at.decode()}/{job}"),
+                {"job": job, **stream_entry(Event, at, fields, "e")},
+            )
             for job, entries in zip(jobs, streams, strict=True)
             for at, fields in entries
         ]
@@ -173,7 +179,3 @@ def event_text(kind: str, text: str, details: Mapping[str, Any], request: str | 
     """Return an event as it is stored, with the current time."""
     event = {"at": time.time(), "kind": kind, "text": text, "details": details, "request": request}
     return json.dumps(event)
-
-
-def _entry(at: bytes, text: bytes) -> dict[str, Any]:
-    return {"id": at.decode(), **json.loads(text)}

@@ -15,6 +15,8 @@ from pydantic import (
     WrapValidator,
 )
 
+#: Longest heartbeat in bytes; real ones have about a thousand.
+LONGEST_HEARTBEAT = 1 << 16
 #: Longest free text in a heartbeat; longer text is cut, because an error message may be long.
 LONGEST_TEXT = 2000
 #: Longest name of a machine or a kind of notice.
@@ -110,7 +112,9 @@ class Heartbeat(BaseModel):
 
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
-        """Return the heartbeat, or None if ``text`` isn't a JSON object."""
+        """Return the heartbeat, or None if ``text`` isn't a JSON object, or is too long."""
+        if len(text) > LONGEST_HEARTBEAT:
+            return None
         try:
             return cls.model_validate_json(text)
         except ValidationError:

@@ -10,7 +10,7 @@ from math import inf
 from operator import itemgetter
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
@@ -21,6 +21,18 @@ from vcasgd.spec.job import MOST_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
 from vcasgd.spec.stop import DEFAULT_METRICS, Metric
 from vcasgd.store.ledger.tuning import Tuned
+from vcasgd.store.ledger.untrusted import (
+    LONGEST_FACTS,
+    Count,
+    Invalid,
+    Name,
+    Result,
+    check_layout,
+    check_length,
+    count,
+    parse,
+    reason_of,
+)
 
 #: Most shards of a job; scripts on the ledger loop over them.
 MOST_SHARDS = 1024
@@ -30,22 +42,28 @@ MOST_SHARDS = 1024
 class ModelFacts:
     """Facts from the user's code, reported by the worker that created the first snapshot."""
 
-    samples: int
-    validation_samples: int
+    samples: Count
+    validation_samples: Count
     #: The model's :class:`~vcasgd.learning.vector.Layout` as JSON.
     layout: str
-    order_digest: str
+    order_digest: Name
     #: Number of shards, constant for the job; shard k is on store node k.
     shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] = 1
     #: Samples in a local step of the task; None in jobs of version 0.1.0.
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    batch_size: Annotated[Count, Field(ge=1)] | None = None
     #: Subtasks per epoch; None in jobs of version 0.1.0, whose specification has it.
     subtasks_per_epoch: Annotated[int, Field(ge=1, le=MOST_SUBTASKS)] | None = None
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> ModelFacts:
-        """Parse untrusted JSON. Raises :class:`ValueError`."""
-        return _FACTS.validate_json(text)
+    def from_json(cls, text: bytes) -> ModelFacts:
+        """Parse untrusted JSON. Raises :class:`~vcasgd.store.ledger.untrusted.Invalid`."""
+        check_length(text, LONGEST_FACTS)
+        try:
+            facts = _FACTS.validate_json(text, strict=True)
+        except ValidationError as error:
+            raise Invalid(reason_of(error)) from error
+        check_layout(facts.layout)
+        return facts
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON values."""
@@ -127,6 +145,9 @@ class JobRecord:
     kills: int = 0
     #: Values tuned from measurements.
     tuned: Tuned = field(default_factory=Tuned)
+    #: Why a part that workers write can't be read, if so; the record then lacks that part, and the
+    #: controller fails the job.
+    invalid: str | None = None
 
     @property
     def plan(self) -> EpochPlan | None:
@@ -235,14 +256,13 @@ def _combined(totals: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 _FACTS, _FAILURE = TypeAdapter(ModelFacts), TypeAdapter(Failure)
-_EVALUATION = TypeAdapter(Evaluation)
 
 
 def as_count(text: bytes | None) -> int:
-    """Parse an untrusted counter. Returns 0 if it is not an integer."""
+    """Parse an untrusted counter. Returns 0 if it is not a count."""
     try:
-        return int(text or 0)
-    except ValueError:
+        return count(text or b"0")
+    except Invalid:
         return 0
 
 
@@ -265,10 +285,12 @@ def read_job(
 ) -> JobRecord:
     """Parse a job from the ledger's hashes.
 
-    Raises :class:`ValueError`, :class:`TypeError`, or :class:`KeyError` for invalid contents.
+    Of what workers write, parts that are invalid are left out; :attr:`JobRecord.invalid` names the
+    first one. Raises :class:`ValueError`, :class:`TypeError`, :class:`KeyError`, or
+    :class:`AttributeError` for invalid contents that only the platform writes.
     """
     text = {name.decode(): value.decode() for name, value in record.items()}
-    facts = ModelFacts.from_json(facts_text) if facts_text is not None else None
+    facts, problem = _read_facts(facts_text)
     progress = ShardProgress.of(shards, facts.shards if facts else 1)
     read = JobRecord(
         id=job,
@@ -291,20 +313,41 @@ def read_job(
         evictions=vanished.count("evicted"),
         kills=vanished.count("killed"),
     )
-    points = read.points
-    results = (_evaluation(int(name), each, facts, points) for name, each in evaluations.items())
-    return replace(read, evaluations=tuple(sorted(results, key=lambda each: each.number)))
+    results, wrong_result = _read_evaluations(evaluations, facts, read.points)
+    return replace(read, evaluations=results, invalid=problem or wrong_result)
+
+
+def _read_facts(text: bytes | None) -> tuple[ModelFacts | None, str | None]:
+    """Return the facts, None if there are none or they are invalid, and why they are."""
+    try:
+        return (ModelFacts.from_json(text) if text is not None else None), None
+    except Invalid as error:
+        return None, f"a worker wrote facts that can't be read: {error}"
+
+
+def _read_evaluations(
+    rows: Mapping[bytes, bytes], facts: ModelFacts | None, points: EvaluationPoints | None
+) -> tuple[tuple[Evaluation, ...], str | None]:
+    """Return the valid evaluations in order, and why the first other one is invalid."""
+    valid, problem = [], None
+    for name, text in rows.items():
+        try:
+            valid.append(_evaluation(count(name), text, facts, points))
+        except Invalid as error:
+            where = name[:20].decode(errors="replace")
+            problem = problem or f"a worker wrote evaluation {where}, which can't be read: {error}"
+    return tuple(sorted(valid, key=lambda each: each.number)), problem
 
 
 def _evaluation(
     number: int, text: bytes, facts: ModelFacts | None, points: EvaluationPoints | None
 ) -> Evaluation:
-    fields = {**json.loads(text)}
-    versions = tuple(fields.get("versions", ())) or (fields["version"],)
-    result = _EVALUATION.validate_python({**fields, "number": number, "versions": versions})
-    if facts is None or points is None:
-        return replace(result, epoch=float(number))
-    return completed(result, facts, points)
+    read = parse(Result, text)
+    fields = {**dict(read), "versions": read.versions or (read.version,)}
+    result = Evaluation(number=number, epoch=float(number), **fields)
+    if facts is not None and len(result.versions) != facts.shards:
+        raise Invalid(f"versions: {len(result.versions)}, but the job has {facts.shards} shards")
+    return result if facts is None or points is None else completed(result, facts, points)
 
 
 def completed(result: Evaluation, facts: ModelFacts, points: EvaluationPoints) -> Evaluation:

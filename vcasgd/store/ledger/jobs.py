@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
-from vcasgd.errors import Conflict, JobUnreadable, NotFound
+from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.logging import request_id
 from vcasgd.spec.job import JobSpec
@@ -32,6 +32,7 @@ from vcasgd.store.ledger.job import (
 )
 from vcasgd.store.ledger.traffic import keep_traffic
 from vcasgd.store.ledger.tuning import Tuned
+from vcasgd.store.ledger.untrusted import Invalid, count
 
 log = logging.getLogger(__name__)
 
@@ -107,14 +108,16 @@ class Jobs(EventLog):
             pipe.hgetall(keys.evaluations)
             pipe.hvals(keys.vanished)
             pipe.hgetall(keys.tuning)
-            record, facts, finished, shards, evaluations, lost, tuned = pipe.execute()
+            pipe.hmget(keys.counters, *COUNTERS)
+            record, facts, finished, shards, evaluations, lost, tuned, counters = pipe.execute()
         if not record:
             raise NotFound(f"there is no job {job}", status=404)
         losses = [each.decode() for each in lost]
         try:
             parsed = read_job(job, record, facts, int(finished or 0), shards, evaluations, losses)
-            return replace(parsed, tuned=Tuned.of(tuned))
-        except (ValueError, TypeError, KeyError) as error:
+            invalid = parsed.invalid or _wrong_counter(counters)
+            return replace(parsed, tuned=Tuned.of(tuned), invalid=invalid)
+        except (ValueError, TypeError, KeyError, AttributeError, SpecError) as error:
             raise JobUnreadable(f"the stored data of job {job} is not valid: {error}") from error
 
     def all(
@@ -128,7 +131,7 @@ class Jobs(EventLog):
         for job in jobs:
             try:
                 yield self.get(job)
-            except JobUnreadable as error:
+            except (JobUnreadable, NotFound) as error:
                 log.warning("%s", error)
 
     def newest(self, most: int) -> list[str]:
@@ -284,7 +287,8 @@ class Jobs(EventLog):
         """Return the holder of each leased work item."""
         holders = self._ledger.hgetall(LedgerKeys(job).holders)
         return {
-            piece.decode(): holder.decode().rpartition("|")[0] for piece, holder in holders.items()
+            piece.decode(errors="replace"): holder.decode(errors="replace").rpartition("|")[0]
+            for piece, holder in holders.items()
         }
 
     def work(self, job: str) -> dict[str, int]:
@@ -319,6 +323,16 @@ class Jobs(EventLog):
         """Return the descriptions of the job's checkpoints, by name."""
         rows = self._ledger.hgetall(LedgerKeys(job).checkpoints)
         return {name.decode(): json.loads(row) for name, row in sorted(rows.items())}
+
+
+def _wrong_counter(values: Iterable[bytes | None]) -> str | None:
+    """Return why the first counter of leases that can't be read is wrong, else None."""
+    for name, value in zip(COUNTERS, values, strict=True):
+        try:
+            count(value or b"0")
+        except Invalid as error:
+            return f"a worker wrote the counter {name}, which can't be read: {error}"
+    return None
 
 
 def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -1,0 +1,95 @@
+"""A holder of one job's credentials who misuses them, and proof that all others go on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from support.api_harness import Api
+from support.harness import Harness
+from support.training import Training
+from support.waiting import await_truth
+from vcasgd.errors import StoreError
+from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.keys import LedgerKeys, TensorKeys
+from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.leases import Leases
+
+#: Pages that are not in the API's document. The dashboard has one document for all its pages.
+_PAGES = ("/", "/healthz", "/readyz", "/metrics")
+
+
+class Hostile:
+    """A process with the credentials of one worker of a job."""
+
+    def __init__(self, harness: Harness, job: str, name: str = "hostile") -> None:
+        self.harness, self.job, self.name = harness, job, name
+        env = harness.credentials(job, name)
+        self.ledger: RedisClient = connect(env["VCASGD_LEDGER_URL"])
+        self.tensors: RedisClient = connect(env["VCASGD_TENSORS_URL"])
+        self.keys, self.tensor_keys = LedgerKeys(job), TensorKeys(job)
+
+    def sign_in(self, *, tensors: bool = False) -> None:
+        """Wait until the platform has created its users."""
+        leases = Leases(self.ledger, self.job, self.name, 10)
+        await_truth(lambda: works(lambda: leases.renew({"at": 0.0}, [])))
+        if tensors:
+            await_truth(lambda: works(lambda: self.tensors.get(self.tensor_keys.meta)))
+
+    def await_expulsion(self) -> JobRecord:
+        """Wait until the job has failed because of what was written; return its record."""
+        await_truth(lambda: self.harness.jobs.get(self.job).state is JobState.FAILED)
+        await_truth(lambda: not works(self.ledger.ping))
+        (event,) = self.harness.events(self.job, "job-quarantined")
+        job = self.harness.jobs.get(self.job)
+        assert job.reason
+        assert job.reason in event["text"]
+        return job
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.tensors.close()
+
+
+def works(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except StoreError:
+        return False
+    return True
+
+
+def assert_everything_answers(api: Api, jobs: list[str]) -> None:
+    """Request every route that reads, for each job, and every page."""
+    with api.http() as http:
+        paths = http.get("openapi.json").json()["paths"]
+        for path in [path for path, methods in paths.items() if "get" in methods]:
+            for url in _urls(path, jobs):
+                _assert_answers(http, f"{api.url}{url}", stream=path.endswith("/stream"))
+        for page in _PAGES:
+            _assert_answers(http, f"{api.url}{page}", stream=False)
+    text = httpx.get(f"{api.url}/metrics", trust_env=False).text
+    assert "vcasgd_jobs" in text
+
+
+def _urls(path: str, jobs: list[str]) -> set[str]:
+    return {path.replace("{job}", job) for job in jobs} if "{job}" in path else {path}
+
+
+def _assert_answers(http: httpx.Client, url: str, *, stream: bool) -> None:
+    with http.stream("GET", url) as answer:
+        # Jobs without a model, and names of other things.
+        allowed = (200, 404, 409) if "{" in url or url.endswith("/model") else (200,)
+        assert answer.status_code in allowed, f"{url}: {answer.read().decode()}"
+        if stream:
+            # The first message about the state of the platform.
+            assert re.match("(event|id|data|:)", next(answer.iter_lines()))
+
+
+def train_on(harness: Harness, victim: Training) -> None:
+    """Train another job to its end; all processes of the platform must still be alive."""
+    victim.await_success()
+    assert all(server.alive for server in harness.servers.values())

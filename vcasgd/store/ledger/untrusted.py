@@ -1,0 +1,149 @@
+"""Content of the ledger that workers write, parsed strictly: facts, results, events, log lines.
+
+A worker may have written anything, so this is the only place that parses it. Everything is
+bounded: texts in bytes, numbers in range, nesting by pydantic's parser. Heartbeats have their own
+module, :mod:`vcasgd.store.ledger.heartbeats`, because they are valid field by field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from vcasgd.errors import CheckpointDamaged
+from vcasgd.learning.vector import Layout
+
+#: Longest entry of a stream and longest result in bytes; real ones have some hundred.
+LONGEST_ENTRY = 1 << 20
+#: Longest facts in bytes; a layout has about a hundred for each of a model's tensors.
+LONGEST_FACTS = 1 << 22
+#: Characters of a text that people read; the rest is cut.
+LONGEST_TEXT = 20_000
+#: Largest count: the largest integer that every JSON parser reads exactly.
+LARGEST_COUNT = 2**53 - 1
+#: Largest number of floats in a model; 4 TiB.
+LARGEST_MODEL = 1 << 40
+#: Metrics of an evaluation, and versions in it; jobs have at most 1024 shards.
+MOST_METRICS, MOST_VERSIONS = 1000, 1024
+#: Characters of a reason, which appears in events and logs.
+LONGEST_REASON = 300
+
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Time = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=255)]
+Text = Annotated[
+    str, BeforeValidator(lambda text: text[:LONGEST_TEXT] if isinstance(text, str) else text)
+]
+_COUNT = re.compile(rb"[0-9]{1,15}")
+
+
+class Invalid(ValueError):
+    """Content of a worker that can't be read. The message is the reason."""
+
+
+class Content(BaseModel):
+    """Base of what workers write. Fields of a newer worker are dropped."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class Result(Content):
+    """Result of an evaluation; those of version 0.1.0 lack ``versions`` and ``samples``."""
+
+    version: Count
+    metrics: dict[Name, float] = Field(max_length=MOST_METRICS)
+    worker: Name
+    seconds: Time
+    at: Time
+    versions: tuple[Count, ...] = Field(default=(), max_length=MOST_VERSIONS)
+    samples: Count | None = None
+
+
+class Event(Content):
+    """Event of a job, from a worker or from the platform."""
+
+    at: Time
+    kind: Name
+    text: Text
+    details: dict[str, Any] = {}
+    request: Name | None = None
+
+
+class LogLine(Content):
+    """Line that a worker printed."""
+
+    worker: Name
+    at: Time
+    line: Text
+
+
+Model = TypeVar("Model", bound=Content)
+
+
+def parse(model: type[Model], text: bytes, longest: int = LONGEST_ENTRY) -> Model:
+    """Parse JSON of a worker. Raises :class:`Invalid`."""
+    check_length(text, longest)
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise Invalid(reason_of(error)) from error
+
+
+def check_length(text: bytes, longest: int) -> None:
+    """Raise :class:`Invalid` if a text is too long."""
+    if len(text) > longest:
+        raise Invalid(f"{len(text)} bytes, at most {longest} are allowed")
+
+
+def reason_of(error: ValidationError) -> str:
+    """Return the first mistake, with its field, as short text."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}"[:LONGEST_REASON] if where else first["msg"][:LONGEST_REASON]
+
+
+def count(text: bytes) -> int:
+    """Parse a count. Raises :class:`Invalid`."""
+    if not _COUNT.fullmatch(text):
+        raise Invalid(f"{text[:20]!r} is not a count")
+    return int(text)
+
+
+@lru_cache(maxsize=128)
+def check_layout(text: str) -> None:
+    """Raise :class:`Invalid` if a text is not the layout of a model that can exist."""
+    try:
+        layout = Layout.from_json(text)
+    except (CheckpointDamaged, RecursionError) as error:
+        raise Invalid(f"layout: {error}"[:LONGEST_REASON]) from error
+    least = min((min(entry.shape, default=0) for entry in layout.entries), default=0)
+    if min(least, *(entry.offset for entry in layout.entries), 0) < 0:
+        raise Invalid("layout: a negative size or offset")
+    if layout.floats + layout.integers > LARGEST_MODEL:
+        raise Invalid(f"layout: more than {LARGEST_MODEL} numbers")
+
+
+def stream_entry(
+    model: type[Event | LogLine], at: bytes, fields: Mapping[bytes, bytes], field: str
+) -> dict[str, Any]:
+    """Return an entry of a stream with its ID; if it can't be read, one that says why."""
+    entry = at.decode()
+    try:
+        text = fields.get(field.encode())
+        if text is None:
+            raise Invalid(f"the field {field} is missing")
+        content = parse(model, text)
+    except Invalid as error:
+        content = _unreadable(model, int(entry.partition("-")[0]) / 1000, str(error))
+    return {"id": entry, **content.model_dump()}
+
+
+def _unreadable(model: type[Event | LogLine], at: float, why: str) -> Event | LogLine:
+    text, at = f"a worker wrote an entry that can't be read: {why}", min(at, 1e15)
+    if model is Event:
+        return Event(at=at, kind="unreadable", text=text)
+    return LogLine(worker="unknown", at=at, line=text)
