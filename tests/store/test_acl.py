@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from support.harness import RedisServer
 from support.servers import url_of
 from support.world import World
 
+import vcasgd.store
 from vcasgd.errors import StoreDenied, StoreError
 from vcasgd.store.acl import (
     LEDGER_SCRIPTS,
@@ -26,7 +28,7 @@ from vcasgd.store.connection import RedisClient, connect, script_source
 from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Lease, Leases, WorkKind
+from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.snapshot import Record
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
@@ -37,6 +39,13 @@ pytestmark = pytest.mark.both_servers
 SECRET = "a secret of the cluster"
 WORKER = "w-1"
 EVERY_SCRIPT = LEDGER_SCRIPTS + TENSORS_SCRIPTS
+PLATFORM_SCRIPTS = sorted(
+    {
+        f"{path.parent.name}/{path.stem}"
+        for path in (Path(vcasgd.store.__file__).parent / "scripts").glob("*/*.lua")
+    }
+    - {*EVERY_SCRIPT}
+)
 
 Login = Callable[[User, int], RedisClient]
 
@@ -218,52 +227,77 @@ def words(command: str, key: str) -> list[str]:
     return [command, key, *rest]
 
 
-# --- a script has no more rights than its user ------------------------------------------------
+# --- scripts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "redis.call('SET', KEYS[1], '99')",
-        "redis.call('SET', '%(fence)s', '99')",
-        "redis.call('GET', 'vcasgd:{other-abcdef:0}:meta')",
-        "redis.call('SET', 'vcasgd:{other-abcdef:0}:meta', '1')",
-        "redis.call('FLUSHALL')",
-        "redis.call('CONFIG', 'GET', '*')",
-        "redis.call('KEYS', '*')",
-        "redis.call('ACL', 'LIST')",
-        "redis.call('SCRIPT', 'FLUSH')",
-        "redis.setresp(3); redis.call('DEL', KEYS[1])",
-    ],
-)
-def test_a_script_has_no_more_rights_than_its_user(
-    body: str, tensors_as_worker: RedisClient, world: World
+@pytest.mark.parametrize("script", [*PLATFORM_SCRIPTS, "return 1"])
+def test_a_worker_can_run_no_script_but_its_own(
+    script: str, ledger_as_worker: RedisClient, tensors_as_worker: RedisClient, world: World
 ) -> None:
-    world.tensors.set(world.keys.fence, 7)
-    digest = world.tensors.script_load(body % {"fence": world.keys.fence})
+    """A worker that knows a script's digest may call it with any of its job's keys."""
+    text = script_source(script) if "/" in script else script
+    digest = world.ledger.script_load(text)
 
-    with pytest.raises(StoreError):
-        tensors_as_worker.evalsha(digest, 1, world.keys.fence)
+    for client, key in (
+        (ledger_as_worker, world.ledger_keys.counters),
+        (tensors_as_worker, world.keys.pushed),
+    ):
+        for name in (digest, digest.upper()):
+            assert denied(lambda client=client, key=key, name=name: client.evalsha(name, 1, key))
+            assert denied(lambda client=client, name=name: client.evalsha(name, 0))
+            assert denied(lambda client=client, key=key, name=name: client.evalsha_ro(name, 1, key))
 
-    assert world.tensors.get(world.keys.fence) == b"7"
 
-
-def test_a_denied_command_in_a_script_raises_store_denied(
-    tensors_as_worker: RedisClient, world: World
+def test_an_endless_loop_of_a_platform_script_is_denied(
+    ledger_as_worker: RedisClient, world: World
 ) -> None:
-    digest = world.tensors.script_load("return redis.call('SET', KEYS[1], 1)")
+    digest = world.ledger.script_load(script_source("ledger/transition"))
+    keys, far = world.ledger_keys, str(-(10**15))
+    ledger_as_worker.hset(keys.counters, "state", "running")
 
-    with pytest.raises(StoreDenied):
-        tensors_as_worker.evalsha(digest, 1, world.keys.fence)
+    assert denied(
+        lambda: ledger_as_worker.evalsha(
+            digest, 3, keys.counters, keys.open, keys.events, world.job, "failed", "1", "{}", far
+        )
+    )
 
 
-def test_a_script_on_another_jobs_keys_is_denied(
-    tensors_as_worker: RedisClient, world: World
+@pytest.mark.parametrize("script", LEDGER_SCRIPTS)
+def test_a_script_refuses_keys_in_other_places(
+    script: str, ledger_as_worker: RedisClient, world: World
 ) -> None:
-    digest = world.tensors.script_load("return 1")
+    digest = world.ledger.script_load(script_source(script))
+    key = world.ledger_keys.counters
 
-    with pytest.raises(StoreDenied):
-        tensors_as_worker.evalsha(digest, 1, TensorKeys("other-abcdef").meta)
+    with pytest.raises(StoreError, match="key 1 must be"):
+        ledger_as_worker.evalsha(digest, 12, *[key] * 12, WORKER, "1000", "", "")
+
+
+@pytest.mark.parametrize("script", TENSORS_SCRIPTS)
+def test_a_tensors_script_refuses_keys_in_other_places(
+    script: str, tensors_as_worker: RedisClient, world: World
+) -> None:
+    digest = world.tensors.script_load(script_source(script))
+
+    with pytest.raises(StoreError, match="key 1 must be"):
+        tensors_as_worker.evalsha(digest, 9, *[world.keys.tokens] * 9, "1", "1", "1", "1")
+
+
+def test_a_lease_skips_a_bounded_number_of_applied_subtasks(
+    ledger_as_worker: RedisClient, world: World
+) -> None:
+    keys = world.ledger_keys
+    world.ledger.sadd(keys.done, *range(100_000))
+    world.ledger.hset(keys.work, mapping={"total": 200_000, "per_epoch": 200_000})
+    leases = Leases(ledger_as_worker, world.job, WORKER, 60)
+
+    answers = [leases.acquire() for _ in range(100_000 // 1000)]
+
+    assert all(isinstance(each, Wait) for each in answers)
+    assert ledger_as_worker.hget(keys.counters, "next") == b"100000"
+    lease = leases.acquire()
+    assert isinstance(lease, Lease)
+    assert lease.number == 100_000
 
 
 def test_a_worker_cannot_load_a_script(tensors_as_worker: RedisClient, world: World) -> None:
@@ -274,41 +308,6 @@ def test_a_worker_cannot_load_a_script(tensors_as_worker: RedisClient, world: Wo
     assert denied(lambda: tensors_as_worker.eval_ro(endless, 0))
     assert denied(lambda: tensors_as_worker.script_load(endless))
     assert denied(lambda: tensors_as_worker.function_load(f"#!lua name=l\n{endless}"))
-
-
-@pytest.mark.parametrize("script", ["ledger/account", "ledger/reconcile", "ledger/submit"])
-def test_the_platforms_ledger_scripts_fail_at_once_for_a_worker(
-    script: str, ledger_as_worker: RedisClient, world: World
-) -> None:
-    """A worker that knows a script's digest may call it with any of its job's keys."""
-    digest = world.ledger.script_load(script_source(script))
-    keys, far = world.ledger_keys, str(10**15)
-    ledger_as_worker.hset(keys.counters, mapping={"per_epoch": far, "finished": f"-{far}"})
-    # the second time, writable keys take the place of read-only ones
-    for work in (keys.work, keys.counters):
-        names = [work, keys.leases, keys.holders, keys.open, keys.done, keys.evaluations,
-                 keys.counters, keys.done, keys.counters]  # fmt: skip
-        with pytest.raises(StoreError):
-            ledger_as_worker.evalsha(digest, len(names), *names, "0", far, far, far, far, far, far)
-
-
-@pytest.mark.parametrize(
-    "script", ["tensors/commit", "tensors/takeover", "tensors/pin", "tensors/reap"]
-)
-def test_the_platforms_tensors_scripts_fail_at_once_for_a_worker(
-    script: str, tensors_as_worker: RedisClient, world: World
-) -> None:
-    digest = world.tensors.script_load(script_source(script))
-    world.tensors.set(world.keys.fence, 1)
-    world.tensors.zadd(world.keys.places, {"2": 1.0})
-    at = world.keys
-    keys = [at.fence, at.meta, at.applied, at.pushed, at.tokens, at.stream, at.rejected, at.pins,
-            at.places, at.news]  # fmt: skip
-    if script == "reap":
-        keys = [at.places, at.stream]
-
-    with pytest.raises(StoreError):
-        tensors_as_worker.evalsha(digest, len(keys), *keys, str(10**15), "2", "{}", "3")
 
 
 def test_a_worker_cannot_extend_a_loop_of_a_platform_script(
@@ -348,13 +347,13 @@ def test_each_ledger_key_belongs_to_workers_scripts_or_to_the_platform() -> None
 def test_a_worker_cannot_pass_keys_of_the_platform_to_a_script(
     ledger_as_worker: RedisClient, world: World
 ) -> None:
-    digest = world.ledger.script_load("return 1")
+    digest = world.ledger.script_load(script_source("ledger/release"))
     keys = world.ledger_keys
 
     for key in keys.platform_keys:
         assert denied(lambda key=key: ledger_as_worker.evalsha(digest, 1, key)), key
     for key in keys.worker_script_keys:
-        assert ledger_as_worker.evalsha(digest, 1, key) == 1
+        assert not denied(lambda key=key: ledger_as_worker.evalsha(digest, 1, key)), key
 
 
 # --- the grants are sufficient ----------------------------------------------------------------

@@ -23,6 +23,7 @@ from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import connect, patiently
 from vcasgd.store.ledger.servers import Control
+from vcasgd.store.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Controller:
         patiently(
             lambda: self._control.claim(self._settings.cluster), self._settings.patience_seconds
         )
+        Watchdog(self._ledger, "ledger").start()
         self._leadership.start()
         while not self._stop.is_set() and not self._leadership.sure:
             self._stop.wait(self._settings.heartbeat / 4)

@@ -40,6 +40,7 @@ from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control, Servers, node_name
 from vcasgd.store.tensors.updates import wait_for_entries
+from vcasgd.store.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -248,6 +249,8 @@ def main() -> int:
         ledger = connect(settings.secret("ledger_url"))
         tensors = connect(settings.own_tensors_url(), waits=False)
         log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
+        Watchdog(ledger, "ledger").start()
+        Watchdog(tensors, "tensors server").start()
         patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
         patiently(lambda: Control(ledger).claim(settings.cluster), settings.patience_seconds)
         server = ParameterServer(settings, ledger, tensors)

@@ -5,9 +5,10 @@ job has its own user, so that no worker can change another's payloads. Passwords
 a secret and are never stored or sent. A server without an ACL file loses its users at a restart;
 any process with the secret can create the same users again.
 
-A worker can run scripts that are already loaded and can't load any: an endless script would
-block the server for everyone. Servers (Redis 7 or newer, Valkey) check the commands of a script
-against the rules of the user that runs it, so a script can't exceed the grants below.
+A worker can run only the scripts that are named here and can't load any: an endless script would
+block the server for everyone. Their loops are bounded by their arguments, and they check the names
+of their keys. Servers (Redis 7 or newer, Valkey) check the commands of a script against the rules
+of the user that runs it, so a script can't exceed the grants below.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from vcasgd.errors import StoreDenied
-from vcasgd.store.connection import RedisClient
+from vcasgd.store.connection import RedisClient, script_source
 from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 
 #: Scripts that workers run.
@@ -122,10 +123,18 @@ def _derived(secret: str, *names: str) -> str:
     return hmac.new(secret.encode(), "\0".join(names).encode(), hashlib.sha256).hexdigest()
 
 
+def _scripts(names: Iterable[str], keys: tuple[str, ...]) -> Grant:
+    """Return the permission for some scripts only, which are named by their digests.
+
+    ``EVALSHA`` counts all keys of a script as written; its commands are checked one by one.
+    """
+    digests = (hashlib.sha1(script_source(name).encode()).hexdigest() for name in names)
+    return Grant("RW", " ".join(f"evalsha|{digest}" for digest in digests), keys)
+
+
 def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
     return (
-        # EVALSHA counts all keys of a script as written; its commands are checked one by one
-        Grant("RW", "evalsha", (*keys.worker_script_keys, CLEARANCES)),
+        _scripts(LEDGER_SCRIPTS, (*keys.worker_script_keys, CLEARANCES)),
         Grant(
             "R",
             "hget hmget hgetall hexists hvals sismember zrange zrangebyscore",
@@ -150,7 +159,7 @@ def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
                     keys.rejected, keys.pins, keys.wanted, keys.places, keys.window, keys.news)
     )  # fmt: skip
     return (
-        Grant("RW", "evalsha", (_any(keys, "*"),)),
+        _scripts(TENSORS_SCRIPTS, (_any(keys, "*"),)),
         Grant("R", "get mget", (fence, meta, snapshots, window)),
         Grant("R", "exists", (fence, meta, snapshots, payloads)),
         Grant("R", "hget hmget hgetall", (applied, pushed, tokens, rejected, pins)),

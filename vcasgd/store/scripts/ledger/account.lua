@@ -6,9 +6,6 @@
 -- Returns 1, or 0 if the ledger already has a newer report.
 -- A subtask is done, an epoch finished, and a point reached once it is so in every shard.
 -- Every finished epoch is evaluated, or else the newest point: others between two reports are not.
-
--- Workers have no permission for SREM, so they fail here, before loops whose length they control.
-redis.call('SREM', KEYS[5], '')
 local shard, version, finished = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5])
 local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'finished', 'points')
 if not work[2] then return 0 end

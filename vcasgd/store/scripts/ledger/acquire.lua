@@ -7,6 +7,9 @@
 -- Work items are named kind:number. Order: items that lost their holder, with the first snapshot
 -- and evaluations before subtasks; then the next subtask, at most `lead` epochs ahead of the
 -- slowest unfinished one.
+-- Includes expect_keys.lua
+expect_keys('record', 'work', 'leases', 'holders', 'open', 'quarantine', 'done', 'counters',
+  'placed', 'clearances', 'refused', 'events')
 if redis.call('HEXISTS', KEYS[6], ARGV[1]) == 1 then return {'wait', 'quarantined'} end
 local missing = clearance_missing(KEYS[1], KEYS[9], KEYS[10], ARGV[1], ARGV[4])
 if missing then
@@ -55,7 +58,13 @@ local total, per_epoch, finished = tonumber(work[1]), tonumber(work[2]), tonumbe
 local next = tonumber(redis.call('HGET', KEYS[8], 'next') or 0)
 -- work applied without a lease is done anyway
 next = math.max(next, finished * per_epoch)
-while redis.call('SISMEMBER', KEYS[7], next) == 1 do next = next + 1 end
+local last = next + 1000
+while next < last and redis.call('SISMEMBER', KEYS[7], next) == 1 do next = next + 1 end
+if next == last then
+  -- a worker can write `next`, so the loop is bounded; the next call continues it
+  redis.call('HSET', KEYS[8], 'next', next)
+  return {'wait', 'skipping applied work'}
+end
 if next >= total then return {'wait', 'nothing left to lease'} end
 if math.floor(next / per_epoch) > finished + tonumber(work[4]) then
   return {'wait', 'epoch lead'}

@@ -7,9 +7,6 @@
 --       9 '1' if the first snapshot must be created again  10… done subtasks
 -- Returns the number of reopened subtasks.
 -- A subtask is done, an epoch finished, and a point reached once it is so in every shard.
-
--- Workers have no permission for SREM, so they fail here, before loops whose length they control.
-redis.call('SREM', KEYS[5], '')
 local shard, finished = ARGV[1], tonumber(ARGV[5])
 local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'total', 'finished', 'points')
 if not work[3] then return 0 end

@@ -7,6 +7,9 @@
 -- `leave` is 'drain', 'quarantine', 'not cleared: …', or ''.
 -- A worker that is no longer cleared loses all its leases; others can take them at once.
 -- Includes ledger/clearance.lua
+-- Includes expect_keys.lua
+expect_keys('record', 'leases', 'holders', 'workers', 'draining', 'quarantine', 'placed',
+  'clearances', 'refused', 'events', 'open')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local state = redis.call('HGET', KEYS[1], 'state') or 'gone'

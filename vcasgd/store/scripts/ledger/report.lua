@@ -2,6 +2,8 @@
 -- KEYS  1 leases  2 holders  3 hash for the result
 -- ARGV  1 worker  2 token  3 work item  4 field  5 result
 -- Returns 1, or 0 if the worker no longer held the lease.
+-- Includes expect_keys.lua
+expect_keys('leases', 'holders')
 if redis.call('HGET', KEYS[2], ARGV[3]) ~= ARGV[1] .. '|' .. ARGV[2] then return 0 end
 redis.call('HSET', KEYS[3], ARGV[4], ARGV[5])
 redis.call('ZREM', KEYS[1], ARGV[3])

@@ -2,6 +2,8 @@
 -- KEYS  1 meta  2 applied  3 pushed  4 tokens
 -- ARGV  1 subtask  2 its epoch  3 its size  4 lease token
 -- The position includes updates that are applied and updates that wait in the stream.
+-- Includes expect_keys.lua
+expect_keys('meta', 'applied', 'pushed', 'tokens')
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
 end

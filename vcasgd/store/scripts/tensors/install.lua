@@ -5,6 +5,9 @@
 -- ARGV  1 token (0: a worker's first snapshot)  2 meta  3… applied record, field and value
 -- Returns 1; 0 if there is a snapshot already; -1 if a chunk is missing, because the server came
 -- back empty meanwhile.
+-- Includes expect_keys.lua
+expect_keys('fence', 'meta', 'applied', 'pushed', 'tokens', 'updates', 'rejected', 'places',
+  'news')
 local token = tonumber(ARGV[1])
 local held = tonumber(redis.call('GET', KEYS[1]) or 0)
 if token > 0 and held > token then

@@ -6,6 +6,8 @@
 -- only n chunks exist or its push slot was released, because the server came back empty or the
 -- worker was silent for too long.
 -- Pushing the same update again is harmless: it is recognized and accepted without effect.
+-- Includes expect_keys.lua
+expect_keys('meta', 'applied', 'pushed', 'tokens', 'updates', 'places')
 local chunks = {}
 for i = 7, #KEYS do chunks[#chunks + 1] = KEYS[i] end
 local function each_chunk(command)
@@ -17,16 +19,9 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('ZREM', KEYS[6], ARGV[6])
   return redis.error_reply('NOSNAPSHOT')
 end
--- An earlier attempt whose answer was lost may wait in the stream, and needs its payload.
-local function waits()
-  local name = '"update":"' .. ARGV[6] .. '"'
-  for _, entry in ipairs(redis.call('XRANGE', KEYS[5], '-', '+')) do
-    if string.find(entry[2][2], name, 1, true) then return true end
-  end
-  return false
-end
 local function refuse(position)
-  if waits() then
+  -- An earlier attempt whose answer was lost may wait in the stream, and needs its payload.
+  if redis.call('ZSCORE', KEYS[6], ARGV[6]) == 'inf' then
     each_chunk('PERSIST')
   else
     each_chunk('UNLINK')

@@ -2,6 +2,8 @@
 -- KEYS  1 places (push slots)  2 window  3 meta
 -- ARGV  1 update  2 duration in ms
 -- Returns 1, or 0 if all slots are taken.
+-- Includes expect_keys.lua
+expect_keys('places', 'window', 'meta')
 if redis.call('EXISTS', KEYS[3]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
 end

@@ -5,6 +5,8 @@
 -- or 'rejected:<reason>'. Up to the version `safe`, everything is also on the replicas.
 -- A 'lost' update is neither in the snapshot nor in the stream: the server came back empty or with
 -- an older state, or the update before it was rejected.
+-- Includes expect_keys.lua
+expect_keys('meta', 'applied', 'pushed', 'rejected')
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
 end
