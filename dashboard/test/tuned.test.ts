@@ -19,6 +19,7 @@ describe("tunedOf", () => {
       "1",
     ]);
     const tuned = {
+      ...aJob().tuned,
       shares: { a: 1, b: 0.25 },
       implicit_momentum: 0.75,
       mixing: 0.5,
@@ -30,5 +31,10 @@ describe("tunedOf", () => {
       "50%",
       "3",
     ]);
+  });
+
+  it("returns the factor of the learning rate after a rollback", () => {
+    const tuned = { ...aJob().tuned, rollbacks: 2, learning_rate: 0.25 };
+    expect(tunedOf(aJob({ tuned })).map(([, value]) => value)).toEqual(["× 0.25"]);
   });
 });

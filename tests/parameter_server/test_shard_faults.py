@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+import torch
+from support.exact import counts_after
 from support.harness import RedisServer
 from support.servers import Fault, Moment, through_proxy
 from support.world import HonestWorker, World, run_to_end
 
 from vcasgd.errors import SnapshotMissing, StoreUnavailable
+from vcasgd.parameter_server import shard as shard_module
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
 
@@ -102,7 +105,7 @@ def build(server: RedisServer, make_world: MakeWorld) -> Build:
     return build_shard
 
 
-def at_each_command(moment: Moment, play: Callable[[Fault], None]) -> None:
+def at_each_command(moment: Moment, play: Callable[[Fault], None], *, shortest: int = 40) -> None:
     for at in range(1, MOST_COMMANDS):
         fault = Fault(at, moment)
         try:
@@ -111,7 +114,7 @@ def at_each_command(moment: Moment, play: Callable[[Fault], None]) -> None:
             error.add_note(f"the fault was {moment} command {at}: {fault.cut[:300]!r}")
             raise
         if not fault.fired:
-            assert at > 40, "the scenario is shorter than any job"
+            assert at > shortest, "the scenario is shorter than any job"
             return
     pytest.fail("the scenario never ends")
 
@@ -169,3 +172,81 @@ def test_both_are_lost_at_any_command(build: Build) -> None:
             each.play(turn)
 
     at_each_command("before", play)
+
+
+class TestRollback:
+    """The model goes back to an earlier one, once, whatever happens meanwhile."""
+
+    @pytest.fixture(autouse=True)
+    def _at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shard_module, "TUNED_SECONDS", 0.0)
+
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_killed_at_any_command(self, build: Build, moment: Moment) -> None:
+        def play(fault: Fault) -> None:
+            self.play(build, fault, FaultyShard.turn_or_die)
+
+        at_each_command(moment, play, shortest=20)
+
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_disconnected_at_any_command(self, build: Build, moment: Moment) -> None:
+        def play(fault: Fault) -> None:
+            self.play(build, fault, FaultyShard.turn_or_wait)
+
+        at_each_command(moment, play, shortest=20)
+
+    def test_the_tensors_server_comes_back_empty_at_any_command(self, build: Build) -> None:
+        def play(fault: Fault) -> None:
+            self.play(build, fault, FaultyShard.turn_or_wait, empty=True)
+
+        at_each_command("before", play, shortest=20)
+
+    def play(
+        self,
+        build: Build,
+        fault: Fault,
+        turn: Callable[[FaultyShard], None],
+        *,
+        empty: bool = False,
+    ) -> None:
+        with build(fault) as each:
+            world = each.world
+            # Given a checkpoint, an update after it, and one that waits
+            world.push(0, 0, 2)
+            each.shard.turn()
+            stored = world.checkpoint()
+            world.push(0, 2, 4)
+            each.shard.turn()
+            world.push(1, 0, 2)
+            if empty:
+                fault.instead = world.lose_tensors
+
+            # When the model goes back to the checkpoint
+            assert world.jobs.roll_back(world.job, 1, stored.name, "diverged")
+            fault.arm()
+            while world.rollbacks() < 1:
+                turn(each)
+            turn(each)
+            fault.disarm()
+            each.shard.turn()
+
+            # Then it has the samples of the checkpoint, and the record those of all updates
+            snapshot = world.snapshots.read()
+            # The waiting update is applied if the server didn't know of the rollback yet.
+            assert snapshot.record.positions in ({0: 4}, {0: 4, 1: 2})
+            kept = world.delta(0, 0, 2)[: world.plan.samples]
+            assert world.counts() == kept.tolist()
+            assert snapshot.meta.totals.samples == sum(snapshot.record.positions.values())
+
+            # and training continues with all other samples
+            worker = HonestWorker(world, "a", interval=3)
+            lost = torch.tensor(world.expected_counts(snapshot.record)) - kept
+            while not world.complete:
+                worker.step()
+                each.shard.turn()
+            each.shard.turn()
+            expected = torch.tensor(counts_after(world.plan, world.plan.epochs)) - lost
+            assert world.counts() == expected.tolist()
+            assert world.rollbacks() == 1
+            assert world.jobs.get(world.job).totals["repeated"] == 0
+            assert world.jobs.quarantined(world.job) == {}

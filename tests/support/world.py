@@ -180,7 +180,8 @@ class World:
         """Write a checkpoint of the present snapshot, as the controller does."""
         floats = torch.empty(self.layout.floats)
         snapshot = self.snapshots.fetch(floats)
-        return self.checkpoints.write((snapshot,), self.layout, floats)
+        state = self.snapshots.fetch_state(snapshot.meta)
+        return self.checkpoints.write((snapshot,), self.layout, floats, state)
 
     # -- updates ------------------------------------------------------------------------------
 
@@ -289,6 +290,13 @@ class World:
         except SnapshotMissing:
             return False
 
+    def rollbacks(self) -> int:
+        """Return the rollbacks before the present snapshot; 0 without one."""
+        try:
+            return self.snapshots.read().meta.rollbacks
+        except SnapshotMissing:
+            return 0
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.jobs.events(self.job) if event["kind"] == kind]
 
@@ -396,8 +404,14 @@ class HonestWorker:
             return True
         assert self.position is not None
         stop = min(self.position + self.interval, self.world.plan.size(self.lease.number))
+        # It trains from the newest snapshot.
         header, payload = self.world.update(
-            self.lease.number, self.position, stop, self.lease.token, worker=self.name
+            self.lease.number,
+            self.position,
+            stop,
+            self.lease.token,
+            worker=self.name,
+            rollbacks=self.world.snapshots.read().meta.rollbacks,
         )
         if self._send(Sent(header, payload)):
             self.unapplied.append(Sent(header, payload))

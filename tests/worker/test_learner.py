@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 import vcasgd
-from vcasgd.errors import SpecError
+from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.shards import ShardRange
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.learner import Base, Learner, Trained
@@ -54,9 +54,11 @@ def learner_of(task: vcasgd.Task | None = None, **fields: Any) -> Learner:
     return learner
 
 
-def interval(learner: Learner, weight: float, subtask: int = 0, asynchrony: float = 0.0) -> Trained:
+def interval(
+    learner: Learner, weight: float, subtask: int = 0, asynchrony: float = 0.0, rollbacks: int = 0
+) -> Trained:
     """Train an interval of two local steps from a snapshot with this weight."""
-    base = Base(torch.tensor([weight]), torch.empty(0, dtype=torch.int64))
+    base = Base(torch.tensor([weight]), torch.empty(0, dtype=torch.int64), rollbacks)
     return learner.train(
         base, subtask, 0, 4, should_stop=lambda: False, on_step=lambda: None, asynchrony=asynchrony
     )
@@ -126,6 +128,47 @@ def test_momentum_is_kept_between_subtasks_on_request(state: str, second: float)
     learner.start_subtask()
 
     assert interval(learner, 10.0, subtask=1).update.item() == second
+
+
+def test_a_rollback_halves_the_learning_rate_and_starts_a_new_optimizer() -> None:
+    learner = learner_of(WithMomentum(), update={"rule": "async-local-sgd"}, optimizer_state="keep")
+    assert interval(learner, 10.0).update.item() == -2.5
+
+    # In the middle of a subtask, and for a second time.
+    assert interval(learner, 10.0, rollbacks=1).update.item() == -1.25
+    assert interval(learner, 10.0, rollbacks=2).update.item() == -0.625
+
+    # The new optimizer's state is kept.
+    learner.start_subtask()
+    assert interval(learner, 10.0, subtask=1, rollbacks=2).update.item() == -3.625 / 4
+
+
+def test_a_rollback_drops_the_own_copy_of_an_elastic_rule() -> None:
+    learner = learner_of(update={"rule": "easgd", "moving_rate": 0.25})
+    assert interval(learner, 10.0).update.item() == 8
+
+    assert interval(learner, 20.0, rollbacks=1).update.item() == 19
+
+
+def test_a_rollback_drops_what_the_encoding_kept_back() -> None:
+    learner = learner_of(update={"rule": "async-local-sgd", "codec": "int8"})
+    part = ShardRange(0, 0, 1, 1, 1)
+    learner.encoded(part, torch.tensor([0.3]))
+    assert learner.has_residual(part)
+
+    interval(learner, 10.0, rollbacks=1)
+
+    assert not learner.has_residual(part)
+
+
+def test_an_update_that_is_far_too_large_is_an_error_of_the_learning_rate() -> None:
+    class Steep(Slope):
+        def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+            return torch.optim.SGD(parameters, lr=1e31)
+
+    # The parameter server would blame the worker.
+    with pytest.raises(NonFiniteLoss, match="lower the learning rate"):
+        interval(learner_of(Steep(), update={"rule": "async-local-sgd"}), 10.0)
 
 
 @pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])

@@ -274,6 +274,8 @@ def _tuned(tuned: TunedView) -> Iterator[str]:
         yield f"momentum lowered by {tuned.implicit_momentum:.2f}"
     if tuned.mixing != 1:
         yield f"updates have {tuned.mixing:.0%} of the rule's weight"
+    if tuned.rollbacks:
+        yield f"learning rate at {tuned.learning_rate:.3g} of yours after divergence"
     more = [count for count in tuned.learners.values() if count > 1]
     if more:
         yield f"up to {max(more)} learners per machine"

@@ -16,8 +16,8 @@ from vcasgd.task.task import Task, calling_user_code
 class Rates:
     """Learning rates of an optimizer's groups.
 
-    A group's rate is the user's rate times the factor of the task's ``schedule`` times the
-    ``correction`` of the group. Groups without a rate stay as they are.
+    A group's rate is the user's rate times ``factor`` times the factor of the task's ``schedule``
+    times the ``correction`` of the group. Groups without a rate stay as they are.
     """
 
     def __init__(
@@ -25,10 +25,14 @@ class Rates:
         task: Task,
         optimizer: Optimizer,
         correction: Callable[[dict[str, Any]], float] = lambda _: 1.0,
+        *,
+        factor: float = 1.0,
     ) -> None:
         self._task = task
         self._correction = correction
-        self._given = [(group, group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        self._given = [
+            (group, group["lr"] * factor) for group in optimizer.param_groups if "lr" in group
+        ]
 
     def follow(self, progress: float) -> None:
         """Set the rates for a step at ``progress``, a share of the job in [0, 1).

@@ -23,6 +23,9 @@ from torch.nn.parameter import is_lazy
 
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
 
+#: Largest magnitude in an update; larger values would soon overflow float32 weights.
+LARGEST_VALUE = 1e30
+
 
 class TensorKind(StrEnum):
     """Role of a tensor for update rules."""
@@ -31,6 +34,14 @@ class TensorKind(StrEnum):
     STATISTIC = "statistic"  #: Floating-point buffer, measured and not trained.
     FROZEN = "frozen"  #: Parameter without gradient; keeps its value from the first snapshot.
     INTEGER = "integer"  #: Counters and masks, in the int64 vector.
+
+
+def is_sound(vector: Tensor) -> bool:
+    """Return True if all numbers of a float32 [n] are finite and at most :data:`LARGEST_VALUE`."""
+    if not len(vector):
+        return True
+    low, high = torch.aminmax(vector)  # both are NaN if any number is
+    return max(-float(low), float(high)) <= LARGEST_VALUE
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.rules import Context, make_rule, merge_integers
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import AppliedRecord
-from vcasgd.learning.vector import Layout
+from vcasgd.learning.vector import LARGEST_VALUE, Layout
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.store.tensors.snapshot import (
@@ -30,8 +30,6 @@ from vcasgd.store.tensors.updates import UNSIGNED, Header
 
 #: Updates in one publication; bounds how long a reader waits for a version.
 MOST_UPDATES = 32
-#: Largest magnitude in an update; larger values would soon overflow float32 weights.
-LARGEST_VALUE = 1e30
 #: Numbers decoded and blended at a time: 1 MiB of float32, which stays in the cache.
 PIECE_FLOATS = 1 << 18
 
@@ -77,6 +75,11 @@ class Batch:
         # An evaluation point gets a version of its own, so that it can be evaluated exactly.
         return len(self.entries) >= MOST_UPDATES or self.point is not None
 
+    @property
+    def pending(self) -> bool:
+        """True if there is something to publish."""
+        return bool(self.entries) or self.applied > 0
+
 
 class ModelState:
     """Parameters, applied record and totals of one shard of a job.
@@ -107,7 +110,7 @@ class ModelState:
         #: Partly applied subtasks.
         self.partly = {each for each in self.record.positions if not self.record.is_done(each)}
         self.batch = Batch()
-        #: Description of the published version; only its totals are ahead of it.
+        #: Description of the published version; only its totals and rollbacks are ahead of it.
         self.meta = snapshot.meta
         #: Factor by which the weight of updates is multiplied.
         self.factor = 1.0
@@ -127,6 +130,8 @@ class ModelState:
             raise InvalidUpdate(f"the update is of shard {header.shard}", reason="shard")
         if header.layout != self._config.layout_digest:
             raise InvalidUpdate("the update is of another model", reason="layout")
+        if header.rollbacks < self.meta.rollbacks:
+            raise InvalidUpdate("trained from a model that diverged", reason="rolled-back")
         if header.codec not in self._config.formats:
             raise InvalidUpdate(f"encoding {header.codec}", reason="codec")
         if not self._format(header).fits(header.size):
@@ -181,6 +186,19 @@ class ModelState:
             numbers = piece.decode(payload, self._scratch)
             part = context.piece(piece.start, piece.stop)
             rule.blend(self.weights[piece.start : piece.stop], numbers, part)
+
+    def roll_back(self, weights: Tensor, integers: Tensor, rollbacks: int) -> None:
+        """Continue from an earlier model, float32 [floats] and int64 [k], as a new version.
+
+        The applied record stays. The rule's state starts again, because it is the momentum of
+        updates that diverged.
+        """
+        self.weights.copy_(weights)
+        self.integers = integers
+        if self.state is not None:
+            self.state.zero_()
+        self.meta = replace(self.meta, rollbacks=rollbacks)
+        self.batch.applied += 1
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
         """Count an update that failed a check, and report it to its worker with the batch."""

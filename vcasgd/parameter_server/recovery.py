@@ -12,6 +12,7 @@ from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.tensors.snapshot import Snapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
@@ -90,6 +91,16 @@ class Recovery:
             version=meta.version,
         )
         return ModelState(self._config, snapshot, weights, state)
+
+    def roll_back(self, model: ModelState, tuned: Tuned) -> None:
+        """Go back to the model that the controller chose because training diverged.
+
+        Raises :class:`~vcasgd.errors.CheckpointDamaged`, :class:`~vcasgd.errors.NotFound` and
+        :class:`~vcasgd.errors.StorageUnavailable`; the model is then unchanged.
+        """
+        loaded = self._checkpoints.read(tuned.rollback_to)
+        stored, weights, _ = loaded.part(self._config.part)
+        model.roll_back(weights, stored.meta.integer_vector(), tuned.rollbacks)
 
     def _report_damaged(self, error: CheckpointDamaged) -> None:
         log.warning("%s", error)

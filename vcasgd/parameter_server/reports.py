@@ -28,8 +28,8 @@ EVENTS_KEPT = 1000
 #: Partly applied subtasks in a report; usually there is one per worker.
 MOST_PARTLY = 1000
 #: Reasons that do not count against a worker: another worker was faster, an earlier update of the
-#: same subtask was lost, or a server lost the payload.
-INNOCENT = frozenset({"duplicate", "out-of-place", "missing"})
+#: same subtask was lost, a server lost the payload, or the model went back to an earlier one.
+INNOCENT = frozenset({"duplicate", "out-of-place", "missing", "rolled-back"})
 
 
 class Reports:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vcasgd.errors import Fenced, InvalidUpdate, NotFound, StoreUnavailable
+from vcasgd.errors import CheckpointDamaged, Fenced, InvalidUpdate, NotFound, StoreUnavailable
 from vcasgd.parameter_server.model_state import MOST_UPDATES, ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.publish import Publisher
@@ -20,9 +20,9 @@ from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.store.acl import worker_key
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.tuning import Tunings
+from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.snapshot import Snapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
@@ -30,8 +30,8 @@ from vcasgd.store.tensors.updates import Header, StreamEntry, UpdateReader
 
 #: Seconds between two updates of the number of push slots.
 SLOTS_SECONDS = 1.0
-#: Seconds between two reads of the weight of updates.
-WEIGHT_SECONDS = 0.5
+#: Seconds between two reads of the tuned values.
+TUNED_SECONDS = 0.5
 
 
 class Shard:
@@ -64,8 +64,9 @@ class Shard:
         self._secret = job_secret
         self._config = ShardConfig(job.spec, job.facts, number)
         self._jobs = Jobs(ledger)
-        self._tunings = Tunings(ledger, job.id) if job.spec.tuning.mixing else None
-        self._weight_read_at = float("-inf")
+        self._tunings = Tunings(ledger, job.id)
+        self._tuned = Tuned()
+        self._tuned_read_at = float("-inf")
         self._tensors = tensors
         self._unreplicated = False
         self._keys = keys = TensorKeys(job.id, number)
@@ -88,6 +89,8 @@ class Shard:
             shards=job.facts.shards,
         )
         self._model: ModelState | None = None
+        #: The last rollback whose model can't be read.
+        self._impossible = 0
         #: The job's part of the tensors server's memory.
         self.memory_share = 1.0
 
@@ -130,14 +133,15 @@ class Shard:
         if view.safe < view.version:
             # An earlier turn ended between the publication and the replicas' answer.
             self._snapshots.confirm(self._token, view.version)
-        if model.batch.entries:
+        if model.batch.pending:
             self._publisher.publish(model, committed=view.version != model.meta.version)
         if view.wanted:
             self._publisher.complete(model)
         self._pins.serve(view, Snapshot(model.meta, model.stored_record()))
         self._update_slots()
+        self._roll_back(model)
         processed = self._collect(model)
-        if model.batch.entries:
+        if model.batch.pending:
             # Decided once, so that a repeated publication stays the same.
             at_point = model.batch.point is not None
             model.batch.exact = at_point or self._publisher.exact_is_due
@@ -161,7 +165,7 @@ class Shard:
         if self._model is None:
             model = self._recovery.load()
             if model is not None:
-                self._update_weight(model)
+                self._read_tuned(model)
             self._model = model
         return self._model
 
@@ -196,16 +200,34 @@ class Shard:
     def _report(self, model: ModelState) -> None:
         self._reports.send(model)
         self._reports.add_metrics(model, self._reader.waiting)
-        self._update_weight(model)
+        self._read_tuned(model)
 
-    def _update_weight(self, model: ModelState) -> None:
-        """Read the weight of updates that the controller has tuned.
+    def _read_tuned(self, model: ModelState) -> None:
+        """Read the values that the controller has tuned.
 
-        Raises :class:`StoreUnavailable`; the weight is then unchanged.
+        Raises :class:`StoreUnavailable`; they are then unchanged.
         """
-        if self._tunings and time.monotonic() - self._weight_read_at >= WEIGHT_SECONDS:
-            model.factor = self._tunings.read().mixing
-            self._weight_read_at = time.monotonic()
+        if time.monotonic() - self._tuned_read_at >= TUNED_SECONDS:
+            self._tuned = self._tunings.read()
+            model.factor = self._tuned.mixing
+            self._tuned_read_at = time.monotonic()
+
+    def _roll_back(self, model: ModelState) -> None:
+        """Go back to an earlier model if the controller has decided so.
+
+        A parameter server that lost the rollback, because it was restarted or went back to a
+        checkpoint, repeats it. Raises :class:`StorageUnavailable`.
+        """
+        tuned = self._tuned
+        if tuned.rollbacks <= max(model.meta.rollbacks, self._impossible):
+            return
+        try:
+            self._recovery.roll_back(model, tuned)
+        except (CheckpointDamaged, NotFound) as error:
+            why = f"training diverged, and the model to go back to can't be read: {error.message}"
+            failure = Failure("parameter server", "rollback", why, "", fatal=True)
+            self._jobs.report_failure(self.job, failure)
+            self._impossible = tuned.rollbacks
 
     def _is_over(self) -> bool:
         try:

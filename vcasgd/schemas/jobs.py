@@ -105,7 +105,8 @@ class BestView(Schema):
 
 
 class TunedView(Schema):
-    """Values that the platform tuned while the job trained, as far as `tuning` enables it."""
+    """Values that the platform tuned while the job trained, as far as `tuning` enables it, or
+    because training diverged."""
 
     shares: dict[str, float] = Field(
         default={}, description="Fraction of the push interval, by worker."
@@ -116,6 +117,12 @@ class TunedView(Schema):
     )
     mixing: float = Field(default=1.0, description="Factor of the weight of each update.")
     learners: dict[str, int] = Field(default={}, description="Learners by machine.")
+    rollbacks: int = Field(
+        default=0, description="Times that training diverged and went back to its best model."
+    )
+    learning_rate: float = Field(
+        default=1.0, description="Factor of the learning rate, which each rollback halves."
+    )
 
 
 class JobView(Schema):

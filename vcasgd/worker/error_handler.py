@@ -7,6 +7,7 @@ import time
 
 from vcasgd.errors import (
     Fenced,
+    NonFiniteLoss,
     SpecError,
     StoreDenied,
     StoreUnavailable,
@@ -115,6 +116,8 @@ class ErrorHandler:
             traceback=traceback,
             # The data set and the model are the same at every attempt.
             fatal=isinstance(error, SpecError),
+            diverged=isinstance(error, NonFiniteLoss),
+            rollbacks=self._shards.rollbacks,
         )
         try:
             patiently(

@@ -57,6 +57,7 @@ class Evaluator:
             at=time.time(),
             versions=versions_of(whole),
             samples=min(_samples(points.plan, each.record) for each in whole),
+            rollbacks=min(each.meta.rollbacks for each in whole),
         )
         self._report(lease, completed(result, facts, points))
 

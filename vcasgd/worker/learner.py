@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
+from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.length import plan_for
@@ -24,7 +24,7 @@ from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import batch_size_of, batches, build, evaluate, seed_for, train
 from vcasgd.learning.tuning import Momenta, local_steps
-from vcasgd.learning.vector import Layout, gather, scatter, unfrozen_parameters
+from vcasgd.learning.vector import Layout, gather, is_sound, scatter, unfrozen_parameters
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.tuning import Tuning
 from vcasgd.store.ledger.job import ModelFacts
@@ -55,10 +55,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class Base:
-    """Model from which an interval starts: float32 [floats] and int64 [k]."""
+    """Model from which an interval starts: float32 [floats] and int64 [k].
+
+    ``rollbacks`` is the number of times that training diverged and went back before it.
+    """
 
     floats: Tensor
     integers: Tensor
+    rollbacks: int = 0
 
 
 class Learner:
@@ -80,6 +84,8 @@ class Learner:
         self._optimizer: Optimizer | None = None
         self._rates: Rates | None = None
         self._momenta: Momenta | None = None
+        #: Rollbacks before the last base.
+        self._rollbacks = 0
         #: The last two subtasks that were started.
         self._started: deque[int] = deque(maxlen=2)
 
@@ -203,8 +209,16 @@ class Learner:
         # The user's code may change the momentum itself, so it is tuned only on request.
         momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
         correction = {"correction": momenta.correction} if momenta else {}
-        self._rates = Rates(self._task, self._optimizer, **correction)
+        factor = learning_rate_factor(self._rollbacks)
+        self._rates = Rates(self._task, self._optimizer, factor=factor, **correction)
         self._momenta = momenta
+
+    def _follow_rollback(self, rollbacks: int) -> None:
+        """Keep nothing of the training that diverged, and make smaller steps."""
+        self._rollbacks = rollbacks
+        self._local = self._optimizer = None
+        self._encoders.clear()
+        self.start_subtask()
 
     def interval_stop(self, subtask: int, position: int, share: float = 1.0) -> int:
         """Return the sample where a push interval ends that starts at ``position``.
@@ -233,6 +247,8 @@ class Learner:
         lowered if the job tunes it. Raises :class:`NonFiniteLoss` and other
         :class:`~vcasgd.errors.UserCodeError`.
         """
+        if base.rollbacks != self._rollbacks:
+            self._follow_rollback(base.rollbacks)
         assert self._optimizer is not None
         assert self._rates is not None
         rates, plan = self._rates, self.plan
@@ -286,7 +302,8 @@ class Learner:
         out = torch.empty_like(local) if payload is Payload.DELTA else local
         update = payload_of(payload, self.layout.parameters, local, base.floats, out)
         self._local = None
-        if not math.isfinite(float(update.sum())) and not bool(torch.isfinite(update).all()):
+        # The parameter server would refuse it, and blame this worker.
+        if not is_sound(update):
             raise NonFiniteLoss(
                 "the model's parameters are no longer finite after a push interval",
                 remedy="lower the learning rate or clip gradients",

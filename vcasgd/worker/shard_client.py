@@ -73,6 +73,8 @@ class ShardClient:
         self._sender = UpdateSender(node, keys, key)
         #: Version and writer of this shard in the training thread's base.
         self.base: tuple[int, int] | None = None
+        #: :attr:`Meta.rollbacks` of that version.
+        self.rollbacks = 0
         #: Why the last request failed; None if it succeeded.
         self.trouble: StoreError | None = None
         self._fetched: Snapshot | None = None
@@ -238,6 +240,7 @@ class ShardClient:
         assert self._fetched is not None
         snapshot, self._fetched = self._fetched, None
         self.base = (snapshot.meta.version, snapshot.meta.token)
+        self.rollbacks = snapshot.meta.rollbacks
         return snapshot
 
     def _join_or_request(self, call: Callable[[], Any]) -> Future[Any]:

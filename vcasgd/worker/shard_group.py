@@ -206,6 +206,11 @@ class ShardGroup:
             if client.part.shard == 0:
                 self.base_integers = snapshot.meta.integer_vector()
 
+    @property
+    def rollbacks(self) -> int:
+        """The rollbacks before the base, the lowest of all shards; 0 before the first base."""
+        return min((client.rollbacks for client in self._clients), default=0)
+
     # -- status ------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int | None]:

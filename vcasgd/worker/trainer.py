@@ -190,7 +190,8 @@ class Trainer:
         if self._seconds_per_sample is not None:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
         status.unpushed_since = time.time()
-        base = Base(self._shards.base, self._shards.base_integers)
+        shards = self._shards
+        base = Base(shards.base, shards.base_integers, shards.rollbacks)
         trained = work.learner.train(
             base,
             work.lease.number,
@@ -232,6 +233,7 @@ class Trainer:
                 start=step.start,
                 stop=trained.stop,
                 base=client.base[0],
+                rollbacks=self._shards.rollbacks,
                 token=lease.token,
                 codec=payload.codec,
                 size=len(payload),

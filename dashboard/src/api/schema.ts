@@ -1613,7 +1613,9 @@ export interface components {
              *       "shares": {},
              *       "implicit_momentum": 0,
              *       "mixing": 1,
-             *       "learners": {}
+             *       "learners": {},
+             *       "rollbacks": 0,
+             *       "learning_rate": 1
              *     }
              */
             tuned: components["schemas"]["TunedView"];
@@ -2475,7 +2477,8 @@ export interface components {
         };
         /**
          * TunedView
-         * @description Values that the platform tuned while the job trained, as far as `tuning` enables it.
+         * @description Values that the platform tuned while the job trained, as far as `tuning` enables it, or
+         *     because training diverged.
          */
         TunedView: {
             /**
@@ -2506,6 +2509,18 @@ export interface components {
             learners: {
                 [key: string]: number;
             };
+            /**
+             * Rollbacks
+             * @description Times that training diverged and went back to its best model.
+             * @default 0
+             */
+            rollbacks: number;
+            /**
+             * Learning Rate
+             * @description Factor of the learning rate, which each rollback halves.
+             * @default 1
+             */
+            learning_rate: number;
         };
         /**
          * Tuning

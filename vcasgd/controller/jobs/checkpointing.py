@@ -254,16 +254,16 @@ class CheckpointWriter:
         )
 
     def _protected(self, job: JobRecord, listed: dict[str, dict[str, Any]]) -> frozenset[str]:
-        """Return the checkpoints to keep at any age: the best model and the final one."""
+        """Return the checkpoints to keep at any age: those of the best and of the final model, and
+        the one to which training went back."""
         present = self._jobs.get(job.id)
         versions = {
             each.versions
             for each in present.evaluations
             if each == present.best or each.number == present.final_evaluation
         }
-        return frozenset(
-            name for name, each in listed.items() if tuple(each["versions"]) in versions
-        )
+        needed = {name for name, each in listed.items() if tuple(each["versions"]) in versions}
+        return frozenset({*needed, present.tuned.rollback_to})
 
     def _report_failed(self, why: str) -> None:
         if not self._failed_writes:

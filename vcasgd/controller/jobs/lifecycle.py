@@ -7,21 +7,20 @@ controller needs is kept in memory.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from vcasgd.controller.jobs.checkpointing import CheckpointWriter
+from vcasgd.controller.jobs.divergence import REMEDY, diverged, hopeless, models_before, repeated
 from vcasgd.errors import SnapshotMissing, SpecError
+from vcasgd.learning.divergence import learning_rate_factor
+from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.tensors.sharded import delete_job
-
-#: Failures of one work item after which the job fails, on as many machines if there are so many.
-ATTEMPTS = 3
 
 
 class JobLifecycle:
@@ -115,10 +114,15 @@ class JobLifecycle:
                 started_at=self._clock(),
             )
         else:
-            self._fail_if_hopeless(job)
+            self._fail_if_hopeless(job, self._jobs.failures(job.id))
 
     def _run(self, job: JobRecord) -> None:
-        if self._fail_if_hopeless(job):
+        failures = self._jobs.failures(job.id)
+        if self._fail_if_hopeless(job, failures):
+            return
+        how = diverged(job, failures, self._workers(job))
+        if how is not None:
+            self._go_back(job, how)
             return
         for evaluation, why in self._endings(job):
             if self._checkpoints.has_model(job, evaluation):
@@ -149,6 +153,10 @@ class JobLifecycle:
         if not job.evaluations:
             return
         newest, metric = job.evaluations[-1], job.spec.stop.chosen_metric
+        last = newest
+        if newest.rollbacks < job.tuned.rollbacks:
+            # Training went back to an earlier model since then.
+            last = next(iter(models_before(job)), newest)
         for each in reversed(job.evaluations):
             if metric is not None and metric.reached_by(each.metrics):
                 value = f"{metric.name} {each.metrics[metric.name]:.4f}"
@@ -158,10 +166,11 @@ class JobLifecycle:
             yield from ((job.best, why), (newest, why))
         complete = job.epochs is not None and job.finished_epochs >= job.epochs
         if complete and job.points is not None and newest.number == job.points.last:
-            yield newest, f"all {job.spec.length} are done"
+            after = "" if last is newest else f"; training diverged after {last.place}"
+            yield last, f"all {job.spec.length} are done{after}"
         limit = job.spec.stop.max_duration
         if limit and job.started_at and self._clock() - job.started_at > limit.total_seconds():
-            yield newest, f"max_duration has passed; the last evaluation is of {newest.place}"
+            yield last, f"max_duration has passed; the last evaluation is of {last.place}"
 
     def _finish(self, job: JobRecord) -> None:
         """End the job once the model of its final evaluation is in the storage."""
@@ -192,14 +201,55 @@ class JobLifecycle:
             why=f"the model of evaluation {job.final_evaluation} was lost before it was stored",
         )
 
-    def _fail_if_hopeless(self, job: JobRecord) -> bool:
-        failures = self._jobs.failures(job.id)
-        hopeless = next((each for each in failures if each.fatal), None)
-        hopeless = hopeless or _repeated(failures, len(self._jobs.workers(job.id)))
-        if hopeless is None:
+    # -- failures and divergence -------------------------------------------------------------------
+
+    def _workers(self, job: JobRecord) -> int:
+        return len(self._jobs.workers(job.id))
+
+    def _fail_if_hopeless(self, job: JobRecord, failures: list[Failure]) -> bool:
+        others = [each for each in failures if not each.diverged]
+        failure = next((each for each in others if each.fatal), None)
+        failure = failure or repeated(others, self._workers(job))
+        if failure is None:
             return False
-        self._fail(job, hopeless.message, hopeless.traceback)
+        self._fail(job, failure.message, failure.traceback)
         return True
+
+    def _go_back(self, job: JobRecord, how: str) -> None:
+        """Go back to the best model with a lower learning rate, or fail the job.
+
+        Repeated until the model is in the storage. The parameter servers do the rest.
+        """
+        models = models_before(job)
+        why = hopeless(job, how, models)
+        if why is not None:
+            self._fail(job, why, None)
+            return
+        for model in models:
+            try:
+                stored = self._checkpoints.store(job, model)
+            except SnapshotMissing:
+                continue
+            if stored is not None:
+                self._record_rollback(job, how, model, stored)
+            return
+        self._fail(job, f"{how}; training diverged, and no earlier model is left; {REMEDY}", None)
+
+    def _record_rollback(
+        self, job: JobRecord, how: str, model: Evaluation, stored: StoredCheckpoint
+    ) -> None:
+        number = job.tuned.rollbacks + 1
+        self._jobs.roll_back(
+            job.id,
+            number,
+            stored.name,
+            f"training diverged: {how}; it went back to the model of {model.place}, and the "
+            "learning rate is halved",
+            rollbacks=number,
+            epoch=model.epoch,
+            version=model.version,
+            learning_rate=learning_rate_factor(number),
+        )
 
     def _fail(self, job: JobRecord, why: str, traceback: str | None) -> None:
         allowed = [JobState.STARTING, JobState.RUNNING]
@@ -215,15 +265,3 @@ def _patience_ended(job: JobRecord) -> str | None:
     assert metric is not None, "measured"
     value = f"{metric.name} {best.metrics[metric.name]:.4f} in {best.place}"
     return f"{value} was not improved by {count} evaluations in a row"
-
-
-def _repeated(failures: list[Failure], workers: int) -> Failure | None:
-    """Return the last failure of a work item that failed often enough, on enough machines."""
-    by_item: dict[str, list[Failure]] = defaultdict(list)
-    for failure in failures:
-        by_item[failure.piece].append(failure)
-    for same in by_item.values():
-        machines = {failure.worker for failure in same}
-        if len(same) >= ATTEMPTS and len(machines) >= min(ATTEMPTS, max(1, workers)):
-            return same[-1]
-    return None

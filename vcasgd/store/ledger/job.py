@@ -108,6 +108,8 @@ class Evaluation:
     step: int | None = None
     #: Number of the epoch that ended, or the samples in epochs.
     epoch: float = 0.0
+    #: Rollbacks before the model, the lowest of all shards.
+    rollbacks: int = 0
 
     @property
     def place(self) -> str:
@@ -209,13 +211,19 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of the user's code. If it is ``fatal``, a retry on another machine can't help."""
+    """An error of the user's code. If it is ``fatal``, a retry on another machine can't help.
+
+    ``diverged``: a loss or a parameter was not finite. ``rollbacks`` is that of the model from
+    which the work started.
+    """
 
     worker: str
     piece: str
     message: str
     traceback: str
     fatal: bool
+    diverged: bool = False
+    rollbacks: int = 0
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Jobs(EventLog):
         super().__init__(ledger)
         self._submit = ledger.script("ledger/submit")
         self._transition = ledger.script("ledger/transition")
+        self._roll_back = ledger.script("ledger/roll_back")
 
     # -- lifecycle ------------------------------------------------------------------------------
 
@@ -183,6 +184,21 @@ class Jobs(EventLog):
             "points": "epochs" if points.at_epochs else "samples",
         }  # fmt: skip
         self._ledger.hset(LedgerKeys(job).work, mapping=work)
+
+    def roll_back(self, job: str, number: int, checkpoint: str, why: str, **details: Any) -> bool:
+        """Make a job's training go back to a checkpoint, for the ``number``-th time, with an event.
+
+        The parameter servers do this with each model that is not rolled back so often. Returns
+        False if it is recorded already, or if the job is not running.
+        """
+        keys = LedgerKeys(job)
+        event = event_text("rolled-back", why, details, self._request(job))
+        return bool(
+            self._roll_back(
+                keys=[keys.record, keys.tuning, keys.events],
+                args=[number, json.dumps(checkpoint), event],
+            )
+        )
 
     def pause(self, job: str) -> JobRecord:
         """Pause a job. Raises :class:`Conflict` if it is not running."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 
@@ -20,13 +21,21 @@ class Tuned:
 
     ``shares``: worker → share of the push interval. ``implicit_momentum``: momentum that
     asynchrony adds. ``mixing``: factor of the weight of updates. ``learners``: machine → number
-    of learners.
+    of learners. ``rollbacks``: how often training diverged and went back to an earlier model, at
+    last to that of the checkpoint ``rollback_to``.
     """
 
     shares: Mapping[str, float] = field(default_factory=dict)
     implicit_momentum: float = 0.0
     mixing: float = 1.0
     learners: Mapping[str, int] = field(default_factory=dict)
+    rollbacks: int = 0
+    rollback_to: str = ""
+
+    @property
+    def learning_rate(self) -> float:
+        """Factor of the learning rate after the rollbacks, in (0, 1]."""
+        return learning_rate_factor(self.rollbacks)
 
     @classmethod
     def of(cls, row: Mapping[bytes, bytes]) -> Tuned:

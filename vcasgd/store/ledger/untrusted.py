@@ -52,7 +52,7 @@ class Content(BaseModel):
 
 
 class Result(Content):
-    """Result of an evaluation; those of version 0.1.0 lack ``versions`` and ``samples``."""
+    """Result of an evaluation; those of version 0.1.0 lack the fields with a default."""
 
     version: Count
     metrics: dict[Name, float] = Field(max_length=MOST_METRICS)
@@ -61,6 +61,7 @@ class Result(Content):
     at: Time
     versions: tuple[Count, ...] = Field(default=(), max_length=MOST_VERSIONS)
     samples: Count | None = None
+    rollbacks: Count = 0
 
 
 class Event(Content):

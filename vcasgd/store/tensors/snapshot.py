@@ -52,6 +52,7 @@ class Meta:
     ``integers`` base64 of int64 counters. ``rule_state`` is True if the update rule has a state,
     float32 [floats] in chunks ``r…``. ``halves`` is True if the vector is split into high and low
     halves (:mod:`vcasgd.store.tensors.bf16_split`), and ``exact`` if the low halves are stored.
+    ``rollbacks`` is the number of times that training diverged and went back to an earlier model.
 
     The field names are part of the stored format.
     """
@@ -67,6 +68,7 @@ class Meta:
     created_at: float = 0.0
     halves: bool = False
     exact: bool = True
+    rollbacks: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -45,7 +45,8 @@ class Header(BaseModel):
     """Description of an update for one shard.
 
     ``start`` and ``stop`` are samples of the subtask, and ``base`` is the version of this shard
-    that the update was trained from. ``size`` and ``checksum`` (:func:`checksum`) describe the
+    that the update was trained from; ``rollbacks`` is the lowest :attr:`Meta.rollbacks` of all
+    shards' parts of that model. ``size`` and ``checksum`` (:func:`checksum`) describe the
     encoded part of the vector that belongs to the shard; a missing checksum is computed while the
     payload is sent. ``integers`` is base64 of int64, or empty if unchanged since the base; only
     shard 0 has them. ``signature`` is the HMAC-SHA256 of the rest under its worker's key, or
@@ -62,6 +63,7 @@ class Header(BaseModel):
     start: _Count
     stop: _Count
     base: _Count
+    rollbacks: _Count = 0
     token: _Count
     codec: str = Field(max_length=32)
     size: _Count

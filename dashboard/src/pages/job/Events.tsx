@@ -11,7 +11,7 @@ import classes from "./Events.module.css";
 /** Maximum number of shown events; filters search all. */
 const SHOWN = 300;
 const BAD = /kill|fail|crash|lost|refused|missing|reject|quarantine|damaged/;
-const WARN = /evict|notice|advice|pause|stopped|budget/;
+const WARN = /evict|notice|advice|pause|stopped|budget|rolled/;
 
 /** Events of the job, newest first. */
 export function Events({ job }: { job: Job }) {

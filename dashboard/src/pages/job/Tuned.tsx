@@ -36,5 +36,8 @@ export function tunedOf({ spec, tuned }: Job): [name: string, value: string][] {
     const learners = Object.values(tuned.learners ?? {});
     rows.push(["Maximum learners per machine", String(Math.max(1, ...learners))]);
   }
+  if (tuned.rollbacks) {
+    rows.push(["Learning rate after divergence", `× ${tuned.learning_rate}`]);
+  }
   return rows;
 }

@@ -1,0 +1,144 @@
+"""Training that diverges goes back to its best model, or fails with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from support.harness import Harness
+from support.training import TASKS
+
+from vcasgd.store.ledger.job import JobRecord, JobState
+
+Eventually = Callable[..., Any]
+SAMPLES, EPOCHS = 100, 30
+#: Rates of the task at which a step multiplies the weight by −1.8, and by −24.
+TOO_HIGH, FAR_TOO_HIGH = 2.8, 25.0
+
+
+def submit(harness: Harness, **args: Any) -> str:
+    return harness.submit(
+        TASKS,
+        task="diverging:Parabola",
+        args={"samples": SAMPLES, **args},
+        epochs=EPOCHS,
+        subtasks_per_epoch=4,
+        push_every="subtask",
+        max_epoch_lead=0,
+        update={"rule": "vc-asgd", "alpha": 0.5},
+    )
+
+
+def start(harness: Harness, job: str, workers: int = 2) -> None:
+    harness.start_servers()
+    harness.start_job_loop()
+    harness.start_workers(job, workers)
+
+
+def rollbacks(harness: Harness, job: str) -> list[int]:
+    """Return the rollbacks before the present model of each shard."""
+    shards = range(len(harness.nodes))
+    return [harness.snapshots(job, each).read().meta.rollbacks for each in shards]
+
+
+def await_success(harness: Harness, job: str, eventually: Eventually) -> JobRecord:
+    """Wait for the end of a job, whose model must be good and have each sample once."""
+    eventually(lambda: harness.jobs.get(job).state.over)
+    done = harness.jobs.get(job)
+    assert done.state is JobState.SUCCEEDED, done.reason
+    assert done.totals["samples"] == done.totals["applied"] == EPOCHS * SAMPLES
+    assert done.totals["repeated"] == 0
+    assert done.model is not None
+    assert harness.checkpoints(job).read(done.model).floats.abs().max() < 1e-3
+    return done
+
+
+def test_a_job_recovers_from_a_learning_rate_that_is_too_high(
+    harness: Harness, eventually: Eventually
+) -> None:
+    # Given a job whose learning rate becomes too high after an eighth of it
+    job = submit(harness, steep=TOO_HIGH)
+
+    # When it has ended
+    start(harness, job)
+    done = await_success(harness, job, eventually)
+
+    # Then it went back once, with half the rate, and no worker was blamed
+    (event,) = harness.events(job, "rolled-back")
+    assert event["details"]["learning_rate"] == 0.5
+    assert "it went back to the model of epoch " in event["text"]
+    assert harness.jobs.quarantined(job) == {}
+
+    # and the models from then on are good
+    later = [each for each in done.evaluations if each.rollbacks == 1]
+    assert later
+    assert all(each.metrics["loss"] < 0.011 for each in later)
+    assert later[-1].number == done.final_evaluation == EPOCHS
+
+
+def test_a_job_that_keeps_diverging_fails_and_says_what_was_tried(
+    harness: Harness, eventually: Eventually
+) -> None:
+    # Given a job whose learning rate becomes so high that an eighth of it is too much
+    job = submit(harness, steep=FAR_TOO_HIGH)
+
+    start(harness, job)
+
+    # Then it fails at the third divergence
+    eventually(lambda: harness.jobs.get(job).state.over)
+    failed = harness.jobs.get(job)
+    assert failed.state is JobState.FAILED
+    assert failed.reason is not None
+    assert "training diverged 3 times since its best model, of epoch " in failed.reason
+    assert "at last with 25% of the learning rate; lower the learning rate" in failed.reason
+    assert len(harness.events(job, "rolled-back")) == 2
+
+
+def test_the_parameter_server_is_killed_before_it_goes_back(
+    harness: Harness, eventually: Eventually
+) -> None:
+    # Given a job with an evaluated model whose loss turns NaN
+    broken = harness.home / "broken"
+    job = submit(harness, broken=str(broken))
+    start(harness, job)
+    eventually(lambda: harness.jobs.get(job).evaluations)
+    broken.touch()
+    eventually(lambda: harness.jobs.failures(job))
+
+    # When the parameter server is killed after the controller's decision and before its own part
+    harness.server.freeze()
+    assert not harness.events(job, "rolled-back"), "the fault did not fire: it was too late"
+    (event,) = eventually(lambda: harness.events(job, "rolled-back"))
+    harness.server.kill()
+    assert rollbacks(harness, job) == [0]
+    assert "the loss is nan in local step 1" in event["text"]
+
+    # Then the next one goes back, once, and training continues when the loss is finite again
+    broken.unlink()
+    harness.start_server()
+    await_success(harness, job, eventually)
+    assert len(harness.events(job, "rolled-back")) == 1
+
+
+def test_all_shards_go_back_to_the_same_evaluation(
+    sharded: Harness, eventually: Eventually
+) -> None:
+    # Given a model over three nodes that has diverged while one node's server is suspended
+    broken = sharded.home / "broken"
+    job = submit(sharded, broken=str(broken), copies=3)
+    start(sharded, job)
+    eventually(lambda: sharded.jobs.get(job).evaluations)
+    broken.touch()
+    eventually(lambda: sharded.jobs.failures(job))
+    sharded.servers[1].freeze()
+    assert not sharded.events(job, "rolled-back"), "the fault did not fire: it was too late"
+
+    # When the others have gone back
+    eventually(lambda: rollbacks(sharded, job) == [1, 0, 1])
+    broken.unlink()
+
+    # Then the last one follows, and training continues
+    sharded.servers[1].thaw()
+    eventually(lambda: rollbacks(sharded, job) == [1, 1, 1])
+    await_success(sharded, job, eventually)
+    assert len(sharded.events(job, "rolled-back")) == 1

@@ -1,0 +1,86 @@
+"""Divergence of one job: how it shows, and the models to which training can go back. No I/O."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import inf
+
+from vcasgd.learning.divergence import MOST_DIVERGENCES, divergences, learning_rate_factor
+from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord
+
+#: Failures of one work item after which the job fails, on as many machines if there are so many.
+ATTEMPTS = 3
+#: What a person can do about divergence.
+REMEDY = "lower the learning rate or clip gradients (clip_norm of the task)"
+
+
+def diverged(job: JobRecord, failures: Sequence[Failure], workers: int) -> str | None:
+    """Return how training diverged since its last rollback, or None if it didn't.
+
+    An evaluation shows it (:func:`~vcasgd.learning.divergence.divergences`), or workers fail at
+    the same work item because a loss or a parameter is not finite. ``workers`` is their number.
+    """
+    shown = _shown(job)
+    for each in reversed(job.evaluations):
+        if each.number in shown and each.rollbacks >= job.tuned.rollbacks:
+            return f"{shown[each.number]} in {each.place}"
+    failure = repeated([each for each in failures if _is_current(each, job)], workers)
+    return failure.message if failure else None
+
+
+def repeated(failures: Sequence[Failure], workers: int) -> Failure | None:
+    """Return the last failure of a work item that failed often enough, on enough machines."""
+    by_item: dict[str, list[Failure]] = defaultdict(list)
+    for failure in failures:
+        by_item[failure.piece].append(failure)
+    for same in by_item.values():
+        machines = {failure.worker for failure in same}
+        if len(same) >= ATTEMPTS and len(machines) >= min(ATTEMPTS, max(1, workers)):
+            return same[-1]
+    return None
+
+
+def models_before(job: JobRecord) -> list[Evaluation]:
+    """Return the evaluations that don't show divergence, the best first.
+
+    Of equally good ones, and if no metric ranks them, a newer one comes first.
+    """
+    metric, shown = job.metric, _shown(job)
+
+    def rank(each: Evaluation) -> tuple[float, int]:
+        quality = metric.quality(each.metrics) if metric else 0.0
+        return (-inf if quality is None else quality), each.number
+
+    return sorted(
+        (each for each in job.evaluations if each.number not in shown), key=rank, reverse=True
+    )
+
+
+def hopeless(job: JobRecord, how: str, models: Sequence[Evaluation]) -> str | None:
+    """Return why the job fails instead of going back again, or None.
+
+    ``models`` are those of :func:`models_before`.
+    """
+    if not models:
+        return f"{how}; training diverged before its first usable evaluation; {REMEDY}"
+    # A worker reported the evaluation's number.
+    times = max(job.tuned.rollbacks - models[0].rollbacks, 0) + 1
+    if times < MOST_DIVERGENCES:
+        return None
+    rate = learning_rate_factor(job.tuned.rollbacks)
+    return (
+        f"{how}; training diverged {times} times since its best model, of {models[0].place}, to "
+        f"which it went back, at last with {rate:.0%} of the learning rate; {REMEDY}"
+    )
+
+
+def _shown(job: JobRecord) -> dict[int, str]:
+    """Return the numbers of the evaluations that show divergence, each with how."""
+    found = divergences(job.evaluations, job.metric.name if job.metric else None)
+    pairs = zip(job.evaluations, found, strict=True)
+    return {each.number: how for each, how in pairs if how is not None}
+
+
+def _is_current(failure: Failure, job: JobRecord) -> bool:
+    return failure.diverged and failure.rollbacks >= job.tuned.rollbacks
