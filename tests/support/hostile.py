@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from support.api_harness import Api
 from support.harness import Harness
+from support.servers import require_binary
 from support.training import Training
 from support.waiting import await_truth
 from vcasgd.errors import StoreError
@@ -20,6 +24,20 @@ from vcasgd.store.ledger.leases import Leases
 
 #: Pages that are not in the API's document. The dashboard has one document for all its pages.
 _PAGES = ("/", "/healthz", "/readyz", "/metrics")
+
+
+@contextmanager
+def platform(home: Path, kind: str) -> Iterator[Harness]:
+    """Run servers of a kind with a job loop and a parameter server; workers have ACL users."""
+    harness = Harness(home, binary=require_binary(kind), heartbeat=0.25)
+    harness.bind_workers("only the platform knows")
+    harness.start_job_loop()
+    harness.start_servers()
+    try:
+        yield harness
+    finally:
+        harness.end()
+        sys.stdout.write(harness.logs())
 
 
 class Hostile:

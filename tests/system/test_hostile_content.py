@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from support.api_harness import Api
 from support.harness import Harness
-from support.hostile import Hostile, assert_everything_answers, train_on, works
-from support.servers import KINDS, require_binary
+from support.hostile import Hostile, assert_everything_answers, platform, train_on, works
+from support.servers import KINDS
 from support.training import Training
 from support.waiting import await_truth
 
@@ -18,7 +17,6 @@ from vcasgd.store.ledger.quota import MOST_BYTES
 
 pytestmark = pytest.mark.both_servers
 
-SECRET = "only the platform knows"
 HUGE = "1" + "0" * 400
 FIRST = "evaluation 1, which can't be read:"
 RESULT = {"version": 1, "metrics": {}, "worker": "w", "seconds": 0.0, "at": 1.0}
@@ -28,17 +26,8 @@ RESULT = {"version": 1, "metrics": {}, "worker": "w", "seconds": 0.0, "at": 1.0}
 def harness(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Harness]:
-    """Servers with a job loop and a parameter server; workers have ACL users."""
-    home = tmp_path_factory.mktemp("hostile")
-    harness = Harness(home, binary=require_binary(request.param), heartbeat=0.25)
-    harness.bind_workers(SECRET)
-    harness.start_job_loop()
-    harness.start_servers()
-    try:
+    with platform(tmp_path_factory.mktemp("hostile"), request.param) as harness:
         yield harness
-    finally:
-        harness.end()
-        sys.stdout.write(harness.logs())
 
 
 @pytest.fixture(scope="module")

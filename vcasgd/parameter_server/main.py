@@ -21,15 +21,16 @@ import torch
 
 from vcasgd.errors import (
     Fenced,
-    NotFound,
+    JobUnreadable,
     SnapshotMissing,
     StorageUnavailable,
+    StoreDenied,
     StoreError,
     StoreFull,
     StoreUnavailable,
     VcasgdError,
 )
-from vcasgd.logging import bound, configure_logging, exit_status
+from vcasgd.logging import bound, configure_logging, exit_status, isolated
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings
 from vcasgd.storage.checkpoints import Checkpoints
@@ -104,10 +105,13 @@ class ParameterServer:
             else None
         )
         self._shards: dict[str, Shard] = {}
+        #: When to try a job again whose turn failed, by :func:`time.monotonic`.
+        self._retry_at: dict[str, float] = {}
         #: Jobs without a model.
         self._starting: set[str] = set()
         self._stop = threading.Event()
         self._heartbeat_at = 0.0
+        #: Newest token of this process: its first one, or that of a shard that was loaded again.
         self._token = 0
 
     def stop(self) -> None:
@@ -122,9 +126,14 @@ class ParameterServer:
         log.info("parameter server of %s has token %d", self._node, self._token)
         while not self._stop.is_set():
             self._heartbeat()
-            processed = sum(self._turn(shard) for shard in list(self._shards.values()))
+            processed = sum(self._turn(shard) for shard in self._ready())
             if not processed:
                 self._wait()
+
+    def _ready(self) -> list[Shard]:
+        """Return the shards whose last turn didn't fail just now."""
+        now = time.monotonic()
+        return [each for job, each in self._shards.items() if self._retry_at.get(job, 0.0) <= now]
 
     def _turn(self, shard: Shard) -> int:
         with bound(job=shard.job, request=shard.request):
@@ -133,8 +142,16 @@ class ParameterServer:
     def _guarded_turn(self, shard: Shard) -> int:
         try:
             return shard.turn()
-        except Fenced:
-            raise
+        except Fenced as error:
+            if self._is_superseded(shard):
+                raise
+            # A worker changed this job's record before its first model, or a failover brought back
+            # another server's version. A new shard starts from what is stored.
+            log.warning("%s: %s; it is loaded again", shard.job, error)
+            self._reload(shard.job)
+        except JobUnreadable as error:
+            log.error("%s: %s", shard.job, error)
+            self._report_invalid(shard.job, error)
         # SnapshotMissing: the server came back empty during the turn; the next one handles it.
         except (StoreUnavailable, SnapshotMissing, StoreFull, StorageUnavailable) as error:
             log.warning("%s: %s", shard.job, error)
@@ -143,12 +160,40 @@ class ParameterServer:
         except Exception:
             # Data that workers wrote for one job must not stop the others.
             log.exception("%s", shard.job)
-        self._stop.wait(PAUSE_SECONDS)
+        # Only this job pauses.
+        self._retry_at[shard.job] = time.monotonic() + PAUSE_SECONDS
         return 0
+
+    def _is_superseded(self, shard: Shard) -> bool:
+        """Return True if there really is a newer parameter server on this node.
+
+        Only the platform writes what is compared here. A job's own record can't end this process.
+        """
+        try:
+            return shard.superseded() or self._servers.newest_token(self._node) > self._token
+        except (StoreUnavailable, StoreDenied, StoreFull):
+            return False  # The next turn asks again.
+
+    def _reload(self, job: str) -> None:
+        """Drop a shard. It is added again under a token of its own, so no version has two forms."""
+        try:
+            self._token = self._servers.new_token(self._node)
+        except StoreError as error:
+            log.warning("ledger: %s", error)
+            return
+        self._shards.pop(job)
+        self._heartbeat_at = 0.0
+
+    def _report_invalid(self, job: str, error: JobUnreadable) -> None:
+        """Report that a job's workers stored what can't be read; the controller fails the job."""
+        try:
+            self._jobs.report_invalid(job, self._number, f"on {self._node}, {error.message}")
+        except (StoreUnavailable, StoreDenied, StoreFull) as outage:
+            log.warning("ledger: %s", outage)
 
     def _wait(self) -> None:
         try:
-            streams = [shard.stream for shard in self._shards.values()]
+            streams = [shard.stream for shard in self._ready()]
             wait_for_entries(self._tensors, streams, IDLE_SECONDS)
         except StoreUnavailable:
             self._stop.wait(PAUSE_SECONDS)
@@ -202,26 +247,18 @@ class ParameterServer:
     def _find_jobs(self) -> None:
         active = self._jobs.active()
         for over in self._shards.keys() - set(active):
-            self._shards.pop(over).close()
+            self._retry_at.pop(over, None)
+            with isolated(over):
+                self._shards.pop(over).close()
         for job in active:
             if job not in self._shards:
-                self._try_to_add(job)
+                with isolated(job):
+                    self._add(job)
         self._starting = set(active) - self._shards.keys()
         for shard in self._shards.values():
             shard.memory_share = 1 / len(self._shards)
         if self._admission is not None:
             self._admission.refresh(active)
-
-    def _try_to_add(self, job: str) -> None:
-        try:
-            self._add(job)
-        except StoreUnavailable:
-            raise
-        except NotFound:
-            pass
-        except Exception:
-            # Whatever is wrong with one job must not stop the others.
-            log.exception("%s", job)
 
     def _add(self, name: str) -> None:
         job = self._jobs.get(name)

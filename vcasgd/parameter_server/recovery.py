@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 
 import torch
 
-from vcasgd.errors import CheckpointDamaged, Fenced, SnapshotMissing, StoreUnavailable
+from vcasgd.errors import (
+    CheckpointDamaged,
+    Fenced,
+    JobUnreadable,
+    SnapshotMissing,
+    StoreUnavailable,
+)
+from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
@@ -69,11 +77,24 @@ class Recovery:
         weights = torch.empty(self._config.part.floats)
         try:
             snapshot = self._snapshots.fetch(weights)
+            self._check_record(snapshot)
             # After the takeover no other server publishes, so the state has the same version.
             state = self._snapshots.fetch_state(snapshot.meta)
             return ModelState(self._config, snapshot, weights, state)
         except SnapshotMissing:
             return None
+
+    def _check_record(self, snapshot: Snapshot) -> None:
+        """Check that an applied record, which a worker may have written, is one of this job's plan.
+
+        Raises :class:`~vcasgd.errors.JobUnreadable`.
+        """
+        record = snapshot.record.to_dict()
+        text = json.dumps({"finished_epochs": record["finished"], "positions": record["positions"]})
+        try:
+            AppliedRecord.from_json(self._config.plan, text)
+        except CheckpointDamaged as error:
+            raise JobUnreadable(f"the stored snapshot can't be read: {error.message}") from error
 
     def _from_checkpoint(self) -> ModelState | None:
         """Return to the newest checkpoint, because both servers have lost the model."""

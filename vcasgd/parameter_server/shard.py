@@ -114,6 +114,10 @@ class Shard:
         """Number of versions that this process has published."""
         return self._publisher.publications
 
+    def superseded(self) -> bool:
+        """Return True if the fence shows that a newer parameter server has taken over."""
+        return self._snapshots.fence() > self._token
+
     # -- one turn of the loop ------------------------------------------------------------------
 
     def turn(self) -> int:

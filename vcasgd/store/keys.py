@@ -78,7 +78,8 @@ class LedgerKeys:
 
     @property
     def shards(self) -> str:
-        """Hash: ``<shard>:`` token, version, finished, totals, as reported by parameter servers."""
+        """Hash: ``<shard>:`` token, version, finished, totals, and invalid (why its content can't
+        be read), as reported by parameter servers."""
         return self._key("shards")
 
     @property

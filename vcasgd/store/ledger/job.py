@@ -322,7 +322,9 @@ def read_job(
         kills=vanished.count("killed"),
     )
     results, wrong_result = _read_evaluations(evaluations, facts, read.points)
-    return replace(read, evaluations=results, invalid=problem or wrong_result)
+    of_shard = next((why for name, why in shards.items() if name.endswith(b":invalid")), b"")
+    invalid = problem or wrong_result or of_shard.decode() or None
+    return replace(read, evaluations=results, invalid=invalid)
 
 
 def _read_facts(text: bytes | None) -> tuple[ModelFacts | None, str | None]:

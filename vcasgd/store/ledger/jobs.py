@@ -290,6 +290,10 @@ class Jobs(EventLog):
         rows = self._ledger.lrange(LedgerKeys(job).failures, 0, -1)
         return [failure for each in rows if (failure := read_failure(each)) is not None]
 
+    def report_invalid(self, job: str, shard: int, why: str) -> None:
+        """Report that a shard's content, which workers stored, can't be read."""
+        self._ledger.hset(LedgerKeys(job).shards, f"{shard}:invalid", why)
+
     def record_loss(self, job: str, instance: str, how: str) -> bool:
         """Record the loss of a machine: ``evicted`` (with a notice) or ``killed``.
 

@@ -38,6 +38,10 @@ class Servers:
         nonce = secrets.randbelow(1 << NONCE_BITS)
         return int(self._new_token(keys=[names.SERVER_TOKENS], args=[node, nonce]))
 
+    def newest_token(self, node: str) -> int:
+        """Return the newest token of a store node's parameter servers, 0 before the first."""
+        return int(self._ledger.hget(names.SERVER_TOKENS, node) or 0)
+
     def beat(self, node: str, description: Mapping[str, Any]) -> None:
         """Store the heartbeat of a store node's parameter server."""
         self._ledger.hset(names.SERVERS, node, json.dumps(description))

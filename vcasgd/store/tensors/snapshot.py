@@ -10,28 +10,36 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
+
+from vcasgd.errors import JobUnreadable
 
 #: Largest staleness that is counted separately, because the counts are part of every snapshot.
 MOST_STALENESS = 32
+
+#: Count in a snapshot. A worker makes the first one, so it may be anything; sums stay exact.
+_Count = Annotated[int, Field(ge=0, lt=2**52)]
+_Reason = Annotated[str, Field(max_length=64)]
+_Staleness = Annotated[str, Field(pattern=r"^[0-9]{1,3}$")]
 
 
 @dataclass(frozen=True)
 class UpdateTotals:
     """Sums over all updates in a snapshot, and counts of rejected updates by reason."""
 
-    updates: int = 0
-    samples: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
+    updates: _Count = 0
+    samples: _Count = 0
+    staleness_sum: _Count = 0
+    staleness_max: _Count = 0
     loss_sum: float = 0.0
-    rejected: dict[str, int] = field(default_factory=dict)
+    rejected: dict[_Reason, _Count] = field(default_factory=dict)
     #: Updates by staleness; the last count, :data:`MOST_STALENESS`, includes larger ones.
-    staleness: dict[str, int] = field(default_factory=dict)
+    staleness: dict[_Staleness, _Count] = field(default_factory=dict)
 
     @property
     def staleness_mean(self) -> float:
@@ -57,11 +65,11 @@ class Meta:
     The field names are part of the stored format.
     """
 
-    version: int
-    token: int
-    floats: int
-    parameters: int
-    layout: str
+    version: _Count
+    token: Annotated[int, Field(ge=0, lt=2**53)]
+    floats: Annotated[int, Field(ge=0, lt=2**40)]
+    parameters: Annotated[int, Field(ge=0, lt=2**40)]
+    layout: Annotated[str, Field(max_length=64)]
     integers: str = ""
     rule_state: bool = False
     totals: UpdateTotals = UpdateTotals()
@@ -75,17 +83,38 @@ class Meta:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Meta:
-        return cls(**{**value, "totals": UpdateTotals(**value["totals"])})
+        """Return the description of these values. Raises :class:`ValueError`."""
+        return _META.validate_python(value)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Meta:
-        return cls.from_dict(json.loads(text))
+    def from_json(cls, text: bytes) -> Meta:
+        """Parse the description of a snapshot, which a worker may have written.
+
+        Raises :class:`~vcasgd.errors.JobUnreadable`.
+        """
+        try:
+            meta = _META.validate_json(text, strict=True)
+            meta.integer_vector()
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise _unreadable(f"{where}: {first['msg']}") from error
+        except ValueError as error:
+            raise _unreadable("integers: not base64 of 64-bit integers") from error
+        return meta
 
     def integer_vector(self) -> Tensor:
         """Return the counters beside the float vector, int64 [integers]."""
         return torch.from_numpy(
             np.frombuffer(base64.b64decode(self.integers), dtype="<i8").astype(np.int64)
         )
+
+
+_META = TypeAdapter(Meta)
+
+
+def _unreadable(why: str) -> JobUnreadable:
+    return JobUnreadable(f"the stored snapshot can't be read: {why[:300]}")
 
 
 @dataclass(frozen=True)
@@ -186,13 +215,23 @@ def from_pin(text: bytes) -> Snapshot:
 
 
 def read_record(applied: Mapping[bytes, bytes]) -> Record:
-    """Parse the hash that :func:`record_fields` filled."""
+    """Parse the hash that :func:`record_fields` filled, or a worker.
+
+    Raises :class:`~vcasgd.errors.JobUnreadable`.
+    """
     positions = {
-        int(name): int(value)
+        stored_count(name): stored_count(value)
         for name, value in applied.items()
         if name not in (b"finished", b"version", b"token", b"safe")
     }
-    return Record(int(applied.get(b"finished", 0)), positions)
+    return Record(stored_count(applied.get(b"finished", b"0")), positions)
+
+
+def stored_count(text: bytes) -> int:
+    """Parse a count of an applied record. Raises :class:`~vcasgd.errors.JobUnreadable`."""
+    if not (text.isdigit() and len(text) <= 16):
+        raise _unreadable(f"applied record: {text[:20]!r} is not a count")
+    return int(text)
 
 
 def record_fields(meta: Meta, record: Record, safe: int) -> list[Any]:

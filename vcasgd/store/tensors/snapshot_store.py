@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
+from vcasgd.errors import JobUnreadable, SnapshotMissing, StoreError, StoreUnavailable
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -28,6 +28,7 @@ from vcasgd.store.tensors.snapshot import (
     pin_text,
     read_record,
     record_fields,
+    stored_count,
 )
 
 #: Attempts of a reader, which starts over each time a publication replaces the snapshot.
@@ -61,7 +62,7 @@ class SnapshotStore:
         version = self._tensors.hget(self._keys.applied, "version")
         if version is None:
             raise SnapshotMissing("the tensors server holds no snapshot of this job")
-        return int(version)
+        return stored_count(version)
 
     def read(self) -> Snapshot:
         """Read the snapshot without its parameters. Raises :class:`SnapshotMissing`."""
@@ -71,7 +72,10 @@ class SnapshotStore:
             meta, applied = pipe.execute()
         if meta is None:
             raise SnapshotMissing("the tensors server holds no snapshot of this job")
-        return Snapshot(Meta.from_json(meta), read_record(applied))
+        snapshot = Snapshot(Meta.from_json(meta), read_record(applied))
+        if stored_count(applied.get(b"version", b"")) != snapshot.meta.version:
+            raise JobUnreadable("the stored snapshot and its applied record differ in version")
+        return snapshot
 
     def fetch(self, out: Tensor, *, rounded: bool = False) -> Snapshot:
         """Read the present parameters into ``out``, float32 [floats].
@@ -99,7 +103,7 @@ class SnapshotStore:
 
     def _receive(self, meta: Meta, out: Tensor, *, rounded: bool = False) -> bool:
         if out.numel() != meta.floats:
-            raise StoreError(
+            raise JobUnreadable(
                 f"a vector of {out.numel()} floats can't hold a snapshot of {meta.floats}"
             )
         exact = meta.exact and not rounded
@@ -109,7 +113,7 @@ class SnapshotStore:
         except Missing:
             return False
         except WrongLength as error:
-            raise StoreError(f"chunk {error.index} of a snapshot is {error.value}") from error
+            raise JobUnreadable(f"chunk {error.index} of a snapshot is {error.value}") from error
         return True
 
     def fetch_state(self, meta: Meta) -> Tensor | None:
@@ -155,6 +159,10 @@ class SnapshotStore:
     def takeover(self, token: int) -> None:
         """Reject writes under older tokens from now on. Raises :class:`Fenced` if one is newer."""
         self._takeover(keys=[self._keys.fence], args=[token])
+
+    def fence(self) -> int:
+        """Return the token of the parameter server that may write, 0 if none has taken over."""
+        return int(self._tensors.get(self._keys.fence) or 0)
 
     def taken_over(self) -> bool:
         """Return True if a parameter server has taken over this shard."""
@@ -291,12 +299,12 @@ class SnapshotStore:
             pipe.get(self._keys.fence)
             (version, writer, safe), pins, wanted, token = pipe.execute()
         return SnapshotView(
-            None if version is None else int(version),
-            int(writer or 0),
-            NOTHING_SAFE if safe is None else int(safe),
+            None if version is None else stored_count(version),
+            stored_count(writer or b"0"),
+            NOTHING_SAFE if safe in (None, b"-1") else stored_count(safe),
             int(token or 0),
             frozenset(name.decode() for name in pins),
-            tuple(sorted(name.decode() for name in wanted)),
+            tuple(sorted(name.decode(errors="replace") for name in wanted)),
         )
 
     # -- pins: names under which snapshots are kept --------------------------------------------
