@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.harness import Harness
+from support.harness import ForkedProcess, Harness
 from support.training import TASKS
 
 from vcasgd.store.ledger.job import JobRecord, JobState
@@ -29,10 +29,25 @@ def submit(harness: Harness, **args: Any) -> str:
     )
 
 
-def start(harness: Harness, job: str, workers: int = 2) -> None:
+def start(harness: Harness, job: str) -> ForkedProcess:
+    """Start all processes; return the job loop."""
     harness.start_servers()
-    harness.start_job_loop()
-    harness.start_workers(job, workers)
+    loop = harness.start_job_loop()
+    harness.start_workers(job, 2)
+    return loop
+
+
+def suspend_before_rollback(
+    harness: Harness, job: str, node: int, loop: ForkedProcess, eventually: Eventually
+) -> None:
+    """Suspend a parameter server when workers fail, before the job loop decides."""
+    eventually(lambda: harness.jobs.get(job).evaluations)
+    loop.freeze()
+    (harness.home / "broken").touch()
+    eventually(lambda: harness.jobs.failures(job))
+    harness.servers[node].freeze()
+    assert not harness.events(job, "rolled-back"), "the fault did not fire: it was too late"
+    loop.thaw()
 
 
 def rollbacks(harness: Harness, job: str) -> list[int]:
@@ -100,14 +115,10 @@ def test_the_parameter_server_is_killed_before_it_goes_back(
     # Given a job with an evaluated model whose loss turns NaN
     broken = harness.home / "broken"
     job = submit(harness, broken=str(broken))
-    start(harness, job)
-    eventually(lambda: harness.jobs.get(job).evaluations)
-    broken.touch()
-    eventually(lambda: harness.jobs.failures(job))
+    loop = start(harness, job)
 
     # When the parameter server is killed after the controller's decision and before its own part
-    harness.server.freeze()
-    assert not harness.events(job, "rolled-back"), "the fault did not fire: it was too late"
+    suspend_before_rollback(harness, job, 0, loop, eventually)
     (event,) = eventually(lambda: harness.events(job, "rolled-back"))
     harness.server.kill()
     assert rollbacks(harness, job) == [0]
@@ -126,12 +137,8 @@ def test_all_shards_go_back_to_the_same_evaluation(
     # Given a model over three nodes that has diverged while one node's server is suspended
     broken = sharded.home / "broken"
     job = submit(sharded, broken=str(broken), copies=3)
-    start(sharded, job)
-    eventually(lambda: sharded.jobs.get(job).evaluations)
-    broken.touch()
-    eventually(lambda: sharded.jobs.failures(job))
-    sharded.servers[1].freeze()
-    assert not sharded.events(job, "rolled-back"), "the fault did not fire: it was too late"
+    loop = start(sharded, job)
+    suspend_before_rollback(sharded, job, 1, loop, eventually)
 
     # When the others have gone back
     eventually(lambda: rollbacks(sharded, job) == [1, 0, 1])
