@@ -76,7 +76,7 @@ class Meta:
     created_at: float = 0.0
     halves: bool = False
     exact: bool = True
-    rollbacks: int = 0
+    rollbacks: _Count = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
