@@ -163,3 +163,25 @@ def test_another_job_trains_to_its_end(harness: Harness) -> None:
     train_on(harness, victim)
 
     assert harness.jobs.get(hostile.job).state == "failed"
+
+
+def test_an_unexpected_error_of_a_write_and_a_cancel_stop_no_other_job(harness: Harness) -> None:
+    # Given a job whose checkpoints can't be written, because a worker changed the model's facts
+    training = Training(harness, samples=4000, checkpoint={"every": 0.5})
+    hostile = Hostile(harness, training.job)
+    hostile.sign_in()
+    training.add_workers(1)
+    training.await_samples(1)
+    facts = json.loads(harness.ledger.connection.hget(hostile.keys.facts, "facts"))
+    (first, *others) = json.loads(facts["layout"])
+    facts["layout"] = json.dumps([{**first, "shape": [*first["shape"], 2]}, *others])
+    hostile.ledger.hset(hostile.keys.facts, "facts", json.dumps(facts))
+    await_truth(lambda: harness.events(training.job, "checkpoint-failed"))
+
+    # When the job is cancelled meanwhile
+    harness.jobs.cancel(training.job)
+
+    # Then the job loop still starts and ends others
+    victim = Training(harness)
+    victim.add_workers(1)
+    train_on(harness, victim)

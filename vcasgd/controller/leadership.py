@@ -12,6 +12,7 @@ import time
 from vcasgd.errors import StoreError
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.servers import Control
+from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
 
@@ -20,11 +21,11 @@ log = logging.getLogger(__name__)
 SURE_SHARE = 0.5
 
 
-class Leadership(threading.Thread):
+class Leadership(EssentialThread):
     """Thread that takes the lease when it is free, and renews it until :meth:`stop`."""
 
     def __init__(self, control: Control, settings: Settings) -> None:
-        super().__init__(name="leadership", daemon=True)
+        super().__init__("leadership")
         self._control = control
         self._lease_seconds = settings.lease_seconds
         self._period = settings.heartbeat / 2
@@ -39,7 +40,7 @@ class Leadership(threading.Thread):
         within = self._lease_seconds * SURE_SHARE
         return renewed is not None and time.monotonic() - renewed < within
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Take and renew the lease."""
         while not self._stopped.is_set():
             sent_at = time.monotonic()

@@ -14,6 +14,7 @@ import torch
 from vcasgd.errors import StoreDenied, StoreUnavailable
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.leases import Leases, Renewal
+from vcasgd.threads import EssentialThread
 from vcasgd.worker.held_leases import HeldLeases
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class WorkerStatus:
         return time.monotonic() - self._progress_at < stall_seconds
 
 
-class HeartbeatSender(threading.Thread):
+class HeartbeatSender(EssentialThread):
     """Thread that sends a heartbeat every ``period`` seconds until :meth:`stop`.
 
     Leases are renewed only while ``alive()`` is True: a worker that hangs in the user's code loses
@@ -72,7 +73,7 @@ class HeartbeatSender(threading.Thread):
         on_renewal: Callable[[Renewal], None],
         flush_logs: Callable[[], None],
     ) -> None:
-        super().__init__(name="heartbeat", daemon=True)
+        super().__init__("heartbeat")
         self._leases = leases
         self._held = held
         self._period = period
@@ -85,7 +86,8 @@ class HeartbeatSender(threading.Thread):
         #: Time of the ledger's last answer, by :func:`time.monotonic`.
         self.last_answer = time.monotonic()
 
-    def run(self) -> None:
+    def work(self) -> None:
+        """Send heartbeats until :meth:`stop`."""
         while not self._stopped:
             self._beat()
             self._wake.wait(self._period)

@@ -34,6 +34,8 @@ LEAST_SECONDS_BETWEEN_CHECKPOINTS = 2.0
 RETRY_SECONDS = (1.0, 30.0)
 #: Seconds between two polls of a pin that was requested.
 POLL_SECONDS = 0.02
+#: Characters of an unexpected error in an event.
+LONGEST_REASON = 300
 #: Name of the pin for checkpoints between evaluations.
 PERIODIC = "periodic"
 
@@ -82,6 +84,10 @@ class CheckpointWriter:
             return  # The pin was lost with the tensors server.
         except (StorageUnavailable, StoreUnavailable, NotFound) as error:
             self._report_failed(str(error))
+            return
+        except Exception as error:
+            log.exception("%s: checkpoint", self._job)
+            self._report_failed(f"{type(error).__name__}: {error}"[:LONGEST_REASON])
             return
         self._report_written(stored)
         self._model.unpin(pin)

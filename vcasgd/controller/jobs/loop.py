@@ -27,6 +27,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.quota import Quota
+from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ LAST_CHECKPOINT_SECONDS = 15.0
 LINGER_LEASES = 3.0
 
 
-class JobLoop(threading.Thread):
+class JobLoop(EssentialThread):
     """Thread that steps all jobs; apart from the fleet, so a slow cloud delays no checkpoint."""
 
     def __init__(
@@ -48,7 +49,7 @@ class JobLoop(threading.Thread):
         nodes: Sequence[RedisClient],
         leadership: Leadership,
     ) -> None:
-        super().__init__(name="jobs", daemon=True)
+        super().__init__("jobs")
         self._settings = settings
         self._leadership = leadership
         self._ledger = ledger
@@ -74,7 +75,7 @@ class JobLoop(threading.Thread):
         self._expelled: set[str] = set()
         self._stopped = threading.Event()
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Step all jobs while this controller is the leader, until :meth:`stop`."""
         while not self._stopped.is_set():
             if self._leadership.sure:
