@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -329,7 +330,9 @@ def test_an_error_of_the_users_code_is_kept_with_its_traceback(world: World) -> 
 
     world.jobs.report_failure(world.job, failure)
 
-    assert world.jobs.failures(world.job) == [failure]
+    (reported,) = world.jobs.failures(world.job)
+    assert reported == replace(failure, at=reported.at)
+    assert reported.at > 0
 
 
 def clock(world: World) -> float:

@@ -31,6 +31,9 @@ from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
 
+#: Heartbeats in which Ray reports a dead machine: three missed checks, of three heartbeats each.
+LOST_HEARTBEATS = 10
+
 
 class FleetLoop:
     """Keeps the machines. Every action can be executed twice, and every round can be cut off."""
@@ -38,7 +41,8 @@ class FleetLoop:
     def __init__(self, settings: Settings, ledger: RedisClient, pools: PoolRegistry) -> None:
         """Raise :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable."""
         jobs, self._control = Jobs(ledger), Control(ledger)
-        costs, speeds, restarts = CostLedger(ledger), Speeds(ledger), RestartBackoff(jobs)
+        costs, speeds = CostLedger(ledger), Speeds(ledger)
+        restarts = RestartBackoff(jobs, LOST_HEARTBEATS * settings.heartbeat)
         launches, events = LaunchHistory(self._control), FleetEvents(self._control, jobs)
         self._pools, self._cloud = pools, CloudCache(pools)
         self._clearance = ClearancePolicy(settings, ledger)

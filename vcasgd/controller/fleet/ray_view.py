@@ -46,9 +46,10 @@ class RayView:
         Raises :class:`ClusterError` if Ray's head was lost.
         """
         cluster = self._connected()
-        nodes = {node.instance_id for node in cluster.nodes() if node.alive}
         before = self.alive
         states = cluster.workers()
+        # Later than the workers, so that a machine that dies between the two is missing here.
+        nodes = {node.instance_id for node in cluster.nodes() if node.alive}
         views = [
             WorkerView(
                 name, job_of(name), state.instance_id or "", state.state is not ActorState.DEAD
@@ -62,6 +63,7 @@ class RayView:
             if worker.name in before and not worker.alive and worker.instance_id in nodes:
                 with isolated(worker.job):
                     self._restarts.record_end(worker.name, worker.job, states[worker.name].reason)
+        self._restarts.confirm(self.nodes)
 
     def _connected(self) -> Cluster:
         if self._cluster is None:

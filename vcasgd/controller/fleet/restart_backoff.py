@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from vcasgd.backoff import backoff
-from vcasgd.logging import bound
-from vcasgd.store.ledger.job import Failure
+from vcasgd.controller.fleet.worker_names import instance_of
+from vcasgd.logging import bound, isolated
+from vcasgd.store.ledger.job import PROCESS, Failure
 from vcasgd.store.ledger.jobs import Jobs
 
 log = logging.getLogger(__name__)
@@ -18,10 +19,19 @@ RESTART_SECONDS = (1.0, 60.0)
 
 
 class RestartBackoff:
-    """Counts crashes by worker, in memory: a new controller starts from zero."""
+    """Counts crashes by worker, in memory: a new controller starts from zero.
 
-    def __init__(self, jobs: Jobs, clock: Callable[[], float] = time.time) -> None:
+    A process also ends when its machine does, of which Ray learns later. So the end of a process is
+    a crash only if its machine is still in the cluster ``confirm_seconds`` later.
+    """
+
+    def __init__(
+        self, jobs: Jobs, confirm_seconds: float, clock: Callable[[], float] = time.time
+    ) -> None:
         self._jobs = jobs
+        self._confirm_seconds = confirm_seconds
+        #: Worker → when its process ended, its job, and what Ray says about it.
+        self._unconfirmed: dict[str, tuple[float, str, str]] = {}
         self._clock = clock
         self._counts: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
@@ -29,10 +39,11 @@ class RestartBackoff:
     def record_end(self, worker: str, job: str, reason: str) -> None:
         """Record that a worker's process ended.
 
-        It is a crash unless the worker's last heartbeat says why the worker leaves.
+        It is no crash if the worker's last heartbeat says why the worker leaves, or that its
+        machine is about to be taken.
         """
         beat = self._jobs.workers(job).get(worker)
-        if beat is not None and beat.leaving:
+        if beat is not None and (beat.leaving or beat.notice == "terminate"):
             self._counts.pop(worker, None)
             return
         self._counts[worker] = self._counts.get(worker, 0) + 1
@@ -40,8 +51,25 @@ class RestartBackoff:
         self._not_before[worker] = self._clock() + pause
         with bound(job=job, worker=worker, request=self._jobs.request_of(job)):
             log.warning("%s: its process ended: %s; restart in %.0f s", worker, reason, pause)
+        self._unconfirmed[worker] = (self._clock(), job, reason)
+
+    def confirm(self, machines: Collection[str]) -> None:
+        """Report the crashes of workers whose machine is still among ``machines``, if it is time.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`.
+        """
+        for worker, (ended_at, job, reason) in list(self._unconfirmed.items()):
+            lost = instance_of(worker) not in machines
+            if not lost and self._clock() - ended_at < self._confirm_seconds:
+                continue
+            if not lost:
+                with isolated(job):
+                    self._report(worker, job, reason)
+            del self._unconfirmed[worker]
+
+    def _report(self, worker: str, job: str, reason: str) -> None:
         message = f"the process of worker {worker} ended: {reason or 'unknown reason'}"
-        self._jobs.report_failure(job, Failure(worker, "process", message, "", fatal=False))
+        self._jobs.report_failure(job, Failure(worker, PROCESS, message, "", fatal=False))
         self._jobs.event(job, "worker-crashed", message, worker=worker)
 
     def may_start(self, worker: str) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from math import inf
 
+from vcasgd.controller.jobs.failures import repeated
 from vcasgd.learning.divergence import MOST_DIVERGENCES, divergences, learning_rate_factor
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord
 
-#: Failures of one work item after which the job fails, on as many machines if there are so many.
-ATTEMPTS = 3
 #: What a person can do about divergence.
 REMEDY = "lower the learning rate or clip gradients (clip_norm of the task)"
 
@@ -27,18 +25,6 @@ def diverged(job: JobRecord, failures: Sequence[Failure], workers: int) -> str |
             return f"{shown[each.number]} in {each.place}"
     failure = repeated([each for each in failures if _is_current(each, job)], workers)
     return failure.message if failure else None
-
-
-def repeated(failures: Sequence[Failure], workers: int) -> Failure | None:
-    """Return the last failure of a work item that failed often enough, on enough machines."""
-    by_item: dict[str, list[Failure]] = defaultdict(list)
-    for failure in failures:
-        by_item[failure.piece].append(failure)
-    for same in by_item.values():
-        machines = {failure.worker for failure in same}
-        if len(same) >= ATTEMPTS and len(machines) >= min(ATTEMPTS, max(1, workers)):
-            return same[-1]
-    return None
 
 
 def models_before(job: JobRecord) -> list[Evaluation]:

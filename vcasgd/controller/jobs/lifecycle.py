@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from vcasgd.controller.jobs.checkpointing import CheckpointWriter
-from vcasgd.controller.jobs.divergence import REMEDY, diverged, hopeless, models_before, repeated
+from vcasgd.controller.jobs.divergence import REMEDY, diverged, hopeless, models_before
+from vcasgd.controller.jobs.failures import repeated, still_counting
 from vcasgd.errors import SnapshotMissing, SpecError
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.storage.checkpoints import StoredCheckpoint
@@ -114,10 +115,10 @@ class JobLifecycle:
                 started_at=self._clock(),
             )
         else:
-            self._fail_if_hopeless(job, self._jobs.failures(job.id))
+            self._fail_if_hopeless(job, self._failures(job))
 
     def _run(self, job: JobRecord) -> None:
-        failures = self._jobs.failures(job.id)
+        failures = self._failures(job)
         if self._fail_if_hopeless(job, failures):
             return
         how = diverged(job, failures, self._workers(job))
@@ -205,6 +206,11 @@ class JobLifecycle:
 
     def _workers(self, job: JobRecord) -> int:
         return len(self._jobs.workers(job.id))
+
+    def _failures(self, job: JobRecord) -> list[Failure]:
+        """Return the failures that still count."""
+        failures = self._jobs.failures(job.id)
+        return still_counting(failures, self._jobs.now(), job.version) if failures else []
 
     def _fail_if_hopeless(self, job: JobRecord, failures: list[Failure]) -> bool:
         others = [each for each in failures if not each.diverged]

@@ -34,6 +34,8 @@ from vcasgd.store.ledger.untrusted import (
     reason_of,
 )
 
+#: What failed if a worker's process ended unexpectedly, in place of a work item.
+PROCESS = "process"
 #: Most shards of a job; scripts on the ledger loop over them.
 MOST_SHARDS = 1024
 
@@ -214,7 +216,8 @@ class Failure:
     """An error of the user's code. If it is ``fatal``, a retry on another machine can't help.
 
     ``diverged``: a loss or a parameter was not finite. ``rollbacks`` is that of the model from
-    which the work started.
+    which the work started. ``at`` is the ledger's Unix time of the report, and ``version`` the
+    model's at that time.
     """
 
     worker: str
@@ -224,6 +227,8 @@ class Failure:
     fatal: bool
     diverged: bool = False
     rollbacks: int = 0
+    at: float = 0.0
+    version: int = 0
 
 
 @dataclass(frozen=True)

@@ -278,12 +278,21 @@ class Jobs(EventLog):
         return {worker.decode(): why.decode() for worker, why in rows.items()}
 
     def report_failure(self, job: str, failure: Failure) -> None:
-        """Record an error of the user's code."""
+        """Record an error of the user's code, with the time and the model's version."""
         key = LedgerKeys(job).failures
+        with self._ledger.pipeline() as pipe:
+            pipe.time()
+            pipe.hget(LedgerKeys(job).shards, "0:version")
+            (seconds, _), version = pipe.execute()
+        failure = replace(failure, at=float(seconds), version=as_count(version))
         with self._ledger.pipeline() as pipe:
             pipe.rpush(key, json.dumps(asdict(failure)))
             pipe.ltrim(key, -FAILURES_KEPT, -1)
             pipe.execute()
+
+    def now(self) -> float:
+        """Return the Unix time of the ledger, in seconds."""
+        return float(self._ledger.time()[0])
 
     def failures(self, job: str) -> list[Failure]:
         """Return the errors of the user's code, oldest first."""

@@ -1,0 +1,135 @@
+"""Failures of workers expire, scale with the fleet, and don't include lost machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.api_harness import spec
+from support.harness import Harness
+from support.training import Training
+from support.waiting import await_truth
+
+from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.controller.fleet.worker_names import worker_name
+from vcasgd.controller.jobs.failures import (
+    ATTEMPTS,
+    FAILURE_SECONDS,
+    MOST_FAILURES,
+    repeated,
+    still_counting,
+)
+from vcasgd.store.ledger.job import PROCESS, Failure, JobState
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Leases
+
+NOW = 1e9
+CRASH = Failure("w", PROCESS, "it ended", "", fatal=False, at=NOW, version=5)
+ERROR = replace(CRASH, piece="train:7")
+
+
+def failures(kind: Failure, number: int) -> list[Failure]:
+    return [replace(kind, worker=f"w{each}") for each in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "version", "counts"),
+    [
+        (CRASH, 5, True),
+        (CRASH, 6, False),
+        (replace(CRASH, piece="prepare"), 6, False),
+        (ERROR, 6, True),
+        (replace(ERROR, at=NOW - FAILURE_SECONDS), 5, False),
+        (replace(CRASH, at=NOW - FAILURE_SECONDS), 5, False),
+        (replace(CRASH, at=NOW + 60), 5, True),
+        (replace(ERROR, at=0.0, fatal=True), 9, True),
+    ],
+)
+def test_a_failure_expires_with_time_and_progress(
+    failure: Failure, version: int, counts: bool
+) -> None:
+    assert bool(still_counting([failure], NOW, version)) is counts
+
+
+@pytest.mark.parametrize(
+    ("workers", "most"), [(0, 3), (1, 3), (30, 3), (31, 4), (1000, 100), (10_000, MOST_FAILURES)]
+)
+def test_crashes_scale_with_the_fleet(workers: int, most: int) -> None:
+    assert repeated(failures(CRASH, most), workers)
+    assert not repeated(failures(CRASH, most - 1), workers)
+
+
+def test_a_work_item_fails_after_as_many_attempts_in_any_fleet() -> None:
+    assert repeated(failures(ERROR, ATTEMPTS), 1000)
+    assert not repeated(failures(ERROR, ATTEMPTS - 1), 1000)
+    assert not repeated([ERROR] * ATTEMPTS, 2), "on one machine"
+
+
+def test_three_crashes_far_apart_do_not_fail_a_job(harness: Harness) -> None:
+    # Given a job whose workers crash, and make progress in between
+    training = Training(harness, samples=1000)
+    training.start_with_job_loop()
+    for number in range(2 * ATTEMPTS):
+        harness.jobs.report_failure(training.job, replace(CRASH, worker=f"w{number}"))
+        training.await_more_samples(training.interval)
+
+    training.await_success()
+
+
+def test_three_crashes_without_progress_fail_a_job(harness: Harness) -> None:
+    training = Training(harness)
+    harness.start_job_loop()
+    for number in range(ATTEMPTS):
+        assert harness.jobs.get(training.job).state is JobState.STARTING
+        harness.jobs.report_failure(training.job, replace(CRASH, worker=f"w{number}"))
+
+    await_truth(lambda: harness.jobs.get(training.job).state is JobState.FAILED)
+    assert harness.jobs.get(training.job).reason == "it ended"
+
+
+class TestLostMachines:
+    @pytest.fixture
+    def job(self, jobs: Jobs) -> str:
+        return jobs.submit(spec(), "0" * 64).id
+
+    @pytest.fixture
+    def backoff(self, jobs: Jobs) -> RestartBackoff:
+        self.now = 0.0
+        return RestartBackoff(jobs, 10.0, lambda: self.now)
+
+    def test_a_machine_that_dies_after_its_worker_is_no_crash(
+        self, jobs: Jobs, job: str, backoff: RestartBackoff
+    ) -> None:
+        backoff.record_end(worker_name("i-1", job), job, "killed")
+        backoff.confirm({"i-1"})
+        self.now = 9.0
+        backoff.confirm({"i-2"})
+        self.now = 11.0
+        backoff.confirm({"i-1"})
+
+        assert jobs.failures(job) == []
+
+    def test_a_process_that_dies_alone_is_a_crash_once(
+        self, jobs: Jobs, job: str, backoff: RestartBackoff
+    ) -> None:
+        worker = worker_name("i-1", job)
+        backoff.record_end(worker, job, "killed")
+        assert not backoff.may_start(worker)
+        for self.now in (9.0, 11.0, 12.0):
+            backoff.confirm({"i-1"})
+
+        (failure,) = jobs.failures(job)
+        assert (failure.worker, failure.piece) == (worker, PROCESS)
+        assert failure.at == pytest.approx(jobs.now(), abs=60)
+
+    def test_a_machine_with_a_notice_is_no_crash(
+        self, jobs: Jobs, job: str, backoff: RestartBackoff
+    ) -> None:
+        worker = worker_name("i-1", job)
+        leases = Leases(jobs._ledger, job, worker, 10.0)
+        leases.renew({"at": 1.0, "notice": "terminate"}, [])
+        backoff.record_end(worker, job, "killed")
+        self.now = 11.0
+        backoff.confirm({"i-1"})
+
+        assert jobs.failures(job) == []
