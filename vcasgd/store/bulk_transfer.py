@@ -122,7 +122,14 @@ class BulkTransfer:
                     return bulk_socket
                 self._discard(bulk_socket)
         with mapped_errors():
-            return BulkSocket(self._client.connection_pool.get_connection())
+            connection = self._client.connection_pool.get_connection()
+        try:
+            return BulkSocket(connection)
+        except OSError as error:
+            # The connection was reset right after it had signed in.
+            connection.disconnect()
+            self._client.connection_pool.release(connection)
+            raise StoreUnavailable(f"the store does not answer: {error}") from error
 
     def _discard(self, bulk_socket: BulkSocket) -> None:
         bulk_socket.connection.disconnect()
