@@ -225,7 +225,7 @@ def test_shard_is_downloaded_once(bucket: Bucket, tmp_path: Path) -> None:
     assert xs(first.__getitems__([2, 3])) == [2, 3]
     assert xs(second.__getitems__([4])) == [4]
 
-    counts = first.counts()
+    counts = first.read_counters()
     assert (counts["misses"], counts["memory_hits"], counts["disk_hits"]) == (2, 1, 0)
     assert (counts["downloads"], counts["downloaded_bytes"]) == (2, 2 * len(npz(0)))
     assert counts["hit_rate"] == pytest.approx(1 / 3)

@@ -50,7 +50,7 @@ def measure_reading(location: str, reading: Reading) -> list[dict[str, Any]]:
                 seconds = _read(dataset, reading, in_shards=in_shards, ahead=ahead)
             finally:
                 dataset.close()
-            rows.append({"reading": name, "seconds": seconds, **dataset.counts()})
+            rows.append({"reading": name, "seconds": seconds, **dataset.read_counters()})
     return rows
 
 

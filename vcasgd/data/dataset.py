@@ -92,7 +92,7 @@ class ShardedDataset(Dataset[Any]):
         _, first = np.unique(shards, return_index=True)
         self._cache.prefetch(self.index.shards[shards[place]] for place in np.sort(first))
 
-    def counts(self) -> dict[str, float]:
+    def read_counters(self) -> dict[str, float]:
         """Return the counters of the cache; see :class:`~vcasgd.data.cache.CacheCounts`."""
         return self._cache.counts.to_dict()
 

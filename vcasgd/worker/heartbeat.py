@@ -107,7 +107,7 @@ class HeartbeatSender(EssentialThread):
     def _beat(self) -> None:
         held = self._held.all() if self._alive() else []
         try:
-            renewal = self._leases.renew(self._describe().to_json(), held)
+            renewal = self._leases.renew(self._description().to_json(), held)
             self.last_answer = time.monotonic()
             for piece in renewal.lost:
                 self._held.drop(piece)
@@ -118,6 +118,14 @@ class HeartbeatSender(EssentialThread):
         except Exception:
             # Without this thread the worker would lose all leases and never notice.
             log.exception("heartbeat")
+
+    def _description(self) -> Heartbeat:
+        """Return the worker's status, or only the time if that fails: leases must be renewed."""
+        try:
+            return self._describe()
+        except Exception:
+            log.exception("heartbeat")
+            return Heartbeat(at=time.time())
 
 
 def capacity() -> dict[str, int]:

@@ -290,8 +290,12 @@ class Learner:
 
     def reading(self) -> dict[str, float]:
         """Return the data set's counters of its reads; empty if it has none."""
-        counts = getattr(self.__dict__.get("_train_set"), "counts", None)
-        return dict(counts()) if callable(counts) else {}
+        counters = getattr(self.__dict__.get("_train_set"), "read_counters", None)
+        try:
+            return dict(counters()) if callable(counters) else {}
+        except Exception:  # noqa: BLE001 - user code
+            # The data set is the user's, and may use this name for something else.
+            return {}
 
     def _update(self, base: Base) -> tuple[Tensor, Tensor]:
         # New vectors, because pending updates refer to them until they are applied.
