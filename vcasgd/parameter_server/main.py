@@ -195,7 +195,7 @@ class ParameterServer:
         try:
             streams = [shard.stream for shard in self._ready()]
             wait_for_entries(self._tensors, streams, IDLE_SECONDS)
-        except StoreUnavailable:
+        except (StoreUnavailable, StoreDenied):
             self._stop.wait(PAUSE_SECONDS)
             self._heartbeat_at = 0.0
 
@@ -207,7 +207,7 @@ class ParameterServer:
         try:
             self._servers.beat(self._node, self._description())
             self._find_jobs()
-        except StoreUnavailable as error:
+        except (StoreUnavailable, StoreDenied, StoreFull) as error:
             # Training continues without the ledger.
             log.warning("ledger: %s", error)
         self._admit()
@@ -218,7 +218,7 @@ class ParameterServer:
         restarting = {job for job, shard in self._shards.items() if shard.awaits_first_snapshot}
         try:
             self._admission.admit(self._starting | restarting)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, StoreFull) as error:
             log.warning("tensors: %s", error)
             self._heartbeat_at = 0.0
 
