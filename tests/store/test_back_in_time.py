@@ -275,7 +275,7 @@ class TestFences:
         new.turn()
         go_back(world.tensors, past)
         world.push(0, 0, 2)
-        old._reports.send = lambda _model: None  # type: ignore[method-assign]
+        old._reports.report = lambda _model, _waiting: lambda: None  # type: ignore[method-assign]
         old.turn()
 
         with pytest.raises(Fenced):

@@ -36,3 +36,27 @@ def test_a_full_ledger_ends_no_parameter_server(harness: Harness) -> None:
     training.await_success()
     assert harness.server is server
     assert server.alive
+
+
+def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
+    # Given two jobs whose workers have all the subtasks that they need
+    jobs = [Training(harness, samples=2000, epochs=1, subtasks=1) for _ in range(2)]
+    harness.start_server()
+    harness.start_job_loop()
+    for job in jobs:
+        job.add_workers(1)
+    for job in jobs:
+        job.await_more_samples(job.interval)
+    log = harness.home / "server-0.log"
+    assert "does not answer" not in log.read_text()
+
+    # When the ledger is frozen
+    harness.ledger.process.freeze()  # type: ignore[attr-defined]
+
+    # Then each job has many updates applied for each report that the ledger doesn't answer
+    for job in jobs:
+        job.await_more_samples(20 * job.interval)
+    assert log.read_text().count("does not answer") < 10
+    harness.ledger.process.thaw()  # type: ignore[attr-defined]
+    for job in jobs:
+        job.await_success()

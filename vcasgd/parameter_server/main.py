@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
@@ -31,6 +32,7 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.logging import bound, configure_logging, exit_status, isolated
+from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings
 from vcasgd.storage.checkpoints import Checkpoints
@@ -38,6 +40,7 @@ from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import TensorsAdmission
 from vcasgd.store.connection import RedisClient, check_server, connect, patiently, without_secret
 from vcasgd.store.gauges import read_gauges
+from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control, Servers, node_name
 from vcasgd.store.tensors.updates import wait_for_entries
@@ -85,6 +88,14 @@ class NodeGauges:
         return self._rate
 
 
+@dataclass(frozen=True)
+class JobsView:
+    """Names of all active jobs, and the records of those that were not known yet."""
+
+    active: tuple[str, ...]
+    added: tuple[JobRecord, ...]
+
+
 class ParameterServer:
     """Server of all jobs that have a shard on one store node: shard k is on node k."""
 
@@ -110,6 +121,8 @@ class ParameterServer:
         #: Jobs without a model.
         self._starting: set[str] = set()
         self._stop = threading.Event()
+        self._reporter = ThreadPoolExecutor(1, thread_name_prefix="reports")
+        self._look = Background[JobsView](ThreadPoolExecutor(1, thread_name_prefix="jobs"))
         self._heartbeat_at = 0.0
         #: Newest token of this process: its first one, or that of a shard that was loaded again.
         self._token = 0
@@ -201,16 +214,31 @@ class ParameterServer:
 
     def _heartbeat(self) -> None:
         """Send a heartbeat and update the jobs, twice per heartbeat interval."""
-        if time.monotonic() - self._heartbeat_at < self._settings.heartbeat / 2:
-            return
-        self._heartbeat_at = time.monotonic()
         try:
-            self._servers.beat(self._node, self._description())
-            self._find_jobs()
+            if (view := self._look.take()) is not None:
+                self._use_jobs(view)
         except (StoreUnavailable, StoreDenied, StoreFull) as error:
             # Training continues without the ledger.
             log.warning("ledger: %s", error)
+        if time.monotonic() - self._heartbeat_at < self._settings.heartbeat / 2:
+            return
+        self._heartbeat_at = time.monotonic()
+        if not self._look.busy:
+            description, known = self._description(), frozenset(self._shards)
+            self._look.start(lambda: self._read_jobs(description, known))
         self._admit()
+
+    def _read_jobs(self, description: Mapping[str, object], known: Collection[str]) -> JobsView:
+        """Send a heartbeat, and read from the ledger which jobs are active. Runs in a thread."""
+        self._servers.beat(self._node, description)
+        active, added = self._jobs.active(), []
+        for job in active:
+            if job not in known:
+                with isolated(job):
+                    added.append(self._jobs.get(job))
+        if self._admission is not None:
+            self._admission.refresh(active)
+        return JobsView(tuple(active), tuple(added))
 
     def _admit(self) -> None:
         if self._admission is None:
@@ -244,36 +272,32 @@ class ParameterServer:
             if each and each.unreplicated_since is not None
         }
 
-    def _find_jobs(self) -> None:
-        active = self._jobs.active()
-        for over in self._shards.keys() - set(active):
+    def _use_jobs(self, view: JobsView) -> None:
+        for over in self._shards.keys() - set(view.active):
             self._retry_at.pop(over, None)
             with isolated(over):
                 self._shards.pop(over).close()
-        for job in active:
-            if job not in self._shards:
-                with isolated(job):
+        for job in view.added:
+            if job.id not in self._shards:
+                with isolated(job.id, job.request):
                     self._add(job)
-        self._starting = set(active) - self._shards.keys()
+        self._starting = set(view.active) - self._shards.keys()
         for shard in self._shards.values():
             shard.memory_share = 1 / len(self._shards)
-        if self._admission is not None:
-            self._admission.refresh(active)
 
-    def _add(self, name: str) -> None:
-        job = self._jobs.get(name)
+    def _add(self, job: JobRecord) -> None:
         if job.facts is None or self._number >= job.facts.shards:
             return
-        with bound(job=name, request=job.request):
-            log.info("serving shard %d of %d", self._number, job.facts.shards)
-        self._shards[name] = Shard(
+        log.info("serving shard %d of %d", self._number, job.facts.shards)
+        self._shards[job.id] = Shard(
             job,
             self._token,
             tensors=self._tensors,
             ledger=self._ledger,
-            checkpoints=Checkpoints(self._storage, name),
+            checkpoints=Checkpoints(self._storage, job.id),
             job_secret=self._secret,
             number=self._number,
+            executor=self._reporter,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from vcasgd.errors import InvalidUpdate
@@ -58,14 +59,19 @@ class Reports:
         self._token = token
         self._clock = clock
         self._events: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
+        #: Workers that get no more work, each with why.
+        self._quarantines: deque[tuple[str, str]] = deque(maxlen=EVENTS_KEPT)
         self._unaccounted: list[int] = []
         self._behind = False
         #: Newest evaluation point that is worth an evaluation.
         self._point = 0
+        #: Subtasks in the last report, until it has succeeded.
+        self._sending: list[int] = []
         #: Names of rejected updates since the last valid one, by worker.
         self._rejections: defaultdict[str, set[str]] = defaultdict(set)
         self._unattributed = 0
-        self._reported: tuple[float, UpdateTotals] = (clock(), UpdateTotals())
+        #: Time and totals of the last point of the metrics, and of the previous one.
+        self._reported = self._reported_before = (clock(), UpdateTotals())
 
     def add_event(self, kind: str, text: str, **details: Any) -> None:
         """Add an event to the job's history."""
@@ -94,8 +100,7 @@ class Reports:
             self.add_event("update-rejected", text, worker=worker, reason=error.reason)
         if len(names) == REJECTIONS_BEFORE_QUARANTINE:
             why = f"{len(names)} updates in a row were rejected, last: {error.reason}"
-            if self._jobs.quarantine(self._job, worker, why):
-                self.add_event("worker-quarantined", f"{worker}: {why}", worker=worker)
+            self._quarantines.append((worker, why))
 
     def _report_unattributed(self, error: InvalidUpdate) -> None:
         """Report an update of an unknown sender, rarely enough not to flood the history."""
@@ -151,11 +156,15 @@ class Reports:
             self._point = point
         self._behind = True
 
-    def send(self, model: ModelState) -> None:
-        """Send all pending events and progress."""
-        self._send_events()
+    def report(self, model: ModelState, waiting: Callable[[], int]) -> Callable[[], None]:
+        """Return a call that sends what is pending now, in any thread, one at a time.
+
+        After an error of the call, pass what is pending to the next one with :meth:`keep`.
+        """
+        account = None
         if self._behind:
-            self._accounts.account(
+            account = partial(
+                self._accounts.account,
                 self._token,
                 model.meta.version,
                 model.record.finished_epochs,
@@ -164,7 +173,31 @@ class Reports:
                 samples=model.record.samples_applied,
                 point=self._point,
             )
-            self._unaccounted, self._behind = [], False
+        self._sending, self._unaccounted, self._behind = self._unaccounted, [], False
+        self._reported_before = self._reported
+        point = self._metrics(model, waiting)
+
+        def send() -> None:
+            self._send_quarantines()
+            self._send_events()
+            if account is not None:
+                account()
+            if point is not None:
+                self._send_metrics(point)
+
+        return send
+
+    def keep(self) -> None:
+        """Report again what the last call of :meth:`report` didn't send."""
+        self._unaccounted, self._behind = [*self._sending, *self._unaccounted], True
+        self._reported = self._reported_before
+
+    def _send_quarantines(self) -> None:
+        while self._quarantines:
+            worker, why = self._quarantines[0]
+            if self._jobs.quarantine(self._job, worker, why):
+                self.add_event("worker-quarantined", f"{worker}: {why}", worker=worker)
+            self._quarantines.popleft()
 
     def _send_events(self) -> None:
         while self._events:
@@ -172,20 +205,21 @@ class Reports:
             self._jobs.event(self._job, kind, text, **details)
             self._events.popleft()
 
-    def add_metrics(self, model: ModelState, waiting: Callable[[], int]) -> None:
-        """Add a point to the metrics if the last one is old enough and updates were applied.
+    def _metrics(self, model: ModelState, waiting: Callable[[], int]) -> dict[str, Any] | None:
+        """Return a point of the metrics if the last one is old enough and updates were applied.
 
         Only the first shard does this, because each update has a part in every shard.
         """
         if self._shard:
-            return
+            return None
         now, totals = self._clock(), model.meta.totals
         since, before = self._reported
         updates, samples = totals.updates - before.updates, totals.samples - before.samples
         if now - since < METRICS_SECONDS or not updates:
-            return
+            return None
+        self._reported = (now, totals)
         staleness = (totals.staleness_sum - before.staleness_sum) / updates
-        point = {
+        return {
             "at": now,
             "version": model.meta.version,
             "updates": totals.updates,
@@ -200,11 +234,11 @@ class Reports:
             "mixing_factor": model.factor,
             "rejected": sum(totals.rejected.values()),
             "waiting": waiting(),
-            "workers": self._jobs.worker_count(self._job),
-            "spent_usd": self._costs.spent(self._job),
         }
-        self._jobs.add_metrics(self._job, point)
-        self._reported = (now, totals)
+
+    def _send_metrics(self, point: dict[str, Any]) -> None:
+        workers, spent = self._jobs.worker_count(self._job), self._costs.spent(self._job)
+        self._jobs.add_metrics(self._job, {**point, "workers": workers, "spent_usd": spent})
 
 
 def _totals(model: ModelState) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 from vcasgd.errors import CheckpointDamaged, Fenced, InvalidUpdate, NotFound, StoreUnavailable
+from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.model_state import MOST_UPDATES, ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.publish import Publisher
@@ -56,7 +58,9 @@ class Shard:
         job_secret: str | None = None,
         number: int = 0,
         clock: Callable[[], float] = time.time,
+        executor: Executor | None = None,
     ) -> None:
+        """``executor`` reports to the ledger; without one, :meth:`turn` does."""
         if job.facts is None:
             raise ValueError(f"{job.id} has no facts yet")
         self.job, self.request = job.id, job.request
@@ -88,6 +92,7 @@ class Shard:
             token=token,
             shards=job.facts.shards,
         )
+        self._background = Background[Tuned | None](executor)
         self._model: ModelState | None = None
         #: The last rollback whose model can't be read.
         self._impossible = 0
@@ -168,8 +173,8 @@ class Shard:
     def _loaded(self) -> ModelState | None:
         if self._model is None:
             model = self._recovery.load()
-            if model is not None:
-                self._read_tuned(model)
+            if model is not None and (tuned := self._read_tuned()) is not None:
+                self._use_tuned(model, tuned)
             self._model = model
         return self._model
 
@@ -202,19 +207,40 @@ class Shard:
         self._slots_updated_at = time.monotonic()
 
     def _report(self, model: ModelState) -> None:
-        self._reports.send(model)
-        self._reports.add_metrics(model, self._reader.waiting)
-        self._read_tuned(model)
+        """Take the result of the last report, and start the next one."""
+        self._take_report(model)
+        if not self._background.busy:
+            send = self._reports.report(model, self._reader.waiting)
 
-    def _read_tuned(self, model: ModelState) -> None:
-        """Read the values that the controller has tuned.
+            def report() -> Tuned | None:
+                send()
+                return self._read_tuned()
 
-        Raises :class:`StoreUnavailable`; they are then unchanged.
+            self._background.start(report)
+            self._take_report(model)
+
+    def _take_report(self, model: ModelState) -> None:
+        try:
+            tuned = self._background.take()
+        except Exception:
+            self._reports.keep()
+            raise
+        if tuned is not None:
+            self._use_tuned(model, tuned)
+
+    def _read_tuned(self) -> Tuned | None:
+        """Return the values that the controller has tuned; None if it is not time to read them.
+
+        Raises :class:`StoreUnavailable`.
         """
-        if time.monotonic() - self._tuned_read_at >= TUNED_SECONDS:
-            self._tuned = self._tunings.read()
-            model.factor = self._tuned.mixing
-            self._tuned_read_at = time.monotonic()
+        if time.monotonic() - self._tuned_read_at < TUNED_SECONDS:
+            return None
+        tuned = self._tunings.read()
+        self._tuned_read_at = time.monotonic()
+        return tuned
+
+    def _use_tuned(self, model: ModelState, tuned: Tuned) -> None:
+        self._tuned, model.factor = tuned, tuned.mixing
 
     def _roll_back(self, model: ModelState) -> None:
         """Go back to an earlier model if the controller has decided so.

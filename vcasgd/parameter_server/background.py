@@ -1,0 +1,49 @@
+"""Calls to the ledger beside the work on the tensors server.
+
+A ledger that is frozen or far away costs a parameter server no time: each kind of call runs at most
+once at a time in a thread of its own, and the loop takes its result when it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextvars import copy_context
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Background(Generic[Result]):
+    """At most one call in progress. Without an ``executor``, calls run at once."""
+
+    def __init__(self, executor: Executor | None) -> None:
+        self._executor = executor
+        self._call: Future[Result] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """True while a call is in progress."""
+        return self._call is not None and not self._call.done()
+
+    def start(self, call: Callable[[], Result]) -> None:
+        """Start a call; the result of the previous one must be taken."""
+        assert self._call is None, "the result before was not taken"
+        if self._executor is not None:
+            self._call = self._executor.submit(copy_context().run, call)
+            return
+        self._call = Future()
+        try:
+            self._call.set_result(call())
+        except Exception as error:  # noqa: BLE001 - raised by take()
+            self._call.set_exception(error)
+
+    def take(self) -> Result | None:
+        """Return the result of the last call, once; None if there is none yet.
+
+        Raises the call's error, once.
+        """
+        if self._call is None or not self._call.done():
+            return None
+        call, self._call = self._call, None
+        return call.result()
