@@ -27,7 +27,8 @@ from vcasgd.data import ShardedDataset, ShardIndex, make_index
 from vcasgd.data.dataset import storage_at
 from vcasgd.errors import DataError, SpecError, StorageUnavailable
 from vcasgd.spec.job import JobSpec
-from vcasgd.worker.learner import Base, Learner
+from vcasgd.worker.interval import Base
+from vcasgd.worker.learner import Learner
 
 #: samples in a shard
 SIZE = 10
@@ -231,7 +232,7 @@ def test_shard_is_downloaded_once(bucket: Bucket, tmp_path: Path) -> None:
     assert counts["hit_rate"] == pytest.approx(1 / 3)
     assert counts["stall_seconds"] > 0
     # another worker of the machine
-    assert (second.counts()["disk_hits"], second.counts()["downloads"]) == (1, 0)
+    assert (second.read_counters()["disk_hits"], second.read_counters()["downloads"]) == (1, 0)
 
 
 def test_memory_and_disk_are_bounded_and_evict_the_least_recently_used(
@@ -246,13 +247,13 @@ def test_memory_and_disk_are_bounded_and_evict_the_least_recently_used(
     for sample in (0, 10, 0, 20):
         dataset[sample]
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= of_two
-    assert dataset.counts()["downloads"] == 3
+    assert dataset.read_counters()["downloads"] == 3
 
     # the second one had to go, the first one did not
     dataset[0]
-    assert dataset.counts()["downloads"] == 3
+    assert dataset.read_counters()["downloads"] == 3
     dataset[10]
-    assert dataset.counts()["downloads"] == 4
+    assert dataset.read_counters()["downloads"] == 4
 
 
 def test_shard_damaged_on_disk_is_downloaded_again(bucket: Bucket, tmp_path: Path) -> None:
@@ -265,7 +266,7 @@ def test_shard_damaged_on_disk_is_downloaded_again(bucket: Bucket, tmp_path: Pat
     dataset = ShardedDataset(bucket.url, cache_dir=tmp_path)
 
     assert xs([dataset[0]]) == [0]
-    assert dataset.counts()["downloads"] == 1
+    assert dataset.read_counters()["downloads"] == 1
 
 
 def test_shard_damaged_in_storage_is_named_after_two_downloads(
@@ -276,7 +277,7 @@ def test_shard_damaged_in_storage_is_named_after_two_downloads(
 
     with pytest.raises(DataError, match=r"shard part-1\.npz of s3://.* is damaged"):
         dataset[10]
-    assert dataset.counts()["downloads"] == 2
+    assert dataset.read_counters()["downloads"] == 2
     assert not list(tmp_path.iterdir())
     # the others can be read
     assert xs([dataset[0]]) == [0]
@@ -310,7 +311,7 @@ def test_prefetched_shards_are_available_when_read(bucket: Bucket, tmp_path: Pat
     await_truth(lambda: len(kept(tmp_path)) == 2)
 
     assert xs(dataset.__getitems__([5, 25])) == [5, 25]
-    assert (dataset.counts()["disk_hits"], dataset.counts()["misses"]) == (2, 0)
+    assert (dataset.read_counters()["disk_hits"], dataset.read_counters()["misses"]) == (2, 0)
     dataset.close()
 
 
