@@ -1,4 +1,4 @@
-"""The digits, with steps that take as long as those of a larger model."""
+"""The digits, with images that take as long as with a larger model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from digits import Batch
 
 
 class PacedDigits(Digits):
-    """Each step takes ``step_seconds`` longer; what is learned stays the same."""
+    """Each image takes ``image_seconds`` longer; what is learned stays the same."""
 
-    def __init__(self, step_seconds: float, channels: int = 16, learning_rate: float = 0.1) -> None:
+    def __init__(
+        self, image_seconds: float, channels: int = 16, learning_rate: float = 0.025
+    ) -> None:
         super().__init__(channels, learning_rate)
-        self.step_seconds = step_seconds
+        self.image_seconds = image_seconds
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        time.sleep(self.step_seconds)
+        time.sleep(self.image_seconds * len(batch[1]))
         return super().loss(model, batch)

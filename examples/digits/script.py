@@ -18,7 +18,7 @@ from digits import images, judge, network
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--channels", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--learning-rate", type=float, default=0.025)
     parser.add_argument("--epochs", type=int, default=20, help="a job's are in script.yaml")
     options = parser.parse_args()
 

@@ -19,7 +19,7 @@ class Digits(vcasgd.Task):
 
     batch_size = 16
 
-    def __init__(self, channels: int = 16, learning_rate: float = 0.1) -> None:
+    def __init__(self, channels: int = 16, learning_rate: float = 0.025) -> None:
         self.channels = channels
         self.learning_rate = learning_rate
 

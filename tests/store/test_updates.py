@@ -308,13 +308,13 @@ class TestReader:
     def test_waits_for_the_first_entry(self, world: World, eventually: Callable[..., Any]) -> None:
         streams = [world.keys.stream, UpdateReader(world.tensors, world.keys).stream]
         before = world.tensors.time()
-        wait_for_entries(world.tensors, streams[:1], 0.05)
+        wait_for_entries(world.tensors, {streams[0]: "0-0"}, 0.05)
         after = world.tensors.time()
         assert (after[0] - before[0]) * 1e6 + after[1] - before[1] >= 50_000
 
         world.push(0, 0, 3)
 
-        wait_for_entries(world.tensors, streams[:1], 60)  # returns at once
+        wait_for_entries(world.tensors, {streams[0]: "0-0"}, 60)  # returns at once
 
 
 # --- headers: nothing that arrives is trusted -------------------------------------------------

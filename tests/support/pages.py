@@ -164,7 +164,7 @@ class HeldDigits(PacedDigits):
 
     def loss(self, model, batch):
         if not self.hold.exists():
-            self.step_seconds = 0.0
+            self.image_seconds = 0.0
         return super().loss(model, batch)
 """
 
@@ -177,7 +177,7 @@ def held_example(folder: Path) -> tuple[str, Path, Path]:
         shutil.copytree(EXAMPLE, copy, dirs_exist_ok=True)
         (Path(copy) / "held.py").write_text(HELD)
         code.write_bytes(pack(Path(copy), 10**8))
-    args = {"step_seconds": 0.5, "hold": str(hold)}
+    args = {"image_seconds": 0.03, "hold": str(hold)}
     spec = yaml.safe_load((EXAMPLE / "demo.yaml").read_text())
     spec |= {"task": "held:HeldDigits", "args": args, "epochs": 10}
     return yaml.safe_dump(spec), code, hold

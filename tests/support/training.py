@@ -136,12 +136,19 @@ class Training:
 
     def finish(self) -> None:
         """Wait until the whole job is applied; fail unless each sample is, as often as planned."""
+        self.await_end()
+        self._assert_exact(self.harness.vector(self.job))
+
+    def await_end(self) -> None:
+        """Wait until the whole job is applied, and each sample is counted once."""
         self.release()
         epochs = self.plan.epochs
         await_truth(
             lambda: self.harness.jobs.get(self.job).finished_epochs == epochs, interval=0.05
         )
-        self._assert_exact(self.harness.vector(self.job))
+        totals = self.harness.jobs.get(self.job).totals
+        assert totals["samples"] == totals["applied"] == self.total
+        assert totals["repeated"] == 0
 
     def await_success(self) -> JobRecord:
         """Do what :meth:`finish` does, and wait until the job loop has stored the model."""

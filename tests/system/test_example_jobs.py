@@ -40,6 +40,12 @@ def trained(name: str, *, epochs: int, **args: Any) -> Outcome:
     return Simulation(job, make_task, conditions, evaluate_every=epochs).run()
 
 
+def test_a_network_learns_digits() -> None:
+    (point,) = trained("digits", epochs=6).points
+
+    assert point.metrics["accuracy"] >= 0.955
+
+
 def test_a_support_vector_machine_learns_digits() -> None:
     (point,) = trained("svm", epochs=4).points
 

@@ -20,7 +20,8 @@ from vcasgd.session.script import ScriptTask, load
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task
-from vcasgd.worker.learner import Base, Learner
+from vcasgd.worker.interval import Base
+from vcasgd.worker.learner import Learner
 
 Eventually = Callable[..., Any]
 

@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, TensorDataset
 import vcasgd
 from vcasgd.learning.encodings.rows import LEAST_ROWS, Table, tables_of
 from vcasgd.spec.job import JobSpec
-from vcasgd.worker.learner import Base, Learner, Trained
+from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.learner import Learner
 from vcasgd.worker.setup import best_device
 
 SAMPLES, STEPS = 8, 2

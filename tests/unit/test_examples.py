@@ -19,6 +19,7 @@ from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.vector import Layout, gather, scatter
 from vcasgd.spec.job import JobSpec
+from vcasgd.spec.update import VcAsgdSpec
 from vcasgd.task.task import Task, load_task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -83,7 +84,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 def test_three_workers_learn_digits() -> None:
-    job = JobSpec.load(EXAMPLES / "digits" / "job.yaml").model_copy(update={"epochs": 6})
+    changes = {"epochs": 6, "subtasks_per_epoch": 15, "update": VcAsgdSpec()}
+    job = JobSpec.load(EXAMPLES / "digits" / "job.yaml").model_copy(update=changes)
 
     assert accuracy_of_alternating_workers(job, task_of(job), workers=3) >= 0.955
 

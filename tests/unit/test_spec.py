@@ -18,7 +18,7 @@ from vcasgd.errors import SpecError
 from vcasgd.spec.duration import parse_duration
 from vcasgd.spec.evaluate import Evaluate
 from vcasgd.spec.job import LENGTHS, JobSpec
-from vcasgd.spec.update import AsyncLocalSgdSpec, Staleness, VcAsgdSpec
+from vcasgd.spec.update import AsyncLocalSgdSpec, RoundsSpec, Staleness, VcAsgdSpec
 
 LEAST: dict[str, Any] = {
     "name": "digits",
@@ -35,8 +35,9 @@ def spec(**fields: Any) -> JobSpec:
 def test_defaults() -> None:
     job = spec()
 
-    assert job.update == VcAsgdSpec(alpha="var", staleness=Staleness(), codec="float32")
-    assert (job.push_every, job.seed, job.max_epoch_lead, job.working_dir) == ("subtask", 0, 1, ".")
+    assert job.update == RoundsSpec(codec="float32")
+    assert (job.push_interval, job.keeps_optimizer) == (4, True)
+    assert (job.push_every, job.seed, job.max_epoch_lead, job.working_dir) == (None, 0, 1, ".")
     assert (job.workers.min, job.workers.max, job.workers.pools) == (1, 4, ("local",))
     assert (job.checkpoint.every, job.checkpoint.keep) == (timedelta(minutes=5), 3)
     assert (job.stop.accuracy, job.stop.max_duration) == (None, None)
@@ -68,6 +69,7 @@ def test_everything_set() -> None:
 
 def test_the_rule_is_optional() -> None:
     assert spec(update={"alpha": 0.7}).update == VcAsgdSpec(alpha=0.7)
+    assert spec(update={"codec": "int8"}).update == RoundsSpec(codec="int8")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
     ("fields", "field", "message"),
     [
         ({"epocs": 3}, "epocs", r"there is no such field \(known fields: args, .*working_dir\)"),
-        ({"update": {"alpa": 1}}, "update.alpa", r"known fields: alpha, codec, rule, staleness"),
+        ({"update": {"alpa": 1}}, "update.alpa", r"known fields: codec, rule"),
         ({"workers": {"mx": 1}}, "workers.mx", r"known fields: fallback, fallback_after, max, "),
         (
             {"update": {"rule": "async-local-sgd", "staleness": {"c": 1}}},
@@ -135,7 +137,11 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"update": {"rule": "sma", "momentum": 1.0}}, "update.momentum", "less than 1"),
         ({"update": {"rule": "fedbuff", "buffer": 0}}, "update.buffer", "greater than or equal"),
         ({"update": {"rule": "downpour", "staleness": {}}}, "update.staleness", "no such field"),
-        ({"update": {"codec": "int8"}}, "update.codec", "must be 'float32' or 'bfloat16'"),
+        (
+            {"update": {"rule": "vc-asgd", "codec": "int8"}},
+            "update.codec",
+            "must be 'float32' or 'bfloat16'",
+        ),
         (
             {"update": {"rule": "downpour", "codec": "gzip"}},
             "update.codec",

@@ -17,7 +17,8 @@ import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.shards import ShardRange
 from vcasgd.spec.job import JobSpec
-from vcasgd.worker.learner import Base, Learner, Trained
+from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.learner import Learner
 
 
 class Ones(Dataset[Tensor]):
@@ -232,7 +233,7 @@ def test_momentum_is_lowered_by_the_momentum_of_asynchrony(
 def test_a_share_of_an_interval_is_whole_steps(
     push_every: str | int, share: float, stop: int
 ) -> None:
-    learner = learner_of(push_every=push_every)
+    learner = learner_of(push_every=push_every, update={"rule": "vc-asgd"})
 
     assert learner.interval_stop(0, 0, share) == stop
 

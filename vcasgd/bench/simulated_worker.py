@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from vcasgd.bench.presence import Life
 from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.store.tensors.updates import Header
-from vcasgd.worker.learner import Base, Learner
+from vcasgd.worker.interval import Base
+from vcasgd.worker.learner import Learner
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 
 CHUNK_BYTES = 1 << 20
@@ -39,7 +40,10 @@ class SimulatedWorker:
     with mean 1 that each interval draws from ``rng``.
     """
 
-    def __init__(self, life: Life, speed: float, jitter: float, rng: random.Random) -> None:
+    def __init__(
+        self, name: str, life: Life, speed: float, jitter: float, rng: random.Random
+    ) -> None:
+        self.name = name
         self.life = life
         self._speed = speed
         self._jitter = jitter
@@ -61,7 +65,7 @@ class SimulatedWorker:
     @property
     def full(self) -> bool:
         """True if the worker must not train, because too many updates are unapplied."""
-        return self.unapplied >= MAX_UNAPPLIED
+        return self.unapplied >= self._most_unapplied
 
     @property
     def prefetches(self) -> bool:
@@ -69,7 +73,11 @@ class SimulatedWorker:
 
         A snapshot from before that wait would be too old, so it isn't prefetched.
         """
-        return self.unapplied + 1 < MAX_UNAPPLIED
+        return self.unapplied + 1 < self._most_unapplied
+
+    @property
+    def _most_unapplied(self) -> int:
+        return self.learner.most_unapplied if self.learner else MAX_UNAPPLIED
 
     def interval(self, stop: int, seconds_per_sample: float) -> SimulatedInterval:
         """Return the next interval; its duration is drawn."""
@@ -99,13 +107,16 @@ class SimulatedWorker:
             should_stop=lambda: False,
             on_step=lambda: None,
         )
+        member = learner.member
+        if member is not None:
+            member.measure(interval.seconds / max(trained.steps, 1))
         (part,) = learner.cut(1).parts
         last = learner.is_last(subtask, trained.stop)
         encoded = learner.encoded(part, trained.update, last=last)
         payload = b"".join(encoded.chunks(CHUNK_BYTES))
         header = Header(
             update=name,
-            worker="w",
+            worker=self.name,
             subtask=subtask,
             start=start,
             stop=trained.stop,
@@ -116,6 +127,8 @@ class SimulatedWorker:
             layout=learner.layout_digest,
             integers=encode_integers(trained.integers),
             loss_sum=trained.loss_sum,
+            batch=member.batch if member else 0.0,
+            step_seconds=member.step_seconds if member else 0.0,
         )
         self._pace = interval.seconds / (trained.stop - start)
         self.position = trained.stop

@@ -26,11 +26,13 @@ from vcasgd.bench.presence import Life
 from vcasgd.bench.simulated_worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
+from vcasgd.parameter_server.round_members import RoundMembers
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
 from vcasgd.store.tensors.updates import Header
 from vcasgd.task.task import Task
-from vcasgd.worker.learner import Base, Learner
+from vcasgd.worker.interval import Base
+from vcasgd.worker.learner import Learner
 from vcasgd.worker.shard_client import FETCH_MARGIN
 
 
@@ -128,6 +130,9 @@ class Simulation:
         #: Finished epochs.
         self._epoch = 0
         self._numbers = count()
+        self._members = RoundMembers()
+        #: Workers of the blended updates that aren't published yet.
+        self._pushed_by: list[SimulatedWorker] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.outcome = Outcome()
 
@@ -164,7 +169,7 @@ class Simulation:
     def _new_worker(self, nth: int, life: Life) -> SimulatedWorker:
         conditions = self._conditions
         rng = random.Random(f"{conditions.seed}/{nth}")
-        return SimulatedWorker(life, conditions.speed(nth), conditions.spread, rng)
+        return SimulatedWorker(f"w{nth}", life, conditions.speed(nth), conditions.spread, rng)
 
     def _continue(self, worker: SimulatedWorker) -> None:
         """Start a worker's next interval, unless it has to end, to wait, or to be idle."""
@@ -194,6 +199,9 @@ class Simulation:
         if not worker.prefetched:
             self._fetch(worker)
         worker.prefetched = False
+        assert worker.fetched is not None
+        if worker.learner.member is not None:
+            worker.learner.member.follow(worker.fetched.base)
         stop = worker.learner.interval_stop(worker.subtask, worker.position)
         interval = worker.interval(stop, self._conditions.seconds_per_sample)
         ready = self._now + interval.seconds
@@ -219,7 +227,8 @@ class Simulation:
             return
         halves = self._evaluator.halves
         weights = model.weights.bfloat16().float() if halves else model.weights.clone()
-        worker.fetched = Fetched(version, Base(weights, model.integers.clone()))
+        base = Base(weights, model.integers.clone(), version=version, round=model.meta.round)
+        worker.fetched = Fetched(version, base)
         self.outcome.bytes_fetched += weights.numel() * (2 if halves else 4)
 
     def _finish(self, worker: SimulatedWorker, interval: SimulatedInterval) -> None:
@@ -249,23 +258,38 @@ class Simulation:
     # -- the parameter server ------------------------------------------------------------------
 
     def _apply(self, worker: SimulatedWorker, header: Header, payload: bytes) -> None:
-        """Blend and publish an update, and let workers continue that waited for it."""
-        self._blend(header, payload)
-        if self._evaluate():
-            # A new epoch can be leased.
-            self._wake()
-        worker.unapplied -= 1
-        if worker.waits:
-            worker.waits = worker.prefetched = False
-            self._continue(worker)
-
-    def _blend(self, header: Header, payload: bytes) -> None:
+        """Blend an update, and publish it, or the round that it completes."""
         model = self._model
         model.check(header)
         model.payload(header)[:] = payload
         model.inspect(header, model.payload(header), 0)
         model.blend(header.update, header, [])
+        self._pushed_by.append(worker)
+        self._members.arrive(header.worker, header.interval_seconds, self._now)
+        self._end_round()
+        if self._members.deadline is not None:
+            self._at(self._members.deadline, self._end_round)
+
+    def _end_round(self) -> None:
+        """Publish unless more workers are expected; let those continue that waited for it."""
+        model = self._model
+        rounds = self._evaluator.most_unapplied == 1
+        if not self._pushed_by or not (
+            not rounds or model.record.complete or self._members.complete(self._now)
+        ):
+            return
+        model.close()
         model.published(model.next_meta(token=1))
+        self._members.end()
+        applied, self._pushed_by = self._pushed_by, []
+        if self._evaluate():
+            # A new epoch can be leased.
+            self._wake()
+        for worker in applied:
+            worker.unapplied -= 1
+            if worker.waits:
+                worker.waits = worker.prefetched = False
+                self._continue(worker)
 
     def _evaluate(self) -> bool:
         """Evaluate the model if an epoch has ended and is due; return True if one has ended."""

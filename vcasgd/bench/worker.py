@@ -27,7 +27,8 @@ from vcasgd.settings import Settings, load_settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.task.task import Task
-from vcasgd.worker.learner import Base, Learner, Trained
+from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.learner import Learner
 from vcasgd.worker.loop import Worker
 from vcasgd.worker.main import keep_freed_memory
 

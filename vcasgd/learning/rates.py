@@ -56,8 +56,9 @@ class Rates:
         return factor
 
 
-def clip(task: Task, optimizer: Optimizer, step: int) -> None:
-    """Scale an optimizer's gradients so that their total norm is at most ``task.clip_norm``.
+def clip(task: Task, optimizer: Optimizer, step: int, factor: float = 1.0) -> None:
+    """Scale an optimizer's gradients so that their total norm is at most ``task.clip_norm`` times
+    ``factor``.
 
     No-op if ``clip_norm`` is None. Raises :class:`NonFiniteLoss` and :class:`SpecError`.
     """
@@ -65,7 +66,7 @@ def clip(task: Task, optimizer: Optimizer, step: int) -> None:
     if most is None:
         return
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, most))
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, most * factor))
     # a finite loss can have a gradient that is not finite, and clipping would make all of it NaN
     if not math.isfinite(norm):
         raise NonFiniteLoss(

@@ -56,15 +56,15 @@ def seed_for(seed: int, subtask: int, position: int) -> int:
 
 
 def batches(
-    task: Task, dataset: Dataset[Any], indices: NDArray[np.int64]
+    task: Task, dataset: Dataset[Any], indices: NDArray[np.int64], size: int | None = None
 ) -> Iterator[tuple[Any, int]]:
-    """Yield batches of ``task.batch_size`` samples in the order of ``indices``.
+    """Yield batches of ``size`` samples, by default the task's, in the order of ``indices``.
 
     Each comes with its number of samples. A data set with ``__getitems__`` gets one call for each
     batch. A single last sample joins the previous batch, because BatchNorm can't train on one
     sample and no sample may be skipped. Raises :class:`UserCodeError`.
     """
-    size = batch_size_of(task)
+    size = size or batch_size_of(task)
     cuts = [*range(0, len(indices), size), len(indices)]
     if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1 < size:
         del cuts[-2]
@@ -98,19 +98,23 @@ def train(
     should_stop: Callable[[], bool],
     on_step: Callable[[], None],
     before_step: Callable[[int], None] = lambda _: None,
+    clip_factor: float = 1.0,
 ) -> Interval:
     """Make one local step per batch until the batches end or ``should_stop`` returns True.
 
-    ``before_step`` gets the number of samples before the step. The current step is always
-    finished, so there is at least one. The training mode of the model does not change: a layer
-    that the user put in evaluation mode stays there. Raises :class:`NonFiniteLoss` before the
+    ``before_step`` gets the number of samples before the step, and ``clip_factor`` multiplies the
+    task's ``clip_norm``. The current step is always finished, so there is at least one. The
+    training mode of the model does not change: a layer that the user put in evaluation mode stays
+    there. Raises :class:`NonFiniteLoss` before the
     parameters are affected, and :class:`UserCodeError`.
     """
     samples, steps, loss_sum = 0, 0, 0.0
     for batch, count in batches:
         steps += 1
         before_step(samples)
-        loss_sum += count * _step(task, model, optimizer, to_device(batch, device), steps)
+        loss_sum += count * _step(
+            task, model, optimizer, to_device(batch, device), steps, clip_factor
+        )
         samples += count
         on_step()
         if should_stop():
@@ -147,15 +151,19 @@ def evaluate(
     return {name: value / count for name, value in sums.items()} | {"count": count}
 
 
-def _step(task: Task, model: nn.Module, optimizer: Optimizer, batch: Any, step: int) -> float:
+def _step(
+    task: Task, model: nn.Module, optimizer: Optimizer, batch: Any, step: int, clip_factor: float
+) -> float:
     """Make one local step and return the loss before it."""
     optimizer.zero_grad(set_to_none=True)
     with _user_code("loss"):
         loss = task.loss(model, batch)
-    return descend(task, optimizer, loss, step)
+    return descend(task, optimizer, loss, step, clip_factor)
 
 
-def descend(task: Task, optimizer: Optimizer, loss: Tensor, step: int) -> float:
+def descend(
+    task: Task, optimizer: Optimizer, loss: Tensor, step: int, clip_factor: float = 1.0
+) -> float:
     """Make one optimizer step for a mean loss, a scalar with gradient, and return its value.
 
     ``step`` is the step's number in error messages. Raises :class:`NonFiniteLoss` before the
@@ -172,7 +180,7 @@ def descend(task: Task, optimizer: Optimizer, loss: Tensor, step: int) -> float:
         )
     with _user_code("backward of the loss"):
         loss.backward()  # type: ignore[no-untyped-call]
-    clip(task, optimizer, step)
+    clip(task, optimizer, step, clip_factor)
     with _user_code("optimizer.step"):
         optimizer.step()
     return value

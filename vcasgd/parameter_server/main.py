@@ -206,8 +206,9 @@ class ParameterServer:
 
     def _wait(self) -> None:
         try:
-            streams = [shard.stream for shard in self._ready()]
-            wait_for_entries(self._tensors, streams, IDLE_SECONDS)
+            shards = list(self._ready())
+            seconds = min([IDLE_SECONDS, *(shard.due_in for shard in shards)])
+            wait_for_entries(self._tensors, dict(each.position for each in shards), seconds)
         except (StoreUnavailable, StoreDenied):
             self._stop.wait(PAUSE_SECONDS)
             self._heartbeat_at = 0.0

@@ -12,7 +12,8 @@ from torch import Tensor
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.encodings.encoder import payload_formats
 from vcasgd.learning.encodings.payload import PayloadFormat
-from vcasgd.learning.rules import Context, make_rule, merge_integers
+from vcasgd.learning.rules import Context, Rounds, make_rule, merge_integers
+from vcasgd.learning.rules.rounds import round_weight
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.learning.vector import LARGEST_VALUE, Layout
@@ -22,6 +23,7 @@ from vcasgd.store.tensors.snapshot import (
     MOST_STALENESS,
     Meta,
     Record,
+    RoundFacts,
     Snapshot,
     UpdateTotals,
     new_meta,
@@ -30,6 +32,8 @@ from vcasgd.store.tensors.updates import UNSIGNED, Header
 
 #: Updates in one publication; bounds how long a reader waits for a version.
 MOST_UPDATES = 32
+#: The same for a rule with rounds, which contain one update of each worker.
+MOST_IN_ROUND = 1024
 #: Numbers decoded and blended at a time: 1 MiB of float32, which stays in the cache.
 PIECE_FLOATS = 1 << 18
 
@@ -68,12 +72,14 @@ class Batch:
     exact: bool = True
     #: Keys of payloads that are no longer needed.
     payloads: list[str] = field(default_factory=list)
-
-    @property
-    def full(self) -> bool:
-        """True if the batch takes no further update."""
-        # An evaluation point gets a version of its own, so that it can be evaluated exactly.
-        return len(self.entries) >= MOST_UPDATES or self.point is not None
+    #: Sum of the weights of the round's updates, in samples.
+    weight: float = 0.0
+    #: Local batch and step duration of each worker in the round.
+    members: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: True if it waits for no further update.
+    final: bool = False
+    #: True once it is decided what is published; the batch takes no further update.
+    closed: bool = False
 
     @property
     def pending(self) -> bool:
@@ -101,6 +107,8 @@ class ModelState:
             # The first snapshot comes from a worker, which does not have the rule's state.
             state = torch.zeros_like(weights)
         self.state = state
+        #: Weighted sum of the round's differences, float32 [floats]; None without rounds.
+        self._sum = torch.zeros_like(weights) if config.rule.rounds else None
         #: Published versions that updates may be based on.
         self._bases: dict[int, Tensor] = {}
         self.integers = snapshot.meta.integer_vector()
@@ -121,6 +129,14 @@ class ModelState:
         """Number of the newest evaluation point that the model has reached; 0 before the first."""
         record = self.record
         return self._config.points.reached(record.finished_epochs, record.samples_applied)
+
+    @property
+    def full(self) -> bool:
+        """True if the batch takes no further update."""
+        if self._config.rule.rounds:
+            return self.batch.closed or self.batch.final or len(self.batch.entries) >= MOST_IN_ROUND
+        # An evaluation point gets a version of its own, so that it can be evaluated exactly.
+        return len(self.batch.entries) >= MOST_UPDATES or self.batch.point is not None
 
     # -- updates -------------------------------------------------------------------------------
 
@@ -158,25 +174,28 @@ class ModelState:
         """
         integers = _integers(header, self.integers.numel())
         self._format(header).check(self.payload(header))
-        version = self.meta.version + self.batch.applied
-        staleness = max(0, version - header.base)
+        staleness = self._staleness(header)
+        weight = self._round_weight(header, staleness)
         self._blend_floats(
             header,
             Context(
                 staleness,
                 epoch=self._config.plan.epoch_of(header.subtask) + 1,
                 parameters=self._config.part.parameters,
-                number=version + 1,
+                number=self.meta.version + self.batch.applied + 1,
                 ends_epoch=bool(
                     self.record.copy().advance(header.subtask, header.start, header.stop)
                 ),
-                state=self.state,
+                state=self.state if self._sum is None else self._sum,
                 base=self._bases.get(header.base),
                 factor=self.factor,
+                samples=weight,
             ),
         )
         if integers is not None:
             merge_integers(self.integers, integers)
+        self.batch.weight += weight
+        self.batch.members[header.worker] = (header.batch, header.step_seconds)
         self._count_applied(entry, header, staleness, keys)
 
     def _blend_floats(self, header: Header, context: Context) -> None:
@@ -195,10 +214,34 @@ class ModelState:
         """
         self.weights.copy_(weights)
         self.integers = integers
-        if self.state is not None:
-            self.state.zero_()
+        for memory in (self.state, self._sum):
+            if memory is not None:
+                memory.zero_()
         self.meta = replace(self.meta, rollbacks=rollbacks)
         self.batch.applied += 1
+        self.batch.weight, self.batch.final = 0.0, True
+
+    def _staleness(self, header: Header) -> int:
+        """Return the versions between an update's base and the model that it is blended into.
+
+        Updates of one round have the same base, and the versions between are those of the rounds
+        that the update missed.
+        """
+        pending = 0 if self._config.rule.rounds else self.batch.applied
+        return max(0, self.meta.version + pending - header.base)
+
+    def _round_weight(self, header: Header, staleness: int) -> float:
+        """Return the weight of an update in its round, in samples."""
+        return round_weight(header.stop - header.start, staleness / max(1, self.meta.round.workers))
+
+    def close(self) -> None:
+        """End the round: from now on, the batch and what it publishes stay the same."""
+        if self.batch.closed:
+            return
+        self.batch.closed = True
+        if self._sum is not None and self.batch.weight:
+            Rounds.finish(self.weights, self._sum, self.batch.weight, self.factor)
+            self._sum.zero_()
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
         """Count an update that failed a check, and report it to its worker with the batch."""
@@ -257,6 +300,19 @@ class ModelState:
             integers=self.integers,
             exact=self.batch.exact,
             rule_state=self.state is not None,
+            facts=self._round_facts(),
+        )
+
+    def _round_facts(self) -> RoundFacts:
+        """Return the facts of the batch's round that workers adapt to."""
+        members = self.batch.members.values()
+        seconds = [each for _, each in members if each]
+        return RoundFacts(
+            base=self.meta.version,
+            samples=self.batch.weight,
+            workers=len(members),
+            batch=sum(batch for batch, _ in members),
+            step_seconds=sum(seconds) / len(seconds) if seconds else 0.0,
         )
 
     def changed_fields(self, meta: Meta) -> dict[str, int]:

@@ -135,6 +135,7 @@ class Recovery:
         failover, with an older version.
         """
         self._check_newest()
+        model.close()
         meta, record = replace(model.next_meta(self._token), exact=True), model.stored_record()
         parts = (meta, record, model.weights, model.state if meta.rule_state else None)
         if stored is None:

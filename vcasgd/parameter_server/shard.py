@@ -18,6 +18,7 @@ from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.publish import Publisher
 from vcasgd.parameter_server.recovery import Recovery
 from vcasgd.parameter_server.reports import Reports
+from vcasgd.parameter_server.round_members import RoundMembers
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.store.acl import worker_key
 from vcasgd.store.connection import RedisClient
@@ -26,7 +27,7 @@ from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.push_slots import PushSlots
-from vcasgd.store.tensors.snapshot import Snapshot
+from vcasgd.store.tensors.snapshot import Snapshot, SnapshotView
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Header, StreamEntry, UpdateReader
 
@@ -96,6 +97,7 @@ class Shard:
         self._model: ModelState | None = None
         #: The last rollback whose model can't be read.
         self._impossible = 0
+        self._members = RoundMembers()
         #: The job's part of the tensors server's memory.
         self.memory_share = 1.0
 
@@ -103,6 +105,24 @@ class Shard:
     def stream(self) -> str:
         """Key of the stream of updates."""
         return self._reader.stream
+
+    @property
+    def position(self) -> tuple[str, str]:
+        """The stream, and the entry after which a new one has to be waited for."""
+        return self._reader.stream, self._cursor
+
+    @property
+    def due_in(self) -> float:
+        """Seconds after which the shard needs a turn even without a new update."""
+        deadline = self._members.deadline
+        return float("inf") if deadline is None else max(0.0, deadline - time.monotonic())
+
+    @property
+    def _cursor(self) -> str:
+        # Entries of an open round stay in the stream until it is published. The next round starts
+        # from the beginning, because after a failover, new entries can have older IDs.
+        entries = self._model.batch.entries if self._model else []
+        return entries[-1] if entries else "0-0"
 
     @property
     def awaits_first_snapshot(self) -> bool:
@@ -131,10 +151,38 @@ class Shard:
         if model is None:
             return 0
         view = self._snapshots.view()
+        if not self._is_stored(model, view):
+            return 0
+        if model.batch.closed:
+            self._publish(model, committed=view.version != model.meta.version)
+        if not model.batch.pending:
+            # The description of the published version is that of the memory.
+            if view.wanted:
+                self._publisher.complete(model)
+            self._pins.serve(view, Snapshot(model.meta, model.stored_record()))
+        self._update_slots()
+        self._roll_back(model)
+        processed = self._collect(model)
+        if model.batch.pending and self._round_is_complete(model):
+            self._close(model)
+            self._publish(model)
+        elif not model.batch.pending and self._publisher.exact_is_due:
+            self._publisher.complete(model)
+        self._watch_replicas()
+        if not model.batch.pending:
+            self._report(model)
+        return processed
+
+    def _is_stored(self, model: ModelState, view: SnapshotView) -> bool:
+        """Return True if the tensors server has the published version, and is this server's.
+
+        If it has lost the version, it is published again.
+        """
         if view.version is None or view.version < model.meta.version:
             if not self._is_over():
                 self._recovery.republish(model, view.version)
-            return 0
+                self._members.end()
+            return False
         self._check_version(model, view.version, view.writer)
         if view.token != self._token:
             # Another server took over, or a failover brought back the state before this one.
@@ -142,24 +190,25 @@ class Shard:
         if view.safe < view.version:
             # An earlier turn ended between the publication and the replicas' answer.
             self._snapshots.confirm(self._token, view.version)
-        if model.batch.pending:
-            self._publisher.publish(model, committed=view.version != model.meta.version)
-        if view.wanted:
-            self._publisher.complete(model)
-        self._pins.serve(view, Snapshot(model.meta, model.stored_record()))
-        self._update_slots()
-        self._roll_back(model)
-        processed = self._collect(model)
-        if model.batch.pending:
-            # Decided once, so that a repeated publication stays the same.
-            at_point = model.batch.point is not None
-            model.batch.exact = at_point or self._publisher.exact_is_due
-            self._publisher.publish(model)
-        elif self._publisher.exact_is_due:
-            self._publisher.complete(model)
-        self._watch_replicas()
-        self._report(model)
-        return processed
+        return True
+
+    def _round_is_complete(self, model: ModelState) -> bool:
+        return (
+            not self._config.rule.rounds
+            or model.full
+            or model.record.complete
+            or self._members.complete(time.monotonic())
+        )
+
+    def _close(self, model: ModelState) -> None:
+        # Decided once, so that a repeated publication stays the same.
+        at_point = model.batch.point is not None
+        model.batch.exact = at_point or self._publisher.exact_is_due
+        model.close()
+
+    def _publish(self, model: ModelState, *, committed: bool = False) -> None:
+        self._publisher.publish(model, committed=committed)
+        self._members.end()
 
     def close(self) -> None:
         """Release the shard of a job that is no longer active.
@@ -269,8 +318,8 @@ class Shard:
 
     def _collect(self, model: ModelState) -> int:
         processed = 0
-        for entry in self._reader.read(MOST_UPDATES):
-            if model.batch.full:
+        for entry in self._reader.read(MOST_UPDATES, after=self._cursor):
+            if model.full:
                 break
             self._take(model, entry)
             processed += 1
@@ -290,6 +339,7 @@ class Shard:
                 model.inspect(header, chunk, at)
                 at += chunk.nbytes
             model.blend(entry.id, header, keys)
+            self._members.arrive(header.worker, header.interval_seconds, time.monotonic())
         except InvalidUpdate as error:
             if error.reason == "missing":
                 # Raises SnapshotMissing if the server came back empty; the worker is innocent.

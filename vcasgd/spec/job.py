@@ -30,12 +30,12 @@ from vcasgd.spec.evaluate import Evaluate
 from vcasgd.spec.stop import Stop
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.tuning import Tuning
-from vcasgd.spec.update import RULES, Update, VcAsgdSpec
+from vcasgd.spec.update import RULES, RoundsSpec, Update
 from vcasgd.spec.yaml import load_mapping
 
 
 def _push_interval(value: object) -> object:
-    if value == "subtask" or (type(value) is int and value >= 1):
+    if value in (None, "subtask") or (type(value) is int and value >= 1):
         return value
     raise ValueError(f"must be a number of local steps above 0 or the word subtask; not {value!r}")
 
@@ -44,6 +44,9 @@ def _push_interval(value: object) -> object:
 MOST_SUBTASKS, MOST_SAMPLES, MOST_STEPS = 1_000_000, 10**15, 10**9
 #: Fields for the length of a job, one of which it sets.
 LENGTHS = ("epochs", "max_samples", "max_steps")
+
+#: Local steps of a round by default. Longer rounds cost quality, and shorter ones cost time.
+ROUND_STEPS = 4
 
 #: A requirement on the pools that may process the data, such as ``confidential`` or ``eu-only``.
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -155,14 +158,19 @@ class JobSpec(StrictModel):
         description="leases per epoch; chosen from the number of samples if not set",
     )
     push_every: Annotated[
-        Literal["subtask"] | Annotated[int, Field(ge=1)], BeforeValidator(_push_interval)
-    ] = "subtask"
-    optimizer_state: Literal["reset", "keep"] = Field(
-        default="reset", description="state of the local optimizer at the start of a subtask"
+        Literal["subtask"] | Annotated[int, Field(ge=1)] | None, BeforeValidator(_push_interval)
+    ] = Field(
+        default=None,
+        description="local steps between two pushes; 4 with the rule rounds, otherwise a subtask",
+    )
+    optimizer_state: Literal["reset", "keep"] | None = Field(
+        default=None,
+        description="state of the local optimizer at the start of a subtask; kept with the rule "
+        "rounds, otherwise reset",
     )
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_epoch_lead: int = Field(default=1, ge=0, le=100, strict=True)
-    update: Update = VcAsgdSpec()
+    update: Update = RoundsSpec()
     tuning: Tuning = Tuning()
     workers: Workers = Workers()
     checkpoint: Checkpoint = Checkpoint()
@@ -175,7 +183,9 @@ class JobSpec(StrictModel):
     @classmethod
     def _default_rule(cls, value: Any) -> Any:
         if isinstance(value, dict) and isinstance(value.get("update"), dict):
-            return {**value, "update": {"rule": "vc-asgd", **value["update"]}}
+            # Job files of the time when vc-asgd was the default.
+            rule = "vc-asgd" if {"alpha", "staleness"} & value["update"].keys() else "rounds"
+            return {**value, "update": {"rule": rule, **value["update"]}}
         return value
 
     @model_validator(mode="after")
@@ -205,6 +215,20 @@ class JobSpec(StrictModel):
                 "as keys; put quotes around anything else, such as a date"
             )
         return value
+
+    @property
+    def push_interval(self) -> int | Literal["subtask"]:
+        """Local steps between two pushes, or one push for each subtask."""
+        if self.push_every is not None:
+            return self.push_every
+        return ROUND_STEPS if isinstance(self.update, RoundsSpec) else "subtask"
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        """True if a local optimizer keeps its state from one subtask to the next."""
+        if self.optimizer_state is not None:
+            return self.optimizer_state == "keep"
+        return isinstance(self.update, RoundsSpec)
 
     @property
     def known_subtasks(self) -> int | None:

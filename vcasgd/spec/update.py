@@ -62,6 +62,17 @@ class VcAsgdSpec(StrictModel):
         return float(value)
 
 
+class RoundsSpec(StrictModel):
+    """``W ← W + Σ nᵢΔᵢ / Σ nᵢ`` over the updates of a round, n in samples (the default).
+
+    Workers train a part of the job's batch each, and wait for each other for a moment after each
+    push, so that all train from the same model.
+    """
+
+    rule: Literal["rounds"] = "rounds"
+    codec: Literal["float32", "bfloat16", "int8", "topk", "rows"] = "float32"
+
+
 class FedAsyncSpec(StrictModel):
     """``W ← (1−β·s(τ))W + β·s(τ)·w`` (Xie 2019)."""
 
@@ -166,7 +177,8 @@ class DcAsgdSpec(_Differences):
 
 
 _AnyRule = (
-    VcAsgdSpec
+    RoundsSpec
+    | VcAsgdSpec
     | FedAsyncSpec
     | EasgdSpec
     | SmaSpec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.divergence import learning_rate_factor
+from vcasgd.learning.encodings import TopK
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.length import plan_for
@@ -29,40 +29,14 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.spec.tuning import Tuning
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task, calling_user_code
+from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.member import Member
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 
 #: Subtasks at the end of a job, for each of its workers, whose last update carries everything that
 #: the encoding has kept back. A worker gets one of them even if it is that many times slower than
 #: the others.
 LAST_SUBTASKS = 4
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Result of one push interval.
-
-    ``stop`` is the sample where it ended, ``steps`` the number of local steps, ``update`` float32
-    [floats] in the form that the rule needs, and ``integers`` int64 [k]. ``momentum`` is the
-    optimizer's; None if it isn't tuned.
-    """
-
-    stop: int
-    steps: int
-    loss_sum: float
-    update: Tensor
-    integers: Tensor
-    momentum: float | None = None
-
-
-@dataclass(frozen=True)
-class Base:
-    """Model from which an interval starts: float32 [floats] and int64 [k].
-
-    ``rollbacks`` is the number of times that training diverged and went back before it.
-    """
-
-    floats: Tensor
-    integers: Tensor
-    rollbacks: int = 0
 
 
 class Learner:
@@ -81,11 +55,14 @@ class Learner:
         #: This worker's own copy, float32 [floats], if the rule keeps one.
         self._local: Tensor | None = None
         self._plan: EpochPlan | None = None
+        self._recorded_batch: int | None = None
         self._optimizer: Optimizer | None = None
         self._rates: Rates | None = None
         self._momenta: Momenta | None = None
         #: Rollbacks before the last base.
         self._rollbacks = 0
+        #: This worker's part in the job's rounds, if the rule has any.
+        self._member: Member | None = None
         #: The last two subtasks that were started.
         self._started: deque[int] = deque(maxlen=2)
 
@@ -133,6 +110,11 @@ class Learner:
             blocks=blocks if isinstance(blocks, SampleBlocks) else None,
         )
 
+    @property
+    def _batch_size(self) -> int:
+        """The job's batch: the recorded one after :meth:`check_against`."""
+        return self._recorded_batch or batch_size_of(self._task)
+
     def initial(self) -> tuple[Tensor, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [k]."""
         floats = torch.empty(self.layout.floats)
@@ -173,6 +155,7 @@ class Learner:
         # The task's batch size may depend on the machine.
         batch_size = facts.batch_size or batch_size_of(self._task)
         self._plan = self._plan_with(batch_size, facts.subtasks_per_epoch)
+        self._recorded_batch = batch_size
 
     def _dataset(self, split: str) -> Dataset[Any]:
         try:
@@ -198,7 +181,7 @@ class Learner:
                 remedy="let Task.model() set requires_grad for good",
                 field="task",
             )
-        if self._optimizer is not None and self._spec.optimizer_state == "keep":
+        if self._optimizer is not None and self._spec.keeps_optimizer:
             return
         try:
             self._optimizer = self._task.optimizer(
@@ -206,6 +189,8 @@ class Learner:
             )
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
+        if self.member is not None:
+            self.member.use(self._optimizer)
         # The user's code may change the momentum itself, so it is tuned only on request.
         momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
         correction = {"correction": momenta.correction} if momenta else {}
@@ -226,9 +211,26 @@ class Learner:
         ``share`` in (0, 1] is the fraction of a full interval that this worker makes.
         """
         size, batch = self.plan.size(subtask), int(self._task.batch_size)
-        whole = self._spec.push_every
-        steps = local_steps(-(-size // batch) if whole == "subtask" else whole, share)
-        return min(size, position + steps * batch)
+        whole, member = self._spec.push_interval, self.member
+        if whole == "subtask":
+            whole = -(-size // batch)
+        if member is not None:
+            return member.interval_stop(position, size, whole)
+        return min(size, position + local_steps(whole, share) * batch)
+
+    @property
+    def member(self) -> Member | None:
+        """Part of this worker in the job's rounds; None if the rule has no rounds."""
+        if self._rule.rounds and self._member is None:
+            complete = self._spec.update.codec != TopK.name
+            workers = self._spec.workers.max
+            self._member = Member(self._batch_size, workers, self.layout, complete=complete)
+        return self._member
+
+    @property
+    def most_unapplied(self) -> int:
+        """Updates that may be unapplied while this worker trains."""
+        return 1 if self._rule.rounds else MAX_UNAPPLIED
 
     def train(
         self,
@@ -257,15 +259,23 @@ class Learner:
         start_from = interval_start(self._rule, self._local, base.floats)
         scatter(start_from, base.integers, self._model, self.layout)
         torch.manual_seed(seed_for(self._spec.seed, subtask, start))
+        indices = self.plan.indices(subtask, start, stop)
+        member, size, clip_factor = self.member, None, 1.0
+        if member is not None:
+            member.begin(base, self._model)
+            size = member.batch_size(len(indices))
+            # The noise of a smaller batch makes its gradient longer.
+            clip_factor = member.share**-0.5
         interval = train(
             self._task,
             self._model,
             self._optimizer,
-            batches(self._task, self._train_set, self.plan.indices(subtask, start, stop)),
+            batches(self._task, self._train_set, indices, size),
             self._device,
             should_stop=should_stop,
             on_step=on_step,
             before_step=lambda done: rates.follow(plan.progress(subtask, start + done)),
+            clip_factor=clip_factor,
         )
         update, integers = self._update(base)
         stop = start + interval.samples

@@ -71,7 +71,7 @@ class Setup:
             learner = self._learner or self._build(job)
             if job.facts is not None:
                 learner.check_against(job.facts)
-                self._shards.open(learner.cut(job.facts.shards))
+                self._shards.open(learner.cut(job.facts.shards), learner.most_unapplied)
             self._learner = learner
         return self._learner
 

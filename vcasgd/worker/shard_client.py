@@ -64,11 +64,18 @@ class ShardClient:
     """
 
     def __init__(
-        self, node: RedisClient, job: str, part: ShardRange, key: str | None = None
+        self,
+        node: RedisClient,
+        job: str,
+        part: ShardRange,
+        key: str | None = None,
+        *,
+        most_unapplied: int = MAX_UNAPPLIED,
     ) -> None:
-        """``key`` signs the headers of updates."""
+        """``key`` signs the headers of updates; ``most_unapplied`` makes the client full."""
         keys = TensorKeys(job, part.shard)
         self.part = part
+        self._most_unapplied = most_unapplied
         self._snapshots = SnapshotStore(node, keys)
         self._sender = UpdateSender(node, keys, key)
         #: Version and writer of this shard in the training thread's base.
@@ -170,8 +177,8 @@ class ShardClient:
 
     @property
     def full(self) -> bool:
-        """True if :data:`MAX_UNAPPLIED` updates are unapplied."""
-        return self.unapplied >= MAX_UNAPPLIED
+        """True if the client takes no further update until one is applied."""
+        return self.unapplied >= self._most_unapplied
 
     def counts(self) -> dict[str, int]:
         """Return the counters of the heartbeat."""
@@ -305,7 +312,7 @@ class ShardClient:
         self._check()
         # The interval's own update may fill the client: then the caller waits for a commit, and
         # a snapshot from before that wait is too old.
-        if self.unapplied + 1 < MAX_UNAPPLIED:
+        if self.unapplied + 1 < self._most_unapplied:
             self._check_and_fetch(out)
 
     @property

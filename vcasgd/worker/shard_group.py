@@ -19,7 +19,8 @@ from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
 from vcasgd.learning.shards import Cut
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.sharded import check_nodes
-from vcasgd.worker.pending_updates import Settled
+from vcasgd.store.tensors.snapshot import RoundFacts
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED, Settled
 from vcasgd.worker.shard_client import ShardClient
 
 #: Seconds to wait for a node, in addition to twice the time of the fastest one.
@@ -50,9 +51,13 @@ class ShardGroup:
         self.base = torch.empty(0)
         #: int64 [k], the counters of the base.
         self.base_integers = torch.empty(0, dtype=torch.int64)
+        #: Facts of the round that made the base.
+        self.base_round = RoundFacts()
 
-    def open(self, cut: Cut) -> None:
+    def open(self, cut: Cut, most_unapplied: int = MAX_UNAPPLIED) -> None:
         """Connect to the shards of the job, once their number is known; later calls do nothing.
+
+        The worker waits while ``most_unapplied`` of its updates are unapplied.
 
         Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
         """
@@ -61,7 +66,10 @@ class ShardGroup:
         check_nodes(self._nodes, cut.shards, self._job)
         self._next, self.base = torch.empty(cut.floats), torch.empty(cut.floats)
         self._clients = tuple(
-            ShardClient(self._nodes[part.shard], self._job, part, self._key) for part in cut.parts
+            ShardClient(
+                self._nodes[part.shard], self._job, part, self._key, most_unapplied=most_unapplied
+            )
+            for part in cut.parts
         )
 
     @property
@@ -205,6 +213,7 @@ class ShardGroup:
             snapshot = client.take()
             if client.part.shard == 0:
                 self.base_integers = snapshot.meta.integer_vector()
+                self.base_round = snapshot.meta.round
 
     @property
     def rollbacks(self) -> int:

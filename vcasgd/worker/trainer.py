@@ -26,7 +26,8 @@ from vcasgd.store.tensors.updates import Header
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
-from vcasgd.worker.learner import Base, Learner, Trained
+from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.learner import Learner
 from vcasgd.worker.pending_updates import Settled
 from vcasgd.worker.shard_group import ShardGroup
 
@@ -119,6 +120,10 @@ class Trainer:
 
         while (step := next_step(positions, work.size, reach)) is not None:
             self._prepare_interval(work, step)
+            if learner.member is not None:
+                learner.member.follow(self._base())
+                # The local batch may have changed.
+                step = next_step(positions, work.size, reach) or step
             stop = self._train_interval(work, step)
             for shard in step.shards:
                 positions[shard] = stop
@@ -190,8 +195,7 @@ class Trainer:
         if self._seconds_per_sample is not None:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
         status.unpushed_since = time.time()
-        shards = self._shards
-        base = Base(shards.base, shards.base_integers, shards.rollbacks)
+        base = self._base()
         trained = work.learner.train(
             base,
             work.lease.number,
@@ -201,11 +205,26 @@ class Trainer:
             on_step=status.on_step,
             asynchrony=self._tuned.asynchrony,
         )
-        self._measure(trained.stop - step.start, trained, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self._measure(trained.stop - step.start, trained, seconds)
+        if work.learner.member is not None:
+            work.learner.member.measure(seconds / max(trained.steps, 1))
         unchanged = torch.equal(trained.integers, base.integers)
         self._push(work, step, trained, "" if unchanged else encode_integers(trained.integers))
         status.unpushed_since = None
         return trained.stop
+
+    def _base(self) -> Base:
+        shards = self._shards
+        version = shards[0].base
+        assert version is not None
+        return Base(
+            shards.base,
+            shards.base_integers,
+            rollbacks=shards.rollbacks,
+            version=version[0],
+            round=shards.base_round,
+        )
 
     def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
         status = self._status
@@ -220,6 +239,7 @@ class Trainer:
         """Submit each shard's part to its own store node. Only shard 0 carries ``integers``."""
         self._pushes += 1
         lease, learner = work.lease, work.learner
+        member = learner.member
         last = learner.is_last(lease.number, trained.stop) or self._departure.leaving
         for shard in step.shards:
             client = self._shards[shard]
@@ -240,5 +260,7 @@ class Trainer:
                 layout=learner.layout_digest,
                 integers=integers if shard == 0 else "",
                 loss_sum=trained.loss_sum,
+                batch=member.batch if member else 0.0,
+                step_seconds=member.step_seconds if member else 0.0,
             )
             client.submit(header, work.epoch, payload)

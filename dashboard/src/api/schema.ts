@@ -1322,16 +1322,14 @@ export interface components {
             subtasks_per_epoch?: number | null;
             /**
              * Push Every
-             * @default subtask
+             * @description local steps between two pushes; 4 with the rule rounds, otherwise a subtask
              */
-            push_every: "subtask" | number;
+            push_every?: "subtask" | number | null;
             /**
              * Optimizer State
-             * @description state of the local optimizer at the start of a subtask
-             * @default reset
-             * @enum {string}
+             * @description state of the local optimizer at the start of a subtask; kept with the rule rounds, otherwise reset
              */
-            optimizer_state: "reset" | "keep";
+            optimizer_state?: ("reset" | "keep") | null;
             /**
              * Seed
              * @default 0
@@ -1345,17 +1343,11 @@ export interface components {
             /**
              * Update
              * @default {
-             *       "rule": "vc-asgd",
-             *       "alpha": "var",
-             *       "staleness": {
-             *         "a": 0.5,
-             *         "b": 4,
-             *         "function": "constant"
-             *       },
+             *       "rule": "rounds",
              *       "codec": "float32"
              *     }
              */
-            update: components["schemas"]["VcAsgdSpec"] | components["schemas"]["FedAsyncSpec"] | components["schemas"]["EasgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"] | components["schemas"]["DownpourSpec"] | components["schemas"]["DelayedNesterovSpec"] | components["schemas"]["FedBuffSpec"] | components["schemas"]["DcAsgdSpec"];
+            update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["FedAsyncSpec"] | components["schemas"]["EasgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"] | components["schemas"]["DownpourSpec"] | components["schemas"]["DelayedNesterovSpec"] | components["schemas"]["FedBuffSpec"] | components["schemas"]["DcAsgdSpec"];
             /**
              * @default {
              *       "local_steps": false,
@@ -1448,16 +1440,14 @@ export interface components {
             subtasks_per_epoch?: number | null;
             /**
              * Push Every
-             * @default subtask
+             * @description local steps between two pushes; 4 with the rule rounds, otherwise a subtask
              */
-            push_every: "subtask" | number;
+            push_every?: "subtask" | number | null;
             /**
              * Optimizer State
-             * @description state of the local optimizer at the start of a subtask
-             * @default reset
-             * @enum {string}
+             * @description state of the local optimizer at the start of a subtask; kept with the rule rounds, otherwise reset
              */
-            optimizer_state: "reset" | "keep";
+            optimizer_state?: ("reset" | "keep") | null;
             /**
              * Seed
              * @default 0
@@ -1471,17 +1461,11 @@ export interface components {
             /**
              * Update
              * @default {
-             *       "rule": "vc-asgd",
-             *       "alpha": "var",
-             *       "staleness": {
-             *         "a": 0.5,
-             *         "b": 4,
-             *         "function": "constant"
-             *       },
+             *       "rule": "rounds",
              *       "codec": "float32"
              *     }
              */
-            update: components["schemas"]["VcAsgdSpec"] | components["schemas"]["FedAsyncSpec"] | components["schemas"]["EasgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"] | components["schemas"]["DownpourSpec"] | components["schemas"]["DelayedNesterovSpec"] | components["schemas"]["FedBuffSpec"] | components["schemas"]["DcAsgdSpec"];
+            update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["FedAsyncSpec"] | components["schemas"]["EasgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"] | components["schemas"]["DownpourSpec"] | components["schemas"]["DelayedNesterovSpec"] | components["schemas"]["FedBuffSpec"] | components["schemas"]["DcAsgdSpec"];
             /**
              * @default {
              *       "local_steps": false,
@@ -2102,6 +2086,26 @@ export interface components {
              * @description New budget for the whole job. Without it, the job keeps its budget.
              */
             max_cost_usd?: number | null;
+        };
+        /**
+         * RoundsSpec
+         * @description ``W ← W + Σ nᵢΔᵢ / Σ nᵢ`` over the updates of a round, n in samples (the default).
+         *
+         *     Workers train a part of the job's batch each, and wait for each other for a moment after each
+         *     push, so that all train from the same model.
+         */
+        RoundsSpec: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "rounds";
+            /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16" | "int8" | "topk" | "rows";
         };
         /**
          * ServerGaugesView

@@ -10,6 +10,7 @@ and a sum of differences would move it once per worker.
 ``base``         the interface of a rule, and its context
 ``averaging``    rules that blend the worker's weights: ``vc-asgd``, ``fedasync``, ``easgd``,
                  ``sma``
+``rounds``       the default: means of the workers' copies, round by round
 ``differences``  rules that add the worker's difference: ``async-local-sgd``, ``downpour``,
                  ``delayed-nesterov``, ``fedbuff``, ``dc-asgd``
 """
@@ -32,11 +33,13 @@ from vcasgd.learning.rules.differences import (
     Downpour,
     FedBuff,
 )
+from vcasgd.learning.rules.rounds import Rounds
 from vcasgd.spec.update import Update
 
 __all__ = [
     "Context",
     "Payload",
+    "Rounds",
     "Rule",
     "interval_start",
     "make_rule",
@@ -45,6 +48,7 @@ __all__ = [
 ]
 
 _RULES: dict[str, type[Rule]] = {
+    "rounds": Rounds,
     "vc-asgd": VcAsgd,
     "fedasync": FedAsync,
     "easgd": Easgd,

@@ -36,6 +36,7 @@ class Context:
     state: Tensor | None = None  #: The rule's memory, initially zeros; changed in place.
     base: Tensor | None = None  #: w₀, if the server still has it.
     factor: float = 1.0  #: Factor of the step; below 1 while validation worsens.
+    samples: float = 1.0  #: Weight of the update in its round, in samples.
 
     def piece(self, start: int, stop: int) -> Context:
         """Return the context of the elements ``[start, stop)``."""
@@ -58,6 +59,8 @@ class Rule:
     payload: ClassVar[Payload]
     #: True if the rule needs ``Context.state``.
     stateful: ClassVar[bool] = False
+    #: True if updates are collected and applied together, in rounds.
+    rounds: ClassVar[bool] = False
     #: Number of published versions that the server keeps for ``Context.base``.
     history: int = 0
     #: α, by which a worker's copy moves towards W before an interval; 1: it starts from W.

@@ -24,6 +24,7 @@ MOST_STALENESS = 32
 
 #: Count in a snapshot. A worker makes the first one, so it may be anything; sums stay exact.
 _Count = Annotated[int, Field(ge=0, lt=2**52)]
+_Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 _Reason = Annotated[str, Field(max_length=64)]
 _Staleness = Annotated[str, Field(pattern=r"^[0-9]{1,3}$")]
 
@@ -52,6 +53,19 @@ class UpdateTotals:
 
 
 @dataclass(frozen=True)
+class RoundFacts:
+    """The round that made a version: the number of its workers, the sum of their local batches in
+    samples, and the mean duration of their local steps in seconds; all 0 before the first round.
+    ``base`` is the version that it started from, and ``samples`` those of its updates."""
+
+    base: _Count = 0
+    samples: _Amount = 0.0
+    workers: _Count = 0
+    batch: _Amount = 0.0
+    step_seconds: _Amount = 0.0
+
+
+@dataclass(frozen=True)
 class Meta:
     """Description of a snapshot.
 
@@ -77,6 +91,7 @@ class Meta:
     halves: bool = False
     exact: bool = True
     rollbacks: _Count = 0
+    round: RoundFacts = RoundFacts()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -194,7 +209,14 @@ def pin_text(snapshot: Snapshot) -> str:
 
 
 def new_meta(
-    old: Meta, token: int, *, version: int, integers: Tensor, exact: bool, rule_state: bool
+    old: Meta,
+    token: int,
+    *,
+    version: int,
+    integers: Tensor,
+    exact: bool,
+    rule_state: bool,
+    facts: RoundFacts,
 ) -> Meta:
     """Return the description of the next version. ``integers`` is int64 [k]."""
     return replace(
@@ -205,6 +227,7 @@ def new_meta(
         created_at=time.time(),
         exact=exact or not old.halves,
         rule_state=rule_state,
+        round=facts,
     )
 
 

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -49,8 +49,9 @@ class Header(BaseModel):
     shards' parts of that model. ``size`` and ``checksum`` (:func:`checksum`) describe the
     encoded part of the vector that belongs to the shard; a missing checksum is computed while the
     payload is sent. ``integers`` is base64 of int64, or empty if unchanged since the base; only
-    shard 0 has them. ``signature`` is the HMAC-SHA256 of the rest under its worker's key, or
-    empty if workers have no keys.
+    shard 0 has them. ``batch`` is the worker's local batch in samples, a mean that needn't be
+    whole, and ``step_seconds`` the duration of its local steps. ``signature`` is the HMAC-SHA256 of
+    the rest under its worker's key, or empty if workers have no keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -72,7 +73,14 @@ class Header(BaseModel):
     integers: str = Field(default="", max_length=LONGEST_HEADER // 2)
     # Far beyond any real loss; sums of such values stay finite.
     loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
+    batch: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
+    step_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     signature: str = Field(default="", max_length=64)
+
+    @property
+    def interval_seconds(self) -> float:
+        """Seconds for which the worker trained the update."""
+        return self.step_seconds * (self.stop - self.start) / max(self.batch, 1.0)
 
     def signed(self, key: str, keys: TensorKeys) -> Header:
         """Return the header signed with its worker's key, for the shard of ``keys``."""
@@ -280,13 +288,14 @@ class UpdateReader:
         """Return the number of updates in the stream."""
         return int(self._tensors.xlen(self._keys.stream))
 
-    def read(self, limit: int) -> list[StreamEntry]:
-        """Return the oldest updates in the stream, at most ``limit``, without blocking.
+    def read(self, limit: int, after: str = "0-0") -> list[StreamEntry]:
+        """Return the oldest updates in the stream after an entry, at most ``limit``, without
+        blocking.
 
-        Processed updates have left the stream, so a restarted parameter server only has to read
+        Published updates have left the stream, so a restarted parameter server only has to read
         from its beginning.
         """
-        entries = self._tensors.xrange(self._keys.stream, count=limit)
+        entries = self._tensors.xrange(self._keys.stream, min=f"({after}", count=limit)
         return [StreamEntry(at.decode(), data.get(b"h", b"")) for at, data in entries]
 
     def receive(self, header: Header, payload: memoryview) -> Iterator[memoryview]:
@@ -316,9 +325,9 @@ class UpdateReader:
         return payload_keys(self._keys, header, size)
 
 
-def wait_for_entries(tensors: RedisClient, streams: Sequence[str], seconds: float) -> None:
-    """Wait until one of the streams has an entry, for at most ``seconds``."""
+def wait_for_entries(tensors: RedisClient, streams: Mapping[str, str], seconds: float) -> None:
+    """Wait until a stream has an entry after the one that is its value, at most ``seconds``."""
     if not streams:
         time.sleep(seconds)
         return
-    tensors.xread(dict.fromkeys(streams, "0-0"), count=1, block=max(1, int(seconds * 1000)))
+    tensors.xread(dict(streams), count=1, block=max(1, int(seconds * 1000)))

@@ -1,0 +1,145 @@
+"""Rounds in the parameter server's shard: the updates of all workers are one publication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.waiting import await_truth
+from support.world import World
+
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.store.tensors.updates import Header
+
+MakeWorld = Callable[..., World]
+ROUNDS = {"rule": "rounds"}
+#: Duration of a local step that keeps a round open for as long as a test needs.
+LONG = 20.0
+
+
+def push(
+    world: World,
+    worker: str,
+    subtask: int,
+    start: int,
+    stop: int,
+    value: float,
+    seconds: float = LONG,
+) -> Header:
+    """Push an update that adds ``value`` to each parameter, with steps of ``seconds``."""
+    delta = torch.full((world.layout.floats,), value)
+    version = world.snapshots.version()
+    header, _ = world.push(
+        subtask, start, stop, vector=delta, worker=worker, update=f"{worker}.{subtask}.{start}",
+        base=version or 0, batch=1.0, step_seconds=seconds,
+    )  # fmt: skip
+    return header
+
+
+def turn_until(shard: Shard, version: int) -> None:
+    """Wait for a round that ends without all of its workers."""
+    await_truth(lambda: shard.turn() >= 0 and shard.version >= version)
+    assert shard.version == version
+
+
+@pytest.fixture
+def world(make_world: MakeWorld) -> World:
+    return make_world(update=ROUNDS)
+
+
+def first_round(world: World) -> Shard:
+    """Publish a round of the workers a and b."""
+    shard = world.shard()
+    push(world, "a", 0, 0, 1, 0.0, seconds=0.0)
+    push(world, "b", 1, 0, 1, 0.0, seconds=0.0)
+    turn_until(shard, 2)
+    return shard
+
+
+def test_the_mean_is_weighted_by_samples(world: World) -> None:
+    shard = first_round(world)
+    push(world, "a", 0, 1, 2, 4.0)
+    push(world, "b", 1, 1, 4, 8.0)
+
+    shard.turn()
+
+    start = world.layout.parameters
+    assert world.vector()[:start].tolist() == [7.0] * start
+    meta = world.snapshots.read().meta
+    assert (meta.version, meta.round.workers, meta.round.base) == (4, 2, 2)
+    assert (meta.round.batch, meta.round.samples) == (2.0, 4.0)
+
+
+def test_nothing_is_published_before_all_have_pushed(world: World) -> None:
+    shard = first_round(world)
+    header = push(world, "a", 0, 1, 2, 4.0)
+
+    shard.turn()
+    shard.turn()
+
+    assert world.snapshots.version() == 2
+    assert world.fate(header) == "pending"
+    assert 0 < shard.due_in <= LONG
+    push(world, "b", 1, 1, 2, 4.0)
+    shard.turn()
+    assert world.fate(header) == "applied"
+
+
+def test_an_open_round_survives_its_parameter_server(world: World) -> None:
+    shard = first_round(world)
+    push(world, "a", 0, 1, 2, 4.0, seconds=0.0)
+    shard.turn()
+    assert shard.version == 2
+
+    # The successor doesn't know whom to expect.
+    successor = world.shard(token=2)
+    push(world, "b", 1, 1, 2, 8.0, seconds=0.0)
+    turn_until(successor, 4)
+
+    assert world.vector()[0] == 6.0
+    assert world.snapshots.read().record.positions == {0: 2, 1: 2}
+
+
+def test_an_open_round_is_published_if_the_tensors_server_comes_back_empty(world: World) -> None:
+    shard = first_round(world)
+    push(world, "a", 0, 1, 2, 4.0)
+    shard.turn()
+    world.tensors.flushall()
+
+    shard.turn()
+
+    assert world.snapshots.version() == 3
+    assert world.vector()[0] == 4.0
+    assert world.snapshots.read().record.positions == {0: 2, 1: 1}
+
+
+def test_a_late_update_counts_in_the_next_round(world: World) -> None:
+    shard = first_round(world)
+    push(world, "a", 0, 1, 2, 4.0, seconds=0.0)
+    late = push(world, "b", 1, 1, 2, 8.0)
+    world.tensors.delete(world.keys.stream)  # as if b had not pushed yet
+    push(world, "a", 2, 0, 1, 4.0, seconds=0.0)
+    turn_until(shard, 3)
+    header, payload = world.update(
+        1, 1, 2, 1, vector=torch.full((world.layout.floats,), 8.0), worker="b", update="b.late",
+        base=late.base, batch=1.0, step_seconds=LONG,
+    )  # fmt: skip
+    world.inject(header, payload)
+    push(world, "a", 2, 1, 2, 2.0)
+
+    shard.turn()
+
+    assert world.vector()[0] == 4.0 + (8.0 + 2.0) / 2
+    assert world.snapshots.read().meta.totals.staleness == {"0": 4, "1": 1}
+
+
+def test_the_last_update_of_a_job_waits_for_nobody(make_world: MakeWorld) -> None:
+    world = make_world(update=ROUNDS, subtasks_per_epoch=2, epochs=1, samples=4)
+    shard = first_round(world)
+    push(world, "a", 0, 1, 2, 0.0)
+    push(world, "b", 1, 1, 2, 0.0)
+
+    shard.turn()
+
+    assert world.complete

@@ -1,0 +1,52 @@
+"""Rounds on real servers and processes: kills cost at most a moment, and no sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.harness import Harness
+from support.training import Training
+
+Eventually = Callable[..., Any]
+ROUNDS = {"rule": "rounds"}
+
+
+def start(harness: Harness, workers: int) -> tuple[Training, list[str]]:
+    training = Training(harness, samples=600, update=ROUNDS)
+    return training, training.start(workers)
+
+
+def members(harness: Harness, job: str) -> int:
+    """Return the number of workers in the last round."""
+    return harness.snapshots(job).read().meta.round.workers
+
+
+def test_workers_train_from_the_same_version(harness: Harness, eventually: Eventually) -> None:
+    training, _ = start(harness, 3)
+
+    eventually(lambda: members(harness, training.job) == 3)
+
+    meta = harness.snapshots(training.job).read().meta
+    assert meta.round.batch == pytest.approx(5, abs=1.5)
+    training.await_end()
+    totals = harness.snapshots(training.job).read().meta.totals
+    assert totals.staleness_mean < 1
+
+
+@pytest.mark.parametrize("killed", ["worker", "parameter-server"])
+def test_a_kill_loses_nothing(harness: Harness, eventually: Eventually, killed: str) -> None:
+    training, names = start(harness, 2)
+    eventually(lambda: members(harness, training.job) == 2)
+
+    if killed == "worker":
+        training.worker(names[0]).kill()
+        eventually(lambda: members(harness, training.job) == 1)
+    else:
+        harness.servers[0].kill()
+        harness.start_server()
+        training.await_more_samples()
+
+    training.await_end()
+    assert harness.snapshots(training.job).read().meta.totals.rejected == {}

@@ -1,0 +1,74 @@
+"""The local batch of each worker: its part of the job's batch.
+
+With K workers, a step of all of them together trains one batch of the job, as one process would.
+Each worker decides by itself, from the facts of the last round: all batches are scaled so that
+their sum is the job's batch, and a worker whose local steps last longer than those of the others
+takes fewer samples, so that all push at the same time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+#: Least samples of a local batch, because normalization over a batch needs two.
+LEAST_BATCH = 2
+#: Relative difference between the durations of steps that changes a batch. Less is noise.
+DIFFERENCE = 0.15
+#: Intervals that are measured before a batch changes for its speed, and at most.
+LEAST_INTERVALS, MOST_INTERVALS = 3, 5
+#: Most that a batch changes for its speed at a time.
+MOST_CHANGE = 4.0
+
+
+class LocalBatch:
+    """Size of one worker's local batch in samples, a mean that needn't be whole.
+
+    ``job_batch`` is the job's batch, and ``workers`` the number of workers that it expects.
+    """
+
+    def __init__(self, job_batch: int, workers: int) -> None:
+        self._job_batch = job_batch
+        self._seconds: deque[float] = deque(maxlen=MOST_INTERVALS)
+        self._version: int | None = None
+        self._trained = False
+        self.size = self._bounded(job_batch / max(workers, 1))
+
+    @property
+    def step_seconds(self) -> float:
+        """Median duration of a local step of the present size in seconds; 0 if unknown."""
+        return median(self._seconds) if self._seconds else 0.0
+
+    def measure(self, step_seconds: float) -> None:
+        """Record the mean duration of the local steps of an interval, in seconds."""
+        self._trained = True
+        self._seconds.append(step_seconds)
+
+    def follow(self, version: int, workers: int, total: float, mean_seconds: float) -> None:
+        """Adapt to the round that made a version of the model; once for each version.
+
+        ``workers`` and ``total`` are the number of its workers and the sum of their batches in
+        samples, ``mean_seconds`` is the mean duration of their steps; all 0 if there was no round.
+        """
+        if version == self._version or workers == 0:
+            return
+        self._version = version
+        if not self._trained:
+            # The others make room once they see this worker in a round.
+            self.size = self._bounded(self._job_batch / (workers + 1))
+            return
+        size = self.size * self._speed_change(mean_seconds)
+        self.size = self._bounded(size * self._job_batch / total if total > 0 else size)
+
+    def _speed_change(self, mean_seconds: float) -> float:
+        if len(self._seconds) < LEAST_INTERVALS or not mean_seconds:
+            return 1.0
+        change = mean_seconds / max(self.step_seconds, 1e-9)
+        if abs(change - 1) <= DIFFERENCE:
+            return 1.0
+        # What was measured belongs to the present size.
+        self._seconds.clear()
+        return min(max(change, 1 / MOST_CHANGE), MOST_CHANGE)
+
+    def _bounded(self, size: float) -> float:
+        return float(min(max(size, LEAST_BATCH), self._job_batch))

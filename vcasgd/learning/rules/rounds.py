@@ -1,0 +1,43 @@
+"""The default rule: the mean of the workers' copies, round by round.
+
+All workers of a round train from the same version ``W``. Their copies are averaged by samples,
+``W ← Σ nᵢwᵢ / Σ nᵢ = W + Σ nᵢΔᵢ / Σ nᵢ`` (local SGD, Stich 2018, arXiv 1805.09767), and the mean
+is the next version. It is always between the copies, so the rule itself can't overshoot.
+
+An update that missed its round counts in the next one. If it missed more than one, its weight is
+divided by the number of missed rounds.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vcasgd.learning.rules.base import Context, Payload, Rule
+
+
+class Rounds(Rule):
+    """``Context.state`` collects ``Σ nᵢΔᵢ``, and :meth:`finish` adds it.
+
+    Running statistics arrive as values; the sum has their difference to W.
+    """
+
+    payload = Payload.DELTA
+    rounds = True
+
+    def blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
+        """Add an update to the sum; return its weight in samples. W doesn't change."""
+        assert context.state is not None
+        start = max(context.parameters, 0)
+        context.state[:start].add_(update[:start], alpha=context.samples)
+        context.state[start:].add_(update[start:] - weights[start:], alpha=context.samples)
+        return context.samples
+
+    @staticmethod
+    def finish(weights: Tensor, total: Tensor, samples: float, factor: float) -> None:
+        """Add the mean of a round, ``factor · total / samples``; all are float32 ``[n]``."""
+        weights.add_(total, alpha=factor / samples)
+
+
+def round_weight(samples: float, missed: float) -> float:
+    """Return the weight of an update, in samples, that is ``missed`` rounds late."""
+    return samples / max(missed, 1.0)

@@ -1,0 +1,41 @@
+"""The base of a push interval, and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from vcasgd.store.tensors.snapshot import RoundFacts
+
+
+@dataclass(frozen=True)
+class Base:
+    """Model from which an interval starts: float32 [floats] and int64 [k].
+
+    ``rollbacks`` is the number of times that training diverged and went back before it, and
+    ``round`` describes the round that made the version.
+    """
+
+    floats: Tensor
+    integers: Tensor
+    rollbacks: int = 0
+    version: int = 0
+    round: RoundFacts = field(default_factory=RoundFacts)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of one push interval.
+
+    ``stop`` is the sample where it ended, ``steps`` the number of local steps, ``update`` float32
+    [floats] in the form that the rule needs, and ``integers`` int64 [k]. ``momentum`` is the
+    optimizer's; None if it isn't tuned.
+    """
+
+    stop: int
+    steps: int
+    loss_sum: float
+    update: Tensor
+    integers: Tensor
+    momentum: float | None = None
