@@ -25,6 +25,7 @@ from typing import Any
 from vcasgd.bench.presence import Life
 from vcasgd.bench.simulated_worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
+from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.round_members import RoundMembers
 from vcasgd.spec.job import JobSpec
@@ -130,6 +131,7 @@ class Simulation:
         #: Finished epochs.
         self._epoch = 0
         self._numbers = count()
+        self._rounds = make_rule(spec.update).rounds
         self._members = RoundMembers()
         #: Workers of the blended updates that aren't published yet.
         self._pushed_by: list[SimulatedWorker] = []
@@ -273,9 +275,8 @@ class Simulation:
     def _end_round(self) -> None:
         """Publish unless more workers are expected; let those continue that waited for it."""
         model = self._model
-        rounds = self._evaluator.most_unapplied == 1
         if not self._pushed_by or not (
-            not rounds or model.record.complete or self._members.complete(self._now)
+            not self._rounds or model.record.complete or self._members.complete(self._now)
         ):
             return
         model.close()

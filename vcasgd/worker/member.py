@@ -23,7 +23,8 @@ class Member:
         self, job_batch: int, workers: int, layout: Layout, *, complete: bool = True
     ) -> None:
         """``complete``: updates contain the whole difference. A sparse one contains little of its
-        own round, and much of earlier ones, so nothing follows from the model's motion.
+        own round, and much of earlier ones, so nothing follows from the model's motion, and the
+        optimizer's state is that of the local batch.
         """
         self._complete = complete
         self._job_batch = job_batch
@@ -59,7 +60,7 @@ class Member:
 
     def use(self, optimizer: Optimizer) -> None:
         """Use a new optimizer."""
-        self._moments = LocalMoments(optimizer)
+        self._moments = LocalMoments(optimizer) if self._complete else None
         self._last = None
 
     def interval_stop(self, position: int, size: int, steps: int) -> int:
@@ -80,10 +81,10 @@ class Member:
 
         If this worker was not in that round, or alone, its state stays as it is.
         """
-        assert self._moments is not None
+        if self._moments is None:
+            return
         last, facts = self._last, base.round
-        was_in_round = last is not None and facts.workers > 1 and facts.base == last.version
-        if last is not None and was_in_round and self._complete:
+        if last is not None and facts.workers > 1 and facts.base == last.version:
             motion = named_tensors(self._layout, base.floats - last.floats, base.integers)
             start = named_tensors(self._layout, last.floats, base.integers)
             self._moments.end(
