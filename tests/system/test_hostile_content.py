@@ -63,7 +63,7 @@ def _layout(**fields: object) -> str:
                        "layout": json.dumps([entry])})  # fmt: skip
 
 
-#: What is written, and the words of the reason.
+#: Stored values, and words that the reason has to contain.
 FATAL = {
     "a number as a result": (_evaluation("1", "5"), "evaluation 1"),
     "deep nesting": (_evaluation("1", "[" * 100_000), "evaluation 1"),

@@ -9,7 +9,7 @@ from vcasgd.controller.jobs.failures import repeated
 from vcasgd.learning.divergence import MOST_DIVERGENCES, divergences, learning_rate_factor
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord
 
-#: What a person can do about divergence.
+#: Remedy in the reason of a job that diverged.
 REMEDY = "lower the learning rate or clip gradients (clip_norm of the task)"
 
 

@@ -14,7 +14,7 @@ ATTEMPTS = 3
 SHARE_OF_WORKERS, MOST_FAILURES = 0.1, 100
 #: Seconds after which a failure no longer counts.
 FAILURE_SECONDS = 3600.0
-#: What fails in a worker for reasons of its own, such as a full disk, and not with a work item.
+#: Failures of a worker that no work item causes, such as a full disk.
 OWN_PIECES = (PROCESS, "prepare")
 
 

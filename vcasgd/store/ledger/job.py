@@ -34,7 +34,7 @@ from vcasgd.store.ledger.untrusted import (
     reason_of,
 )
 
-#: What failed if a worker's process ended unexpectedly, in place of a work item.
+#: Name in place of a work item in the report of a process that ended unexpectedly.
 PROCESS = "process"
 #: Most shards of a job; scripts on the ledger loop over them.
 MOST_SHARDS = 1024
