@@ -61,14 +61,20 @@ def page_log() -> PageLog:
 
 
 @pytest.fixture
-def signed_out(browser: Browser, site: Site, page_log: PageLog) -> Iterator[Dashboard]:
-    """Page of a signed-out user."""
+def signed_out(
+    browser: Browser, site: Site, page_log: PageLog, request: pytest.FixtureRequest
+) -> Iterator[Dashboard]:
+    """Page of a signed-out user. If its test fails, what the page shows is printed."""
+    failed = request.session.testsfailed
     context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
     context.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
     page = context.new_page()
     page_log.follow(page)
     yield Dashboard(page, site)
+    if request.session.testsfailed > failed:
+        text = page.locator("body").aria_snapshot()
+        request.node.add_report_section("teardown", "page", text)
     context.close()
     assert page_log.complaints == []
     assert page_log.hosts <= {site.host}, "no other host is ever contacted"

@@ -3,6 +3,7 @@ import { useElementSize } from "@mantine/hooks";
 import { notifications } from "@mantine/notifications";
 import { IconBell, IconBolt, IconDots } from "@tabler/icons-react";
 import { memo, useEffect, useMemo, useRef, useState } from "react";
+import { flushSync } from "react-dom";
 import { useEvict } from "../../api/jobs";
 import type { Machine } from "../../api/types";
 import { clock, duration, usd } from "../../lib/format";
@@ -113,7 +114,10 @@ function EvictButton({ instance }: { instance: string }) {
       className={classes.take}
       aria-label={`Evict ${instance}`}
       aria-haspopup="menu"
-      onPointerEnter={(event) => event.pointerType === "mouse" && setApproach("mouse")}
+      // At once: a press on a button that is replaced before the release is no click.
+      onPointerEnter={(event) =>
+        event.pointerType === "mouse" && flushSync(() => setApproach("mouse"))
+      }
       onFocus={(event) => event.target.matches(":focus-visible") && setApproach("keyboard")}
       onClick={() => setApproach("click")}
     >
