@@ -15,7 +15,9 @@ from pydantic import ValidationError
 from support.world import World
 
 from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreUnavailable
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors import bf16_split
+from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
+from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.updates import (
     LONGEST_HEADER,
     PAYLOAD_SECONDS,
@@ -29,10 +31,24 @@ from vcasgd.store.tensors.updates import (
 pytestmark = pytest.mark.both_servers
 
 MakeWorld = Callable[..., World]
+#: Values that the stack of a script has room for (LUAI_MAXCSTACK).
+MOST_UNPACKED = 8000
 
 
 def payloads(world: World) -> set[str]:
     return {key for key in world.tensor_keys() if key.startswith("u:")}
+
+
+def interrupt_push(world: World, header: Header, payload: memoryview) -> None:
+    """Write a payload as a worker does that dies before it writes the entry."""
+
+    def die(**_arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.sender, "_push", die)
+        with pytest.raises(KeyboardInterrupt):
+            world.sender.push(header, 0, payload)
 
 
 class TestBegin:
@@ -179,19 +195,33 @@ class TestPush:
         assert len(payloads(world)) == 3
         assert world.receive(header, len(payload)) == payload
 
+    def test_payloads_of_more_chunks_than_lua_can_unpack(
+        self, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A script can unpack fewer than 8,000 values; a shard of 8.4 GB has more chunks."""
+        # Given a model, and chunks so small that it has as many of them as one of 8.6 GB
+        monkeypatch.setattr(bf16_split, "CHUNK_BYTES", 16)
+        world = make_world(samples=MOST_UNPACKED * 4)
+        # When one worker loses its connection before the entry, and another one pushes
+        lost, payload = world.update(1, 0, 4, 1)
+        assert chunk_count(len(payload)) > MOST_UNPACKED
+        interrupt_push(world, lost, payload)
+        _, pushed = world.push(0, 0, 4)
+        assert pushed.accepted
+        # Then its update is applied, and nothing stays of the other payload
+        world.shard().turn()
+        world.assert_exact()
+        world.tensors.zadd(world.keys.places, {lost.update: 1})
+        assert PushSlots(world.tensors, world.keys).reap(chunk_count(len(payload))) == 1
+        assert not payloads(world)
+
     def test_a_payload_without_an_entry_vanishes_and_one_with_an_entry_stays(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
+        self, world: World
     ) -> None:
         """Payloads are kept while the parameter server is unavailable."""
         header, payload = world.update(0, 0, 3, 1)
 
-        def die(**_arguments: Any) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(world.sender, "_push", die)
-        with pytest.raises(KeyboardInterrupt):
-            world.sender.push(header, 0, payload)
-        monkeypatch.undo()
+        interrupt_push(world, header, payload)
         key = world.keys.payload_chunk(header.update, 0)
         assert 0 < world.tensors.ttl(key) <= PAYLOAD_SECONDS
 

@@ -21,6 +21,8 @@ SLOT_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 #: Usable part of the memory limit; the rest is for stream entries, records and fragmentation.
 USABLE = 0.9
+#: Keys of one call that releases expired slots. It blocks the server for tens of milliseconds.
+MOST_REAPED_CHUNKS = 10_000
 #: Slots of a shard if memory is not limited.
 MOST_SLOTS = 1024
 
@@ -79,14 +81,15 @@ class PushSlots:
         self.reap(chunk_count(payload))
 
     def reap(self, chunks: int) -> int:
-        """Release expired slots, and return their number.
+        """Release expired slots, not all at once if there are many, and return their number.
 
         Payloads have at most ``chunks`` chunks.
         """
         keys, now = self._keys, _milliseconds(self._tensors.time())
+        most = max(1, MOST_REAPED_CHUNKS // max(chunks, 1))
         expired = [
             name.decode(errors="replace")
-            for name in self._tensors.zrangebyscore(keys.places, "-inf", now, start=0, num=100)
+            for name in self._tensors.zrangebyscore(keys.places, "-inf", now, start=0, num=most)
         ]
         payloads = [keys.payload_chunk(name, index) for name in expired for index in range(chunks)]
         return int(self._reap(keys=[keys.places, keys.stream, *payloads], args=[chunks, *expired]))

@@ -56,7 +56,9 @@ if pushed then
 end
 if position ~= tonumber(ARGV[3]) then return refuse(position) end
 
-local here = #chunks == 0 and 0 or redis.call('EXISTS', unpack(chunks))
+-- One call for each chunk, because Lua can't unpack thousands of names into a single one.
+local here = 0
+for _, key in ipairs(chunks) do here = here + redis.call('EXISTS', key) end
 if here < #chunks or not redis.call('ZSCORE', KEYS[6], ARGV[6]) then return {'incomplete', here} end
 redis.call('HSET', KEYS[4], ARGV[1], ARGV[5])
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[4] .. '|' .. ARGV[6])
