@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from itertools import groupby, islice
 
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
 from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.market import Markets
-from vcasgd.fleet.plan.staff import Staff, divide, worth
+from vcasgd.fleet.plan.staff import Staff, divide
+from vcasgd.fleet.plan.stock import Stock
 from vcasgd.fleet.providers.base import Instance
 
 
@@ -23,9 +25,13 @@ class Allocation:
         self._machines = {one.id: one for one in state.staying() if one.id not in failed}
         self._pools = {pool.name: pool for pool in state.pools}
         self._markets = Markets(state, [(b.pool, b.zone, b.spot) for b in blames], now)
+        self._sells_spot: dict[str, bool] = {}
         self._staff: dict[str, Staff]
-        self._staff, self._spare = divide(state, self._machines, self._replaceable, now)
-        self._idle = self._idle_machines()
+        self._staff, spare = divide(state, self._machines, self._replaceable, now)
+        self._spare = {worker.name: worker for worker in spare}
+        self._spare_stock = Stock((self._machines[one.instance_id], one.name) for one in spare)
+        self._idle = {one.id: one for one in self._idle_machines()}
+        self._idle_stock = Stock((one, one.id) for one in self._idle.values())
         self._coming = self._coming_machines()
         self._beyond_minimum: list[tuple[JobDemand, WorkerView]] = []
         self._unmet: list[JobDemand] = []
@@ -40,7 +46,7 @@ class Allocation:
         since, limit = self._state.history.surplus, self._state.limits.surplus_seconds
         return [
             StopWorker(worker.name, "no work for it")
-            for worker in self._spare
+            for worker in self._spare.values()
             if worker.job in self._staff and self._now - since.get(worker.job, self._now) >= limit
         ]
 
@@ -54,21 +60,23 @@ class Allocation:
 
     def moves(self) -> list[StopWorker]:
         """Return one stop per unmet minimum, of workers of the latest jobs above their minimum."""
-        donors = list(reversed(self._beyond_minimum))
-        moves = []
-        for needy in self._unmet:
-            for donor in donors:
-                if self._fits(needy, self._machines[donor[1].instance_id]):
-                    donors.remove(donor)
-                    moves.append(_reassign(donor[1], needy))
-                    break
+        donors = dict(enumerate(worker for _, worker in reversed(self._beyond_minimum)))
+        moves: list[StopWorker] = []
+        for needy, places in groupby(self._unmet):
+            fitting = (
+                number
+                for number, donor in donors.items()
+                if self._fits(needy, self._machines[donor.instance_id])
+            )
+            chosen = list(islice(fitting, len(list(places))))
+            moves += [_reassign(donors.pop(number), needy) for number in chosen]
         return moves
 
     def terminations(self) -> list[Terminate]:
         """Return the machines to end that have no worker."""
         return [
             Terminate(one.id, reason)
-            for one in (*self._idle, *self._unneeded_booting())
+            for one in (*self._idle.values(), *self._unneeded_booting())
             if (reason := self._why_end(one)) is not None
         ]
 
@@ -89,12 +97,22 @@ class Allocation:
     def _fill(self) -> None:
         jobs = [job for job in self._state.jobs if job.running]
         for job in jobs:
-            filled = sum(self._place(job, number, beyond=False) for number in range(job.needed))
+            on_demand = min(job.on_demand_minimum, job.needed)
+            filled = self._places(job, range(on_demand), beyond=False)
+            filled += self._places(job, range(on_demand, job.needed), beyond=False)
             self._unmet += [job] * (job.needed - filled)
         for job in jobs:
-            for number in range(job.needed, job.desired):
-                if not self._place(job, number, beyond=True):
-                    break
+            self._places(job, range(job.needed, job.desired), beyond=True)
+
+    def _places(self, job: JobDemand, numbers: range, *, beyond: bool) -> int:
+        """Fill places of one job until one stays empty, as all others of its kind then would.
+
+        Returns how many are filled.
+        """
+        for number in numbers:
+            if not self._place(job, number, beyond=beyond):
+                return number - numbers.start
+        return len(numbers)
 
     def _place(self, job: JobDemand, number: int, *, beyond: bool) -> bool:
         """Fill one place. A job's first places are its on-demand minimum."""
@@ -119,38 +137,40 @@ class Allocation:
         )
 
     def _reuse(self, job: JobDemand, on_demand: bool) -> bool:
-        fitting = [one for one in self._idle if self._fits(job, one, on_demand)]
-        if not fitting:
-            return False
-        chosen = min(fitting, key=lambda one: (job.pools.index(one.pool), worth(one)))
-        self._idle.remove(chosen)
-        self.starts.append(StartWorker(chosen.id, job.job))
-        return True
-
-    def _take_over(self, job: JobDemand, on_demand: bool) -> bool:
-        for worker in self._spare:
-            if self._fits(job, self._machines[worker.instance_id], on_demand):
-                self._spare.remove(worker)
-                if worker.job in self._staff:  # Workers of other jobs are stopped anyway.
-                    self.handovers.append(_reassign(worker, job))
+        for pool in job.pools:
+            chosen = self._idle_stock.take((pool,), self._limit(job), on_demand=on_demand)
+            if chosen is not None:
+                del self._idle[chosen]
+                self.starts.append(StartWorker(chosen, job.job))
                 return True
         return False
+
+    def _take_over(self, job: JobDemand, on_demand: bool) -> bool:
+        chosen = self._spare_stock.take(job.pools, self._limit(job), on_demand=on_demand)
+        if chosen is None:
+            return False
+        worker = self._spare.pop(chosen)
+        if worker.job in self._staff:  # Workers of other jobs are stopped anyway.
+            self.handovers.append(_reassign(worker, job))
+        return True
 
     def _await(self, job: JobDemand, on_demand: bool) -> bool:
         for pool in job.pools:
             for spot in (False,) if on_demand else (True, False):
                 if self._coming[pool, spot]:
-                    self._coming[pool, spot].pop(0)
+                    self._coming[pool, spot].popleft()
                     return True
         return False
 
-    def _fits(self, job: JobDemand, one: Instance, on_demand: bool = False) -> bool:
+    def _fits(self, job: JobDemand, one: Instance) -> bool:
         return (
             one.pool in job.pools
             and one.advised_at is None
-            and not (on_demand and one.spot)
-            and one.price_per_hour <= highest_price(self._pools.get(one.pool), job)
+            and one.price_per_hour <= self._limit(job)(one.pool)
         )
+
+    def _limit(self, job: JobDemand) -> Callable[[str], float]:
+        return lambda pool: highest_price(self._pools.get(pool), job)
 
     def _replaceable(self, job: JobDemand, one: Instance) -> bool:
         """Return True if another machine should replace it when one is available."""
@@ -159,9 +179,11 @@ class Allocation:
         # In a pool of on-demand machines, none is a fallback.
         pool = self._pools.get(one.pool)
         bought_as_fallback = not one.spot and pool is not None and pool.spot
-        return (
-            bought_as_fallback and job.fallback_after is not None and self._markets.sells_spot(job)
-        )
+        if not bought_as_fallback or job.fallback_after is None:
+            return False
+        if job.job not in self._sells_spot:
+            self._sells_spot[job.job] = self._markets.sells_spot(job)
+        return self._sells_spot[job.job]
 
     # -- machines without a worker -------------------------------------------------------------
 
@@ -173,13 +195,13 @@ class Allocation:
         free = nodes - self._busy()
         return [one for one in self._machines.values() if one.id in free]
 
-    def _coming_machines(self) -> defaultdict[tuple[str, bool], list[str]]:
+    def _coming_machines(self) -> defaultdict[tuple[str, bool], deque[str]]:
         """Return, by pool and kind, the ids of machines that will soon be idle.
 
         The id is empty for machines that are not listed yet.
         """
         joined = self._busy() | (self._state.nodes or frozenset())
-        coming: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
+        coming: defaultdict[tuple[str, bool], deque[str]] = defaultdict(deque)
         for one in self._machines.values():
             if one.id not in joined:
                 coming[one.pool, one.spot].append(one.id)

@@ -38,11 +38,12 @@ def decide(state: Observed, now: float) -> list[Action]:
 def _failed(state: Observed, now: float) -> dict[str, str]:
     """Return machines that failed or must not continue, with the reasons."""
     failed = _barred(state)
+    boot_seconds = {pool.name: pool.boot_seconds for pool in state.pools}
     for one in state.staying():
         # A new worker on the same machine would be rejected again.
         if one.id in state.quarantined:
             failed.setdefault(one.id, "its worker is in quarantine")
-        elif why := _lost(state, one, now):
+        elif why := _lost(state, one, boot_seconds.get(one.pool), now):
             failed.setdefault(one.id, why)
     return failed
 
@@ -59,7 +60,7 @@ def _barred(state: Observed) -> dict[str, str]:
     }
 
 
-def _lost(state: Observed, one: Instance, now: float) -> str | None:
+def _lost(state: Observed, one: Instance, boot_seconds: float | None, now: float) -> str | None:
     if state.nodes is None:
         return None
     history, limits = state.history, state.limits
@@ -68,8 +69,7 @@ def _lost(state: Observed, one: Instance, now: float) -> str | None:
     if one.id in history.joined:
         gone = now - history.joined[one.id] > limits.lost_seconds
         return "its Ray node is gone" if gone else None
-    of_pool = next((pool.boot_seconds for pool in state.pools if pool.name == one.pool), None)
-    late = now - max(one.launched_at, history.since) > (of_pool or limits.boot_seconds)
+    late = now - max(one.launched_at, history.since) > (boot_seconds or limits.boot_seconds)
     return NOT_JOINED if late else None
 
 

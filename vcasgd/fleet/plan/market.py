@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolView, highest_price
 from vcasgd.fleet.plan.actions import Launch, launch_token, market_name
@@ -19,6 +20,17 @@ SPREAD_PREMIUM = 0.25
 _Order = tuple[str, str | None, tuple[str, ...] | None, bool | None]
 
 
+@dataclass(frozen=True, order=True)
+class _Zone:
+    """Zone in which a job can buy. ``price``: the highest of ``types``, in USD per hour."""
+
+    score: float
+    """Lowest cost of a sample."""
+    name: str
+    types: tuple[str, ...]
+    price: float
+
+
 class Markets:
     """All markets; keeps track of what is promised in this round."""
 
@@ -30,6 +42,9 @@ class Markets:
         self._room = self._rooms()
         self._zones = Counter((one.pool, one.zone) for one in state.staying())
         self._left = {job.job: job.affordable for job in state.jobs}
+        # Prices and refusals stay the same during a round.
+        self._zones_of: dict[tuple[str, str, bool], list[_Zone]] = {}
+        self._refusals_of: dict[tuple[str, str], list[float | None]] = {}
         self._orders: defaultdict[_Order, list[str]] = defaultdict(list)
 
     def buy(self, job: JobDemand, *, on_demand: bool, last_resort: bool) -> bool:
@@ -50,7 +65,7 @@ class Markets:
         """Return True if a spot machine could be requested now."""
         pools = [self._pools[name] for name in job.pools if name in self._pools]
         return any(
-            self._has_room(pool, spot=True) and self._choices(pool, job, spot=True)
+            self._has_room(pool, spot=True) and self._good_zones(pool, job, spot=True)
             for pool in pools
             if pool.spot and pool.blocked_until <= self._now
         )
@@ -63,10 +78,10 @@ class Markets:
         if job.fallback_after is None:
             return False
         since = [
-            self._refused_since(pool, zone)
+            at
             for name in job.pools
             if (pool := self._pools.get(name)) and pool.spot and self._has_room(pool, spot=True)
-            for zone in sorted({each.zone for each in self._affordable_offers(pool, job, True)})
+            for at in self._refusals(pool, job)
         ]
         return all(at is not None and self._now - at >= job.fallback_after for at in since)
 
@@ -91,15 +106,13 @@ class Markets:
             return False
         if pool.offers is None:
             return self._buy_unpriced(pool, job, spot=spot)
-        choices = self._choices(pool, job, spot=spot)
-        if not choices:
+        zones = self._good_zones(pool, job, spot=spot)
+        if not zones:
             return False
-        zone, offers = self._choose(pool.name, choices)
-        price = max(price_of(each, spot=spot) for each in offers)
-        if not self._pay(job, price):
+        chosen = min(zones, key=lambda each: (self._zones[pool.name, each.name], each))
+        if not self._pay(job, chosen.price):
             return False
-        types = tuple(sorted({each.instance_type for each in offers}))
-        self._order(pool, job, zone, types, spot)
+        self._order(pool, job, chosen.name, chosen.types, spot)
         return True
 
     def _buy_unpriced(self, pool: PoolView, job: JobDemand, *, spot: bool) -> bool:
@@ -125,28 +138,14 @@ class Markets:
         self._zones[pool.name, zone or ""] += 1
         self._orders[pool.name, zone, types, spot].append(job.job)
 
-    def _choices(self, pool: PoolView, job: JobDemand, *, spot: bool) -> dict[Offer, float]:
-        """Return open, affordable offers with the cost of a sample."""
-        return scores(
-            (
-                each
-                for each in self._affordable_offers(pool, job, spot)
-                if self._open(pool, each.zone, spot)
-            ),
-            job.rates,
-            spot=spot,
-        )
-
-    def _choose(self, pool: str, choices: dict[Offer, float]) -> tuple[str, list[Offer]]:
-        """Return the emptiest of the sufficiently cheap zones, and the offers to accept there."""
-        most = min(choices.values()) * (1 + SPREAD_PREMIUM)
-        good = {offer: score for offer, score in choices.items() if score <= most}
-        best = {
-            zone: min(score for offer, score in good.items() if offer.zone == zone)
-            for zone in {offer.zone for offer in good}
-        }
-        zone = min(best, key=lambda each: (self._zones[pool, each], best[each], each))
-        return zone, [offer for offer in good if offer.zone == zone]
+    def _good_zones(self, pool: PoolView, job: JobDemand, *, spot: bool) -> list[_Zone]:
+        """Return the zones with an open, affordable offer that is sufficiently cheap."""
+        key = pool.name, job.job, spot
+        if key not in self._zones_of:
+            offers = self._affordable_offers(pool, job, spot)
+            open_ = [each for each in offers if self._open(pool, each.zone, spot)]
+            self._zones_of[key] = _zones(scores(open_, job.rates, spot=spot), spot=spot)
+        return self._zones_of[key]
 
     def _affordable_offers(self, pool: PoolView, job: JobDemand, spot: bool) -> list[Offer]:
         limit = highest_price(pool, job)
@@ -156,6 +155,14 @@ class Markets:
         if (pool.name, zone, spot) in self._blamed:
             return False
         return pool.market(zone, spot).blocked_until <= self._now
+
+    def _refusals(self, pool: PoolView, job: JobDemand) -> list[float | None]:
+        """Return since when each zone with an affordable spot offer has refused, or None."""
+        key = pool.name, job.job
+        if key not in self._refusals_of:
+            zones = {each.zone for each in self._affordable_offers(pool, job, True)}
+            self._refusals_of[key] = [self._refused_since(pool, zone) for zone in zones]
+        return self._refusals_of[key]
 
     def _refused_since(self, pool: PoolView, zone: str) -> float | None:
         zoned, whole = pool.market(zone, spot=True).refused_since, pool.refused_since
@@ -195,3 +202,24 @@ class Markets:
             return False
         self._left[job.job] = left - cost
         return True
+
+
+def _zones(choices: Mapping[Offer, float], *, spot: bool) -> list[_Zone]:
+    """Return the zones of the offers that cost at most :data:`SPREAD_PREMIUM` too much.
+
+    ``choices``: offers with the cost of a sample.
+    """
+    most = min(choices.values(), default=0.0) * (1 + SPREAD_PREMIUM)
+    by_zone: defaultdict[str, list[Offer]] = defaultdict(list)
+    for offer, score in choices.items():
+        if score <= most:
+            by_zone[offer.zone].append(offer)
+    return [
+        _Zone(
+            score=min(choices[each] for each in offers),
+            name=zone,
+            types=tuple(sorted({each.instance_type for each in offers})),
+            price=max(price_of(each, spot=spot) for each in offers),
+        )
+        for zone, offers in by_zone.items()
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,23 +14,23 @@ from vcasgd.fleet.providers.base import Instance
 class Staff:
     """Workers of a job, in order of preference."""
 
-    on_demand: list[WorkerView] = field(default_factory=list)
+    on_demand: deque[WorkerView] = field(default_factory=deque)
     """On on-demand machines, for the on-demand minimum."""
-    others: list[WorkerView] = field(default_factory=list)
-    replaceable: list[WorkerView] = field(default_factory=list)
+    others: deque[WorkerView] = field(default_factory=deque)
+    replaceable: deque[WorkerView] = field(default_factory=deque)
     dear: list[WorkerView] = field(default_factory=list)
     """On machines that are too expensive; they are stopped."""
 
     def take(self, *, on_demand: bool) -> WorkerView | None:
         """Remove and return the best worker of a kind, or None."""
         workers = self.on_demand if on_demand else self.others
-        return workers.pop(0) if workers else None
+        return workers.popleft() if workers else None
 
     def take_replaceable(self, *, on_demand: bool) -> WorkerView | None:
         """Remove and return a replaceable worker, or None; used if no replacement is available."""
         if on_demand or not self.replaceable:
             return None
-        return self.replaceable.pop(0)
+        return self.replaceable.popleft()
 
     def all(self) -> list[WorkerView]:
         """Return all workers."""
@@ -45,11 +46,14 @@ def divide(
     """Return the staff of each running job, and the spare workers."""
     living = [worker for worker in state.workers if worker.alive and worker.instance_id in machines]
     living.sort(key=lambda worker: worth(machines[worker.instance_id]))
-    kept: dict[str, Staff] = {}
-    for job in state.jobs:
-        if job.running:
-            own = [worker for worker in living if worker.job == job.job]
-            kept[job.job] = _staff(job, own, state, machines, replaceable, now)
+    of_job: defaultdict[str, list[WorkerView]] = defaultdict(list)
+    for worker in living:
+        of_job[worker.job].append(worker)
+    kept = {
+        job.job: _staff(job, of_job[job.job], state, machines, replaceable, now)
+        for job in state.jobs
+        if job.running
+    }
     keeping = {worker.name for staff in kept.values() for worker in staff.all()}
     return kept, [worker for worker in living if worker.name not in keeping]
 
@@ -78,9 +82,9 @@ def _staff(
         else:
             firm.append(worker)
     # An unfilled on-demand place doesn't displace the worker that has it for now.
-    staff.others = firm[: job.desired - len(staff.on_demand)]
+    staff.others = deque(firm[: job.desired - len(staff.on_demand)])
     if len(staff.on_demand) + len(staff.others) >= job.desired:
-        staff.replaceable = []
+        staff.replaceable = deque()
     return staff
 
 
