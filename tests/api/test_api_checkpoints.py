@@ -91,19 +91,14 @@ def test_damaged_checkpoint_returns_a_problem_with_its_name(
 def test_large_checkpoint_is_sent_in_bounded_memory(own_api: Api, tmp_path: Path) -> None:
     job = own_api.submit()
     name, data = own_api.store_checkpoint(job, 3, size=40_000_000)
-    status = Path(f"/proc/{own_api.process.pid}/status")
-
-    def peak_bytes() -> int:
-        (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
 
     with own_api.client() as client:
         client.jobs()
-        before = peak_bytes()
+        before = own_api.process.peak_bytes()
         path = client.download(job, tmp_path / "model", checkpoint=name)
 
     assert path.stat().st_size == len(data)
-    assert peak_bytes() - before < len(data) / 2
+    assert own_api.process.peak_bytes() - before < len(data) / 2
 
 
 @pytest.mark.parametrize("name", ["x", "v1.safetensors", f"v{3:012d}-{'0' * 64}.safetensors"])

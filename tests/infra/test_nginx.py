@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from support.api_harness import Api, listens
 from support.harness import Process
 from support.ports import free_port
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.api.auth import COOKIE
 
@@ -111,3 +112,20 @@ def test_pages_of_another_port_are_another_site(api: Api, site: str, browser: ht
     answer = browser.post("/api/v1/session", json={"token": api.token}, headers=other)
 
     assert answer.status_code == 403
+
+
+def test_a_body_without_a_token_is_refused_before_it_arrives(site: str, tmp_path: Path) -> None:
+    # Given a client that announces a large package and sends only its start
+    address = httpx.URL(site)
+    assert address.port is not None
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "api.pem"))
+    head = (
+        f"PUT /api/v1/packages/{'0' * 64} HTTP/1.1\r\nHost: x\r\nContent-Length: 150000000\r\n\r\n"
+    )
+    with (
+        socket.create_connection((address.host, address.port), PATIENCE) as plain,
+        trusted.wrap_socket(plain, server_hostname=address.host) as client,
+    ):
+        client.sendall(head.encode() + bytes(1000))
+        # Then the answer doesn't wait for the rest
+        assert client.recv(1000).startswith(b"HTTP/1.1 401 ")

@@ -103,6 +103,15 @@ class Child:
         pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
+    def peak_bytes(self) -> int:
+        """Return the most memory that the process has had."""
+        (line,) = (
+            each
+            for each in Path(f"/proc/{self.pid}/status").read_text().splitlines()
+            if each.startswith("VmHWM:")
+        )
+        return int(line.split()[1]) * 1024
+
     def _state(self) -> str:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 

@@ -14,6 +14,7 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 import vcasgd
 from vcasgd.api import problems
 from vcasgd.api.auth import COOKIE, METRICS, Authentication, Sessions
+from vcasgd.api.bodies import BodyLimit
 from vcasgd.api.dependencies import provide
 from vcasgd.api.pages import GZIP_BYTES, STATIC, Pages
 from vcasgd.api.request_ids import RequestIds
@@ -39,8 +40,9 @@ PREFIX = "/api/v1"
 #: Compression level: listings shrink to a tenth, and higher levels gain little.
 GZIP_LEVEL = 4
 OPENAPI = f"{PREFIX}/openapi.json"
+SESSION = f"{PREFIX}/session"
 #: Methods and paths that need no token.
-PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", f"{PREFIX}/session")})
+PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", SESSION)})
 #: Prefixes of paths that are not pages of the dashboard.
 OWN_PATHS = ("/api/", "/healthz", "/readyz", METRICS)
 
@@ -76,6 +78,7 @@ def create_app(
         compresslevel=GZIP_LEVEL,
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, checkpoints.MEDIA_TYPE),
     )
+    app.add_middleware(BodyLimit, public=SESSION, own=f"{PREFIX}/packages/")
     app.add_middleware(
         Authentication, token=token, sessions=sessions, prefix="/api/", public=PUBLIC
     )

@@ -31,7 +31,7 @@ def get_cost(jobs: JobsDep, costs: CostsDep, job: str) -> CostView:
     return cost_view(record, report(costs.of(record.id)))
 
 
-@router.post("/plan", responses=documented(409))
+@router.post("/plan", responses=documented(409, 413))
 def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) -> PlanView:
     """Estimate what a job would buy now, how long it would take, and what it would cost. This
     buys nothing and submits nothing."""

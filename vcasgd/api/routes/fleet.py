@@ -88,7 +88,7 @@ def get_store(servers: ServersDep, ledger: LedgerDep) -> StoreView:
 @router.post(
     "/workers/{worker}/evict",
     status_code=status.HTTP_202_ACCEPTED,
-    responses=documented(404, 409),
+    responses=documented(404, 409, 413),
 )
 def evict_worker(
     jobs: JobsDep, control: ControlDep, worker: str, eviction: EvictionBody = None
@@ -105,7 +105,7 @@ def evict_worker(
 @router.post(
     "/instances/{instance}/evict",
     status_code=status.HTTP_202_ACCEPTED,
-    responses=documented(404),
+    responses=documented(404, 413),
 )
 def evict_instance(
     control: ControlDep, instance: str, eviction: EvictionBody = None

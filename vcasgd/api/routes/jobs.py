@@ -41,7 +41,7 @@ _EXISTING: dict[int | str, dict[str, Any]] = {
 @router.post(
     "/jobs",
     status_code=status.HTTP_201_CREATED,
-    responses=_EXISTING | documented(409),
+    responses=_EXISTING | documented(409, 413),
 )
 def submit_job(
     jobs: JobsDep,
@@ -124,7 +124,7 @@ def pause_job(jobs: JobsDep, ledger: LedgerDep, job: str) -> JobView:
     return _view(ledger, jobs.pause(job))
 
 
-@router.post("/jobs/{job}/resume", responses=documented(404, 409))
+@router.post("/jobs/{job}/resume", responses=documented(404, 409, 413))
 def resume_job(jobs: JobsDep, ledger: LedgerDep, job: str, options: ResumeBody = None) -> JobView:
     """Resume a paused job."""
     budget = options.max_cost_usd if options else None

@@ -19,7 +19,9 @@ router = APIRouter(tags=["session"])
 
 
 @entrance.post(
-    "/session", status_code=status.HTTP_204_NO_CONTENT, responses=documented(401, 403, 422, 500)
+    "/session",
+    status_code=status.HTTP_204_NO_CONTENT,
+    responses=documented(401, 403, 413, 422, 500),
 )
 def sign_in(
     settings: SettingsDep, sessions: SessionsDep, request: Request, response: Response, body: SignIn

@@ -25,7 +25,7 @@ _YAML: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("/jobs/validate")
+@router.post("/jobs/validate", responses=documented(413))
 def validate_job(body: JobText) -> Validation:
     """Check a job file, and list its mistakes."""
     try:

@@ -1,0 +1,60 @@
+"""Limit for the bodies of requests, which applies before any of them is parsed."""
+
+from __future__ import annotations
+
+from starlette import status
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vcasgd.api.problems import problem_response
+from vcasgd.errors import ApiError
+
+#: Bytes of a body: more than the longest job file, with every character escaped.
+LONGEST_BODY = 1_000_000
+#: Bytes of a body that anyone can send, without a token.
+LONGEST_PUBLIC_BODY = 16_000
+
+
+class BodyLimit:
+    """Middleware that refuses long bodies: before they arrive if they have a ``Content-Length``,
+    otherwise as soon as they are too long.
+
+    ``public``: path of the route that reads a body without a token. Routes whose paths start with
+    ``own`` have limits of their own.
+    """
+
+    def __init__(self, app: ASGIApp, *, public: str, own: str) -> None:
+        self._app = app
+        self._public = public
+        self._own = own
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(self._own):
+            await self._app(scope, receive, send)
+            return
+        limit = LONGEST_PUBLIC_BODY if scope["path"] == self._public else LONGEST_BODY
+        if int(Headers(scope=scope).get("content-length", "0")) > limit:
+            error = ApiError(_reason(limit), status=status.HTTP_413_CONTENT_TOO_LARGE)
+            await problem_response(error)(scope, receive, send)
+            return
+        await self._app(scope, _bounded(receive, limit), send)
+
+
+def _bounded(receive: Receive, limit: int) -> Receive:
+    received = 0
+
+    async def bounded() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            # FastAPI passes on only errors of this class
+            raise HTTPException(status.HTTP_413_CONTENT_TOO_LARGE, _reason(limit))
+        return message
+
+    return bounded
+
+
+def _reason(limit: int) -> str:
+    return f"the body is longer than {limit / 1e3:g} kB"
