@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from vcasgd.cache_folder import default_cache_folder
 from vcasgd.data.cache import DiskCache, ShardCache
 from vcasgd.data.formats import Sample
 from vcasgd.data.index import ShardIndex
@@ -123,4 +122,4 @@ def storage_at(location: str | Path) -> Storage:
 
 def _default_cache() -> Path:
     code = load_settings().cache_dir
-    return code / "data" if code else Path(tempfile.gettempdir()) / f"vcasgd-data-{os.getuid()}"
+    return code / "data" if code else default_cache_folder("data")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vcasgd.cache_folder import default_cache_folder
 from vcasgd.errors import NotFound, PackageError
 from vcasgd.learning.shards import ShardRange
 from vcasgd.logging import identify
@@ -92,7 +91,7 @@ class Setup:
     def _code_of(self, job: JobRecord) -> Path:
         """Return the folder with the user's code, which is unpacked once on each machine."""
         settings = self._context.settings
-        cache = settings.cache_dir or _default_cache()
+        cache = settings.cache_dir or default_cache_folder("packages")
         if not (cache / job.package).is_dir():
             storage = Storage(settings.required("storage_url"))
             try:
@@ -143,7 +142,3 @@ class Setup:
 def best_device() -> str:
     """Return ``cuda`` if torch can use a GPU of this machine, else ``cpu``."""
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _default_cache() -> Path:
-    return Path(tempfile.gettempdir()) / f"vcasgd-packages-{os.getuid()}"
