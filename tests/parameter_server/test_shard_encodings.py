@@ -184,7 +184,7 @@ class TestRounded:
         (event,) = halves.events("rounded")
         assert event["details"]["version"] == 2
         self.publish(halves, successor, 2)
-        assert halves.snapshots.read().record.positions == {0: 2, 1: 2, 2: 2}
+        assert halves.positions() == {0: 2, 1: 2, 2: 2}
 
     def test_what_is_kept_is_exact(self, halves: World) -> None:
         shard, weights = self.begin(halves)
@@ -227,5 +227,5 @@ class TestRounded:
 
         assert not halves.snapshots.read().meta.exact
         rounded = torch.empty(halves.layout.floats)
-        halves.snapshots.fetch(rounded)
+        halves.snapshots.fetch_rounded(rounded)
         assert ((rounded - weights).abs() <= weights.abs() * 2**-8).all()

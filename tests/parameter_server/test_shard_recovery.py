@@ -27,7 +27,7 @@ class TestTakesOver:
 
         world.shard().turn()
 
-        assert world.snapshots.read().record.positions == {0: 4}
+        assert world.positions() == {0: 4}
         world.assert_exact()
 
     def test_the_one_before_is_fenced_as_soon_as_it_writes(self, world: World) -> None:
@@ -128,7 +128,7 @@ class TestEmptyTensorsServer:
         shard.turn()
         shard.turn()
 
-        assert world.snapshots.read().record.positions == {0: 4}
+        assert world.positions() == {0: 4}
         world.assert_exact()
         assert world.jobs.get(world.job).version == 1
         assert list(world.partition().done) == [0]
@@ -164,7 +164,7 @@ class TestEmptyTensorsServer:
         new.turn()
 
         world.assert_exact()
-        assert world.snapshots.read().record.positions == {0: 4}
+        assert world.positions() == {0: 4}
 
     def test_an_old_memory_of_the_same_version_is_not_taken_for_the_own(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -182,18 +182,18 @@ class TestEmptyTensorsServer:
         new.turn()
         world.push(1, 0, 2)
         new.turn()
-        assert world.snapshots.read().record.positions == {1: 2}
+        assert world.positions() == {1: 2}
         world.lose_tensors()
         monkeypatch.setattr(old._recovery, "_check_newest", lambda: None)
         old.turn()
-        assert world.snapshots.read().record.positions == {0: 2}
+        assert world.positions() == {0: 2}
         world.push(2, 0, 2)
 
         with pytest.raises(Fenced, match="was not written by this server"):
             new.turn()
 
         world.shard(token=3).turn()
-        assert world.snapshots.read().record.positions == {0: 2, 2: 2}
+        assert world.positions() == {0: 2, 2: 2}
         world.assert_exact()
 
 
@@ -241,7 +241,7 @@ class TestBothServersLost:
 
         world.shard().turn()
 
-        assert world.snapshots.read().record.positions == {0: 2}
+        assert world.positions() == {0: 2}
         world.assert_exact()
         (event,) = world.events("checkpoint-damaged")
         assert damaged.name in event["text"]
@@ -281,7 +281,7 @@ class TestBothServersLost:
         monkeypatch.undo()
         second.turn()
 
-        assert world.snapshots.read().record.positions == {0: 2}
+        assert world.positions() == {0: 2}
         assert world.events("restarted") == [], "a failed request is not an empty storage"
 
 
@@ -300,5 +300,5 @@ def test_a_full_tensors_server_stops_nothing_for_good(world: World) -> None:
 
     shard.turn()
 
-    assert world.snapshots.read().record.positions == {0: 4}
+    assert world.positions() == {0: 4}
     world.assert_exact()

@@ -143,7 +143,7 @@ class TestRejects:
         assert shard.turn() == len(REJECTED) + 2
 
         world.assert_exact()
-        assert world.snapshots.read().record.positions == {0: 4, 2: 4}
+        assert world.positions() == {0: 4, 2: 4}
         assert sum(world.rejected().values()) == len(REJECTED)
 
     def test_the_worker_that_was_rejected_does_it_again(self, world: World) -> None:
@@ -159,7 +159,7 @@ class TestRejects:
         world.push(0, 2, 4)
         shard.turn()
 
-        assert world.snapshots.read().record.positions == {0: 4}
+        assert world.positions() == {0: 4}
         world.assert_exact()
 
     def test_a_late_duplicate_of_a_finished_epoch_leaves_nothing(self, world: World) -> None:

@@ -114,7 +114,7 @@ def test_a_checkpoint_of_the_model_that_diverged_is_rolled_back_again(world: Wor
     assert event["details"]["version"] == 2
     assert world.snapshots.read().meta.rollbacks == 1
     assert world.counts() == counts_of(world, (0, 0, 2))
-    assert world.snapshots.read().record.positions == {0: 4}
+    assert world.positions() == {0: 4}
 
 
 def test_a_damaged_checkpoint_fails_the_job(world: World) -> None:

@@ -98,7 +98,7 @@ def test_an_open_round_survives_its_parameter_server(world: World) -> None:
     turn_until(successor, 4)
 
     assert world.vector()[0] == 6.0
-    assert world.snapshots.read().record.positions == {0: 2, 1: 2}
+    assert world.positions() == {0: 2, 1: 2}
 
 
 def test_an_open_round_is_published_if_the_tensors_server_comes_back_empty(world: World) -> None:
@@ -111,7 +111,7 @@ def test_an_open_round_is_published_if_the_tensors_server_comes_back_empty(world
 
     assert world.snapshots.version() == 3
     assert world.vector()[0] == 4.0
-    assert world.snapshots.read().record.positions == {0: 2, 1: 1}
+    assert world.positions() == {0: 2, 1: 1}
 
 
 def test_a_late_update_counts_in_the_next_round(world: World) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.world import World
 
 from vcasgd.errors import Fenced
-from vcasgd.learning.subtasks import AppliedRecord
+from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.ledger.leases import Accounts, Lease, Leases
@@ -301,12 +301,12 @@ def test_after_reconciliation_each_subtask_is_in_exactly_one_state(
     world.partition().assert_whole()
     record = record_of(world, stored, partly - stored)
 
-    world.accounts.reconcile(2, 4, record.finished_epochs, json.dumps({}), record.done_subtasks())
+    world.accounts.reconcile(2, 4, record.finished_epochs, json.dumps({}), list(record.done))
 
     partition = world.partition()
     partition.assert_whole()
-    assert sorted(partition.done) == record.done_subtasks()
-    assert not (partition.open + partition.leased).keys() & set(record.done_subtasks())
+    assert sorted(partition.done) == list(record.done)
+    assert not (partition.open + partition.leased).keys() & set(record.done)
     opened = {each.piece for each in lease_all(world.leases("b")) if each.kind == "evaluate"}
     assert opened == {f"evaluate:{epoch + 1}" for epoch in range(record.finished_epochs)}
 

@@ -61,7 +61,7 @@ class TestTheParameterServerIsAhead:
         go_back(world.tensors, past)
         shard.turn()
 
-        assert world.snapshots.read().record.positions == {0: 4, 1: 4}
+        assert world.positions() == {0: 4, 1: 4}
         world.assert_exact()
         (event,) = run_on(world, shard).events("republished")
         assert event["text"] == (
@@ -162,7 +162,7 @@ class TestInTheMiddleOfATurn:
         shard.turn()
         shard.turn()
 
-        assert world.snapshots.read().record.positions == {0: 2, 1: 2}
+        assert world.positions() == {0: 2, 1: 2}
         world.assert_exact()
 
     def test_only_the_chunks_are_missing(
@@ -226,7 +226,7 @@ class TestTheWorkerPushesBeforeItKnows:
         assert settle(client).rework == frozenset()
         counts = client.counts()
         assert (counts["unapplied"], counts["discarded"], counts["pushed_again"]) == (0, 0, 2)
-        assert world.snapshots.read().record.positions == {0: 4}
+        assert world.positions() == {0: 4}
         world.assert_exact()
 
 
@@ -264,7 +264,7 @@ class TestFences:
         new.turn()
 
         world.assert_exact()
-        assert world.snapshots.read().record.positions == {0: 4}
+        assert world.positions() == {0: 4}
 
     def test_whoever_is_behind_gives_way_to_whoever_wrote(self, world: World) -> None:
         """The takeover was undone, and the previous server wrote first."""
@@ -322,7 +322,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
 
         assert client.unapplied == 0
         assert client.counts()["pushed_again"] == 2
-        assert world.snapshots.read().record.positions == {0: 2, 1: 2}
+        assert world.positions() == {0: 2, 1: 2}
         world.assert_exact()
 
     def test_what_it_saw_in_a_lost_history_counts_for_nothing(

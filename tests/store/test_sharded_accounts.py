@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.world import World
 
 from vcasgd.errors import Fenced
-from vcasgd.learning.subtasks import AppliedRecord
+from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import ShardProgress
 from vcasgd.store.ledger.leases import Accounts, Lease
@@ -133,7 +133,7 @@ class Shards:
     def _reconcile(self, shard: int) -> None:
         record = self.record(shard)
         head = self.tokens[shard], self.versions[shard], record.finished_epochs
-        self.accounts[shard].reconcile(*head, "{}", record.done_subtasks())
+        self.accounts[shard].reconcile(*head, "{}", list(record.done))
 
     def check(self) -> None:
         partition, job = self.world.partition(), self.world.jobs.get(self.world.job)

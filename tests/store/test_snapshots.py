@@ -58,7 +58,7 @@ class TestRoundTrip:
 
         snapshot, out = fetch(snapshots, size)
         rounded = torch.empty(size)
-        snapshots.fetch(rounded, rounded=True)
+        snapshots.fetch_rounded(rounded)
 
         assert snapshot.meta == meta
         assert out.numpy().tobytes() == vector.numpy().tobytes()
@@ -152,21 +152,31 @@ class TestCommit:
 
         assert tensors.hget(KEYS.pushed, "4") == b"3|v"
 
-    def test_forgets_folded_subtasks_everywhere(
+    def test_a_completed_subtask_is_one_bit(
         self, snapshots: SnapshotStore, tensors: RedisClient
     ) -> None:
         meta = install(snapshots)
         for key in (KEYS.applied, KEYS.pushed, KEYS.tokens):
-            tensors.hset(key, mapping={"0": 3, "1": 3, "2": 3})
+            tensors.hset(key, mapping={"0": 3, "9": 3, "4096": 3})
         new = replace(meta, version=1)
         snapshots.write(new, constant(1))
 
-        snapshots.commit(
-            1, new, Change(0, fields={"version": 1, "token": 1, "finished": 1}, forget=(0, 1))
-        )
+        snapshots.commit(1, new, Change(0, fields={"version": 1, "token": 1}, done=(0, 9)))
 
-        assert snapshots.read().record == Record(1, {2: 3})
-        assert tensors.hkeys(KEYS.pushed) == tensors.hkeys(KEYS.tokens) == [b"2"]
+        assert snapshots.read().record == Record(0, {4096: 3}, {0: b"\x01\x02"})
+        assert tensors.hkeys(KEYS.pushed) == tensors.hkeys(KEYS.tokens) == [b"4096"]
+
+    def test_a_finished_epoch_is_forgotten(self, snapshots: SnapshotStore) -> None:
+        """The bits of the next epoch remain, which starts in the middle of a block."""
+        meta = install(snapshots)
+        new = replace(meta, version=1)
+        snapshots.write(new, constant(1))
+        fields = {"version": 1, "token": 1, "finished": 1}
+        done = (0, 4095, 8191, 8192, 8201, 8202, 12288)
+
+        snapshots.commit(1, new, Change(0, fields=fields, done=done, forget=(0, 8202)))
+
+        assert snapshots.read().record == Record(1, {}, {2: b"\0\x04", 3: b"\x01"})
 
     def test_deals_with_refused_updates_without_a_new_version(
         self, snapshots: SnapshotStore, tensors: RedisClient

@@ -135,7 +135,7 @@ class TestPush:
         assert world.sender.push(header, 0, payload) == PushResult(accepted=False, position=4)
 
         world.shard().turn()
-        assert world.snapshots.read().record.positions == {0: 4}
+        assert world.positions() == {0: 4}
         assert world.rejected() == {}
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 2), (1, 4), (3, 4)])

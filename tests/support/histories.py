@@ -30,7 +30,6 @@ from support.faulty_servers import FaultyServers
 from support.servers import Moment
 from support.world import HonestWorker, World, run_to_end
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
-from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.updates import PushResult, UpdateSender
@@ -301,7 +300,7 @@ class History(RuleBasedStateMachine):
     def nothing_applied_is_forgotten(self) -> None:
         record = self.world.snapshots.read().record
         plan = self.world.plan
-        applied = AppliedRecord(plan, record.finished, record.positions).samples_applied
+        applied = record.applied(plan).samples_applied
         self.require(applied >= self.applied, "no applied update is lost")
         self.applied = applied
 
@@ -386,12 +385,12 @@ class History(RuleBasedStateMachine):
         return None
 
     def position_of(self, subtask: int) -> int | None:
-        """Return a subtask's position, including waiting updates; None in a finished epoch."""
-        record = self.world.snapshots.read().record
-        if self.world.plan.epoch_of(subtask) < record.finished:
+        """Return a subtask's position, including waiting updates; None if it is done."""
+        record = self.world.snapshots.read().record.applied(self.world.plan)
+        if record.is_done(subtask):
             return None
         waits = self.servers.tensors.hget(self.world.keys.pushed, str(subtask)) or b"0|"
-        return max(record.positions.get(subtask, 0), int(waits.split(b"|")[0]))
+        return max(record.position(subtask), int(waits.split(b"|")[0]))
 
     def push_and_check(self, worker: str, held: Lease, start: int, stop: int) -> None:
         """Push; only an update with the newest lease at the position must be accepted."""

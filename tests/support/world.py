@@ -272,10 +272,16 @@ class World:
         """Return how often a snapshot with this record should contain each sample."""
         counts = torch.zeros(self.layout.floats)
         counts[: self.plan.samples] = torch.tensor(counts_after(self.plan, record.finished))
-        for subtask, stop in record.positions.items():
+        for subtask, stop in self.positions(record).items():
             counts += self.delta(subtask, 0, stop)
         expected_counts: list[float] = counts[: self.plan.samples].tolist()
         return expected_counts
+
+    def positions(self, record: Record | None = None) -> dict[int, int]:
+        """Return the positions in unfinished epochs, of the present record by default."""
+        applied = (record or self.snapshots.read().record).applied(self.plan)
+        done = {subtask: self.plan.size(subtask) for subtask in applied.done}
+        return {**applied.positions, **done}
 
     def assert_exact(self) -> None:
         """Check that the parameters match the applied record, sample by sample."""

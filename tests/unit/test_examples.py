@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from vcasgd.errors import TaskImportError
+from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.rules import Context, make_rule, merge_integers
-from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
 from vcasgd.learning.vector import Layout, gather, scatter
 from vcasgd.spec.job import JobSpec

@@ -134,7 +134,6 @@ def test_an_update_that_was_lost_starts_over() -> None:
 @pytest.mark.parametrize(
     ("position", "rework"),
     [
-        pytest.param(-1, set(), id="the epoch is finished"),
         pytest.param(4, set(), id="another worker did it"),
         pytest.param(7, set(), id="another worker did more"),
         pytest.param(3, {SUBTASK}, id="another worker did a part"),
@@ -150,6 +149,20 @@ def test_a_refused_update_is_dropped(position: int, rework: set[int]) -> None:
     assert pending.unapplied == 0
     assert pending.discarded == 1
     assert pending.take_settled().rework == rework
+
+
+def test_an_update_of_an_applied_subtask_is_kept_until_that_is_safe() -> None:
+    """The answer to its first push may have been lost."""
+    pending = PendingUpdates()
+    update = add(pending, 2, 4)
+
+    pending.on_refused(update, -1)
+    report(pending, "applied", version=(5, 1), safe=4)
+    assert pending.unapplied == 1
+
+    report(pending, "applied", version=(5, 1), safe=5)
+    assert pending.unapplied == 0
+    assert pending.take_settled().rework == set()
 
 
 def test_a_refused_update_waits_for_the_ones_before_it() -> None:

@@ -1,4 +1,4 @@
-"""Subtasks of an epoch's seeded order, and the record of applied samples.
+"""Subtasks of an epoch's seeded order.
 
 Subtasks are numbered from 0 over the whole job: epoch k has the numbers ``[k·S, (k+1)·S)`` with S
 subtasks per epoch. Each is a contiguous range of its epoch's order, which every machine computes
@@ -9,17 +9,13 @@ only: its last subtask may be shorter, and later ones don't exist.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
+from vcasgd.errors import InvalidUpdate, SpecError
 
 #: Orders kept in memory, 8 bytes per sample each: the current epoch, the next one, and one more
 #: for simulations of several jobs.
@@ -133,6 +129,18 @@ class EpochPlan:
         start, stop = self.bounds(subtask)
         return stop - start
 
+    def sizes(self, subtasks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return :meth:`size` of existing subtasks, int64 [n]."""
+        nth = subtasks % self.subtasks_per_epoch
+        width, rest = divmod(self.samples, self.subtasks_per_epoch)
+        # as in bounds(), but no product exceeds 64 bits
+        start = nth * width + nth * rest // self.subtasks_per_epoch
+        stop = (nth + 1) * width + (nth + 1) * rest // self.subtasks_per_epoch
+        last = subtasks // self.subtasks_per_epoch == self.epochs - 1
+        stop[last] = np.minimum(stop[last], self.last_epoch_samples)
+        sizes: NDArray[np.int64] = stop - start
+        return sizes
+
     def progress(self, subtask: int, position: int) -> float:
         """Return the share, in [0, 1], of the job's samples before a subtask's ``position``.
 
@@ -182,137 +190,3 @@ def _block_order(blocks: SampleBlocks, generator: np.random.RandomState) -> NDAr
         samples = [np.arange(ends[each] - blocks.sizes[each], ends[each]) for each in chosen]
         windows.append(generator.permutation(np.concatenate(samples)))
     return np.concatenate(windows)
-
-
-class AppliedRecord:
-    """Record of the samples in a snapshot; it makes every sample count exactly once.
-
-    The samples of a subtask are applied in order, so one position per subtask is enough. When all
-    subtasks of an epoch are done and all earlier epochs are finished, they are folded into
-    ``finished_epochs``, so the record covers only the current epochs.
-    """
-
-    def __init__(
-        self,
-        plan: EpochPlan,
-        finished_epochs: int = 0,
-        positions: Mapping[int, int] | None = None,
-    ) -> None:
-        self.plan = plan
-        #: Epochs ``[0, finished_epochs)`` are completely applied.
-        self.finished_epochs = finished_epochs
-        #: Subtask of an unfinished epoch → number of its samples that are applied, never 0.
-        self.positions = {key: value for key, value in (positions or {}).items() if value}
-        self._done = Counter(plan.epoch_of(subtask) for subtask in self.done_subtasks())
-        self._fold()
-
-    def position(self, subtask: int) -> int:
-        """Return the applied samples of a subtask. Raises as :meth:`EpochPlan.bounds`."""
-        size = self.plan.size(subtask)
-        finished = self.plan.epoch_of(subtask) < self.finished_epochs
-        return size if finished else self.positions.get(subtask, 0)
-
-    def advance(self, subtask: int, start: int, stop: int) -> list[int]:
-        """Record the samples ``[start, stop)`` of a subtask as applied.
-
-        Returns the subtasks that were removed from ``positions`` because their epoch is finished;
-        usually none. Raises :class:`InvalidUpdate`, and records nothing, with the reason ``range``
-        (no such samples), ``duplicate`` (already applied), or ``out-of-place`` (earlier samples
-        are missing).
-        """
-        self._check(subtask, start, stop)
-        self.positions[subtask] = stop
-        if stop < self.plan.size(subtask):
-            return []
-        self._done[self.plan.epoch_of(subtask)] += 1
-        return self._fold()
-
-    @property
-    def samples_applied(self) -> int:
-        """Number of applied samples over all epochs."""
-        finished = min(self.finished_epochs * self.plan.samples, self.plan.total_samples)
-        return finished + sum(self.positions.values())
-
-    @property
-    def complete(self) -> bool:
-        """True if every sample of the job is applied."""
-        return self.finished_epochs == self.plan.epochs
-
-    def is_done(self, subtask: int) -> bool:
-        """Return True if a subtask is completely applied. Raises as :meth:`EpochPlan.bounds`."""
-        return self.position(subtask) == self.plan.size(subtask)
-
-    def done_subtasks(self) -> list[int]:
-        """Return the completely applied subtasks of unfinished epochs, in ascending order."""
-        return sorted(s for s, stop in self.positions.items() if stop == self.plan.size(s))
-
-    def copy(self) -> AppliedRecord:
-        """Return an independent copy."""
-        return AppliedRecord(self.plan, self.finished_epochs, self.positions)
-
-    def to_json(self) -> str:
-        """Return canonical JSON: equal records give equal text. It does not contain the plan."""
-        positions = {str(subtask): stop for subtask, stop in sorted(self.positions.items())}
-        value = {"finished_epochs": self.finished_epochs, "positions": positions}
-        return json.dumps(value, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, plan: EpochPlan, text: str) -> AppliedRecord:
-        """Return the record with this JSON.
-
-        Raises :class:`CheckpointDamaged` if the text is not a record of this plan.
-        """
-        try:
-            value = json.loads(text)
-            finished = _integer(value["finished_epochs"], 0, plan.epochs)
-            positions = dict(
-                _position(plan, finished, *item) for item in value["positions"].items()
-            )
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CheckpointDamaged(f"not an applied record: {error!r}") from error
-        return cls(plan, finished, positions)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, AppliedRecord):
-            return NotImplemented
-        return (self.plan, self.to_json()) == (other.plan, other.to_json())
-
-    __hash__ = None  # type: ignore[assignment]  # mutable
-
-    def __repr__(self) -> str:
-        return f"AppliedRecord({self.plan}, {self.finished_epochs}, {self.positions})"
-
-    def _check(self, subtask: int, start: int, stop: int) -> None:
-        position, size = self.position(subtask), self.plan.size(subtask)
-        samples = f"samples [{start}, {stop}) of subtask {subtask}"
-        if not 0 <= start < stop <= size:
-            raise InvalidUpdate(f"{samples} do not exist: it has {size}", reason="range")
-        if start < position:
-            raise InvalidUpdate(f"{samples} are applied up to {position}", reason="duplicate")
-        if start > position:
-            raise InvalidUpdate(f"{samples} do not start at {position}", reason="out-of-place")
-
-    def _fold(self) -> list[int]:
-        folded: list[int] = []
-        while not self.complete:
-            width = self.plan.subtasks_in(self.finished_epochs)
-            if self._done[self.finished_epochs] < width:
-                break
-            first = self.finished_epochs * self.plan.subtasks_per_epoch
-            folded += range(first, first + width)
-            del self._done[self.finished_epochs]
-            self.finished_epochs += 1
-        for subtask in folded:
-            del self.positions[subtask]
-        return folded
-
-
-def _position(plan: EpochPlan, finished_epochs: int, key: str, value: Any) -> tuple[int, int]:
-    subtask = _integer(int(key), finished_epochs * plan.subtasks_per_epoch, plan.total_subtasks - 1)
-    return subtask, _integer(value, 1, plan.size(subtask))
-
-
-def _integer(value: Any, least: int, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{value!r} is not an integer from {least} to {most}")
-    return value

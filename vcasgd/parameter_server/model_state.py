@@ -15,7 +15,6 @@ from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.rules import Context, Rounds, make_rule, merge_integers
 from vcasgd.learning.rules.rounds import round_weight
 from vcasgd.learning.shards import Cut
-from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.learning.vector import LARGEST_VALUE, Layout
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
@@ -65,7 +64,10 @@ class Batch:
     refused: dict[str, str] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
     reset: set[int] = field(default_factory=set)
-    folded: list[int] = field(default_factory=list)
+    #: Subtasks that it completes.
+    done: list[int] = field(default_factory=list)
+    #: First subtask of the first unfinished epoch before it.
+    first_open: int = 0
     #: Number of the evaluation point that the batch reaches, if any.
     point: int | None = None
     #: True if its publication must be exact even if workers need only bfloat16.
@@ -112,12 +114,8 @@ class ModelState:
         #: Published versions that updates may be based on.
         self._bases: dict[int, Tensor] = {}
         self.integers = snapshot.meta.integer_vector()
-        self.record = AppliedRecord(
-            config.plan, snapshot.record.finished, dict(snapshot.record.positions)
-        )
-        #: Partly applied subtasks.
-        self.partly = {each for each in self.record.positions if not self.record.is_done(each)}
-        self.batch = Batch()
+        self.record = snapshot.record.applied(config.plan)
+        self.batch = Batch(first_open=self.record.first_open)
         #: Description of the published version; only its totals and rollbacks are ahead of it.
         self.meta = snapshot.meta
         #: Factor by which the weight of updates is multiplied.
@@ -152,7 +150,7 @@ class ModelState:
             raise InvalidUpdate(f"encoding {header.codec}", reason="codec")
         if not self._format(header).fits(header.size):
             raise InvalidUpdate(f"payload of {header.size} bytes", reason="length")
-        self.record.copy().advance(header.subtask, header.start, header.stop)
+        self.record.check(header.subtask, header.start, header.stop)
 
     def payload(self, header: Header) -> memoryview:
         """Return the memory that receives the payload of a checked update."""
@@ -183,9 +181,7 @@ class ModelState:
                 epoch=self._config.plan.epoch_of(header.subtask) + 1,
                 parameters=self._config.part.parameters,
                 number=self.meta.version + self.batch.applied + 1,
-                ends_epoch=bool(
-                    self.record.copy().advance(header.subtask, header.start, header.stop)
-                ),
+                ends_epoch=self.record.ends_epoch(header.subtask, header.stop),
                 state=self.state if self._sum is None else self._sum,
                 base=self._bases.get(header.base),
                 factor=self.factor,
@@ -261,13 +257,12 @@ class ModelState:
 
     def _count_applied(self, entry: str, header: Header, staleness: int, keys: list[str]) -> None:
         batch, totals, before = self.batch, self.meta.totals, self.point
-        batch.folded += self.record.advance(header.subtask, header.start, header.stop)
+        self.record.advance(header.subtask, header.start, header.stop)
         if self.point > before:
             batch.point = self.point
         batch.touched.add(header.subtask)
-        self.partly.add(header.subtask)
         if self.record.is_done(header.subtask):
-            self.partly.remove(header.subtask)
+            batch.done.append(header.subtask)
         bucket = str(min(staleness, MOST_STALENESS))
         batch.applied += 1
         batch.entries.append(entry)
@@ -319,31 +314,32 @@ class ModelState:
         """Return the changes of the stored applied record, with the version they belong to."""
         if not self.batch.applied:
             return {}
-        still_open = self.batch.touched - set(self.batch.folded)
-        positions = {str(each): self.record.position(each) for each in still_open}
+        partly = self.batch.touched.difference(self.batch.done)
+        positions = {str(each): self.record.position(each) for each in partly}
         finished = self.record.finished_epochs
         return {"version": meta.version, "token": meta.token, "finished": finished, **positions}
 
     def positions_to_reset(self) -> dict[str, int]:
         """Return the positions of the subtasks whose waiting updates were dropped."""
-        finished = self.record.finished_epochs
         return {
             str(each): self.record.position(each)
             for each in self.batch.reset
-            if self._config.plan.epoch_of(each) >= finished
+            if not self.record.is_done(each)
         }
 
-    def newly_done(self) -> list[int]:
-        """Return the subtasks that the batch completed."""
-        return [each for each in self.batch.touched if self.record.is_done(each)]
+    @property
+    def forgotten(self) -> tuple[int, int]:
+        """The subtasks ``[first, stop)`` of the epochs that the batch finished."""
+        return self.batch.first_open, self.record.first_open
 
     def stored_record(self) -> Record:
         """Return the applied record as it is stored."""
-        return Record(self.record.finished_epochs, dict(self.record.positions))
+        record = self.record
+        return Record(record.finished_epochs, dict(record.positions), record.done.blocks)
 
     def published(self, meta: Meta) -> None:
         """Start a new batch after the present one was published as ``meta``."""
-        self.meta, self.batch = meta, Batch()
+        self.meta, self.batch = meta, Batch(first_open=self.record.first_open)
         self._remember_base()
 
     def _remember_base(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vcasgd.store.tensors.snapshot import Meta, Snapshot, SnapshotView
+from collections.abc import Callable
+
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, SnapshotView
 from vcasgd.store.tensors.snapshot_store import MOST_PINS, SnapshotStore
 
 
@@ -49,15 +51,18 @@ class Pins:
         if before is not None:
             self._previous = before
 
-    def serve(self, view: SnapshotView, present: Snapshot) -> None:
-        """Delete unpinned versions, and pin the present one under the requested names."""
+    def serve(self, view: SnapshotView, present: Meta, record: Callable[[], Record]) -> None:
+        """Delete unpinned versions, and pin the present one under the requested names.
+
+        ``record`` returns the present applied record; it is called only for a pin.
+        """
         for name in self._pinned.keys() - view.pins:
-            self._drop(name, present.meta)
+            self._drop(name, present)
         names = view.wanted[: MOST_PINS - len(self._pinned)]
         if names:
-            self._snapshots.pin(self._token, names, present)
+            self._snapshots.pin(self._token, names, Snapshot(present, record()))
             # A name that is in use keeps its version.
-            self._pinned = dict.fromkeys(names, present.meta) | self._pinned
+            self._pinned = dict.fromkeys(names, present) | self._pinned
 
     def _drop(self, name: str, present: Meta) -> None:
         meta, remaining = self._pinned[name], {**self._pinned}

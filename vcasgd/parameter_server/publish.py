@@ -52,7 +52,7 @@ class Publisher:
         if changed and meta.exact:
             self._exact_at = time.monotonic()
         self._pins.published(model.meta if changed else None, {name: meta} if name else {})
-        self._reports.published(model.newly_done(), point)
+        self._reports.published(model.batch.done, point)
         self.publications += changed
         model.published(meta)
 
@@ -77,7 +77,8 @@ class Publisher:
         change = Change(
             base=model.meta.version,
             fields=model.changed_fields(meta),
-            forget=tuple(batch.folded),
+            done=tuple(batch.done),
+            forget=model.forgotten,
             entries=tuple(batch.entries),
             dealt=tuple(batch.dealt),
             refused=batch.refused,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 
@@ -15,7 +14,6 @@ from vcasgd.errors import (
     SnapshotMissing,
     StoreUnavailable,
 )
-from vcasgd.learning.subtasks import AppliedRecord
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
@@ -77,23 +75,13 @@ class Recovery:
         weights = torch.empty(self._config.part.floats)
         try:
             snapshot = self._snapshots.fetch(weights)
-            self._check_record(snapshot)
             # After the takeover no other server publishes, so the state has the same version.
             state = self._snapshots.fetch_state(snapshot.meta)
             return ModelState(self._config, snapshot, weights, state)
         except SnapshotMissing:
             return None
-
-    def _check_record(self, snapshot: Snapshot) -> None:
-        """Check that an applied record, which a worker may have written, is one of this job's plan.
-
-        Raises :class:`~vcasgd.errors.JobUnreadable`.
-        """
-        record = snapshot.record.to_dict()
-        text = json.dumps({"finished_epochs": record["finished"], "positions": record["positions"]})
-        try:
-            AppliedRecord.from_json(self._config.plan, text)
         except CheckpointDamaged as error:
+            # A worker may have written the applied record.
             raise JobUnreadable(f"the stored snapshot can't be read: {error.message}") from error
 
     def _from_checkpoint(self) -> ModelState | None:
@@ -142,10 +130,10 @@ class Recovery:
             self._snapshots.install(self._token, *parts, stored=False)
             self._pins.clear()
         else:
-            first_open = record.finished * self._config.plan.subtasks_per_epoch
+            first_open = model.record.first_open
             if self._snapshots.replace(self._token, *parts, first_open=first_open):
                 self._snapshots.delete_orphans(self._token, [meta, *self._pins.load()])
-        self._reports.published(model.newly_done(), model.point)
+        self._reports.published(model.batch.done, model.point)
         model.published(meta)
         state = "empty" if stored is None else f"with version {stored}"
         self._reports.add_event(

@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
+from heapq import nsmallest
 from typing import Any
 
 from vcasgd.errors import InvalidUpdate
@@ -125,7 +126,7 @@ class Reports:
             model.meta.version,
             model.record.finished_epochs,
             _totals(model),
-            model.record.done_subtasks(),
+            list(model.record.done),
             samples=model.record.samples_applied,
             point=model.point,
         )
@@ -245,5 +246,5 @@ def _totals(model: ModelState) -> str:
     """Return the totals as JSON, with the samples that the record counts and their difference."""
     recorded = model.record.samples_applied
     counted = model.meta.totals.samples
-    partly = sorted(model.partly)[:MOST_PARTLY]
+    partly = nsmallest(MOST_PARTLY, model.record.positions)
     return model.meta.totals.to_json(applied=recorded, repeated=counted - recorded, partly=partly)

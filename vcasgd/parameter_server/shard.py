@@ -27,7 +27,7 @@ from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.push_slots import PushSlots
-from vcasgd.store.tensors.snapshot import Snapshot, SnapshotView
+from vcasgd.store.tensors.snapshot import SnapshotView
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Header, StreamEntry, UpdateReader
 
@@ -159,7 +159,7 @@ class Shard:
             # The description of the published version is that of the memory.
             if view.wanted:
                 self._publisher.complete(model)
-            self._pins.serve(view, Snapshot(model.meta, model.stored_record()))
+            self._pins.serve(view, model.meta, model.stored_record)
         self._update_slots()
         self._roll_back(model)
         processed = self._collect(model)

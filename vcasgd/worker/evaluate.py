@@ -9,7 +9,7 @@ from dataclasses import asdict
 from torch import Tensor
 
 from vcasgd.errors import SnapshotMissing
-from vcasgd.learning.subtasks import AppliedRecord, EpochPlan
+from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store.ledger.job import Evaluation, completed
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.sharded import ModelSnapshot, ShardedSnapshots, versions_of
@@ -99,4 +99,4 @@ class Evaluator:
 
 
 def _samples(plan: EpochPlan, record: Record) -> int:
-    return AppliedRecord(plan, record.finished, record.positions).samples_applied
+    return record.applied(plan).samples_applied

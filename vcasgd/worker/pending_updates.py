@@ -162,11 +162,13 @@ class PendingUpdates:
 
     def on_refused(self, update: PendingUpdate, position: int) -> None:
         """Record that the update doesn't continue its subtask, which is at sample ``position``;
-        −1 for a finished epoch."""
-        if not self._resend_before(update, position):
+        −1 if the whole subtask is applied."""
+        if position < 0:
+            # This update may be a part of that, so it is kept until the replicas have it.
+            update.state = PushState.SENT
+        elif not self._resend_before(update, position):
             # Beyond this update: another worker did the work. Before it: a part was lost.
-            done = position < 0 or position >= update.stop
-            self.discard(update, rework=not done)
+            self.discard(update, rework=position < update.stop)
 
     def discard(self, update: PendingUpdate, *, rework: bool) -> None:
         """Drop an update that can't be pushed. ``rework``: its samples must be trained again."""

@@ -32,7 +32,7 @@ from vcasgd.errors import (
 from vcasgd.learning.shards import ShardRange
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.snapshot import Snapshot
+from vcasgd.store.tensors.snapshot import Meta
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Header, Payload, UpdateSender
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED, PendingUpdate, PendingUpdates, Settled
@@ -84,7 +84,7 @@ class ShardClient:
         self.rollbacks = 0
         #: Why the last request failed; None if it succeeded.
         self.trouble: StoreError | None = None
-        self._fetched: Snapshot | None = None
+        self._fetched: Meta | None = None
         self._fetch_seconds = 0.0
         #: Makes a prefetch start at once.
         self._hurry = threading.Event()
@@ -242,13 +242,14 @@ class ShardClient:
         """True if :meth:`take` has a snapshot to return."""
         return self._last.done() and self._fetched is not None
 
-    def take(self) -> Snapshot:
-        """Return the fetched snapshot, once; the caller moves its vector into the base."""
+    def take(self) -> Meta:
+        """Return the description of the fetched snapshot, once; the caller moves its vector into
+        the base."""
         assert self._fetched is not None
-        snapshot, self._fetched = self._fetched, None
-        self.base = (snapshot.meta.version, snapshot.meta.token)
-        self.rollbacks = snapshot.meta.rollbacks
-        return snapshot
+        meta, self._fetched = self._fetched, None
+        self.base = (meta.version, meta.token)
+        self.rollbacks = meta.rollbacks
+        return meta
 
     def _join_or_request(self, call: Callable[[], Any]) -> Future[Any]:
         self._hurry.set()
@@ -302,7 +303,7 @@ class ShardClient:
         # Nothing can be taken while the vector is overwritten.
         self._fetched = None
         started = time.monotonic()
-        self._fetched = self._snapshots.fetch(out, rounded=True)
+        self._fetched = self._snapshots.fetch_rounded(out)
         self._fetch_seconds = time.monotonic() - started
 
     def _fetch_in_time(self, out: Tensor, needed_at: float) -> None:
@@ -318,7 +319,7 @@ class ShardClient:
     @property
     def _newest_here(self) -> tuple[int, int] | None:
         if self._fetched is not None:
-            return self._fetched.meta.version, self._fetched.meta.token
+            return self._fetched.version, self._fetched.token
         return self.base
 
     # -- push thread -------------------------------------------------------------------------------

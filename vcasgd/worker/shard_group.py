@@ -210,10 +210,10 @@ class ShardGroup:
             for client in ready:
                 client.part.of(self.base).copy_(self._out(client))
         for client in ready:
-            snapshot = client.take()
+            meta = client.take()
             if client.part.shard == 0:
-                self.base_integers = snapshot.meta.integer_vector()
-                self.base_round = snapshot.meta.round
+                self.base_integers = meta.integer_vector()
+                self.base_round = meta.round
 
     @property
     def rollbacks(self) -> int:

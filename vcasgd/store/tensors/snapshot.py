@@ -18,6 +18,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from vcasgd.errors import JobUnreadable
+from vcasgd.learning.applied_record import AppliedRecord
+from vcasgd.learning.subtasks import EpochPlan
 
 #: Largest staleness that is counted separately, because the counts are part of every snapshot.
 MOST_STALENESS = 32
@@ -134,21 +136,33 @@ def _unreadable(why: str) -> JobUnreadable:
 
 @dataclass(frozen=True)
 class Record:
-    """Stored form of the applied record: finished epochs, and positions in unfinished ones."""
+    """Stored form of the applied record: finished epochs, positions in unfinished ones, and
+    subtasks that are done, as blocks of a :class:`~vcasgd.learning.subtask_set.SubtaskSet`."""
 
     finished: int = 0
     positions: dict[int, int] = field(default_factory=dict)
+    done: dict[int, bytes] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "finished": self.finished,
             "positions": {str(key): value for key, value in self.positions.items()},
+            "done": {str(key): base64.b64encode(bits).decode() for key, bits in self.done.items()},
         }
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Record:
         positions = {int(key): int(at) for key, at in value["positions"].items()}
-        return cls(int(value["finished"]), positions)
+        # Records of version 0.1.0 have only positions.
+        done = {int(key): base64.b64decode(bits) for key, bits in value.get("done", {}).items()}
+        return cls(int(value["finished"]), positions, done)
+
+    def applied(self, plan: EpochPlan) -> AppliedRecord:
+        """Return the applied record of a job with this plan.
+
+        Raises :class:`~vcasgd.errors.CheckpointDamaged` if it is not one of this plan.
+        """
+        return AppliedRecord(plan, self.finished, self.positions, self.done)
 
 
 @dataclass(frozen=True)
@@ -169,7 +183,8 @@ class Change:
 
     base: int
     fields: dict[str, int] = field(default_factory=dict)
-    forget: tuple[int, ...] = ()
+    done: tuple[int, ...] = ()
+    forget: tuple[int, int] = (0, 0)
     entries: tuple[str, ...] = ()
     dealt: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
@@ -242,12 +257,13 @@ def read_record(applied: Mapping[bytes, bytes]) -> Record:
 
     Raises :class:`~vcasgd.errors.JobUnreadable`.
     """
-    positions = {
-        stored_count(name): stored_count(value)
-        for name, value in applied.items()
-        if name not in (b"finished", b"version", b"token", b"safe")
-    }
-    return Record(stored_count(applied.get(b"finished", b"0")), positions)
+    positions, done = {}, {}
+    for name, value in applied.items():
+        if name.startswith(b"b"):
+            done[stored_count(name[1:])] = value
+        elif name not in (b"finished", b"version", b"token", b"safe"):
+            positions[stored_count(name)] = stored_count(value)
+    return Record(stored_count(applied.get(b"finished", b"0")), positions, done)
 
 
 def stored_count(text: bytes) -> int:
@@ -260,5 +276,6 @@ def stored_count(text: bytes) -> int:
 def record_fields(meta: Meta, record: Record, safe: int) -> list[Any]:
     """Return the stored form of the applied record: field, value, field, value, and so on."""
     head = {"finished": record.finished, "version": meta.version, "token": meta.token, "safe": safe}
-    fields = {**head, **{str(each): at for each, at in record.positions.items()}}
-    return [part for pair in fields.items() for part in pair]
+    positions = {str(each): at for each, at in record.positions.items()}
+    done = {f"b{each}": bits for each, bits in record.done.items()}
+    return [part for pair in {**head, **positions, **done}.items() for part in pair]

@@ -33,6 +33,7 @@ from vcasgd.store.tensors.snapshot import (
 
 #: Attempts of a reader, which starts over each time a publication replaces the snapshot.
 READ_ATTEMPTS = 50
+REPLACED_TOO_OFTEN = "the snapshot was replaced faster than it could be read"
 #: The value of ``safe`` if no version is known to be on the replicas.
 NOTHING_SAFE = -1
 #: Pinned snapshots at a time; each takes the memory of a model.
@@ -77,18 +78,36 @@ class SnapshotStore:
             raise JobUnreadable("the stored snapshot and its applied record differ in version")
         return snapshot
 
-    def fetch(self, out: Tensor, *, rounded: bool = False) -> Snapshot:
-        """Read the present parameters into ``out``, float32 [floats].
+    def read_meta(self) -> Meta:
+        """Read the description of the snapshot alone. Raises :class:`SnapshotMissing`."""
+        meta = self._tensors.get(self._keys.meta)
+        if meta is None:
+            raise SnapshotMissing("the tensors server holds no snapshot of this job")
+        return Meta.from_json(meta)
 
-        With ``rounded`` they are rounded to bfloat16 if the snapshot is split into halves, which
-        reads half the bytes. Raises :class:`SnapshotMissing`, and :class:`StoreUnavailable` if
-        the snapshot was replaced too often meanwhile.
+    def fetch(self, out: Tensor) -> Snapshot:
+        """Read the present parameters into ``out``, float32 [floats], with the applied record.
+
+        Raises :class:`SnapshotMissing`, and :class:`StoreUnavailable` if the snapshot was replaced
+        too often meanwhile.
         """
         for _ in range(READ_ATTEMPTS):
             snapshot = self.read()
-            if self._receive(snapshot.meta, out, rounded=rounded):
+            if self._receive(snapshot.meta, out):
                 return snapshot
-        raise StoreUnavailable("the snapshot was replaced faster than it could be read")
+        raise StoreUnavailable(REPLACED_TOO_OFTEN)
+
+    def fetch_rounded(self, out: Tensor) -> Meta:
+        """Read the present parameters into ``out``, float32 [floats].
+
+        They are rounded to bfloat16 if the snapshot is split into halves, which reads half the
+        bytes. Raises as :meth:`fetch`.
+        """
+        for _ in range(READ_ATTEMPTS):
+            meta = self.read_meta()
+            if self._receive(meta, out, rounded=True):
+                return meta
+        raise StoreUnavailable(REPLACED_TOO_OFTEN)
 
     def fetch_pinned(self, name: str, out: Tensor | None = None) -> tuple[Snapshot, Tensor]:
         """Read the snapshot pinned under a name. Raises :class:`SnapshotMissing`."""
@@ -242,7 +261,7 @@ class SnapshotStore:
 
         The caller's own earlier attempt, or another worker's first snapshot, has the same names.
         """
-        used = [self.read().meta, *(pin.meta for pin in self.pins().values())]
+        used = [self.read_meta(), *(pin.meta for pin in self.pins().values())]
         if (meta.version, meta.token) not in {(each.version, each.token) for each in used}:
             self.remove([meta])
 

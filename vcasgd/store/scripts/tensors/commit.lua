@@ -6,7 +6,8 @@
 -- ARGV  1 token  2 new meta ('' if nothing was applied)  3 change, as JSON:
 --         base      the version that the change was made from
 --         fields    {field: value}     new values of the applied record
---         forget    [subtask]          subtasks of newly finished epochs
+--         done      [subtask]          completed subtasks
+--         forget    [first, stop]      subtasks [first, stop) of newly finished epochs
 --         entries   [entry]            processed stream entries
 --         dealt     [update]           updates whose push slots are released
 --         refused   {update: reason}   reported to the workers that sent them
@@ -16,6 +17,9 @@
 --       4 number of chunks
 -- Returns 1; 0 if this change was already committed; -1 if a chunk is missing, because of a
 -- failover or because the server came back empty.
+-- Of a completed subtask, only its bit in the applied record stays, so that nothing here grows with
+-- the number of subtasks.
+-- Includes blocks.lua
 local held = redis.call('GET', KEYS[1])
 if not held or redis.call('EXISTS', KEYS[2]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
@@ -46,10 +50,27 @@ end
 for subtask, position in pairs(change.reset) do
   redis.call('HSET', KEYS[4], subtask, position .. '|')
 end
-for _, subtask in ipairs(change.forget) do
-  redis.call('HDEL', KEYS[3], subtask)
-  redis.call('HDEL', KEYS[4], subtask)
-  redis.call('HDEL', KEYS[5], subtask)
+local blocks = {}
+for _, subtask in ipairs(change.done) do
+  local field = 'b' .. block_of(subtask)
+  local bits = blocks[field] or redis.call('HGET', KEYS[3], field) or ''
+  blocks[field] = with_bit(bits, subtask)
+  for i = 3, 5 do redis.call('HDEL', KEYS[i], string.format('%.0f', subtask)) end
+end
+for field, bits in pairs(blocks) do redis.call('HSET', KEYS[3], field, bits) end
+local first, stop = change.forget[1], change.forget[2]
+if stop > first then
+  for block = math.floor(first / BLOCK), math.floor(stop / BLOCK) - 1 do
+    redis.call('HDEL', KEYS[3], string.format('b%.0f', block))
+  end
+  -- The block in which the next epoch starts.
+  local field = 'b' .. block_of(stop)
+  local bits, kept = redis.call('HGET', KEYS[3], field) or '', ''
+  for subtask = stop, stop - stop % BLOCK + 8 * #bits - 1 do
+    if has_bit(bits, subtask) then kept = with_bit(kept, subtask) end
+  end
+  redis.call('HDEL', KEYS[3], field)
+  if kept ~= '' then redis.call('HSET', KEYS[3], field, kept) end
 end
 for _, entry in ipairs(change.entries) do redis.call('XDEL', KEYS[6], entry) end
 for _, update in ipairs(change.dealt) do redis.call('ZREM', KEYS[9], update) end

@@ -2,10 +2,11 @@
 -- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6 places (push slots)
 --       7… payload chunks, already written
 -- ARGV  1 subtask  2 its epoch  3 from  4 to  5 lease token  6 update  7 header
--- Returns {'accepted', to}; {'refused', position} if it starts elsewhere; {'incomplete', n} if
--- only n chunks exist or its push slot was released, because the server came back empty or the
+-- Returns {'accepted', to}; {'refused', position} if it starts elsewhere, -1 if the whole subtask
+-- is applied; {'incomplete', n} if only n chunks exist or its push slot was released, because the server came back empty or the
 -- worker was silent for too long.
 -- Pushing the same update again is harmless: it is recognized and accepted without effect.
+-- Includes blocks.lua
 -- Includes expect_keys.lua
 expect_keys('meta', 'applied', 'pushed', 'tokens', 'updates', 'places')
 local chunks = {}
@@ -36,6 +37,10 @@ if seen > tonumber(ARGV[5]) then
   return redis.error_reply('FENCED subtask ' .. ARGV[1] .. ' has a newer lease')
 end
 if tonumber(ARGV[2]) < tonumber(redis.call('HGET', KEYS[2], 'finished')) then
+  return refuse(-1)
+end
+local subtask = tonumber(ARGV[1])
+if has_bit(redis.call('HGET', KEYS[2], 'b' .. block_of(subtask)), subtask) then
   return refuse(-1)
 end
 local position = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)

@@ -6,6 +6,7 @@
 -- ARGV  1 token  2 version  3 meta  4 first subtask of the first unfinished epoch
 --       5… applied record, field and value
 -- Returns 1; 0 if the present snapshot is not older; -1 if a chunk is missing.
+-- Includes blocks.lua
 local held = redis.call('GET', KEYS[1])
 if held and tonumber(held) > tonumber(ARGV[1]) then
   return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
@@ -23,7 +24,11 @@ redis.call('DEL', KEYS[3])
 for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
 for _, key in ipairs({KEYS[4], KEYS[5]}) do
   for _, subtask in ipairs(redis.call('HKEYS', key)) do
-    if tonumber(subtask) < tonumber(ARGV[4]) then redis.call('HDEL', key, subtask) end
+    local number = tonumber(subtask) or -1
+    if number < tonumber(ARGV[4])
+      or has_bit(redis.call('HGET', KEYS[3], 'b' .. block_of(number)), number) then
+      redis.call('HDEL', key, subtask)
+    end
   end
 end
 redis.call('XADD', KEYS[6], 'MAXLEN', '1', '*', 'n', '1')
