@@ -16,6 +16,7 @@ from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Accounts, Leases
 from vcasgd.store.ledger.tuning import Tuned, Tunings
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 PERIOD = 1.0
 ALL = {"local_steps": True, "momentum": True, "mixing": True}
@@ -38,7 +39,8 @@ class TunedJob:
         self.next_controller()
 
     def next_controller(self) -> None:
-        self.tuner = Tuner(self.job, self.ledger, PERIOD, clock=lambda: self.now)
+        beats = WorkerBeats(self.ledger)
+        self.tuner = Tuner(self.job, self.ledger, beats, PERIOD, clock=lambda: self.now)
 
     def step(self) -> Tuned:
         self.now += PERIOD

@@ -17,6 +17,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.ledger.tuning import Tunings
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 BEAT = 1.0
 GIB = 2**30
@@ -32,7 +33,7 @@ class TunedMachine:
         fields = {"name": "job", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 1}
         self.job = self.jobs.submit(JobSpec.parse(fields), "0" * 64).id
         self.now = 1000.0
-        self.learners = Learners(ledger, BEAT)
+        self.learners = Learners(ledger, WorkerBeats(ledger), BEAT)
         #: Further workers as Ray lists them, and whether each is alive.
         self.further: dict[str, bool] = {}
         self.first_alive = True
@@ -247,7 +248,7 @@ def test_next_controller_continues_with_the_same_number(
     one.work(19)
     assert one.count() == 3
 
-    one.learners = Learners(one.ledger, BEAT)
+    one.learners = Learners(one.ledger, WorkerBeats(one.ledger), BEAT)
 
     assert one.decide() == []
     assert one.count() == 3

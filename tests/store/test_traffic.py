@@ -5,14 +5,15 @@ from __future__ import annotations
 from support.world import World
 
 from vcasgd.store.ledger.heartbeats import LARGEST_COUNT
-from vcasgd.store.ledger.traffic import Traffic, read_traffic
+from vcasgd.store.ledger.traffic import Traffic
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 #: Largest integer that the server can increment.
 LARGEST_INTEGER = 2**63 - 1
 
 
 def traffic(world: World) -> Traffic:
-    return read_traffic(world.ledger, [world.job])[world.job]
+    return WorkerBeats(world.ledger).traffic(world.job)
 
 
 def test_traffic_is_the_sum_of_present_and_removed_workers(world: World) -> None:
@@ -46,8 +47,4 @@ def test_traffic_of_hostile_workers_is_parsed_and_never_overflows(world: World) 
 
 
 def test_traffic_of_jobs_without_workers_is_zero(world: World) -> None:
-    assert read_traffic(world.ledger, []) == {}
-    assert read_traffic(world.ledger, [world.job, "unknown"]) == {
-        world.job: Traffic(),
-        "unknown": Traffic(),
-    }
+    assert traffic(world) == WorkerBeats(world.ledger).traffic("unknown") == Traffic()

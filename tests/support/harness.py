@@ -39,6 +39,7 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control, Servers
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import digest_of, pack
@@ -186,7 +187,7 @@ def run_job_loop() -> None:
     nodes = [connect(url) for url in settings.tensors_urls()]
     leadership = Leadership(Control(ledger), settings)
     leadership.start()
-    JobLoop(settings, ledger, nodes, leadership).run()
+    JobLoop(settings, ledger, nodes, leadership, WorkerBeats(ledger)).run()
 
 
 def run_noticing_worker() -> None:

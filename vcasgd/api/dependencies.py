@@ -16,6 +16,7 @@ from vcasgd.store.ledger.costs import Costs, Workloads
 from vcasgd.store.ledger.events import EventFeed
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control, Servers
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 Service = TypeVar("Service")
 
@@ -34,6 +35,7 @@ def provide(
         Jobs: jobs,
         Control: control,
         Servers: servers,
+        WorkerBeats: WorkerBeats(ledger),
         Costs: costs,
         Workloads: Workloads(ledger),
         EventFeed: feed,
@@ -57,6 +59,7 @@ SessionsDep = Annotated[Sessions, _service(Sessions)]
 JobsDep = Annotated[Jobs, _service(Jobs)]
 ControlDep = Annotated[Control, _service(Control)]
 ServersDep = Annotated[Servers, _service(Servers)]
+WorkerBeatsDep = Annotated[WorkerBeats, _service(WorkerBeats)]
 CostsDep = Annotated[Costs, _service(Costs)]
 WorkloadsDep = Annotated[Workloads, _service(Workloads)]
 EventFeedDep = Annotated[EventFeed, _service(EventFeed)]

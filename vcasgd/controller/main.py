@@ -23,6 +23,7 @@ from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.connection import connect, patiently
 from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 from vcasgd.store.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Controller:
         self._ledger = connect(settings.secret("ledger_url"))
         self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self._control = Control(self._ledger)
+        self._beats = WorkerBeats(self._ledger)
         self._leadership = Leadership(self._control, settings)
         self._stop = threading.Event()
         self._reported = False
@@ -60,7 +62,7 @@ class Controller:
         self._leadership.start()
         while not self._stop.is_set() and not self._leadership.sure:
             self._stop.wait(self._settings.heartbeat / 4)
-        jobs = JobLoop(self._settings, self._ledger, self._nodes, self._leadership)
+        jobs = JobLoop(self._settings, self._ledger, self._nodes, self._leadership, self._beats)
         jobs.start()
         try:
             self._run_fleet()
@@ -71,7 +73,8 @@ class Controller:
     def _run_fleet(self) -> None:
         settings, pools = self._settings, PoolRegistry(self._settings)
         fleet = patiently(
-            lambda: FleetLoop(settings, self._ledger, pools), settings.patience_seconds
+            lambda: FleetLoop(settings, self._ledger, pools, self._beats),
+            settings.patience_seconds,
         )
         failures = 0
         while not self._stop.is_set():

@@ -143,6 +143,7 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
              keys.quarantine, keys.placed, keys.refused, keys.tuning, CLEARANCES),
         ),
         Grant("W", "zadd zrem", (keys.leases, keys.open)),
+        Grant("RW", "zadd zincrby", (keys.beats,)),
         Grant("W", "hset hdel", (keys.holders,)),
         Grant("RW", "hset hincrby", (keys.counters,)),
         Grant("W", "hset", (keys.workers, keys.evaluations, keys.facts, keys.refused)),

@@ -108,7 +108,7 @@ class TensorsAdmission:
         workers: dict[str, list[str]] = {}
         banned = set()
         for job in jobs:
-            names = self._jobs.workers(job).keys()
+            names = self._jobs.worker_names(job)
             # a model reveals its data, so clearances apply here too
             excluded = self._jobs.quarantined(job).keys() | self._clearances.uncleared(job, names)
             # a worker that reports under many names can displace only workers of its own job

@@ -123,6 +123,12 @@ class LedgerKeys:
         return self._key("workers")
 
     @property
+    def beats(self) -> str:
+        """Sorted set: worker → number of its last heartbeat in the job; the empty name has the
+        newest number."""
+        return self._key("beats")
+
+    @property
     def traffic(self) -> str:
         """Hash: bytes that removed workers pushed and fetched."""
         return self._key("traffic")
@@ -204,6 +210,7 @@ class LedgerKeys:
             self.done,
             self.evaluations,
             self.workers,
+            self.beats,
             self.draining,
             self.quarantine,
             self.placed,

@@ -9,7 +9,14 @@ from fastapi import APIRouter, Body, status
 
 import vcasgd
 from vcasgd.api.convert import store_view
-from vcasgd.api.dependencies import ControlDep, JobsDep, LedgerDep, ServersDep, SettingsDep
+from vcasgd.api.dependencies import (
+    ControlDep,
+    JobsDep,
+    LedgerDep,
+    ServersDep,
+    SettingsDep,
+    WorkerBeatsDep,
+)
 from vcasgd.api.problems import documented
 from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.logging import request_id
@@ -26,6 +33,7 @@ from vcasgd.schemas.fleet import (
 from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 router = APIRouter(tags=["fleet"])
 
@@ -45,20 +53,20 @@ def get_status(
         active_jobs=active,
         servers=len(servers.all()),
         instances=len(control.instances()),
-        workers=sum(len(jobs.workers(job)) for job in active),
+        workers=sum(jobs.worker_count(job) for job in active),
     )
 
 
 @router.get("/jobs/{job}/workers", responses=documented(404))
-def list_workers_of_job(jobs: JobsDep, job: str) -> list[WorkerRow]:
+def list_workers_of_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> list[WorkerRow]:
     """List the last heartbeat of each worker of a job."""
-    return list(_workers(jobs, jobs.get(job).id))
+    return list(_workers(jobs, beats, jobs.get(job).id))
 
 
 @router.get("/workers")
-def list_workers(jobs: JobsDep) -> list[WorkerRow]:
+def list_workers(jobs: JobsDep, beats: WorkerBeatsDep) -> list[WorkerRow]:
     """List the workers of all active jobs."""
-    return [row for job in jobs.active() for row in _workers(jobs, job)]
+    return [row for job in jobs.active() for row in _workers(jobs, beats, job)]
 
 
 @router.get("/instances")
@@ -91,10 +99,14 @@ def get_store(servers: ServersDep, ledger: LedgerDep) -> StoreView:
     responses=documented(404, 409, 413),
 )
 def evict_worker(
-    jobs: JobsDep, control: ControlDep, worker: str, eviction: EvictionBody = None
+    jobs: JobsDep,
+    control: ControlDep,
+    beats: WorkerBeatsDep,
+    worker: str,
+    eviction: EvictionBody = None,
 ) -> EvictionRequested:
     """Take the machine that a worker runs on."""
-    row = next((row for row in list_workers(jobs) if row.name == worker), None)
+    row = next((row for row in list_workers(jobs, beats) if row.name == worker), None)
     if row is None:
         raise NotFound(f"there is no worker {worker}", status=404)
     if row.instance is None:
@@ -126,9 +138,9 @@ def _evict(control: Control, instance: str, eviction: Eviction) -> EvictionReque
     return requested
 
 
-def _workers(jobs: Jobs, job: str) -> Iterator[WorkerRow]:
+def _workers(jobs: Jobs, beats: WorkerBeats, job: str) -> Iterator[WorkerRow]:
     """Yield all workers, also quarantined ones without a machine, to show why they are."""
-    quarantined, heartbeats = jobs.quarantined(job), jobs.workers(job)
+    quarantined, heartbeats = jobs.quarantined(job), beats.of(job)
     for name in sorted(heartbeats.keys() | quarantined.keys()):
         fields = heartbeats[name].to_json() if name in heartbeats else {}
         fields |= {"name": name, "job": job, "quarantined": quarantined.get(name)}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Header, Query, Response, status
 
 from vcasgd.api.convert import job_view
-from vcasgd.api.dependencies import ControlDep, JobsDep, LedgerDep, StorageDep
+from vcasgd.api.dependencies import ControlDep, JobsDep, StorageDep, WorkerBeatsDep
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
 from vcasgd.errors import SpecError
@@ -15,10 +15,9 @@ from vcasgd.logging import isolated
 from vcasgd.schemas.jobs import JobView, ResumeRequest, SubmitRequest
 from vcasgd.spec.job import JobSpec, JobState
 from vcasgd.storage.objects import Storage
-from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.servers import Control
-from vcasgd.store.ledger.traffic import read_traffic
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 router = APIRouter(tags=["jobs"])
 
@@ -47,7 +46,7 @@ def submit_job(
     jobs: JobsDep,
     control: ControlDep,
     storage: StorageDep,
-    ledger: LedgerDep,
+    beats: WorkerBeatsDep,
     response: Response,
     body: SubmitRequest,
     idempotency_key: IdempotencyKey = None,
@@ -59,11 +58,11 @@ def submit_job(
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     if not created:
         response.status_code = status.HTTP_200_OK
-    return _view(ledger, job)
+    return _view(beats, job)
 
 
-def _view(ledger: RedisClient, job: JobRecord) -> JobView:
-    return job_view(job, read_traffic(ledger, [job.id])[job.id])
+def _view(beats: WorkerBeats, job: JobRecord) -> JobView:
+    return job_view(job, beats.traffic(job.id))
 
 
 def _check_package(storage: Storage, digest: str) -> None:
@@ -99,7 +98,7 @@ def _check_pools(control: Control, spec: JobSpec) -> None:
 @router.get("/jobs")
 def list_jobs(
     jobs: JobsDep,
-    ledger: LedgerDep,
+    beats: WorkerBeatsDep,
     state: JobState | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[JobView]:
@@ -108,30 +107,32 @@ def list_jobs(
     views = []
     for job in jobs.all(states, limit):
         with isolated(job.id):
-            views.append(_view(ledger, job))
+            views.append(_view(beats, job))
     return views
 
 
 @router.get("/jobs/{job}", responses=documented(404))
-def get_job(jobs: JobsDep, ledger: LedgerDep, job: str) -> JobView:
+def get_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
     """Show a job."""
-    return _view(ledger, jobs.get(job))
+    return _view(beats, jobs.get(job))
 
 
 @router.post("/jobs/{job}/pause", responses=documented(404, 409))
-def pause_job(jobs: JobsDep, ledger: LedgerDep, job: str) -> JobView:
+def pause_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
     """Pause a running job. Its workers push their work and leave."""
-    return _view(ledger, jobs.pause(job))
+    return _view(beats, jobs.pause(job))
 
 
 @router.post("/jobs/{job}/resume", responses=documented(404, 409, 413))
-def resume_job(jobs: JobsDep, ledger: LedgerDep, job: str, options: ResumeBody = None) -> JobView:
+def resume_job(
+    jobs: JobsDep, beats: WorkerBeatsDep, job: str, options: ResumeBody = None
+) -> JobView:
     """Resume a paused job."""
     budget = options.max_cost_usd if options else None
-    return _view(ledger, jobs.resume(job, max_cost_usd=budget))
+    return _view(beats, jobs.resume(job, max_cost_usd=budget))
 
 
 @router.post("/jobs/{job}/cancel", responses=documented(404, 409))
-def cancel_job(jobs: JobsDep, ledger: LedgerDep, job: str) -> JobView:
+def cancel_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
     """Cancel a job that has not ended."""
-    return _view(ledger, jobs.cancel(job))
+    return _view(beats, jobs.cancel(job))

@@ -10,7 +10,14 @@ from fastapi import APIRouter, Response, status
 
 import vcasgd
 from vcasgd.api.auth import METRICS
-from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, LedgerDep, ServersDep
+from vcasgd.api.dependencies import (
+    ControlDep,
+    CostsDep,
+    JobsDep,
+    LedgerDep,
+    ServersDep,
+    WorkerBeatsDep,
+)
 from vcasgd.api.exposition import (
     CONTENT_TYPE,
     MOST_JOBS,
@@ -25,7 +32,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.traffic import read_traffic
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 router = APIRouter(tags=["health"])
 
@@ -69,14 +76,19 @@ async def _ledger_error(ledger: RedisClient) -> str | None:
 # Prometheus defines the format, so the OpenAPI document leaves it out
 @router.get(METRICS, include_in_schema=False)
 def get_metrics(
-    jobs: JobsDep, control: ControlDep, costs: CostsDep, servers: ServersDep, ledger: LedgerDep
+    jobs: JobsDep,
+    control: ControlDep,
+    costs: CostsDep,
+    servers: ServersDep,
+    ledger: LedgerDep,
+    beats: WorkerBeatsDep,
 ) -> Response:
     """Export metrics; clients on this machine need no token."""
     sources = MetricSources(
         version=vcasgd.__version__,
         controller=control.held(),
         states=jobs.states(),
-        jobs=list(_sources(jobs, costs, ledger)),
+        jobs=list(_sources(jobs, costs, beats)),
         heartbeats=servers.all(),
         ledger=read_gauges(ledger),
         instances=control.instances(),
@@ -84,9 +96,9 @@ def get_metrics(
     return Response(exposition(sources), media_type=CONTENT_TYPE)
 
 
-def _sources(jobs: Jobs, costs: Costs, ledger: RedisClient) -> Iterator[JobSources]:
+def _sources(jobs: Jobs, costs: Costs, beats: WorkerBeats) -> Iterator[JobSources]:
     """Yield the data of the active jobs that can be read."""
     for name in jobs.active()[-MOST_JOBS:]:
         with isolated(name):
             job, workers, spent = jobs.get(name), jobs.worker_count(name), costs.spent(name)
-            yield JobSources(job, workers, spent, read_traffic(ledger, [name])[name])
+            yield JobSources(job, workers, spent, beats.traffic(name))

@@ -18,6 +18,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tunings
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 #: Heartbeats over which a number of learners is measured, once all of them train.
 MEASURE_BEATS = 20
@@ -45,9 +46,10 @@ class Learners:
     measures again.
     """
 
-    def __init__(self, ledger: RedisClient, heartbeat: float) -> None:
+    def __init__(self, ledger: RedisClient, beats: WorkerBeats, heartbeat: float) -> None:
         self._ledger = ledger
         self._jobs = Jobs(ledger)
+        self._beats = beats
         self._heartbeat = heartbeat
         #: By the first worker of a machine.
         self._trials: dict[str, Trial] = {}
@@ -83,7 +85,7 @@ class Learners:
         self, demand: JobDemand, state: Observed, alive: set[str], died: set[str], now: float
     ) -> list[str]:
         """Return the further workers that a job should have."""
-        job, beats = demand.job, self._jobs.workers(demand.job)
+        job, beats = demand.job, self._beats.of(demand.job)
         tunings = Tunings(self._ledger, job)
         before = tunings.read().learners
         learners = {}

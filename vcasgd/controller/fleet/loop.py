@@ -28,6 +28,7 @@ from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,9 @@ LOST_HEARTBEATS = 10
 class FleetLoop:
     """Keeps the machines. Every action can be executed twice, and every round can be cut off."""
 
-    def __init__(self, settings: Settings, ledger: RedisClient, pools: PoolRegistry) -> None:
+    def __init__(
+        self, settings: Settings, ledger: RedisClient, pools: PoolRegistry, beats: WorkerBeats
+    ) -> None:
         """Raise :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable."""
         jobs, self._control = Jobs(ledger), Control(ledger)
         costs, speeds = CostLedger(ledger), Speeds(ledger)
@@ -50,6 +53,7 @@ class FleetLoop:
         self._observer = Observer(
             settings,
             jobs=jobs,
+            beats=beats,
             demands=Demands(jobs, costs, self._clearance, speeds),
             pools=pools,
             cloud=self._cloud,
@@ -77,7 +81,7 @@ class FleetLoop:
             timeline=TimelineRecorder(ledger),
             ray_dir=settings.ray_dir,
         )
-        self._learners = Learners(ledger, settings.heartbeat)
+        self._learners = Learners(ledger, beats, settings.heartbeat)
 
     def round(self) -> None:
         """Observe, decide, and act once.

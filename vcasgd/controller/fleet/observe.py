@@ -29,6 +29,7 @@ from vcasgd.settings import Settings
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 #: States of machines that can still be used.
 STAYING = (InstanceState.BOOTING, InstanceState.RUNNING)
@@ -49,6 +50,7 @@ class Observer:
         settings: Settings,
         *,
         jobs: Jobs,
+        beats: WorkerBeats,
         demands: Demands,
         pools: PoolRegistry,
         cloud: CloudCache,
@@ -59,6 +61,7 @@ class Observer:
     ) -> None:
         self._settings = settings
         self._jobs = jobs
+        self._beats = beats
         self._demands = demands
         self._pools = pools
         self._cloud = cloud
@@ -81,7 +84,7 @@ class Observer:
     def _observe(self, now: float) -> Observed:
         jobs, limits = self._demands.active_jobs(self._pools.specs), self._limits()
         self._ray.refresh()
-        beats = {job.id: self._jobs.workers(job.id) for job in jobs}
+        beats = {job.id: self._beats.of(job.id) for job in jobs}
         machines = self._machines(beats, now)
         self._measure(jobs, beats, machines, limits, now)
         self._launches.load()

@@ -42,7 +42,7 @@ class RestartBackoff:
         It is no crash if the worker's last heartbeat says why the worker leaves, or that its
         machine is about to be taken.
         """
-        beat = self._jobs.workers(job).get(worker)
+        beat = self._jobs.worker(job, worker)
         if beat is not None and (beat.leaving or beat.notice == "terminate"):
             self._counts.pop(worker, None)
             return

@@ -205,7 +205,7 @@ class JobLifecycle:
     # -- failures and divergence -------------------------------------------------------------------
 
     def _workers(self, job: JobRecord) -> int:
-        return len(self._jobs.workers(job.id))
+        return self._jobs.worker_count(job.id)
 
     def _failures(self, job: JobRecord) -> list[Failure]:
         """Return the failures that still count."""

@@ -27,6 +27,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.quota import Quota
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,14 @@ class JobLoop(EssentialThread):
         ledger: RedisClient,
         nodes: Sequence[RedisClient],
         leadership: Leadership,
+        beats: WorkerBeats,
     ) -> None:
         super().__init__("jobs")
         self._settings = settings
         self._leadership = leadership
         self._ledger = ledger
         self._nodes = nodes
+        self._beats = beats
         self._jobs = Jobs(ledger)
         self._storage = Storage(settings.required("storage_url"))
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -108,15 +111,20 @@ class JobLoop(EssentialThread):
                     self._clean_up(job)
 
     def _step(self, job: str) -> None:
-        heartbeat = self._settings.heartbeat
-        lifecycle = self._lifecycles.setdefault(job, self._lifecycle(job))
-        tuner = self._tuners.setdefault(job, Tuner(job, self._ledger, heartbeat))
-        quota = self._quotas.setdefault(job, Quota(self._ledger, job, heartbeat))
+        if job not in self._lifecycles:
+            self._begin(job)
+        lifecycle, tuner, quota = self._lifecycles[job], self._tuners[job], self._quotas[job]
         with bound(job=job, request=lifecycle.request):
             if why := quota.enforce() or _violation(lifecycle):
                 self._expel(job, why)
             else:
                 tuner.step()
+
+    def _begin(self, job: str) -> None:
+        heartbeat = self._settings.heartbeat
+        self._tuners[job] = Tuner(job, self._ledger, self._beats, heartbeat)
+        self._quotas[job] = Quota(self._ledger, job, heartbeat)
+        self._lifecycles[job] = self._lifecycle(job)
 
     def _expel(self, job: str, why: str) -> None:
         """Fail a job, and take its workers' access to the ledger."""

@@ -19,6 +19,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tunings
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 #: Updates over which staleness is averaged; a mean over fewer depends mostly on their order.
 LEAST_UPDATES = 50
@@ -35,11 +36,13 @@ class Tuner:
         self,
         job: str,
         ledger: RedisClient,
+        beats: WorkerBeats,
         period: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
         self._jobs = Jobs(ledger)
+        self._beats = beats
         self._tunings = Tunings(ledger, job)
         self._period = period
         self._clock = clock
@@ -67,7 +70,7 @@ class Tuner:
     # -- local steps ---------------------------------------------------------------------------
 
     def _tune_steps(self, job: JobRecord) -> None:
-        beats = self._jobs.workers(job.id)
+        beats = self._beats.of(job.id)
         seconds = {
             name: beat.step_seconds for name, beat in beats.items() if beat.step_seconds is not None
         }

@@ -53,6 +53,8 @@ class Jobs(EventLog):
 
     def __init__(self, ledger: RedisClient) -> None:
         super().__init__(ledger)
+        #: States of jobs that have ended, which never change.
+        self._ended: dict[str, JobState] = {}
         self._submit = ledger.script("ledger/submit")
         self._transition = ledger.script("ledger/transition")
         self._roll_back = ledger.script("ledger/roll_back")
@@ -141,17 +143,28 @@ class Jobs(EventLog):
 
     def states(self) -> Counter[JobState]:
         """Return the number of jobs in each state."""
+        jobs = self.newest(0)
+        ended = {job: self._ended[job] for job in jobs if job in self._ended}
+        others = [job for job in jobs if job not in ended]
         with self._ledger.pipeline() as pipe:
-            for job in self.newest(0):
+            for job in others:
                 pipe.hget(LedgerKeys(job).record, "state")
             values = pipe.execute()
-        states = {state.value.encode(): state for state in JobState}
-        return Counter(states[value] for value in values if value in states)
+        names = {state.value.encode(): state for state in JobState}
+        known = {
+            job: names[value] for job, value in zip(others, values, strict=True) if value in names
+        }
+        self._ended = ended | {job: state for job, state in known.items() if state.over}
+        return Counter([*ended.values(), *known.values()])
 
     def active(self) -> list[str]:
         """Return the IDs of jobs that have not ended, in order of submission."""
-        active = self._ledger.smembers(names.ACTIVE)
-        return [job.decode() for job in self._ledger.zrange(names.JOBS, 0, -1) if job in active]
+        active = sorted(self._ledger.smembers(names.ACTIVE))
+        submitted = self._ledger.zmscore(names.JOBS, active) if active else []
+        order = sorted(
+            (at, job) for at, job in zip(submitted, active, strict=True) if at is not None
+        )
+        return [job.decode() for _, job in order]
 
     def transition(
         self, job: str, to: JobState, allowed: Iterable[JobState], *, why: str, **fields: Any
@@ -245,19 +258,36 @@ class Jobs(EventLog):
         rows = ((worker_name(worker), Heartbeat.parse(text)) for worker, text in stored.items())
         return {name: beat for name, beat in rows if name is not None and beat is not None}
 
+    def worker(self, job: str, worker: str) -> Heartbeat | None:
+        """Return the last heartbeat of a worker; None without one that can be read."""
+        return Heartbeat.parse(self._ledger.hget(LedgerKeys(job).workers, worker) or b"")
+
+    def worker_names(self, job: str) -> set[str]:
+        """Return the names of the workers that have a heartbeat and were not removed."""
+        names = map(worker_name, self._ledger.hkeys(LedgerKeys(job).workers))
+        return {name for name in names if name is not None}
+
     def worker_count(self, job: str) -> int:
         """Return the number of workers that have a heartbeat and were not removed."""
         return int(self._ledger.hlen(LedgerKeys(job).workers))
 
     def remove_worker(self, job: str, worker: str) -> None:
         """Remove a worker that is gone for good. Its traffic stays in the job's sum."""
+        self.remove_workers(job, [worker])
+
+    def remove_workers(self, job: str, workers: Collection[str]) -> None:
+        """Remove several workers, in two round trips."""
+        if not workers:
+            return
         keys = LedgerKeys(job)
-        heartbeat = Heartbeat.parse(self._ledger.hget(keys.workers, worker) or b"")
+        texts = self._ledger.hmget(keys.workers, list(workers))
         with self._ledger.pipeline(transaction=True) as pipe:
-            pipe.hdel(keys.workers, worker)
-            pipe.srem(keys.draining, worker)
-            if heartbeat:
-                keep_traffic(pipe, job, heartbeat)
+            pipe.hdel(keys.workers, *workers)
+            pipe.zrem(keys.beats, *workers)
+            pipe.srem(keys.draining, *workers)
+            for text in texts:
+                if heartbeat := Heartbeat.parse(text or b""):
+                    keep_traffic(pipe, job, heartbeat)
             pipe.execute()
 
     def drain(self, job: str, worker: str) -> None:

@@ -27,8 +27,8 @@ class Quota:
         self._ledger = ledger
         self._period = period
         self._checked_at = float("-inf")
-        self._small = (keys.facts, keys.workers, keys.evaluations, keys.refused, keys.failures,
-                       keys.events, keys.logs)  # fmt: skip
+        self._small = (keys.facts, keys.workers, keys.beats, keys.evaluations, keys.refused,
+                       keys.failures, keys.events, keys.logs)  # fmt: skip
         self._large = (keys.leases, keys.holders, keys.open, keys.counters)
 
     def enforce(self) -> str | None:

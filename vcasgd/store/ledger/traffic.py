@@ -6,12 +6,11 @@ the job's earlier workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
-from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.heartbeats import Heartbeat
 
@@ -29,27 +28,15 @@ class Traffic:
         return cls(heartbeat.pushed_bytes or 0, heartbeat.fetched_bytes or 0)
 
     @classmethod
-    def of_job(cls, removed: Mapping[bytes, bytes], heartbeats: Iterable[bytes]) -> Traffic:
+    def of_job(cls, removed: Mapping[bytes, bytes], heartbeats: Iterable[Heartbeat]) -> Traffic:
         """Return the sums of all workers. ``removed``: the ledger's hash."""
-        parsed = (Heartbeat.parse(text) for text in heartbeats)
-        present = [cls.of(heartbeat) for heartbeat in parsed if heartbeat]
+        present = [cls.of(heartbeat) for heartbeat in heartbeats]
 
         def total(name: str) -> int:
             earlier = int(Decimal(removed.get(name.encode(), b"0").decode()))
             return earlier + sum(int(getattr(each, name)) for each in present)
 
         return cls(total("pushed_bytes"), total("fetched_bytes"))
-
-
-def read_traffic(ledger: RedisClient, jobs: Sequence[str]) -> dict[str, Traffic]:
-    """Return the sums of jobs. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
-    with ledger.pipeline(transaction=True) as pipe:
-        for job in jobs:
-            pipe.hgetall(LedgerKeys(job).traffic)
-            pipe.hvals(LedgerKeys(job).workers)
-        rows = pipe.execute()
-    pairs = zip(rows[::2], rows[1::2], strict=True)
-    return {job: Traffic.of_job(*pair) for job, pair in zip(jobs, pairs, strict=True)}
 
 
 def keep_traffic(pipe: Any, job: str, heartbeat: Heartbeat) -> None:
