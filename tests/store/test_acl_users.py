@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from support.harness import RedisServer
@@ -47,6 +48,24 @@ class TestAclUsers:
         AclUsers(ledger, EVERY_SCRIPT, 0).sync(self.users("a", "b"))
 
         assert self.names(ledger) == {"vcasgd-job-a", "vcasgd-job-b"}
+
+    def test_at_most_so_many_users_are_set_at_once(self, ledger: RedisClient) -> None:
+        acl_users, users = AclUsers(ledger, EVERY_SCRIPT, 0), self.users("a", "b", "c")
+
+        assert not acl_users.sync(users, most=2)
+        assert self.names(ledger) == {"vcasgd-job-a", "vcasgd-job-b"}
+        assert acl_users.sync(users, most=2)
+        assert len(self.names(ledger)) == 3
+        assert acl_users.sync(users, most=0)
+
+    def test_rules_of_users_that_exist_are_not_computed_again(self, ledger: RedisClient) -> None:
+        acl_users, users = AclUsers(ledger, EVERY_SCRIPT, 0), self.users("a", "b")
+        acl_users.sync(users)
+
+        def never() -> str:
+            raise AssertionError
+
+        acl_users.sync(replace(each, make_password=never) for each in users)
 
     def test_users_lost_in_a_restart_are_created_again(self, ledger: RedisClient) -> None:
         acl_users = AclUsers(ledger, EVERY_SCRIPT, 0)

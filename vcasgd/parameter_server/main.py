@@ -124,6 +124,8 @@ class ParameterServer:
         self._reporter = ThreadPoolExecutor(1, thread_name_prefix="reports")
         self._look = Background[JobsView](ThreadPoolExecutor(1, thread_name_prefix="jobs"))
         self._heartbeat_at = 0.0
+        #: True while there are more new workers than can be admitted at once.
+        self._admits_more = False
         #: Newest token of this process: its first one, or that of a shard that was loaded again.
         self._token = 0
 
@@ -222,6 +224,8 @@ class ParameterServer:
             # Training continues without the ledger.
             log.warning("ledger: %s", error)
         if time.monotonic() - self._heartbeat_at < self._settings.heartbeat / 2:
+            if self._admits_more:
+                self._admit()
             return
         self._heartbeat_at = time.monotonic()
         if not self._look.busy:
@@ -246,7 +250,7 @@ class ParameterServer:
             return
         restarting = {job for job, shard in self._shards.items() if shard.awaits_first_snapshot}
         try:
-            self._admission.admit(self._starting | restarting)
+            self._admits_more = not self._admission.admit(self._starting | restarting)
         except (StoreUnavailable, StoreFull) as error:
             log.warning("tensors: %s", error)
             self._heartbeat_at = 0.0

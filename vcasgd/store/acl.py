@@ -18,7 +18,8 @@ import hmac
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from vcasgd.errors import StoreDenied
@@ -61,14 +62,26 @@ class Grant:
 
 @dataclass(frozen=True)
 class User:
-    """A user of one server. Its ``repr`` does not contain the password."""
+    """A user of one server, whose password and grants are computed when they are needed.
+
+    Users with the same name and ``variant`` have the same rules under one secret. The ``repr``
+    does not contain the password.
+    """
 
     name: str
-    password: str
-    grants: tuple[Grant, ...]
+    variant: str
+    make_password: Callable[[], str] = field(repr=False, compare=False)
+    make_grants: Callable[[], tuple[Grant, ...]] = field(repr=False, compare=False)
 
-    def __repr__(self) -> str:
-        return f"User(name={self.name!r})"
+    @property
+    def password(self) -> str:
+        """The password."""
+        return self.make_password()
+
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        """The permissions."""
+        return self.make_grants()
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -92,7 +105,12 @@ class User:
 
 def ledger_user(secret: str, job: str) -> User:
     """Return the ledger user of a job's workers: leases, heartbeats, results, logs."""
-    return User(f"vcasgd-job-{job}", _derived(secret, "ledger", job), _on_ledger(LedgerKeys(job)))
+    return User(
+        f"vcasgd-job-{job}",
+        "ledger",
+        lambda: _derived(secret, "ledger", job),
+        lambda: _on_ledger(LedgerKeys(job)),
+    )
 
 
 def tensors_user(secret: str, job: str, worker: str, *, first_snapshot: bool = False) -> User:
@@ -100,10 +118,18 @@ def tensors_user(secret: str, job: str, worker: str, *, first_snapshot: bool = F
 
     ``first_snapshot``: the job has no model yet, so the worker may install the first one.
     """
-    grants = _on_tensors(TensorKeys(job), worker)
-    if first_snapshot:
-        grants += _for_first_snapshot(TensorKeys(job))
-    return User(f"vcasgd-job-{job}/{worker}", _derived(secret, "tensors", job, worker), grants)
+
+    def grants() -> tuple[Grant, ...]:
+        keys = TensorKeys(job)
+        more = _for_first_snapshot(keys) if first_snapshot else ()
+        return _on_tensors(keys, worker) + more
+
+    return User(
+        f"vcasgd-job-{job}/{worker}",
+        "first snapshot" if first_snapshot else "tensors",
+        lambda: _derived(secret, "tensors", job, worker),
+        grants,
+    )
 
 
 def worker_key(secret: str, job: str, worker: str) -> str:
@@ -212,8 +238,8 @@ class AclUsers:
         self._scripts = [server.script(name) for name in scripts]
         self._linger = linger_seconds
         self._clock = clock
-        #: User name → the rules that were set, and when the user was last listed.
-        self._users: dict[str, tuple[tuple[str, ...], float]] = {}
+        #: User name → the variant that was set, and when the user was last listed.
+        self._users: dict[str, tuple[str, float]] = {}
 
     def adopt(self, names: re.Pattern[str]) -> None:
         """Take over users that an earlier process created, so that they are deleted in time.
@@ -223,23 +249,31 @@ class AclUsers:
         now = self._clock()
         for name in (each.decode() for each in self._acl("USERS")):
             if names.fullmatch(name):
-                self._users.setdefault(name, ((), now))
+                self._users.setdefault(name, ("", now))
 
-    def sync(self, users: Iterable[User], banned: Collection[str] = ()) -> None:
+    def sync(
+        self, users: Iterable[User], banned: Collection[str] = (), most: int | None = None
+    ) -> bool:
         """Create or update ``users``, and delete those that are banned or no longer listed.
 
-        Names in ``banned`` are deleted at once. Without changes this takes two round trips. Raises
+        Names in ``banned`` are deleted at once. Sets at most ``most`` users; returns False if that
+        left some out. Without changes this takes two round trips. Raises
         :class:`StoreUnavailable`, and :class:`StoreDenied` if this client may not manage users.
         """
         self._load_scripts()
         now = self._clock()
-        rules = {user.name: user.rules for user in users}
         existing = {name.decode() for name in self._acl("USERS")}
-        for name, each in rules.items():
-            if name not in existing or self._users.get(name, ((), 0.0))[0] != each:
-                self._acl("SETUSER", name, *each)
-            self._users[name] = (each, now)
+        due = []
+        for user in users:
+            variant = self._users.get(user.name, ("", 0.0))[0]
+            if user.name not in existing or variant != user.variant:
+                due.append(user)
+            self._users[user.name] = (variant, now)
+        for user in islice(due, most):
+            self._acl("SETUSER", user.name, *user.rules)
+            self._users[user.name] = (user.variant, now)
         self._delete(banned, now, existing)
+        return most is None or len(due) <= most
 
     def _load_scripts(self) -> None:
         loaded = self._server.script_exists(*(script.sha for script in self._scripts))

@@ -6,7 +6,7 @@ not cleared for the job's data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from vcasgd.settings import Settings
 from vcasgd.store.acl import (
@@ -25,8 +25,12 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.jobs import Jobs
 
-#: Most workers of one job that have access; bounds the number of users on a server.
-MOST_WORKERS = 1000
+#: Most workers of one job that have access. A user takes 16 KB of a server's memory.
+MOST_WORKERS = 10_000
+#: The same for workers that no controller placed: a worker can report under many names.
+MOST_UNPLACED = 1000
+#: Users that are created at once, in less than a tenth of a second; updates wait meanwhile.
+USERS_AT_ONCE = 200
 
 
 def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, str]:
@@ -111,15 +115,15 @@ class TensorsAdmission:
             names = self._jobs.worker_names(job)
             # a model reveals its data, so clearances apply here too
             excluded = self._jobs.quarantined(job).keys() | self._clearances.uncleared(job, names)
-            # a worker that reports under many names can displace only workers of its own job
-            workers[job] = sorted(names - excluded)[:MOST_WORKERS]
+            workers[job] = _admissible(names - excluded, self._clearances.placed(job))
             banned |= {self._user(job, name, first_snapshot=False).name for name in excluded}
         self._workers, self._banned = workers, banned
 
-    def admit(self, first_snapshot: Iterable[str]) -> None:
+    def admit(self, first_snapshot: Iterable[str]) -> bool:
         """Create users for the workers read by :meth:`refresh`, and delete all others.
 
-        Workers of the jobs in ``first_snapshot`` may install a first snapshot. Raises
+        Workers of the jobs in ``first_snapshot`` may install a first snapshot. Returns False if
+        there are so many new users that it must be called again. Raises
         :class:`~vcasgd.errors.StoreUnavailable`.
         """
         if self._workers is not None and not self._adopted:
@@ -132,7 +136,12 @@ class TensorsAdmission:
             for job, names in (self._workers or {}).items()
             for name in names
         ]
-        self._users.sync(users, self._banned)
+        return self._users.sync(users, self._banned, USERS_AT_ONCE)
 
     def _user(self, job: str, worker: str, *, first_snapshot: bool) -> User:
         return tensors_user(self._secret, job, worker, first_snapshot=first_snapshot)
+
+
+def _admissible(workers: Set[str], placed: Set[str]) -> list[str]:
+    """Return the workers that get access; a hostile one can displace only those of its own job."""
+    return sorted(workers & placed)[:MOST_WORKERS] + sorted(workers - placed)[:MOST_UNPLACED]

@@ -89,6 +89,8 @@ def write_configuration(
         # The longest string that clients send is a chunk of 1 MiB.
         "proto-max-bulk-len 4mb",
         "tcp-keepalive 30",
+        # The server lowers it to what the limit of open files allows.
+        "maxclients 50000",
         "daemonize no",
         "loglevel notice",
     ]

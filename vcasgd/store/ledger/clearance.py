@@ -47,6 +47,10 @@ class Clearances:
         digest = hashlib.sha1(lease_pass.encode()).hexdigest() if lease_pass else ""
         self._ledger.hset(LedgerKeys(job).placed, worker, f"{pool}|{digest}")
 
+    def placed(self, job: str) -> set[str]:
+        """Return all workers that the controller has placed for a job."""
+        return {name.decode() for name in self._ledger.hkeys(LedgerKeys(job).placed)}
+
     def record_refusal(self, job: str, pool: str, why: str) -> bool:
         """Record that a pool is excluded for a job. Returns False if it already was for ``why``."""
         key, field = LedgerKeys(job).refused, f"pool {pool}"
