@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.api_harness import Api
 
-from vcasgd.store.ledger.costs import Costs
+from vcasgd.store.ledger.costs import Booking, Costs
 from vcasgd.store.ledger.job import JobState
 
 NODE = {
@@ -33,7 +33,7 @@ def machine(pool: str, state: str = "running") -> Mapping[str, Any]:
 def spend(api: Api, job: str, pool: str, usd: float) -> None:
     name = f"{pool}|spot|working"
     amounts = {f"{name}|usd": usd, f"{name}|on_demand_usd": 3 * usd, f"{name}|lost_usd": 0.1}
-    assert Costs(api.connection).book(f"m-{job}", None, "{}", job, amounts)
+    assert Costs(api.connection).book([Booking(f"m-{job}", None, "{}", job, amounts)]) == [True]
 
 
 # -- the store ----------------------------------------------------------------------------------

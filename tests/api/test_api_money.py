@@ -18,7 +18,7 @@ from vcasgd.cli import app
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.fleet.estimate import WAITS
-from vcasgd.store.ledger.costs import Costs, Workload, Workloads
+from vcasgd.store.ledger.costs import Booking, Costs, Workload, Workloads
 from vcasgd.store.ledger.job import JobState
 
 Run = Callable[..., Result]
@@ -56,7 +56,7 @@ class TestCost:
             "east|spot|working|lost_usd": 0.01, "east|spot|booting|seconds": 360.0,
             "east|spot|booting|usd": 0.1, "east|spot|booting|on_demand_usd": 0.4,
         }  # fmt: skip
-        assert Costs(api.connection).book("m-1", None, "{}", job, amounts)
+        assert Costs(api.connection).book([Booking("m-1", None, "{}", job, amounts)]) == [True]
 
         found = client.cost(job)
 
@@ -225,7 +225,7 @@ def test_cost_is_shown_as_text(run: Run, market: Api) -> None:
     job = market.submit(stop={"max_cost_usd": 5})
     amounts = {"east|spot|idle|seconds": 360.0, "east|spot|idle|usd": 0.1,
                "east|spot|idle|on_demand_usd": 0.4}  # fmt: skip
-    Costs(market.connection).book("m-1", None, "{}", job, amounts)
+    Costs(market.connection).book([Booking("m-1", None, "{}", job, amounts)])
 
     shown = run("cost", job)
 

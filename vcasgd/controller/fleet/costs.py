@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.costs import Charge, Doing, Meter, accrued, charge, last_charge, opened, report
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.costs import Costs
-from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.costs import Booking, Costs
+from vcasgd.store.ledger.worker_beats import read_beats
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class CostLedger:
 
     def __init__(self, ledger: RedisClient) -> None:
         self._costs = Costs(ledger)
-        self._jobs = Jobs(ledger)
+        self._ledger = ledger
         self._seen: dict[str, float] = {}
         self._meters: dict[str, Meter] = {}
         self._load()
@@ -59,10 +59,13 @@ class CostLedger:
 
     def launched(self, machines: Iterable[Instance], jobs: Iterable[str]) -> None:
         """Open the meters of launched machines, at the price of their offer, for these jobs."""
-        for one, job in zip(machines, jobs, strict=False):
-            if one.id not in self._meters:
-                meter = opened(one, job, Doing.BOOTING, one.launched_at)
-                self._book(Charge(one.id, None, meter))
+        self._book(
+            [
+                Charge(one.id, None, opened(one, job, Doing.BOOTING, one.launched_at))
+                for one, job in zip(machines, jobs, strict=False)
+                if one.id not in self._meters
+            ]
+        )
 
     def record(
         self,
@@ -80,46 +83,68 @@ class CostLedger:
         ``unlisted``: launched machines that are not listed yet. ``billing_seconds``: the least
         time that a cloud bills.
         """
-        listed = set()
+        listed, charges = set(), []
         for one in machines:
             listed.add(one.id)
             self._seen[one.id] = now
             job = works_for.get(one.id)
             due = charge(self._meters.get(one.id), one, job, _doing(one, job, joined), now)
             if due is not None:
-                self._book(due)
-        for name in self._meters.keys() - listed - set(unlisted):
-            self._end(name, billing_seconds, now)
+                charges.append(due)
+        gone = self._meters.keys() - listed - set(unlisted)
+        self._book(charges + self._last_charges(gone, billing_seconds))
+        self._forget(gone, now)
 
-    def _end(self, name: str, billing_seconds: float, now: float) -> None:
-        meter = self._meters[name]
-        if meter.closed:
-            if now - meter.until > REMEMBERED_SECONDS:
-                self._costs.remove_meters([name])
-                del self._meters[name]
-                self._seen.pop(name, None)
-            return
-        never_listed = name not in self._seen and meter.until == meter.since
-        billing = 0.0 if never_listed else billing_seconds
-        seen = self._seen.get(name, meter.until)
-        due = last_charge(name, meter, seen, billing, self._unpushed(name, meter))
-        if due is not None:
-            self._book(due)
+    def _last_charges(self, gone: Iterable[str], billing_seconds: float) -> list[Charge]:
+        meters = {name: self._meters[name] for name in gone if not self._meters[name].closed}
+        unpushed = self._unpushed(meters)
+        charges = []
+        for name, meter in meters.items():
+            never_listed = name not in self._seen and meter.until == meter.since
+            billing = 0.0 if never_listed else billing_seconds
+            seen = self._seen.get(name, meter.until)
+            charges.append(last_charge(name, meter, seen, billing, unpushed.get(name)))
+        return [each for each in charges if each is not None]
 
-    def _unpushed(self, name: str, meter: Meter) -> float | None:
-        """Return since when the machine's worker had unpushed work, by its last heartbeat."""
-        if meter.job is None:
-            return None
-        beat = self._jobs.workers(meter.job).get(worker_name(name, meter.job))
-        return beat.unpushed_since if beat else None
+    def _unpushed(self, meters: Mapping[str, Meter]) -> dict[str, float | None]:
+        """Return since when each machine's worker had unpushed work, by its last heartbeat."""
+        workers = {
+            (meter.job, worker_name(name, meter.job)): name
+            for name, meter in meters.items()
+            if meter.job is not None
+        }
+        beats = read_beats(self._ledger, workers) if workers else {}
+        return {workers[worker]: beat.unpushed_since for worker, beat in beats.items()}
 
-    def _book(self, due: Charge) -> None:
-        before = due.before.to_json() if due.before else None
-        booked = self._costs.book(due.instance, before, due.after.to_json(), due.job, due.amounts())
-        if booked:
-            self._meters[due.instance] = due.after
-        else:
-            log.warning("%s: another controller advanced its meter", due.instance)
+    def _forget(self, gone: Iterable[str], now: float) -> None:
+        old = [
+            name
+            for name in gone
+            if self._meters[name].closed and now - self._meters[name].until > REMEMBERED_SECONDS
+        ]
+        self._costs.remove_meters(old)
+        for name in old:
+            del self._meters[name]
+            self._seen.pop(name, None)
+
+    def _book(self, charges: Sequence[Charge]) -> None:
+        bookings = [
+            Booking(
+                due.instance,
+                due.before.to_json() if due.before else None,
+                due.after.to_json(),
+                due.job,
+                due.amounts(),
+            )
+            for due in charges
+        ]
+        booked = self._costs.book(bookings)
+        self._meters |= {
+            due.instance: due.after for due, done in zip(charges, booked, strict=True) if done
+        }
+        others = [due.instance for due, done in zip(charges, booked, strict=True) if not done]
+        if others:
+            log.warning("%s: another controller advanced the meter", ", ".join(others))
             self._load()
 
     def _load(self) -> None:

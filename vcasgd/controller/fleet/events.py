@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
 
 #: State of a machine that has received its notice.
 LEAVING = "leaving"
+#: Seconds between two complete writes of the published view.
+WRITE_ALL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,15 @@ class FleetRow:
 class FleetEvents:
     """Compares each observation with the previous one, which the ledger keeps over a restart."""
 
-    def __init__(self, control: Control, jobs: Jobs) -> None:
+    def __init__(
+        self, control: Control, jobs: Jobs, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._control = control
         self._jobs = jobs
         self._rows = {name: FleetRow(**row) for name, row in control.instances().items()}
         self._terminated: dict[str, str] = {}
+        self._clock = clock
+        self._written_at = float("-inf")
 
     def pool_of(self, instance: str) -> str | None:
         """Return the pool of a machine in the previous observation."""
@@ -83,16 +91,34 @@ class FleetEvents:
         active = set(self._jobs.active())
         present = {name: self._with_past(name, row, active) for name, row in rows.items()}
         lost = {name: row.job for name, row in self._rows.items() if name not in present}
-        for name, row in present.items():
-            if row.job in active:
-                self._report_change(name, self._rows.get(name), row)
+        news = [
+            event
+            for name, row in present.items()
+            if row.job in active
+            for event in _changes(name, self._rows.get(name), row)
+        ]
+        self._jobs.add_events([*news, *self._losses(lost, active)])
         for name in lost:
-            if self._rows[name].job in active:
-                self._report_loss(name, self._rows[name])
             self._terminated.pop(name, None)
-        self._control.publish({name: asdict(row) for name, row in present.items()}, pools)
+        self._write(present, pools)
         self._rows = present
         return lost
+
+    def _write(self, present: Mapping[str, FleetRow], pools: Mapping[str, Any]) -> None:
+        """Write the rows that changed, and sometimes all, in case the ledger lost some."""
+        now = self._clock()
+        everything = now - self._written_at >= WRITE_ALL_SECONDS
+        if everything:
+            self._written_at = now
+        changed = {
+            name: asdict(row)
+            for name, row in present.items()
+            if everything or self._rows.get(name) != row
+        }
+        if everything:
+            self._control.publish(changed, pools)
+        else:
+            self._control.update(changed, self._rows.keys() - present.keys(), pools)
 
     def _with_past(self, name: str, row: FleetRow, active: set[str]) -> FleetRow:
         before = self._rows.get(name)
@@ -104,28 +130,32 @@ class FleetEvents:
         # A new controller has not seen the machine in the cluster itself.
         return replace(row, was_up=row.was_up or before.was_up)
 
-    def _report_change(self, name: str, before: FleetRow | None, row: FleetRow) -> None:
-        if row.job is None:
-            return
-        if before is None or before.job != row.job:
-            self._jobs.event(row.job, "worker-started", f"{name} works on the job", instance=name)
-        if row.state == LEAVING and (before is None or before.state != LEAVING):
-            self._jobs.event(
-                row.job,
-                "eviction-notice",
-                f"{name} received an eviction notice; a replacement is ordered",
-                instance=name,
-                at=row.notice_at,
-            )
-        if row.advised_at is not None and (before is None or before.advised_at is None):
-            text = f"the cloud advises replacing {name}; it trains until a replacement does"
-            self._jobs.event(row.job, "rebalance-advice", text, instance=name)
+    def _losses(self, lost: Iterable[str], active: Collection[str]) -> list[NewEvent]:
+        """Record the machines that active jobs lost, and return the events of new losses."""
+        events = []
+        for name in lost:
+            row = self._rows[name]
+            if row.job is not None and row.job in active and name not in self._terminated:
+                noticed = row.state == LEAVING
+                how = "evicted" if noticed else "killed"
+                text = f"{name} was lost {'after' if noticed else 'without'} a notice"
+                event = NewEvent(row.job, f"worker-{how}", text, {"instance": name})
+                events.append(((row.job, name, how), event))
+        recorded = self._jobs.record_losses(loss for loss, _ in events)
+        return [event for (_, event), new in zip(events, recorded, strict=True) if new]
 
-    def _report_loss(self, name: str, last: FleetRow) -> None:
-        if last.job is None or name in self._terminated:
-            return
-        noticed = last.state == LEAVING
-        how = "evicted" if noticed else "killed"
-        if self._jobs.record_loss(last.job, name, how):
-            text = f"{name} was lost {'after' if noticed else 'without'} a notice"
-            self._jobs.event(last.job, f"worker-{how}", text, instance=name)
+
+def _changes(name: str, before: FleetRow | None, row: FleetRow) -> Iterator[NewEvent]:
+    """Yield the events of one machine of an active job."""
+    if row.job is None:
+        return
+    if before is None or before.job != row.job:
+        text = f"{name} works on the job"
+        yield NewEvent(row.job, "worker-started", text, {"instance": name})
+    if row.state == LEAVING and (before is None or before.state != LEAVING):
+        text = f"{name} received an eviction notice; a replacement is ordered"
+        details = {"instance": name, "at": row.notice_at}
+        yield NewEvent(row.job, "eviction-notice", text, details)
+    if row.advised_at is not None and (before is None or before.advised_at is None):
+        text = f"the cloud advises replacing {name}; it trains until a replacement does"
+        yield NewEvent(row.job, "rebalance-advice", text, {"instance": name})

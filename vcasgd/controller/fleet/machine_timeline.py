@@ -7,8 +7,8 @@ controller observes and writes the result to the ledger.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -130,9 +130,24 @@ def advance(
         sightings.keys() - timelines.keys(), key=lambda name: sightings[name].launched_at
     )
     all_ = {**timelines, **after}
+    # The machine that was lost first is replaced first.
+    waiting = deque(
+        sorted(
+            (each.lost_at, name)
+            for name, each in all_.items()
+            if each.replaced_by is None and each.lost_at is not None
+        )
+        if newcomers
+        else ()
+    )
     for name in newcomers:
-        replaced = _replaced_by(all_, name, sightings[name].launched_at)
-        if replaced is not None:
+        launched_at = sightings[name].launched_at
+        while waiting and waiting[0][0] < launched_at - REPLACEMENT_SECONDS:
+            waiting.popleft()
+        first = 1 if waiting and waiting[0][1] == name else 0  # None replaces itself.
+        if len(waiting) > first and waiting[first][0] <= launched_at + CLOCK_SECONDS:
+            _, replaced = waiting[first]
+            del waiting[first]
             all_[replaced] = replace(all_[replaced], replaced_by=name)
     return {name: each for name, each in all_.items() if timelines.get(name) != each}
 
@@ -239,21 +254,6 @@ def _closed(timeline: MachineTimeline, now: float) -> MachineTimeline:
 
 def _with_span(timeline: MachineTimeline, span: Span, now: float) -> MachineTimeline:
     return replace(timeline, spans=(*_closed(timeline, now).spans, span)[-SPANS_KEPT:])
-
-
-def _replaced_by(
-    timelines: Mapping[str, MachineTimeline], newcomer: str, launched_at: float
-) -> str | None:
-    """Return the machine that was lost first of those that wait for a replacement."""
-    waiting: Iterable[tuple[float, str]] = (
-        (timeline.lost_at, name)
-        for name, timeline in timelines.items()
-        if name != newcomer
-        and timeline.replaced_by is None
-        and timeline.lost_at is not None
-        and -CLOCK_SECONDS <= launched_at - timeline.lost_at <= REPLACEMENT_SECONDS
-    )
-    return min(waiting, default=(0.0, None))[1]
 
 
 def _last(timeline: MachineTimeline) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from vcasgd.controller.fleet.events import FleetEvents, FleetRow
@@ -51,25 +52,31 @@ class StatusPublisher:
         job_of = {worker.instance_id: worker.job for worker in state.workers if worker.alive}
         rows = {one.id: _row(one, state, job_of.get(one.id)) for one in state.instances}
         self._timeline.record(state, self._events.ends(rows.keys()), time.time())
-        for instance, job in self._events.publish(rows, self._pool_rows(state)).items():
+        lost = self._events.publish(rows, self._pool_rows(state))
+        of_job: defaultdict[str, set[str]] = defaultdict(set)
+        for instance, job in lost.items():
             if job is not None:
-                self._remove_workers(job, instance)
+                of_job[job].add(instance)
             if self._ray_dir is not None:
                 shutil.rmtree(self._ray_dir / instance, ignore_errors=True)
+        for job, instances in of_job.items():
+            self._remove_workers(job, instances)
 
-    def _remove_workers(self, job: str, instance: str) -> None:
-        names = [each for each in self._jobs.workers(job) if instance_of(each) == instance]
-        for name in {worker_name(instance, job), *names}:
-            self._jobs.remove_worker(job, name)
+    def _remove_workers(self, job: str, instances: set[str]) -> None:
+        """Remove the workers of a job's lost machines; learners beside the first report too."""
+        reported = {name for name in self._jobs.worker_names(job) if instance_of(name) in instances}
+        self._jobs.remove_workers(job, reported | {worker_name(one, job) for one in instances})
 
     def _pool_rows(self, state: Observed) -> dict[str, dict[str, object]]:
+        machines = Counter(one.pool for one in state.instances)
+        warm = Counter(one.pool for one in state.instances if _is_warm(one, state))
         return {
             view.name: to_row(
                 view,
                 provider=self._pools.specs[view.name].provider,
                 labels=self._pools.specs[view.name].labels,
-                instances=sum(one.pool == view.name for one in state.instances),
-                idle=sum(_is_warm(one, state) for one in state.instances if one.pool == view.name),
+                instances=machines[view.name],
+                idle=warm[view.name],
             )
             for view in state.pools
         }

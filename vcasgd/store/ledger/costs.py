@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
+
+#: Bookings in one round trip; leases must not wait long.
+BOOKINGS_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Booking:
+    """Amounts that a job pays for a machine, and the machine's meter before and after."""
+
+    machine: str
+    before: str | None
+    after: str
+    job: str | None
+    amounts: Mapping[str, float]
 
 
 class Costs:
@@ -27,23 +41,23 @@ class Costs:
         meters = self._ledger.hgetall(names.METERS)
         return {machine.decode(): meter.decode() for machine, meter in meters.items()}
 
-    def book(
-        self,
-        machine: str,
-        before: str | None,
-        after: str,
-        job: str | None,
-        amounts: Mapping[str, float],
-    ) -> bool:
-        """Add amounts to the costs of a job and advance the machine's meter, atomically.
+    def book(self, bookings: Sequence[Booking]) -> list[bool]:
+        """Book each of several costs atomically, in few round trips.
 
-        Returns False, and adds nothing, if the meter is not ``before``.
+        Returns whether each was booked. One whose meter is not ``before`` adds nothing.
         """
-        costs = LedgerKeys(job).costs if job else names.METERS
-        pairs = [part for name, value in amounts.items() for part in (name, repr(value))]
-        return bool(
-            self._charge(keys=[names.METERS, costs], args=[machine, before or "", after, *pairs])
-        )
+        booked: list[bool] = []
+        for first in range(0, len(bookings), BOOKINGS_AT_ONCE):
+            with self._ledger.pipeline() as pipe:
+                for each in bookings[first : first + BOOKINGS_AT_ONCE]:
+                    costs = LedgerKeys(each.job).costs if each.job else names.METERS
+                    pairs = [
+                        part for name, usd in each.amounts.items() for part in (name, repr(usd))
+                    ]
+                    arguments = [each.machine, each.before or "", each.after, *pairs]
+                    self._charge(keys=[names.METERS, costs], args=arguments, client=pipe)
+                booked += map(bool, pipe.execute())
+        return booked
 
     def remove_meters(self, machines: Iterable[str]) -> None:
         """Remove the meters of machines that no longer exist."""

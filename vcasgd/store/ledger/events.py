@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,16 @@ LOG_LINES_KEPT = 10_000
 _LARGEST = 2**64 - 1
 
 
+@dataclass(frozen=True)
+class NewEvent:
+    """Event to append to a job's history; see :meth:`EventLog.event`."""
+
+    job: str
+    kind: str
+    text: str
+    details: Mapping[str, Any]
+
+
 class EventLog:
     """The history of every job. Calls raise :class:`~vcasgd.errors.StoreUnavailable`."""
 
@@ -30,12 +40,29 @@ class EventLog:
 
     def event(self, job: str, kind: str, text: str, **details: Any) -> None:
         """Append an event. ``kind`` is short and stable; ``text`` is for people."""
-        self._ledger.xadd(
-            LedgerKeys(job).events,
-            {"e": event_text(kind, text, details, self._request(job))},
-            maxlen=EVENTS_KEPT,
-            approximate=True,
-        )
+        self.add_events([NewEvent(job, kind, text, details)])
+
+    def add_events(self, events: Sequence[NewEvent]) -> None:
+        """Append several events, in order, in two round trips."""
+        requests = self._requests({each.job for each in events})
+        with self._ledger.pipeline() as pipe:
+            for each in events:
+                text = event_text(each.kind, each.text, each.details, requests[each.job])
+                key = LedgerKeys(each.job).events
+                pipe.xadd(key, {"e": text}, maxlen=EVENTS_KEPT, approximate=True)
+            pipe.execute()
+
+    def _requests(self, jobs: Collection[str]) -> dict[str, str | None]:
+        """Return the ID of the current request, else of the one that submitted each job."""
+        if (current := request_id()) is not None:
+            return dict.fromkeys(jobs, current)
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                pipe.hget(LedgerKeys(job).record, "request")
+            values = pipe.execute()
+        return {
+            job: value.decode() if value else None for job, value in zip(jobs, values, strict=True)
+        }
 
     def _request(self, job: str) -> str | None:
         """Return the ID of the current request, else of the one that submitted the job."""

@@ -338,7 +338,14 @@ class Jobs(EventLog):
 
         Returns False if it was already recorded.
         """
-        return bool(self._ledger.hsetnx(LedgerKeys(job).vanished, instance, how))
+        return self.record_losses([(job, instance, how)])[0]
+
+    def record_losses(self, losses: Iterable[tuple[str, str, str]]) -> list[bool]:
+        """Do the same as :meth:`record_loss` for several machines, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job, instance, how in losses:
+                pipe.hsetnx(LedgerKeys(job).vanished, instance, how)
+            return [bool(new) for new in pipe.execute()]
 
     # -- leases of all workers -----------------------------------------------------------------
 

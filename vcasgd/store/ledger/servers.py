@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,6 +149,24 @@ class Control:
                 pipe.delete(key)
                 if rows:
                     pipe.hset(key, mapping={name: json.dumps(row) for name, row in rows.items()})
+            pipe.execute()
+
+    def update(
+        self, changed: Mapping[str, Any], removed: Iterable[str], pools: Mapping[str, Any]
+    ) -> None:
+        """Replace some instances of the published view, remove others, and replace all pools."""
+        gone = list(removed)
+        with self._ledger.pipeline(transaction=True) as pipe:
+            if changed:
+                rows = {name: json.dumps(row) for name, row in changed.items()}
+                pipe.hset(names.INSTANCES, mapping=rows)
+            if gone:
+                pipe.hdel(names.INSTANCES, *gone)
+            pipe.delete(names.POOLS)
+            if pools:
+                pipe.hset(
+                    names.POOLS, mapping={name: json.dumps(row) for name, row in pools.items()}
+                )
             pipe.execute()
 
     def pool(self, name: str) -> Pool:

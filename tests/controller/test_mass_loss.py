@@ -1,0 +1,114 @@
+"""A thousand machines that disappear at once cost the controller a bounded number of requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
+from support.work import calls_of
+
+from vcasgd.controller.fleet.costs import CostLedger
+from vcasgd.controller.fleet.events import FleetEvents, FleetRow
+from vcasgd.controller.fleet.machine_timeline import (
+    MachinePhase,
+    MachineTimeline,
+    Sighting,
+    Span,
+    advance,
+)
+from vcasgd.controller.fleet.worker_names import worker_name
+from vcasgd.fleet.costs import report
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.costs import Costs
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Leases
+from vcasgd.store.ledger.servers import Control
+
+COUNT = 1000
+ROW = FleetRow("east", "running", True, None, NOW, None, "", True, 1.0)
+
+
+@pytest.fixture
+def job(jobs: Jobs) -> str:
+    return jobs.submit(job_spec(), PACKAGE).id
+
+
+def reads_of_heartbeats(ledger: RedisClient) -> int:
+    """Return how often the ledger was asked for all heartbeats of a job."""
+    row = ledger.info("commandstats").get("cmdstat_hgetall", {})
+    return int(row.get("calls", 0))
+
+
+def test_last_charges_of_all_lost_machines_read_no_other_heartbeats(
+    ledger: RedisClient, job: str
+) -> None:
+    # Given a thousand machines that work, one of which had trained something that it didn't push
+    fleet = [machine(f"m-{number}") for number in range(COUNT)]
+    works_for = {one.id: job for one in fleet}
+    costs = CostLedger(ledger)
+    arguments = {"joined": works_for.keys(), "unlisted": (), "billing_seconds": 0.0}
+    costs.record(fleet, works_for=works_for, now=NOW, **arguments)
+    costs.record(fleet, works_for=works_for, now=NOW + 100, **arguments)
+    Leases(ledger, job, worker_name("m-0", job), 60).renew({"unpushed_since": NOW + 90}, [])
+
+    # When all disappear
+    before = reads_of_heartbeats(ledger)
+    costs.record([], works_for={}, now=NOW + 101, **arguments)
+
+    # Then each is paid for until it was last seen, and the lost work of one is known
+    assert costs.payers == {}
+    assert reads_of_heartbeats(ledger) == before
+    booked = report(Costs(ledger).of(job))
+    assert booked.machine_seconds == pytest.approx(100.0 * COUNT)
+    assert booked.lost_work.seconds == pytest.approx(10.0)
+
+
+def test_all_losses_are_recorded_once(ledger: RedisClient, jobs: Jobs, job: str) -> None:
+    events = FleetEvents(Control(ledger), jobs)
+    rows = {f"m-{number}": replace(ROW, job=job) for number in range(COUNT)}
+    events.publish(rows, {})
+    assert len(Control(ledger).instances()) == COUNT
+
+    before = ledger.info("stats")["total_commands_processed"]
+    lost = events.publish({}, {})
+    assert lost.keys() == rows.keys()
+    # One for the loss and one for its event, and a few in all
+    assert ledger.info("stats")["total_commands_processed"] - before < 2 * COUNT + 20
+    assert jobs.get(job).kills == COUNT
+    assert len(events_of(jobs, job, "worker-killed")) <= COUNT
+    assert Control(ledger).instances() == {}
+
+
+def test_only_changed_machines_are_published(ledger: RedisClient, jobs: Jobs) -> None:
+    now, control = 0.0, Control(ledger)
+    events = FleetEvents(control, jobs, lambda: now)
+    rows = {f"m-{number}": ROW for number in range(3)}
+    events.publish(rows, {"east": {}})
+    ledger.flushall()
+
+    rows["m-1"] = replace(ROW, state="leaving")
+    del rows["m-2"]
+    events.publish(rows, {"east": {}})
+    assert control.instances().keys() == {"m-1"}
+    assert control.pools().keys() == {"east"}
+    # What the ledger lost comes back with the next complete write
+    now = 1000.0
+    events.publish(rows, {"east": {}})
+    assert control.instances().keys() == {"m-0", "m-1"}
+
+
+def test_work_for_replacements_grows_with_their_number_and_not_its_square() -> None:
+    def replaced(count: int) -> tuple[dict[str, MachineTimeline], dict[str, Sighting]]:
+        shown = MachineTimeline("east", "a", "small", True, 1.0)
+        spans = (Span(MachinePhase.RUNNING, 0.0, 100.0), Span(MachinePhase.DEAD, 100.0))
+        timelines = {f"old-{at}": replace(shown, spans=spans, lost=True) for at in range(count)}
+        new = {f"new-{at}": Sighting(shown, MachinePhase.BOOTING, 101.0) for at in range(count)}
+        return timelines, new
+
+    small, large = replaced(100), replaced(400)
+    after = advance(*large, {}, 102.0)
+    assert {each.replaced_by for each in after.values()} == {None, *large[1]}
+    assert calls_of(lambda: advance(*large, {}, 102.0)) < 5 * calls_of(
+        lambda: advance(*small, {}, 102.0)
+    )
