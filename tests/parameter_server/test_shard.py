@@ -97,7 +97,7 @@ class TestBatches:
 
         pinned, floats = world.snapshots.fetch_pinned("epoch-1")
         assert pinned.record.finished == 1
-        assert pinned.record.positions == {3: 4}
+        assert world.positions(pinned.record) == {3: 4}
         assert floats[: world.plan.samples].tolist() == world.expected_counts(pinned.record)
         world.assert_exact()
 

@@ -44,7 +44,7 @@ def test_the_weights_go_back_and_the_record_stays(world: World) -> None:
 
     snapshot = world.snapshots.read()
     assert world.counts() == counts_of(world, (0, 0, 2))
-    assert snapshot.record.positions == {0: 4}
+    assert world.positions(snapshot.record) == {0: 4}
     assert (snapshot.meta.version, snapshot.meta.rollbacks) == (3, 1)
     assert snapshot.meta.totals.samples == 4
     # The counter of local steps is that of the checkpoint.
