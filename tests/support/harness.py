@@ -206,7 +206,9 @@ class RedisServer:
         binary: str | None = None,
         more: Sequence[str] = (),
         password: str | None = None,
+        env: dict[str, str] | None = None,
     ) -> None:
+        self.env = env
         self.files = ServerFiles(directory, free_port(), password or secrets.token_hex(8))
         self.durable = durable
         self.binary = binary or os.environ.get("VCASGD_REDIS_SERVER")
@@ -221,7 +223,7 @@ class RedisServer:
 
     def start(self) -> None:
         log = self.files.directory / "server.log"
-        self.process = Process(server_command(self.files, self.binary), log)
+        self.process = Process(server_command(self.files, self.binary), log, self.env)
         deadline = time.monotonic() + PATIENCE
         while True:
             try:

@@ -115,11 +115,12 @@ class Control:
     def held(self) -> bool:
         """Return True if a controller holds the lease, by the ledger's clock."""
         with self._ledger.pipeline(transaction=True) as pipe:
-            pipe.hget(names.CONTROLLER, "deadline")
+            pipe.hmget(names.CONTROLLER, "deadline", "lease_ms")
             pipe.time()
-            deadline, (seconds, microseconds) = pipe.execute()
-        now: int = seconds * 1000 + microseconds // 1000
-        return int(deadline or 0) > now
+            (deadline, lease_ms), (seconds, microseconds) = pipe.execute()
+        left_ms: int = int(deadline or 0) - seconds * 1000 - microseconds // 1000
+        # A lease that ends later than a new one was taken before the clock was set back.
+        return 0 < left_ms <= int(lease_ms or 0)
 
     def record_round(self) -> None:
         """Record that the controller has observed the fleet and published its view."""

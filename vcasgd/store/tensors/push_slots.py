@@ -69,7 +69,7 @@ class PushSlots:
         return bool(
             self._reserve(
                 keys=[self._keys.places, self._keys.window, self._keys.meta],
-                args=[update, int(SLOT_SECONDS * 1000)],
+                args=[update, _slot_ms()],
             )
         )
 
@@ -92,11 +92,19 @@ class PushSlots:
             for name in self._tensors.zrangebyscore(keys.places, "-inf", now, start=0, num=most)
         ]
         payloads = [keys.payload_chunk(name, index) for name in expired for index in range(chunks)]
-        return int(self._reap(keys=[keys.places, keys.stream, *payloads], args=[chunks, *expired]))
+        return int(
+            self._reap(
+                keys=[keys.places, keys.stream, *payloads], args=[chunks, _slot_ms(), *expired]
+            )
+        )
 
     def _memory(self) -> MemoryLimits:
         memory, clients = self._tensors.info("memory"), self._tensors.info("clients")
         return MemoryLimits(int(memory["maxmemory"]), int(clients["connected_clients"]))
+
+
+def _slot_ms() -> int:
+    return int(SLOT_SECONDS * 1000)
 
 
 def _milliseconds(clock: tuple[int, int]) -> int:

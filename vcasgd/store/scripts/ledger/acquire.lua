@@ -21,6 +21,11 @@ if not state then return {'wait', 'gone'} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
+-- No lease can end later than one that is granted now, unless the clock was set back.
+local latest = now + tonumber(ARGV[2])
+for _, piece in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. latest, '+inf', 'LIMIT', 0, 100)) do
+  redis.call('ZADD', KEYS[3], latest, piece)
+end
 for _, piece in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 100)) do
   local kind, number = string.match(piece, '^(%a+):(%d+)$')
   redis.call('ZREM', KEYS[3], piece)
@@ -33,10 +38,9 @@ local function grant(piece, again)
   local kind, number = string.match(piece, '^(%a+):(%d+)$')
   if again and kind == 'train' then redis.call('HSET', KEYS[8], 'again:' .. number, 1) end
   local token = redis.call('HINCRBY', KEYS[8], 'tokens', 1)
-  local deadline = now + tonumber(ARGV[2])
-  redis.call('ZADD', KEYS[3], deadline, piece)
+  redis.call('ZADD', KEYS[3], latest, piece)
   redis.call('HSET', KEYS[4], piece, ARGV[1] .. '|' .. token)
-  return {kind, tonumber(number), token, deadline}
+  return {kind, tonumber(number), token, latest}
 end
 
 -- a starting job leases only its first snapshot, a finishing one only evaluations

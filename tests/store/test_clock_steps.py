@@ -1,0 +1,104 @@
+"""Servers whose clock is set back: what has expired must not come back to life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.clocks import SteppingServer
+from support.servers import url_of
+from support.world import World
+
+from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.ledger.servers import Control
+from vcasgd.store.tensors import push_slots as module
+from vcasgd.store.tensors.push_slots import PushSlots
+
+Eventually = Callable[..., Any]
+
+#: Seconds of a lease.
+LEASE = 1.0
+HOUR = 3600
+
+
+@pytest.fixture(scope="module")
+def stepping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteppingServer]:
+    server = SteppingServer(tmp_path_factory.mktemp("server"), durable=False)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def clock(stepping: SteppingServer) -> SteppingServer:
+    stepping.set_clock(0)
+    return stepping
+
+
+@pytest.fixture
+def clients(clock: SteppingServer) -> Iterator[tuple[RedisClient, RedisClient]]:
+    pair = connect(url_of(clock, 0)), connect(url_of(clock, 1))
+    yield pair
+    for client in pair:
+        client.close()
+
+
+def seconds_of(client: RedisClient) -> int:
+    return int(client.time()[0])
+
+
+def test_a_dead_workers_lease_ends_and_a_live_ones_does_not(
+    clock: SteppingServer, world: World, eventually: Eventually
+) -> None:
+    # Given a worker that died with a lease, and one with all others
+    dead, alive = world.leases("dead", LEASE), world.leases("alive", LEASE)
+    lost = dead.acquire()
+    assert isinstance(lost, Lease)
+    held = []
+    while isinstance(lease := alive.acquire(), Lease):
+        held.append(lease)
+    assert held
+    before = seconds_of(world.ledger)
+
+    # When the ledger's clock is set back
+    clock.set_clock(-HOUR)
+    assert seconds_of(world.ledger) < before
+
+    # Then the dead worker's lease ends as soon as without it
+    def taken() -> Lease | None:
+        assert not alive.renew({}, held).lost
+        answer = alive.acquire()
+        return answer if isinstance(answer, Lease) else None
+
+    assert eventually(taken).piece == lost.piece
+
+
+def test_a_dead_controller_is_followed_by_another_one(
+    clock: SteppingServer, ledger: RedisClient, eventually: Eventually
+) -> None:
+    control = Control(ledger)
+    assert control.hold("dead", LEASE) == 1
+    assert control.held()
+
+    clock.set_clock(-HOUR)
+
+    assert not control.held()
+    assert control.hold("alive", LEASE) == 0, "it may be alive"
+    assert eventually(lambda: control.hold("alive", LEASE)) == 2
+    assert control.held()
+
+
+def test_a_silent_workers_push_slot_is_released(
+    clock: SteppingServer, world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLOT_SECONDS", LEASE)
+    slots = PushSlots(world.tensors, world.keys)
+    world.push(0, 0, 3)
+    assert slots.take("silent.1")
+
+    clock.set_clock(-HOUR)
+
+    assert eventually(lambda: slots.reap(1)) == 1
+    assert world.tensors.zscore(world.keys.places, "silent.1") is None
+    assert world.tensors.zcard(world.keys.places) == 1, "an update in the stream keeps its slot"
