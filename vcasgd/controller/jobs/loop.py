@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
+from vcasgd.controller.jobs.sweeper import Sweeper
 from vcasgd.controller.jobs.tuning import Tuner
 from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import (
@@ -58,13 +59,15 @@ class JobLoop(EssentialThread):
         self._nodes = nodes
         self._beats = beats
         self._jobs = Jobs(ledger)
+        linger_seconds = LINGER_LEASES * settings.lease_seconds
+        self._sweeper = Sweeper(self._jobs, nodes, leadership, linger_seconds)
         self._storage = Storage(settings.required("storage_url"))
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._admission = (
             LedgerAdmission(
                 ledger,
                 settings.job_secret.get_secret_value(),
-                LINGER_LEASES * settings.lease_seconds,
+                linger_seconds,
             )
             if settings.job_secret
             else None
@@ -80,6 +83,7 @@ class JobLoop(EssentialThread):
 
     def work(self) -> None:
         """Step all jobs while this controller is the leader, until :meth:`stop`."""
+        self._sweeper.start()
         while not self._stopped.is_set():
             if self._leadership.sure:
                 self._step_all()
@@ -88,6 +92,7 @@ class JobLoop(EssentialThread):
     def stop(self, *, checkpoint: bool) -> None:
         """Stop the thread; with ``checkpoint``, write a last checkpoint of each job."""
         self._stopped.set()
+        self._sweeper.stop()
         self.join(timeout=STEP_SECONDS)
         if checkpoint:
             for job, lifecycle in self._lifecycles.items():

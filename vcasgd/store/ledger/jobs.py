@@ -157,6 +157,11 @@ class Jobs(EventLog):
         self._ended = ended | {job: state for job, state in known.items() if state.over}
         return Counter([*ended.values(), *known.values()])
 
+    def is_over(self, job: str) -> bool:
+        """Return True if the ledger knows a job and it has ended."""
+        value = self._ledger.hget(LedgerKeys(job).record, "state")
+        return value is not None and JobState(value.decode()).over
+
     def active(self) -> list[str]:
         """Return the IDs of jobs that have not ended, in order of submission."""
         active = sorted(self._ledger.smembers(names.ACTIVE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import Snapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
+
+#: Keys that one call looks at; a server needs less than a millisecond for them.
+SCANNED = 1000
+#: Start of every key of a job: its name and the number of its shard.
+_JOB = re.compile(r"vcasgd:\{([^:}]+):\d+\}:")
 
 #: One snapshot of each shard, in order; each is exact for its own shard.
 ModelSnapshot = tuple[Snapshot, ...]
@@ -39,6 +45,16 @@ def delete_job(nodes: Iterable[RedisClient], job: str) -> None:
     """Delete all data of a job on all nodes."""
     for shard, node in enumerate(nodes):
         SnapshotStore(node, TensorKeys(job, shard)).delete_all()
+
+
+def scan_jobs(node: RedisClient, cursor: int) -> tuple[int, set[str]]:
+    """Return jobs with data among the next :data:`SCANNED` keys of a tensors server.
+
+    Start with the cursor 0, and continue with the returned one until it is 0 again.
+    """
+    cursor, keys = node.scan(cursor, match="vcasgd:{*", count=SCANNED)
+    found = (_JOB.match(key.decode(errors="replace")) for key in keys)
+    return cursor, {match[1] for match in found if match}
 
 
 @dataclass(frozen=True)
