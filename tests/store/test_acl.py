@@ -12,10 +12,11 @@ import pytest
 import torch
 from support.harness import RedisServer
 from support.servers import url_of
-from support.world import World
+from support.world import World, blocks_of
 
 import vcasgd.store
 from vcasgd.errors import StoreDenied, StoreError
+from vcasgd.learning.subtask_set import BLOCK, BLOCK_BYTES
 from vcasgd.store.acl import (
     LEDGER_SCRIPTS,
     TENSORS_SCRIPTS,
@@ -131,7 +132,7 @@ def test_another_jobs_ledger_keys_are_denied(
     ("command", "name"),
     [
         ("HSET", "record"), ("DEL", "record"), ("HSET", "quarantine"), ("HDEL", "quarantine"),
-        ("SREM", "draining"), ("SADD", "done"), ("HSET", "work"), ("DEL", "counters"),
+        ("SREM", "draining"), ("HSET", "blocks"), ("HSET", "work"), ("DEL", "counters"),
         ("DEL", "events"), ("HSET", "placed"), ("HDEL", "placed"), ("DEL", "placed"),
         ("XTRIM", "events"), ("HSET", "checkpoints"), ("HSET", "vanished"), ("XADD", "metrics"),
         ("LRANGE", "failures"), ("XRANGE", "logs"), ("XRANGE", "events"), ("HSET", "tuning"),
@@ -283,21 +284,24 @@ def test_a_tensors_script_refuses_keys_in_other_places(
         tensors_as_worker.evalsha(digest, 9, *[world.keys.tokens] * 9, "1", "1", "1", "1")
 
 
-def test_a_lease_skips_a_bounded_number_of_applied_subtasks(
+def test_a_lease_skips_a_bounded_number_of_subtasks(
     ledger_as_worker: RedisClient, world: World
 ) -> None:
+    """A worker can write its leases, and any next subtask."""
     keys = world.ledger_keys
-    world.ledger.sadd(keys.done, *range(100_000))
-    world.ledger.hset(keys.work, mapping={"total": 200_000, "per_epoch": 200_000})
+    full = {f"0:{block}": b"\xff" * BLOCK_BYTES for block in range(1000)}
+    world.ledger.hset(keys.blocks, mapping=full)
+    world.ledger.hset(keys.work, mapping={"total": 2**40, "per_epoch": 2**40})
+    world.ledger.zadd(keys.leases, {f"train:{1000 * BLOCK + n}": 10**15 for n in range(1000)})
     leases = Leases(ledger_as_worker, world.job, WORKER, 60)
 
-    answers = [leases.acquire() for _ in range(100_000 // 1000)]
+    for reached in (1000 * BLOCK, 1000 * BLOCK + 1000):
+        assert isinstance(leases.acquire(), Wait)
+        assert world.jobs.work(world.job)["next"] == reached
 
-    assert all(isinstance(each, Wait) for each in answers)
-    assert ledger_as_worker.hget(keys.counters, "next") == b"100000"
     lease = leases.acquire()
     assert isinstance(lease, Lease)
-    assert lease.number == 100_000
+    assert lease.number == 1000 * BLOCK + 1000
 
 
 def test_a_worker_cannot_load_a_script(tensors_as_worker: RedisClient, world: World) -> None:
@@ -316,9 +320,9 @@ def test_a_worker_cannot_extend_a_loop_of_a_platform_script(
     ledger_as_worker.hset(world.ledger_keys.counters, "next", 2**53)
     assert denied(lambda: ledger_as_worker.hset(world.ledger_keys.work, "total", 2**53))
 
-    reopened = world.accounts.reconcile(2, 0, 0, "{}", [])
+    world.accounts.reconcile(2, 0, 0, "{}", blocks_of())
 
-    assert reopened == world.plan.total_subtasks
+    assert world.partition().expected == range(world.plan.total_subtasks)
 
 
 def test_granted_commands_are_neither_administrative_nor_dangerous(world: World) -> None:

@@ -22,6 +22,7 @@ from vcasgd.errors import Fenced, SnapshotMissing
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.shards import Cut
+from vcasgd.learning.subtask_set import SubtaskSet
 from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.spec.job import JobSpec
@@ -41,6 +42,14 @@ from vcasgd.store.tensors.updates import Header, PushResult, UpdateReader, Updat
 COUNTING = {"rule": "async-local-sgd", "eta": 1.0}
 #: Samples in a local step of the task.
 BATCH = 2
+
+
+def blocks_of(*subtasks: int) -> dict[int, bytes]:
+    """Return the blocks of a set of subtasks."""
+    found = SubtaskSet()
+    for subtask in subtasks:
+        found.add(subtask)
+    return found.blocks
 
 
 def spec_of(**fields: Any) -> JobSpec:
@@ -313,6 +322,25 @@ class World:
         found = self.tensors.scan_iter(match=f"{self.keys.prefix}*", count=1000)
         return {key.decode().removeprefix(self.keys.prefix) for key in found}
 
+    def done_in_ledger(self) -> list[int]:
+        """Return the subtasks of unfinished epochs that are applied in every shard."""
+        work = self.jobs.work(self.job)
+        reports = self.ledger.hgetall(self.ledger_keys.shards)
+        stored = self.ledger.hgetall(self.ledger_keys.blocks)
+        total = range(work["finished"] * work["per_epoch"], work["total"])
+        shards = int(self.ledger.hget(self.ledger_keys.work, "shards") or 1)
+        everywhere = set(total)
+        for shard in range(shards):
+            prefix = b"%d:" % shard
+            blocks = {
+                int(name[len(prefix) :]): bits
+                for name, bits in stored.items()
+                if name.startswith(prefix)
+            }
+            finished = int(reports.get(prefix + b"finished", 0)) * work["per_epoch"]
+            everywhere &= {*SubtaskSet(blocks), *range(finished)}
+        return sorted(everywhere)
+
     def partition(self) -> Partition:
         return Partition.of(self)
 
@@ -332,11 +360,19 @@ class Partition:
         work = world.jobs.work(world.job)
         leased = _trained(ledger.zrange(keys.leases, 0, -1))
         assert leased == _trained(ledger.hkeys(keys.holders))
+        done = world.done_in_ledger()
+        first = work["finished"] * work["per_epoch"]
+        # acquire.lua drops those that are done.
+        opened = _trained(ledger.zrange(keys.open, 0, -1))
+        waiting = [each for each in opened if each >= first and each not in set(done)]
+        highest = max(work["next"], int(ledger.hget(keys.counters, "highest") or 0))
+        # After a shard went back, the next subtask is one that has been leased before.
+        again = range(max(first, work["next"]), highest)
         return cls(
-            Counter(int(each) for each in ledger.smembers(keys.done)),
-            Counter(_trained(ledger.zrange(keys.open, 0, -1))),
+            Counter(done),
+            Counter([*waiting, *(set(again) - set(done) - set(leased) - set(waiting))]),
             Counter(leased),
-            range(work["finished"] * work["per_epoch"], work["next"]),
+            range(first, highest),
         )
 
     def assert_whole(self) -> None:

@@ -141,9 +141,15 @@ class JobCalls:
         """Return the machines of the job, with their states over time."""
         return self._api.get(list[MachineView], path_of("jobs", job, "machines"))
 
-    def subtasks(self, job: str, epoch: int | None = None) -> SubtasksView:
-        """Return the state of each subtask of an epoch: by default, of the current one."""
-        return self._api.get(SubtasksView, path_of("jobs", job, "subtasks"), epoch=epoch)
+    def subtasks(
+        self, job: str, epoch: int | None = None, letters: int | None = None
+    ) -> SubtasksView:
+        """Return the states of the subtasks of an epoch: by default, of the current one.
+
+        If it has more than ``letters``, by default 10,000, each letter stands for several of them.
+        """
+        path = path_of("jobs", job, "subtasks")
+        return self._api.get(SubtasksView, path, epoch=epoch, letters=letters)
 
     def spec(self, job: str) -> str:
         """Return the job's file as YAML."""

@@ -121,17 +121,17 @@ class Reports:
 
     def reconcile(self, model: ModelState) -> None:
         """Report the whole applied record after a takeover."""
-        reopened = self._accounts.reconcile(
+        self._accounts.reconcile(
             self._token,
             model.meta.version,
             model.record.finished_epochs,
             _totals(model),
-            list(model.record.done),
+            model.record.done.blocks,
             samples=model.record.samples_applied,
             point=model.point,
         )
         self._point = model.point
-        log.info("%s: version %d, %d subtasks open again", self._job, model.meta.version, reopened)
+        log.info("%s: version %d", self._job, model.meta.version)
 
     def newer_token(self) -> int | None:
         """Return the token of a newer parameter server in the ledger, or None."""
@@ -140,7 +140,7 @@ class Reports:
 
     def request_initial_model(self) -> None:
         """Request a new initial model from a worker, because the model is lost."""
-        self._accounts.reconcile(self._token, 0, 0, "{}", [], initialise=True)
+        self._accounts.reconcile(self._token, 0, 0, "{}", {}, initialise=True)
         self.add_event(
             "restarted", "the model was lost before its first checkpoint; the job restarts"
         )

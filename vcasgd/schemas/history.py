@@ -125,7 +125,10 @@ class SubtasksView(Schema):
     epoch: int = Field(description="Number of the epoch, from 1.")
     first: int = Field(description="Number of its first subtask.")
     total: int = Field(description="Number of its subtasks.")
+    per_letter: int = Field(description="Subtasks that a letter of `states` stands for.")
     states: str = Field(
-        description="A letter for each subtask, up to a limit: `o` open, `l` leased, `r` leased "
-        "again after a loss, `p` applied in part, `a` applied."
+        description="A letter for each subtask: `o` open, `l` leased, `r` leased again after a "
+        "loss, `p` applied in part, `a` applied. If a letter stands for several subtasks, it is "
+        "`r`, `l`, or `p` if one of them is, and `p` if only some of them are applied."
     )
+    counts: dict[str, int] = Field(description="Number of subtasks by letter.")

@@ -163,9 +163,9 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
         _scripts(LEDGER_SCRIPTS, (*keys.worker_script_keys, CLEARANCES)),
         Grant(
             "R",
-            "hget hmget hgetall hexists hvals sismember zrange zrangebyscore",
+            "hget hmget hgetall hexists hvals sismember zrange zrangebyscore zscore",
             (keys.record, keys.facts, keys.work, keys.shards, keys.counters, keys.evaluations,
-             keys.vanished, keys.leases, keys.holders, keys.open, keys.done, keys.draining,
+             keys.vanished, keys.leases, keys.holders, keys.open, keys.blocks, keys.draining,
              keys.quarantine, keys.placed, keys.refused, keys.tuning, CLEARANCES),
         ),
         Grant("W", "zadd zrem", (keys.leases, keys.open)),

@@ -66,20 +66,22 @@ class LedgerKeys:
 
     @property
     def work(self) -> str:
-        """Hash: finished, total, per_epoch, lead, points (``epochs`` or ``samples``: what numbers
-        evaluations), evaluation_at. Read-only for workers."""
+        """Hash: finished, total, per_epoch, lead, shards, points (``epochs`` or ``samples``: what
+        numbers evaluations), evaluation_at. Read-only for workers."""
         return self._key("work")
 
     @property
     def counters(self) -> str:
-        """Hash: next, tokens, expired, and ``again:<subtask>`` for a subtask that was leased more
-        than once. Leasing writes it, so workers can too."""
+        """Hash: next (the next subtask to lease), highest (it has been at most), tokens, expired,
+        and ``again:<subtask>`` for a subtask that was leased more than once. Leasing writes it, so
+        workers can too."""
         return self._key("counters")
 
     @property
     def shards(self) -> str:
-        """Hash: ``<shard>:`` token, version, finished, totals, and invalid (why its content can't
-        be read), as reported by parameter servers."""
+        """Hash: ``<shard>:`` token, version, finished, totals, samples, point, cleared (the blocks
+        before it are deleted), and invalid (why its content can't be read), as reported by
+        parameter servers. Read-only for workers."""
         return self._key("shards")
 
     @property
@@ -103,14 +105,11 @@ class LedgerKeys:
         return self._key("open")
 
     @property
-    def done(self) -> str:
-        """Set: subtasks of unfinished epochs that are applied in every shard."""
-        return self._key("done")
-
-    @property
-    def applied(self) -> str:
-        """Set: ``<shard>:<subtask>``, applied in a shard that has not finished its epoch."""
-        return self._key("applied")
+    def blocks(self) -> str:
+        """Hash: ``<shard>:<block>`` → bitmap of the subtasks of a block that the shard has applied;
+        see :class:`~vcasgd.learning.subtask_set.SubtaskSet`. Bits of epochs that the shard has
+        finished don't count. Read-only for workers."""
+        return self._key("blocks")
 
     @property
     def evaluations(self) -> str:
@@ -207,7 +206,8 @@ class LedgerKeys:
             self.leases,
             self.holders,
             self.open,
-            self.done,
+            self.blocks,
+            self.shards,
             self.evaluations,
             self.workers,
             self.beats,
@@ -222,9 +222,7 @@ class LedgerKeys:
     def platform_keys(self) -> tuple[str, ...]:
         """Keys that no script of a worker uses. Single commands on them may still be granted."""
         return (
-            self.shards,
             self.tuning,
-            self.applied,
             self.failures,
             self.vanished,
             self.machines,

@@ -1,4 +1,5 @@
 import { useMutation, useQueries, useQuery, useQueryClient } from "@tanstack/react-query";
+import { SQUARES } from "../lib/subtasks";
 import { api, body } from "./client";
 import { usePolling } from "./live";
 import type { Cost, Job } from "./types";
@@ -101,7 +102,12 @@ export function useMachines(job: string) {
 export function useSubtasks(job: string) {
   return useQuery({
     queryKey: ["job", job, "subtasks"],
-    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/subtasks", at(job))),
+    queryFn: async () =>
+      body(
+        await api.GET("/api/v1/jobs/{job}/subtasks", {
+          params: { path: { job }, query: { letters: SQUARES } },
+        }),
+      ),
     refetchInterval: usePolling(),
   });
 }

@@ -346,7 +346,7 @@ export interface paths {
         };
         /**
          * Get Subtasks
-         * @description Show the state of each subtask of an epoch.
+         * @description Show the states of an epoch's subtasks, one by one, or in groups if there are many.
          */
         get: operations["get_subtasks"];
         put?: never;
@@ -2426,10 +2426,22 @@ export interface components {
              */
             total: number;
             /**
+             * Per Letter
+             * @description Subtasks that a letter of `states` stands for.
+             */
+            per_letter: number;
+            /**
              * States
-             * @description A letter for each subtask, up to a limit: `o` open, `l` leased, `r` leased again after a loss, `p` applied in part, `a` applied.
+             * @description A letter for each subtask: `o` open, `l` leased, `r` leased again after a loss, `p` applied in part, `a` applied. If a letter stands for several subtasks, it is `r`, `l`, or `p` if one of them is, and `p` if only some of them are applied.
              */
             states: string;
+            /**
+             * Counts
+             * @description Number of subtasks by letter.
+             */
+            counts: {
+                [key: string]: number;
+            };
         };
         /**
          * TotalsView
@@ -4239,6 +4251,8 @@ export interface operations {
             query?: {
                 /** @description Number from 1. Default: the current one. */
                 epoch?: number | null;
+                /** @description Most letters in `states`. If the epoch has more subtasks, each letter stands for `per_letter` of them. */
+                letters?: number;
             };
             header?: never;
             path: {

@@ -9,11 +9,5 @@ export const KINDS: { key: Kind; name: string }[] = [
   { key: "o", name: "open" },
 ];
 
-/** Counts the subtasks in each state. */
-export function tally(states: string): Record<Kind, number> {
-  const counts: Record<Kind, number> = { o: 0, l: 0, p: 0, r: 0, a: 0 };
-  for (const letter of states) {
-    if (letter in counts) counts[letter as Kind] += 1;
-  }
-  return counts;
-}
+/** Most squares of the map; each stands for several subtasks if there are more. */
+export const SQUARES = 4000;

@@ -30,8 +30,8 @@ _ID = r"^[0-9]{1,19}(-[0-9]{1,19})?$"
 #: Heartbeats after a job's end in which log lines may arrive: a worker learns of the end with
 #: one heartbeat, and sends its last lines with the next.
 LATE_HEARTBEATS = 4
-#: Most letters in a response; an epoch may have a million subtasks.
-MOST_LETTERS = 100_000
+#: Most letters in a response, and by default; an epoch may have a million subtasks.
+MOST_LETTERS, LETTERS = 100_000, 10_000
 
 After = Annotated[str, Query(pattern=_ID, description="Return only entries after this ID.")]
 LastEventId = Annotated[
@@ -55,6 +55,15 @@ Names = Annotated[
     ),
 ]
 Epoch = Annotated[int | None, Query(ge=1, description="Number from 1. Default: the current one.")]
+Letters = Annotated[
+    int,
+    Query(
+        ge=1,
+        le=MOST_LETTERS,
+        description="Most letters in `states`. If the epoch has more subtasks, each letter stands "
+        "for `per_letter` of them.",
+    ),
+]
 
 _LIST_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {
@@ -162,8 +171,10 @@ def list_machines_of_job(jobs: JobsDep, job: str) -> list[MachineView]:
 
 
 @router.get("/jobs/{job}/subtasks", responses=documented(404), tags=["insight"])
-def get_subtasks(jobs: JobsDep, ledger: LedgerDep, job: str, epoch: Epoch = None) -> SubtasksView:
-    """Show the state of each subtask of an epoch."""
+def get_subtasks(
+    jobs: JobsDep, ledger: LedgerDep, job: str, epoch: Epoch = None, letters: Letters = LETTERS
+) -> SubtasksView:
+    """Show the states of an epoch's subtasks, one by one, or in groups if there are many."""
     record = jobs.get(job)
     epochs = record.epochs or 1
     number = min(record.finished_epochs + 1, epochs) if epoch is None else epoch
@@ -175,5 +186,14 @@ def get_subtasks(jobs: JobsDep, ledger: LedgerDep, job: str, epoch: Epoch = None
     first = (number - 1) * per_epoch
     # the last epoch may be cut short
     total = max(0, min(per_epoch, work.get("total", 0) - first))
-    states = read_subtasks(ledger, record.id, per_epoch).letters(first, min(total, MOST_LETTERS))
-    return SubtasksView(epoch=number, first=first, total=total, states=states)
+    shards = record.facts.shards if record.facts else 1
+    states = read_subtasks(ledger, record.id, per_epoch, first, total, shards=shards)
+    per_letter = max(1, -(-total // letters))
+    return SubtasksView(
+        epoch=number,
+        first=first,
+        total=total,
+        per_letter=per_letter,
+        states=states.text(per_letter),
+        counts=states.counts(),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -11,6 +11,11 @@ from typing import Any
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys
 
+#: Done subtasks in one call of the script, which blocks the ledger meanwhile; times the number of
+#: shards, at most :data:`MOST_LOOKS`.
+MOST_REPORTED, MOST_LOOKS = 1000, 4000
+#: Blocks of an applied record in one call, 128 KiB.
+MOST_BLOCKS_STORED = 256
 #: Start of the reason if a worker gets no work because its pool lacks a clearance.
 UNCLEARED = "not cleared"
 
@@ -96,7 +101,8 @@ class Leases:
         keys = self._keys
         answer = self._acquire(
             keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine,
-                  keys.done, keys.counters, keys.placed, CLEARANCES, keys.refused, keys.events],
+                  keys.blocks, keys.counters, keys.placed, CLEARANCES, keys.refused, keys.events,
+                  keys.shards],
             args=[self._worker, self._lease_ms, only or "", self._pass],
         )  # fmt: skip
         if answer[0] == b"wait":
@@ -154,9 +160,11 @@ class Accounts:
         self._shard, self._shards = shard, shards
         keys = LedgerKeys(job)
         self._reports = keys.shards
-        self._keys = [keys.work, keys.leases, keys.holders, keys.open, keys.done,
-                      keys.evaluations, keys.shards, keys.applied, keys.counters]  # fmt: skip
+        self._keys = [keys.work, keys.leases, keys.holders, keys.open, keys.evaluations,
+                      keys.shards, keys.blocks, keys.counters]  # fmt: skip
+        self._record_keys = [keys.work, keys.shards, keys.blocks]
         self._account = ledger.script("ledger/account")
+        self._store_record = ledger.script("ledger/store_record")
         self._reconcile = ledger.script("ledger/reconcile")
 
     def newest_token(self) -> int:
@@ -169,18 +177,22 @@ class Accounts:
         version: int,
         finished: int,
         totals: str,
-        done: Iterable[int],
+        done: Sequence[int],
         *,
         samples: int = 0,
         point: int = 0,
     ) -> bool:
         """Report newly done subtasks and the number of finished epochs, up to a version.
 
-        ``samples`` are applied, and ``point`` is the newest evaluation point. Returns False if the
-        ledger already has a newer report.
+        ``samples`` are applied, and ``point`` is the newest evaluation point. Many subtasks take
+        several calls of the script; after an error, repeat the report. Returns False if the ledger
+        already has a newer report.
         """
         head = [self._shard, self._shards, token, version, finished, totals, samples, point]
-        return bool(self._account(keys=self._keys, args=[*head, *done]))
+        # The script looks at each subtask in each shard.
+        step = max(1, min(MOST_REPORTED, MOST_LOOKS // self._shards))
+        parts = [done[at : at + step] for at in range(0, len(done), step)] or [()]
+        return all(self._account(keys=self._keys, args=[*head, *part]) for part in parts)
 
     def reconcile(
         self,
@@ -188,16 +200,21 @@ class Accounts:
         version: int,
         finished: int,
         totals: str,
-        done: Iterable[int],
+        done: Mapping[int, bytes],
         *,
         samples: int = 0,
         point: int = 0,
         initialise: bool = False,
-    ) -> int:
-        """Report the whole applied record, and return how many subtasks were reopened.
+    ) -> None:
+        """Report the whole applied record; work that it lacks is leased again.
 
+        ``done`` are the blocks of a :class:`~vcasgd.learning.subtask_set.SubtaskSet`, and
         ``initialise``: the first snapshot must be created again. The others are those of
-        :meth:`account`.
+        :meth:`account`. It takes several calls of scripts; after an error, repeat it.
         """
+        blocks = list(done.items())
+        for at in range(0, len(blocks), MOST_BLOCKS_STORED):
+            part = [each for pair in blocks[at : at + MOST_BLOCKS_STORED] for each in pair]
+            self._store_record(keys=self._record_keys, args=[self._shard, token, *part])
         head = [self._shard, self._shards, token, version, finished, totals, samples, point]
-        return int(self._reconcile(keys=self._keys, args=[*head, int(initialise), *done]))
+        self._reconcile(keys=self._keys, args=[*head, int(initialise), *done])

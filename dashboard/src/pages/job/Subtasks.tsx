@@ -1,12 +1,12 @@
 import { useComputedColorScheme } from "@mantine/core";
 import { useEffect, useRef } from "react";
 import { useSubtasks } from "../../api/jobs";
-import type { Job } from "../../api/types";
+import type { Job, SubtaskMap } from "../../api/types";
 import { readInk } from "../../charts/ink";
 import { EmptyState } from "../../components/EmptyState";
 import { Panel } from "../../components/Panel";
 import { count } from "../../lib/format";
-import { KINDS, type Kind, tally } from "../../lib/subtasks";
+import { KINDS, type Kind } from "../../lib/subtasks";
 import classes from "./Subtasks.module.css";
 
 const GAP = 2;
@@ -14,18 +14,15 @@ const LARGEST = 34;
 const SMALLEST = 3;
 const HEIGHT = 150;
 
-/** Map of the epoch's subtasks, one square each. */
+/** Map of the epoch's subtasks, one square each, or one for several if there are many. */
 export function Subtasks({ job }: { job: Job }) {
   const view = useSubtasks(job.id).data;
   return (
-    <Panel
-      title="Subtasks"
-      note={view?.states ? `epoch ${view.epoch}, ${count(view.total)} in total` : undefined}
-    >
+    <Panel title="Subtasks" note={view?.states ? noteOf(view) : undefined}>
       {view?.states ? (
         <>
-          <Squares states={view.states} />
-          <Legend states={view.states} />
+          <Squares states={view.states} counts={view.counts} />
+          <Legend counts={view.counts} />
         </>
       ) : (
         <EmptyState title="No subtasks yet">
@@ -36,7 +33,14 @@ export function Subtasks({ job }: { job: Job }) {
   );
 }
 
-function Squares({ states }: { states: string }) {
+function noteOf(view: SubtaskMap): string {
+  const note = `epoch ${view.epoch}, ${count(view.total)} in total`;
+  return view.per_letter > 1 ? `${note}, ${count(view.per_letter)} per square` : note;
+}
+
+type Counts = SubtaskMap["counts"];
+
+function Squares({ states, counts }: { states: string; counts: Counts }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const scheme = useComputedColorScheme("light");
   // biome-ignore lint/correctness/useExhaustiveDependencies: the colors change with the scheme
@@ -47,8 +51,7 @@ function Squares({ states }: { states: string }) {
     resize.observe(element);
     return () => resize.disconnect();
   }, [states, scheme]);
-  const counts = tally(states);
-  const label = KINDS.map(({ key, name }) => `${counts[key]} ${name}`).join(", ");
+  const label = KINDS.map(({ key, name }) => `${count(counts[key] ?? 0)} ${name}`).join(", ");
   return (
     <canvas ref={canvas} className={classes.map} role="img" aria-label={`Subtasks: ${label}`} />
   );
@@ -90,13 +93,12 @@ function colorsOf(): Record<Kind, string> {
   return { o: ink.line, l: ink.accent, p: "#5fb8c9", r: ink.warn, a: ink.good };
 }
 
-function Legend({ states }: { states: string }) {
-  const counts = tally(states);
+function Legend({ counts }: { counts: Counts }) {
   return (
     <ul className={classes.legend}>
       {KINDS.map(({ key, name }) => (
         <li key={key} data-kind={key}>
-          {name} <b>{counts[key]}</b>
+          {name} <b>{count(counts[key] ?? 0)}</b>
         </li>
       ))}
     </ul>

@@ -1,15 +1,16 @@
 -- Leases one work item to a worker.
--- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 done  8 counters
---       9 placed  10 clearances  11 refused  12 events
+-- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 blocks  8 counters
+--       9 placed  10 clearances  11 refused  12 events  13 shards
 -- ARGV  1 worker  2 lease in ms  3 kind of work item, '' for any  4 the worker's pass
 -- Includes ledger/clearance.lua
+-- Includes ledger/applied.lua
 -- Returns {kind, number, token, deadline} or {'wait', reason}.
 -- Work items are named kind:number. Order: items that lost their holder, with the first snapshot
 -- and evaluations before subtasks; then the next subtask, at most `lead` epochs ahead of the
 -- slowest unfinished one.
 -- Includes expect_keys.lua
-expect_keys('record', 'work', 'leases', 'holders', 'open', 'quarantine', 'done', 'counters',
-  'placed', 'clearances', 'refused', 'events')
+expect_keys('record', 'work', 'leases', 'holders', 'open', 'quarantine', 'blocks', 'counters',
+  'placed', 'clearances', 'refused', 'events', 'shards')
 if redis.call('HEXISTS', KEYS[6], ARGV[1]) == 1 then return {'wait', 'quarantined'} end
 local missing = clearance_missing(KEYS[1], KEYS[9], KEYS[10], ARGV[1], ARGV[4])
 if missing then
@@ -48,8 +49,19 @@ local may_train = state == 'running'
 if state ~= 'running' and state ~= 'starting' and state ~= 'finishing' then
   return {'wait', state}
 end
-local lowest = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
-local kind = lowest and string.match(lowest, '^(%a+):')
+local work = redis.call('HMGET', KEYS[2], 'total', 'per_epoch', 'finished', 'lead', 'shards')
+local total, per_epoch, finished = tonumber(work[1]), tonumber(work[2]), tonumber(work[3])
+local record = applied_record(KEYS[7], KEYS[13], tonumber(work[5] or 1), per_epoch or 0)
+
+local lowest, kind
+for _ = 1, 100 do
+  lowest = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
+  kind = lowest and string.match(lowest, '^(%a+):')
+  if kind ~= 'train' or not record.has(tonumber(string.match(lowest, ':(%d+)$'))) then break end
+  -- Applied under another lease.
+  redis.call('ZREM', KEYS[5], lowest)
+  lowest = nil
+end
 if lowest and (may_train or kind ~= 'train') and (ARGV[3] == '' or kind == ARGV[3]) then
   redis.call('ZREM', KEYS[5], lowest)
   return grant(lowest, true)
@@ -57,21 +69,27 @@ end
 if ARGV[3] ~= '' then return {'wait', 'no ' .. ARGV[3]} end
 if not may_train then return {'wait', state} end
 
-local work = redis.call('HMGET', KEYS[2], 'total', 'per_epoch', 'finished', 'lead')
-local total, per_epoch, finished = tonumber(work[1]), tonumber(work[2]), tonumber(work[3])
-local next = tonumber(redis.call('HGET', KEYS[8], 'next') or 0)
--- work applied without a lease is done anyway
-next = math.max(next, finished * per_epoch)
-local last = next + 1000
-while next < last and redis.call('SISMEMBER', KEYS[7], next) == 1 do next = next + 1 end
-if next == last then
-  -- a worker can write `next`, so the loop is bounded; the next call continues it
-  redis.call('HSET', KEYS[8], 'next', next)
-  return {'wait', 'skipping applied work'}
+local stored = redis.call('HMGET', KEYS[8], 'next', 'highest')
+local first = tonumber(stored[1] or 0)
+local highest = tonumber(stored[2] or first)
+local stop = math.min(total, (finished + tonumber(work[4]) + 1) * per_epoch)
+local next, steps = math.max(first, finished * per_epoch), 0
+-- After a shard went back, subtasks before `highest` can be done or leased. The loop is bounded,
+-- because a worker can write `next`; the next call continues it.
+while next < stop and steps < 1000 do
+  local found = record.next_open(next)
+  if found == next then
+    if not redis.call('ZSCORE', KEYS[3], 'train:' .. next) then break end
+    found = next + 1
+  end
+  next, steps = found, steps + 1
 end
-if next >= total then return {'wait', 'nothing left to lease'} end
-if math.floor(next / per_epoch) > finished + tonumber(work[4]) then
-  return {'wait', 'epoch lead'}
+if next >= stop then
+  next = math.max(first, stop)
+elseif steps < 1000 then
+  redis.call('HSET', KEYS[8], 'next', next + 1, 'highest', math.max(highest, next + 1))
+  return grant('train:' .. next, next < highest)
 end
-redis.call('HSET', KEYS[8], 'next', next + 1)
-return grant('train:' .. next)
+if next > first then redis.call('HSET', KEYS[8], 'next', next) end
+if next < stop then return {'wait', 'skipping applied work'} end
+return {'wait', stop == total and 'nothing left to lease' or 'epoch lead'}
