@@ -101,7 +101,7 @@ class TestClearance:
     ) -> None:
         clearance = ClearancePolicy(Settings(), ledger)
         clearance.set_pools(pools.specs)
-        clearance.place(labelled.id, worker_name("m-1", labelled.id), "inside")
+        clearance.place(labelled.id, {worker_name("m-1", labelled.id): "inside"})
         clearances, name = Clearances(ledger), f"{labelled.id}.m-1"
         assert not clearances.uncleared(labelled.id, [name])
         assert not pools.refresh(), "the file is the same"
@@ -162,7 +162,9 @@ class Budgets:
         return one
 
     def demand(self, job: JobRecord, now: float, *machines: Instance) -> JobDemand:
-        return self.demands.of(self.jobs.get(job.id), machines, self.offers, LIMITS, now)
+        return self.demands.of(
+            self.jobs.get(job.id), machines, self.offers, LIMITS, now, self.jobs.work(job.id)
+        )
 
 
 class TestBudget:

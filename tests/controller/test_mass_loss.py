@@ -89,12 +89,12 @@ def test_only_changed_machines_are_published(ledger: RedisClient, jobs: Jobs) ->
 
     rows["m-1"] = replace(ROW, state="leaving")
     del rows["m-2"]
-    events.publish(rows, {"east": {}})
+    events.publish(rows, {"east": {"idle": 1}})
     assert control.instances().keys() == {"m-1"}
     assert control.pools().keys() == {"east"}
     # What the ledger lost comes back with the next complete write
     now = 1000.0
-    events.publish(rows, {"east": {}})
+    events.publish(rows, {"east": {"idle": 1}})
     assert control.instances().keys() == {"m-0", "m-1"}
 
 

@@ -85,6 +85,43 @@ def store_command(
         _show(figures)
 
 
+@app.command("control")
+def control_command(
+    workers: Annotated[int, typer.Option(min=1, max=10_000, help="Simulated workers.")] = 100,
+    jobs: Annotated[int, typer.Option(min=1, help="Jobs that share the workers.")] = 5,
+    subtasks: Annotated[int, typer.Option(min=1, help="Subtasks of each job.")] = 1000,
+    seconds: Annotated[float, typer.Option(min=1, help="Duration, once all are admitted.")] = 30.0,
+    clients: Annotated[int, typer.Option(min=0, help="Readers of the stream of changes.")] = 10,
+    lost: Annotated[
+        int | None, typer.Option(min=0, help="Machines lost at the end. [default: half, ≤ 1000]")
+    ] = None,
+    push_seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds between two updates of a worker.")
+    ] = None,
+    finished_jobs: Annotated[int, typer.Option(min=0, help="Jobs that ended earlier.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure the control plane: ledger, controller, and API, with many simulated workers.
+
+    Starts the servers in a temporary folder, the controller on a simulated cloud, and workers
+    that have real connections, leases, heartbeats, and small updates, but don't train.
+    """
+    from vcasgd.bench.control.measure import ControlBenchOptions, measure
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    options = ControlBenchOptions(
+        workers, jobs, subtasks, seconds, clients, lost, push_seconds, finished_jobs
+    )
+    figures = measure(options, log=lambda text: typer.echo(text, err=True))
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in figures.items():
+        table.add_row(name, json.dumps(value))
+    Console(highlight=False).print(table)
+
+
 @app.command("codecs")
 def codecs_command(
     size_mb: Annotated[int, typer.Option(min=1, help="Update size in MiB, as float32.")] = 64,

@@ -97,7 +97,7 @@ def measure(options: StoreBenchOptions, log: Print) -> Figures:
     """
     log("measuring the loopback")
     loopback = [measure_loopback(options.workload.model_bytes)]
-    with Rig(options.workload, _settings()) as rig:
+    with Rig(options.workload, own_settings()) as rig:
         figures = _run(options, rig, log)
     log("measuring the loopback again")
     loopback.append(measure_loopback(options.workload.model_bytes))
@@ -202,7 +202,7 @@ def _percentile(seconds: NDArray[np.float64], percent: float) -> float | None:
     return float(np.percentile(seconds, percent)) * 1000 if len(seconds) else None
 
 
-def _settings() -> Settings:
+def own_settings() -> Settings:
     """Return settings for a stack that shares nothing with the user's own."""
     settings = load_settings()
     defaults = {

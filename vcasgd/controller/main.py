@@ -8,8 +8,10 @@ import signal
 import threading
 from typing import NoReturn
 
+from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.controller.fleet.ray_view import connect_ray
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import (
@@ -70,17 +72,31 @@ class Controller:
             jobs.stop(checkpoint=self._stop.is_set())
             self._leadership.stop()
 
+    # -- replaced by benchmarks ----------------------------------------------------------------
+
+    def make_pools(self) -> PoolRegistry:
+        """Return the pools. Raises :class:`SpecError`, :class:`~vcasgd.errors.FleetError`."""
+        return PoolRegistry(self._settings)
+
+    def connect_cluster(self) -> Cluster:
+        """Return a connection to Ray. Raises :class:`~vcasgd.errors.ClusterError`."""
+        return connect_ray(self._settings)
+
+    def fleet_round(self, fleet: FleetLoop) -> None:
+        """Run one round. Raises the errors of :meth:`FleetLoop.round`."""
+        fleet.round()
+
     def _run_fleet(self) -> None:
-        settings, pools = self._settings, PoolRegistry(self._settings)
+        settings, pools = self._settings, self.make_pools()
         fleet = patiently(
-            lambda: FleetLoop(settings, self._ledger, pools, self._beats),
+            lambda: FleetLoop(settings, self._ledger, pools, self._beats, self.connect_cluster),
             settings.patience_seconds,
         )
         failures = 0
         while not self._stop.is_set():
             if self._leadership.sure:
                 try:
-                    fleet.round()
+                    self.fleet_round(fleet)
                     self._report_first_round()
                     failures = 0
                 except (StoreUnavailable, StoreFull, StoreDenied) as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vcasgd.controller.fleet.boot import node_boot
@@ -17,12 +18,12 @@ from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.worker_names import job_of, worker_name
-from vcasgd.errors import FleetError
+from vcasgd.errors import ClusterError, FleetError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, Provider
-from vcasgd.logging import bound
+from vcasgd.logging import bound, isolated
 from vcasgd.settings import Settings
 from vcasgd.store.admission import worker_environment
 from vcasgd.store.ledger.jobs import Jobs
@@ -159,28 +160,43 @@ class WorkerActuator:
         #: Deadlines of the workers that were asked to leave, in Unix seconds.
         self._draining: dict[str, float] = {}
 
-    def start(self, action: StartWorker, state: Observed) -> None:
-        """Start a worker, unless it has to back off. Raises :class:`ClusterError`."""
-        name = worker_name(action.instance_id, action.job, action.learner)
-        if not self._restarts.may_start(name):
-            return
-        with bound(job=action.job, worker=name, request=self._jobs.request_of(action.job)):
+    def start(self, actions: Sequence[StartWorker], state: Observed) -> None:
+        """Start workers, except those that have to back off."""
+        pools = {one.id: one.pool for one in state.instances}
+        due = {worker_name(each.instance_id, each.job, each.learner): each for each in actions}
+        due = {name: each for name, each in due.items() if self._restarts.may_start(name)}
+        by_job: defaultdict[str, list[str]] = defaultdict(list)
+        for name, action in due.items():
+            by_job[action.job].append(name)
+        requests = self._jobs.requests_of(by_job)
+        for job, names in by_job.items():
+            with isolated(job, requests[job]):
+                self._jobs.remove_workers(job, names)
+                self._clearance.place(job, {name: pools[due[name].instance_id] for name in names})
+                for name in names:
+                    self._start(name, due[name], requests[job])
+
+    def _start(self, name: str, action: StartWorker, request: str | None) -> None:
+        with bound(job=action.job, worker=name, request=request):
             log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
-        self._jobs.remove_worker(action.job, name)
-        pool = next(one.pool for one in state.instances if one.id == action.instance_id)
-        self._clearance.place(action.job, name, pool)
         env = worker_environment(self._settings, action.job, name)
-        self._ray.cluster.start_worker(action.instance_id, name, worker.ENTRY, arguments, env)
+        try:
+            self._ray.cluster.start_worker(action.instance_id, name, worker.ENTRY, arguments, env)
+        except ClusterError as error:
+            # The next round observes that the worker is missing.
+            log.warning("%s: %s", action, error)
 
-    def stop(self, action: StopWorker) -> None:
-        """Ask a worker to leave."""
-        if action.name not in self._draining:
-            job = job_of(action.name)
-            with bound(job=job, worker=action.name, request=self._jobs.request_of(job)):
-                log.info("stop %s: %s", action.name, action.reason)
-            self._jobs.drain(job, action.name)
-            self._draining[action.name] = time.time() + drain_seconds(self._settings)
+    def stop(self, actions: Sequence[StopWorker]) -> None:
+        """Ask workers to leave."""
+        new = {each.name: each.reason for each in actions if each.name not in self._draining}
+        requests = self._jobs.requests_of({job_of(name) for name in new})
+        self._jobs.drain_all((job_of(name), name) for name in new)
+        for name, reason in new.items():
+            job = job_of(name)
+            with bound(job=job, worker=name, request=requests[job]):
+                log.info("stop %s: %s", name, reason)
+            self._draining[name] = time.time() + drain_seconds(self._settings)
 
     def kill_lingering(self) -> None:
         """Kill workers that did not leave in time. Raises :class:`ClusterError`."""

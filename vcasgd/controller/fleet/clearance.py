@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from vcasgd.fleet.pools import PoolSpec
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -48,6 +50,7 @@ class ClearancePolicy:
                 self._jobs.event(job.id, "pool-refused", text, pool=name, why=barred[name])
         return tuple(name for name in named if name not in barred), frozenset(barred)
 
-    def place(self, job: str, worker: str, pool: str) -> None:
-        """Record the pool of a worker; call it before the worker is started."""
-        self._clearances.place(job, worker, pool, worker_lease_pass(self._settings, job, worker))
+    def place(self, job: str, pools: Mapping[str, str]) -> None:
+        """Record the pools of a job's workers; call it before the workers are started."""
+        passes = {worker: worker_lease_pass(self._settings, job, worker) for worker in pools}
+        self._clearances.place_all(job, {name: (pools[name], passes[name]) for name in pools})

@@ -35,9 +35,8 @@ class Demands:
     def active_jobs(self, pools: Collection[str]) -> list[JobRecord]:
         """Return the active jobs, oldest first; fail those that none of ``pools`` can serve."""
         jobs = []
-        for name in self._jobs.active():
+        for name, job in self._jobs.get_many(self._jobs.active()).items():
             with isolated(name):
-                job = self._jobs.get(name)
                 if job.state is JobState.STARTING and not self._clearance.divide(job)[0]:
                     why = _no_pool(job, pools)
                     self._jobs.transition(job.id, JobState.FAILED, [JobState.STARTING], why=why)
@@ -51,10 +50,12 @@ class Demands:
         offers: Mapping[str, Sequence[Offer]],
         limits: Limits,
         now: float,
+        work: Mapping[str, int],
     ) -> JobDemand:
         """Return the demand of a job; pause the job first if its budget is used up.
 
-        ``machines`` includes those that were launched and are not listed yet.
+        ``machines`` includes those that were launched and are not listed yet. ``work`` is
+        :meth:`Jobs.work`.
         """
         workers = job.spec.workers
         pools, barred = self._clearance.divide(job)
@@ -67,7 +68,7 @@ class Demands:
             minimum=workers.min,
             maximum=workers.max,
             pools=pools,
-            wants=self._work_items(job),
+            wants=_work_items(job, work),
             running=has_machines and not why,
             barred=barred,
             on_demand_minimum=workers.on_demand_min,
@@ -120,13 +121,13 @@ class Demands:
                 self._ended[job] = None
         return self._ended[job]
 
-    def _work_items(self, job: JobRecord) -> int:
-        work = self._jobs.work(job.id)
-        if "total" not in work:
-            return job.spec.workers.max  # Unknown until a worker has read the data.
-        left = work["total"] - work["finished"] * work["per_epoch"]
-        # The evaluation of the last epoch follows its last subtask.
-        return max(1, left)
+
+def _work_items(job: JobRecord, work: Mapping[str, int]) -> int:
+    if "total" not in work:
+        return job.spec.workers.max  # Unknown until a worker has read the data.
+    left = work["total"] - work["finished"] * work["per_epoch"]
+    # The evaluation of the last epoch follows its last subtask.
+    return max(1, left)
 
 
 def _no_pool(job: JobRecord, pools: Collection[str]) -> str:

@@ -53,6 +53,7 @@ class FleetEvents:
         self._terminated: dict[str, str] = {}
         self._clock = clock
         self._written_at = float("-inf")
+        self._pools: dict[str, Any] = {}
 
     def pool_of(self, instance: str) -> str | None:
         """Return the pool of a machine in the previous observation."""
@@ -118,7 +119,9 @@ class FleetEvents:
         if everything:
             self._control.publish(changed, pools)
         else:
-            self._control.update(changed, self._rows.keys() - present.keys(), pools)
+            removed = self._rows.keys() - present.keys()
+            self._control.update(changed, removed, pools if pools != self._pools else None)
+        self._pools = dict(pools)
 
     def _with_past(self, name: str, row: FleetRow, active: set[str]) -> FleetRow:
         before = self._rows.get(name)

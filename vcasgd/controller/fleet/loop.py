@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
+from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.cloud_cache import CloudCache
@@ -20,7 +23,7 @@ from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.controller.fleet.status import StatusPublisher
-from vcasgd.errors import ClusterError, FleetError, StoreUnavailable
+from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate, decide
 from vcasgd.logging import bound
@@ -40,16 +43,24 @@ class FleetLoop:
     """Keeps the machines. Every action can be executed twice, and every round can be cut off."""
 
     def __init__(
-        self, settings: Settings, ledger: RedisClient, pools: PoolRegistry, beats: WorkerBeats
+        self,
+        settings: Settings,
+        ledger: RedisClient,
+        pools: PoolRegistry,
+        beats: WorkerBeats,
+        connect: Callable[[], Cluster],
     ) -> None:
-        """Raise :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable."""
+        """Raise :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable.
+
+        ``connect`` returns a connection to Ray, at the first round.
+        """
         jobs, self._control = Jobs(ledger), Control(ledger)
         costs, speeds = CostLedger(ledger), Speeds(ledger)
         restarts = RestartBackoff(jobs, LOST_HEARTBEATS * settings.heartbeat)
         launches, events = LaunchHistory(self._control), FleetEvents(self._control, jobs)
         self._pools, self._cloud = pools, CloudCache(pools)
         self._clearance = ClearancePolicy(settings, ledger)
-        self._ray = RayView(settings, restarts)
+        self._ray = RayView(connect, restarts)
         self._observer = Observer(
             settings,
             jobs=jobs,
@@ -102,11 +113,9 @@ class FleetLoop:
             # The machine may only have been interrupted early: back off as after a refusal.
             self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
         self._status.publish(state)
-        for action in decide(state, now):
-            self._act(action, state)
+        self._act_all(decide(state, now), state)
         # Follows the plan, which decides about the first worker of each machine.
-        for action in self._learners.decide(state, self._ray.further, now):
-            self._act(action, state)
+        self._act_all(self._learners.decide(state, self._ray.further, now), state)
         self._workers.kill_lingering()
 
     def _serve_requests(self) -> None:
@@ -118,6 +127,19 @@ class FleetLoop:
                 else:
                     log.warning("unknown request %s", request["kind"])
 
+    def _act_all(self, actions: Sequence[Action], state: Observed) -> None:
+        """Execute actions in order, those for workers together."""
+        for kind, group in groupby(actions, type):
+            if kind is StartWorker:
+                self._workers.start(
+                    [each for each in group if isinstance(each, StartWorker)], state
+                )
+            elif kind is StopWorker:
+                self._workers.stop([each for each in group if isinstance(each, StopWorker)])
+            else:
+                for action in group:
+                    self._act(action, state)
+
     def _act(self, action: Action, state: Observed) -> None:
         try:
             match action:
@@ -127,11 +149,7 @@ class FleetLoop:
                     self._machines.terminate(action)
                 case Blame():
                     self._machines.record_failed_boot(action)
-                case StartWorker():
-                    self._workers.start(action, state)
-                case StopWorker():
-                    self._workers.stop(action)
-        except (ClusterError, FleetError) as error:
+        except FleetError as error:
             # The next round observes the outcome and decides again.
             log.warning("%s: %s", action, error)
         except StoreUnavailable:

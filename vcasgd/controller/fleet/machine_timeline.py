@@ -200,7 +200,7 @@ class TimelineRecorder:
     ) -> defaultdict[str, dict[str, Sighting]]:
         """Return, by job, the machines that work for it or that it pays for."""
         works_for = {each.instance_id: each.job for each in state.workers if each.alive}
-        draining = {job: self._jobs.draining(job) for job in active}
+        draining = self._jobs.draining_of(active)
         sightings: defaultdict[str, dict[str, Sighting]] = defaultdict(dict)
         for one in state.instances:
             job = works_for.get(one.id) or state.payers.get(one.id)

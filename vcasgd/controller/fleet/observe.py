@@ -84,7 +84,8 @@ class Observer:
     def _observe(self, now: float) -> Observed:
         jobs, limits = self._demands.active_jobs(self._pools.specs), self._limits()
         self._ray.refresh()
-        beats = {job.id: self._beats.of(job.id) for job in jobs}
+        names = [job.id for job in jobs]
+        beats, quarantined = self._beats.of_many(names), self._jobs.quarantined_of(names)
         machines = self._machines(beats, now)
         self._measure(jobs, beats, machines, limits, now)
         self._launches.load()
@@ -102,7 +103,7 @@ class Observer:
             history=self._history,
             limits=limits,
             quarantined=frozenset(
-                instance_of(worker) for job in jobs for worker in self._jobs.quarantined(job.id)
+                instance_of(worker) for workers in quarantined.values() for worker in workers
             ),
             boot_errors=self._boot_errors(machines, now),
             payers=self._costs.payers,
@@ -111,15 +112,16 @@ class Observer:
 
     def _job_demands(
         self,
-        jobs: Iterable[JobRecord],
+        jobs: Sequence[JobRecord],
         machines: Sequence[Instance],
         offers: Mapping[str, Sequence[Offer]],
         limits: Limits,
         now: float,
     ) -> Iterator[JobDemand]:
+        work = self._jobs.work_of([job.id for job in jobs])
         for job in jobs:
             with isolated(job.id, job.request):
-                yield self._demands.of(job, machines, offers, limits, now)
+                yield self._demands.of(job, machines, offers, limits, now, work[job.id])
 
     def _limits(self) -> Limits:
         """Return the plan's limits.

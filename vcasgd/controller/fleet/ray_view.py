@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vcasgd.cluster import ActorState, Cluster
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.worker_names import job_of, learner_of
@@ -17,8 +19,8 @@ CONNECT_SECONDS = 120.0
 class RayView:
     """The cluster as of the last :meth:`refresh`."""
 
-    def __init__(self, settings: Settings, restarts: RestartBackoff) -> None:
-        self._settings = settings
+    def __init__(self, connect: Callable[[], Cluster], restarts: RestartBackoff) -> None:
+        self._connect = connect
         self._restarts = restarts
         self._cluster: Cluster | None = None
         #: Instances whose node is alive.
@@ -67,13 +69,18 @@ class RayView:
 
     def _connected(self) -> Cluster:
         if self._cluster is None:
-            token = self._settings.ray_token
-            self._cluster = Cluster.connect(
-                self._settings.required("ray_address"),
-                self._settings.cluster,
-                CONNECT_SECONDS,
-                token.get_secret_value() if token else None,
-            )
+            self._cluster = self._connect()
         if not self._cluster.healthy():
             raise ClusterError("Ray's head was lost")
         return self._cluster
+
+
+def connect_ray(settings: Settings) -> Cluster:
+    """Return a connection to Ray. Raises :class:`~vcasgd.errors.ClusterError`."""
+    token = settings.ray_token
+    return Cluster.connect(
+        settings.required("ray_address"),
+        settings.cluster,
+        CONNECT_SECONDS,
+        token.get_secret_value() if token else None,
+    )

@@ -44,8 +44,16 @@ class Clearances:
 
     def place(self, job: str, worker: str, pool: str, lease_pass: str = "") -> None:
         """Record the pool and the pass of a worker, before it starts."""
-        digest = hashlib.sha1(lease_pass.encode()).hexdigest() if lease_pass else ""
-        self._ledger.hset(LedgerKeys(job).placed, worker, f"{pool}|{digest}")
+        self.place_all(job, {worker: (pool, lease_pass)})
+
+    def place_all(self, job: str, workers: Mapping[str, tuple[str, str]]) -> None:
+        """Do the same as :meth:`place` for several workers, given with pool and pass."""
+        rows = {
+            worker: f"{pool}|{hashlib.sha1(text.encode()).hexdigest() if text else ''}"
+            for worker, (pool, text) in workers.items()
+        }
+        if rows:
+            self._ledger.hset(LedgerKeys(job).placed, mapping=rows)
 
     def placed(self, job: str) -> set[str]:
         """Return all workers that the controller has placed for a job."""

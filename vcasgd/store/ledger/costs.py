@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,15 @@ class Costs:
 
         They lag by at most :data:`~vcasgd.fleet.costs.CHARGE_SECONDS`.
         """
-        return sum(value for name, value in self.of(job).items() if name.endswith("|usd"))
+        return self.spent_of([job])[job]
+
+    def spent_of(self, jobs: Collection[str]) -> dict[str, float]:
+        """Return :meth:`spent` of several jobs, in one round trip."""
+        sums = zip(jobs, self.of_all(jobs), strict=True)
+        return {
+            job: sum(usd for name, usd in amounts.items() if name.endswith("|usd"))
+            for job, amounts in sums
+        }
 
     def of(self, job: str) -> dict[str, float]:
         """Return the sums of all amounts of a job."""

@@ -19,7 +19,9 @@ EVENTS_KEPT = 20_000
 METRICS_KEPT = 100_000
 LOG_LINES_KEPT = 10_000
 #: Largest part of a stream ID, which has 64 bits. A client can send any number.
-_LARGEST = 2**64 - 1
+LARGEST_NUMBER = 2**64 - 1
+#: After the names of all jobs.
+LAST_JOB = "~"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class EventLog:
 
     def add_events(self, events: Sequence[NewEvent]) -> None:
         """Append several events, in order, in two round trips."""
-        requests = self._requests({each.job for each in events})
+        requests = self.requests_of({each.job for each in events})
         with self._ledger.pipeline() as pipe:
             for each in events:
                 text = event_text(each.kind, each.text, each.details, requests[each.job])
@@ -52,7 +54,7 @@ class EventLog:
                 pipe.xadd(key, {"e": text}, maxlen=EVENTS_KEPT, approximate=True)
             pipe.execute()
 
-    def _requests(self, jobs: Collection[str]) -> dict[str, str | None]:
+    def requests_of(self, jobs: Collection[str]) -> dict[str, str | None]:
         """Return the ID of the current request, else of the one that submitted each job."""
         if (current := request_id()) is not None:
             return dict.fromkeys(jobs, current)
@@ -156,7 +158,7 @@ class EventCursor:
         """Return the cursor with this text. Raises :class:`ValueError`."""
         at, _, job = text.partition("/")
         ms, _, number = at.partition("-")
-        return cls(min(int(ms), _LARGEST), min(int(number or 0), _LARGEST), job)
+        return cls(min(int(ms), LARGEST_NUMBER), min(int(number or 0), LARGEST_NUMBER), job)
 
     def __str__(self) -> str:
         return f"{self.ms}-{self.number}/{self.job}"

@@ -8,9 +8,8 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import islice
 from typing import Any
 
 from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError
@@ -40,6 +39,8 @@ log = logging.getLogger(__name__)
 IDEMPOTENCY_SECONDS = 7 * 24 * 3600
 #: Failures kept for each job; older ones are dropped.
 FAILURES_KEPT = 200
+#: Jobs that are read in one round trip; leases must not wait long.
+JOBS_AT_ONCE = 50
 #: Counters of leases that workers can write.
 COUNTERS = ("next", "tokens", "expired")
 #: Counters of work that the platform writes.
@@ -102,40 +103,40 @@ class Jobs(EventLog):
 
     def get(self, job: str) -> JobRecord:
         """Return a job. Raises :class:`NotFound`, :class:`~vcasgd.errors.JobUnreadable`."""
-        keys = LedgerKeys(job)
         with self._ledger.pipeline(transaction=True) as pipe:
-            pipe.hgetall(keys.record)
-            pipe.hget(keys.facts, "facts")
-            pipe.hget(keys.work, "finished")
-            pipe.hgetall(keys.shards)
-            pipe.hgetall(keys.evaluations)
-            pipe.hvals(keys.vanished)
-            pipe.hgetall(keys.tuning)
-            pipe.hmget(keys.counters, *COUNTERS)
-            record, facts, finished, shards, evaluations, lost, tuned, counters = pipe.execute()
-        if not record:
-            raise NotFound(f"there is no job {job}", status=404)
-        losses = [each.decode() for each in lost]
-        try:
-            parsed = read_job(job, record, facts, int(finished or 0), shards, evaluations, losses)
-            invalid = parsed.invalid or _wrong_counter(counters)
-            return replace(parsed, tuned=Tuned.of(tuned), invalid=invalid)
-        except (ValueError, TypeError, KeyError, AttributeError, SpecError) as error:
-            raise JobUnreadable(f"the stored data of job {job} is not valid: {error}") from error
+            _request_job(pipe, job)
+            return _parsed_job(job, pipe.execute())
+
+    def get_many(self, jobs: Iterable[str]) -> dict[str, JobRecord]:
+        """Return several jobs in few round trips, without those that can't be read."""
+        names, records = list(jobs), {}
+        for first in range(0, len(names), JOBS_AT_ONCE):
+            batch = names[first : first + JOBS_AT_ONCE]
+            with self._ledger.pipeline(transaction=True) as pipe:
+                for job in batch:
+                    _request_job(pipe, job)
+                rows = pipe.execute()
+            for number, job in enumerate(batch):
+                own = rows[number * len(rows) // len(batch) :][: len(rows) // len(batch)]
+                try:
+                    records[job] = _parsed_job(job, own)
+                except (JobUnreadable, NotFound) as error:
+                    log.warning("%s", error)
+        return records
 
     def all(
         self, states: Collection[JobState] = tuple(JobState), limit: int | None = None
     ) -> list[JobRecord]:
         """Return the readable jobs in one of the states, newest first."""
-        jobs = self._readable(job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, -1))
-        return list(islice((job for job in jobs if job.state in states), limit))
-
-    def _readable(self, jobs: Iterable[str]) -> Iterator[JobRecord]:
-        for job in jobs:
-            try:
-                yield self.get(job)
-            except (JobUnreadable, NotFound) as error:
-                log.warning("%s", error)
+        only_active = not any(state.over for state in states)
+        ids = self.active()[::-1] if only_active else self.newest(0)
+        found: list[JobRecord] = []
+        for first in range(0, len(ids), JOBS_AT_ONCE):
+            jobs = self.get_many(ids[first : first + JOBS_AT_ONCE]).values()
+            found += [job for job in jobs if job.state in states]
+            if limit is not None and len(found) >= limit:
+                break
+        return found[:limit]
 
     def newest(self, most: int) -> list[str]:
         """Return the IDs of the newest jobs, newest first; of all jobs if ``most`` is 0."""
@@ -274,7 +275,14 @@ class Jobs(EventLog):
 
     def worker_count(self, job: str) -> int:
         """Return the number of workers that have a heartbeat and were not removed."""
-        return int(self._ledger.hlen(LedgerKeys(job).workers))
+        return self.worker_counts([job])[job]
+
+    def worker_counts(self, jobs: Collection[str]) -> dict[str, int]:
+        """Return :meth:`worker_count` of several jobs, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                pipe.hlen(LedgerKeys(job).workers)
+            return dict(zip(jobs, pipe.execute(), strict=True))
 
     def remove_worker(self, job: str, worker: str) -> None:
         """Remove a worker that is gone for good. Its traffic stays in the job's sum."""
@@ -297,11 +305,26 @@ class Jobs(EventLog):
 
     def drain(self, job: str, worker: str) -> None:
         """Request that a worker pushes its work, returns the rest of its leases, and leaves."""
-        self._ledger.sadd(LedgerKeys(job).draining, worker)
+        self.drain_all([(job, worker)])
+
+    def drain_all(self, workers: Iterable[tuple[str, str]]) -> None:
+        """Do the same as :meth:`drain` for several workers, given by job and name."""
+        with self._ledger.pipeline() as pipe:
+            for job, worker in workers:
+                pipe.sadd(LedgerKeys(job).draining, worker)
+            pipe.execute()
 
     def draining(self, job: str) -> set[str]:
         """Return the workers that were asked to leave."""
-        return {each.decode() for each in self._ledger.smembers(LedgerKeys(job).draining)}
+        return self.draining_of([job])[job]
+
+    def draining_of(self, jobs: Collection[str]) -> dict[str, set[str]]:
+        """Return the workers of several jobs that were asked to leave, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                pipe.smembers(LedgerKeys(job).draining)
+            rows = pipe.execute()
+        return {job: {each.decode() for each in row} for job, row in zip(jobs, rows, strict=True)}
 
     def quarantine(self, job: str, worker: str, why: str) -> bool:
         """Give an untrusted worker no more work. Returns False if it was already quarantined."""
@@ -309,8 +332,18 @@ class Jobs(EventLog):
 
     def quarantined(self, job: str) -> dict[str, str]:
         """Return the quarantined workers of a job with the reasons."""
-        rows = self._ledger.hgetall(LedgerKeys(job).quarantine)
-        return {worker.decode(): why.decode() for worker, why in rows.items()}
+        return self.quarantined_of([job])[job]
+
+    def quarantined_of(self, jobs: Collection[str]) -> dict[str, dict[str, str]]:
+        """Return the quarantined workers of several jobs, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                pipe.hgetall(LedgerKeys(job).quarantine)
+            rows = pipe.execute()
+        return {
+            job: {worker.decode(): why.decode() for worker, why in row.items()}
+            for job, row in zip(jobs, rows, strict=True)
+        }
 
     def report_failure(self, job: str, failure: Failure) -> None:
         """Record an error of the user's code, with the time and the model's version."""
@@ -367,15 +400,20 @@ class Jobs(EventLog):
 
         Until the job's plan is set, total and per_epoch can be missing.
         """
-        keys = LedgerKeys(job)
+        return self.work_of([job])[job]
+
+    def work_of(self, jobs: Collection[str]) -> dict[str, dict[str, int]]:
+        """Return :meth:`work` of several jobs, in one round trip."""
         with self._ledger.pipeline() as pipe:
-            pipe.hgetall(keys.work)
-            pipe.hmget(keys.counters, *COUNTERS)
-            work, counters = pipe.execute()
-        totals = {name: int(work[name.encode()]) for name in WORK if name.encode() in work}
-        pairs = zip(COUNTERS, counters, strict=True)
-        counts = {name: as_count(value) for name, value in pairs if value is not None}
-        return totals | {"next": 0} | counts
+            for job in jobs:
+                keys = LedgerKeys(job)
+                pipe.hgetall(keys.work)
+                pipe.hmget(keys.counters, *COUNTERS)
+            rows = pipe.execute()
+        return {
+            job: _work(work, counters)
+            for job, work, counters in zip(jobs, rows[::2], rows[1::2], strict=True)
+        }
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -394,6 +432,40 @@ class Jobs(EventLog):
         """Return the descriptions of the job's checkpoints, by name."""
         rows = self._ledger.hgetall(LedgerKeys(job).checkpoints)
         return {name.decode(): json.loads(row) for name, row in sorted(rows.items())}
+
+
+def _request_job(pipe: Any, job: str) -> None:
+    """Add the commands that read a job; :func:`_parsed_job` takes the answers."""
+    keys = LedgerKeys(job)
+    pipe.hgetall(keys.record)
+    pipe.hget(keys.facts, "facts")
+    pipe.hget(keys.work, "finished")
+    pipe.hgetall(keys.shards)
+    pipe.hgetall(keys.evaluations)
+    pipe.hvals(keys.vanished)
+    pipe.hgetall(keys.tuning)
+    pipe.hmget(keys.counters, *COUNTERS)
+
+
+def _parsed_job(job: str, answers: Sequence[Any]) -> JobRecord:
+    """Return a job. Raises :class:`NotFound`, :class:`JobUnreadable`."""
+    record, facts, finished, shards, evaluations, lost, tuned, counters = answers
+    if not record:
+        raise NotFound(f"there is no job {job}", status=404)
+    losses = [each.decode() for each in lost]
+    try:
+        parsed = read_job(job, record, facts, int(finished or 0), shards, evaluations, losses)
+        invalid = parsed.invalid or _wrong_counter(counters)
+        return replace(parsed, tuned=Tuned.of(tuned), invalid=invalid)
+    except (ValueError, TypeError, KeyError, AttributeError, SpecError) as error:
+        raise JobUnreadable(f"the stored data of job {job} is not valid: {error}") from error
+
+
+def _work(work: Mapping[bytes, bytes], counters: Sequence[bytes | None]) -> dict[str, int]:
+    totals = {name: int(work[name.encode()]) for name in WORK if name.encode() in work}
+    pairs = zip(COUNTERS, counters, strict=True)
+    counts = {name: as_count(value) for name, value in pairs if value is not None}
+    return totals | {"next": 0} | counts
 
 
 def _wrong_counter(values: Iterable[bytes | None]) -> str | None:

@@ -153,9 +153,12 @@ class Control:
             pipe.execute()
 
     def update(
-        self, changed: Mapping[str, Any], removed: Iterable[str], pools: Mapping[str, Any]
+        self, changed: Mapping[str, Any], removed: Iterable[str], pools: Mapping[str, Any] | None
     ) -> None:
-        """Replace some instances of the published view, remove others, and replace all pools."""
+        """Replace some instances of the published view, remove others, and replace all pools.
+
+        None leaves the pools as they are.
+        """
         gone = list(removed)
         with self._ledger.pipeline(transaction=True) as pipe:
             if changed:
@@ -163,7 +166,8 @@ class Control:
                 pipe.hset(names.INSTANCES, mapping=rows)
             if gone:
                 pipe.hdel(names.INSTANCES, *gone)
-            pipe.delete(names.POOLS)
+            if pools is not None:
+                pipe.delete(names.POOLS)
             if pools:
                 pipe.hset(
                     names.POOLS, mapping={name: json.dumps(row) for name, row in pools.items()}

@@ -1,0 +1,171 @@
+"""Simulated cloud and cluster: machines that exist at once, and workers in other processes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from vcasgd.cluster import ActorState, Cluster, Node, WorkerState
+from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.fleet.pools import LocalPoolSpec
+from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer
+
+#: Name of the only pool.
+POOL = "simulated"
+
+
+class SimulatedCloud:
+    """Provider of machines, and the machines in the cluster. Threads may share it.
+
+    Each worker is started and killed by a line of JSON to the processes that simulate workers.
+    """
+
+    name = "local"
+
+    def __init__(self, machines: int, processes: Sequence[TextIO]) -> None:
+        self._most = machines
+        self._processes = processes
+        self._lock = threading.Lock()
+        self._launches: dict[str, list[str]] = {}
+        self._machines: dict[str, Instance] = {}
+        self._workers: dict[str, WorkerState] = {}
+        self._on_machine: defaultdict[str, list[str]] = defaultdict(list)
+        self._started = 0
+
+    def lose(self, count: int) -> None:
+        """Take machines without notice, with their workers."""
+        with self._lock:
+            for name in list(self._machines)[:count]:
+                self._end(name)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of present machines, of all launched ones, and of started workers."""
+        with self._lock:
+            launched = sum(map(len, self._launches.values()))
+            return {
+                "machines": len(self._machines), "launched": launched, "placed": self._started
+            }  # fmt: skip
+
+    # -- provider ------------------------------------------------------------------------------
+
+    def offers(self, pool: str) -> list[Offer]:
+        return [
+            Offer(pool, zone, kind, True, price, 3 * price, 4.0, 0, time.time(), "simulated")
+            for zone in ("a", "b", "c")
+            for kind, price in (("small", 0.1), ("large", 0.11))
+        ]
+
+    def launch(
+        self,
+        pool: str,
+        count: int,
+        boot: Boot,  # noqa: ARG002 - nothing boots
+        token: str,
+        *,
+        zones: Sequence[str] | None = None,
+        instance_types: Sequence[str] | None = None,
+        spot: bool | None = None,
+    ) -> list[str]:
+        with self._lock:
+            if token not in self._launches:
+                first = sum(map(len, self._launches.values()))
+                names = [f"i-{first + at:08d}" for at in range(count)]
+                self._launches[token] = names
+                kind, zone = (instance_types or ["small"])[0], (zones or ["a"])[0]
+                for name in names:
+                    self._machines[name] = Instance(
+                        name, pool, InstanceState.RUNNING, time.time(), None, "10.0.0.1",
+                        0.1, spot is not False, zone, kind, 0.3,
+                    )  # fmt: skip
+            return self._launches[token]
+
+    def capacity(self, pool: str) -> int:  # noqa: ARG002 - there is one pool
+        return self._most
+
+    def instances(self) -> list[Instance]:
+        with self._lock:
+            return list(self._machines.values())
+
+    def boot_error(self, instance_id: str) -> None:
+        """Return None: every machine boots."""
+
+    def terminate(self, instance_id: str) -> None:
+        with self._lock:
+            self._end(instance_id)
+
+    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
+        self.terminate(instance_id)
+
+    def kill(self, instance_id: str) -> None:
+        self.terminate(instance_id)
+
+    def close(self) -> None:
+        """Do nothing; there are no connections."""
+
+    # -- cluster -------------------------------------------------------------------------------
+
+    def nodes(self) -> list[Node]:
+        with self._lock:
+            return [Node(name, name, alive=True, host="10.0.0.1") for name in self._machines]
+
+    def workers(self) -> dict[str, WorkerState]:
+        with self._lock:
+            return dict(self._workers)
+
+    def healthy(self) -> bool:
+        return True
+
+    def start_worker(
+        self,
+        instance_id: str,
+        name: str,
+        entry: str,  # noqa: ARG002 - the process knows what to run
+        arguments: dict[str, Any],
+        env: dict[str, str],
+    ) -> None:
+        with self._lock:
+            if instance_id not in self._machines or name in self._workers:
+                return
+            self._workers[name] = WorkerState(name, instance_id, ActorState.ALIVE)
+            self._on_machine[instance_id].append(name)
+            self._started += 1
+            self._tell(name, {"start": name, "arguments": arguments, "env": env})
+
+    def stop_worker(self, name: str) -> None:
+        with self._lock:
+            if self._workers.pop(name, None):
+                self._tell(name, {"kill": name})
+
+    def _end(self, instance: str) -> None:
+        self._machines.pop(instance, None)
+        for name in self._on_machine.pop(instance, ()):
+            if self._workers.pop(name, None):
+                self._tell(name, {"kill": name})
+
+    def _tell(self, worker: str, order: dict[str, Any]) -> None:
+        # The number at the end of a machine's name spreads its workers evenly.
+        process = self._processes[int(worker[-4:]) % len(self._processes)]
+        process.write(json.dumps(order) + "\n")
+        process.flush()
+
+
+class SimulatedPools(PoolRegistry):
+    """The one pool of a simulated cloud."""
+
+    def __init__(self, cloud: SimulatedCloud, machines: int) -> None:
+        self.specs = {POOL: LocalPoolSpec(name=POOL, provider="local", max_instances=machines)}
+        self.providers = {POOL: cloud}
+
+    def refresh(self) -> bool:
+        """Return False: the pool never changes."""
+        return False
+
+
+def as_cluster(cloud: SimulatedCloud) -> Cluster:
+    """Return the cloud as the cluster, of which it has all methods that the controller calls."""
+    cluster: Any = cloud
+    return cluster  # type: ignore[no-any-return]
