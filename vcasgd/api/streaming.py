@@ -150,17 +150,28 @@ async def _changes(
     earlier_jobs: tuple[str, ...] = ()
     try:
         while True:
-            state = await _in_thread(observer.observe, _PLATFORM_THREADS)
+            # most readers find what another one has just observed
+            state = observer.fresh()
+            if state is None:
+                state = await _in_thread(observer.observe, _PLATFORM_THREADS)
             for (kind, _), piece in changed(sent, state.pieces).items():
-                yield _message(kind, cursor, piece.model_dump_json())
+                yield _message(kind, cursor, piece.text)
             sent, jobs = state.pieces, tuple({*earlier_jobs, *state.jobs})
-            events = await _in_thread(
-                partial(feed.events, jobs, cursor, state.at, limit=MOST_EVENTS), _PLATFORM_THREADS
-            )
-            for cursor, event in events:
-                yield _message("event", cursor, json.dumps(finite(event)))
+            events, complete = state.events_after(cursor), True
+            if events is None:
+                # this reader resumes far behind
+                older = await _in_thread(
+                    partial(feed.events, jobs, cursor, state.at, limit=MOST_EVENTS),
+                    _PLATFORM_THREADS,
+                )
+                events = tuple((at, json.dumps(finite(event))) for at, event in older)
+                complete = len(events) < MOST_EVENTS
+            for cursor, text in events:
+                yield _message("event", cursor, text)
             earlier_jobs = jobs
-            if len(events) < MOST_EVENTS:
+            if complete:
+                # it has everything before, so that it needn't be read again
+                cursor = max(cursor, EventCursor(state.at))
                 earlier_jobs = state.jobs
                 await anyio.sleep(OBSERVE_SECONDS)
     except VcasgdError as error:

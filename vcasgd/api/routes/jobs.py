@@ -104,10 +104,11 @@ def list_jobs(
 ) -> list[JobView]:
     """List jobs, newest first."""
     states = tuple(JobState) if state is None else (state,)
-    views = []
-    for job in jobs.all(states, limit):
+    records, views = jobs.all(states, limit), []
+    traffic = beats.traffic_of([job.id for job in records])
+    for job in records:
         with isolated(job.id):
-            views.append(_view(beats, job))
+            views.append(job_view(job, traffic[job.id]))
     return views
 
 
