@@ -106,6 +106,11 @@ class Settings(BaseSettings):
     idle_seconds: float = Field(
         default=60.0, ge=0, description="Seconds after which an idle machine is terminated."
     )
+    orphan_seconds: float = Field(
+        default=3600.0,
+        ge=1,
+        description="Seconds without a controller after which a cloud's machine ends itself.",
+    )
     metadata_url: str | None = Field(
         default=None, description="URL of the cloud's metadata server on a worker's machine."
     )

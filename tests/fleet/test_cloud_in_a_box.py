@@ -5,6 +5,7 @@ Every machine is a Ray node on this host, started from its own user data.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,13 @@ from support.cloudbox import Box, EmulatedCloud
 from support.machine_roots import metadata_of, run_failing_boot, write_root
 from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
 
+from vcasgd.storage.life_sign import LIFE_SIGN, SIGNS
+from vcasgd.storage.objects import Storage
+
 pytestmark = pytest.mark.slow
+
+#: What a machine logs when it ends itself.
+ENDS = "no sign of a controller"
 
 #: At least 70% of the workers.
 VICTIMS = 3
@@ -135,6 +142,27 @@ def test_controller_that_dies_after_a_purchase_leaks_nothing(
         assert bought <= aws.alive()
         assert len(aws.alive()) <= WORKERS
         stack.finish(job)
+        eventually(lambda: not aws.alive())
+
+
+@pytest.mark.extended
+def test_machines_of_a_controller_that_stays_down_end_themselves(
+    aws: AwsBackend, tmp_path: Path, eventually: Eventually
+) -> None:
+    with cloud_stack(tmp_path, [aws.document()], {"aws": aws}, orphan_seconds=20) as stack:
+        # Given machines that have trained for longer than they may without a controller
+        job = stack.submit([aws.pool], epochs=40, most=2)
+        eventually(lambda: len(stack.training_machines(job)) == 2)
+        signs: set[bytes] = set()
+        storage = Storage(f"file://{stack.home.path}/storage")
+        eventually(lambda: signs.add(storage.get(LIFE_SIGN)) or len(signs) >= 2 * SIGNS)
+        assert ENDS not in stack.logs()
+
+        # When the controller hangs, then each of them ends
+        stack.signal("controller", signal.SIGSTOP)
+        eventually(lambda: stack.logs().count(ENDS) >= 2)
+        stack.signal("controller", signal.SIGCONT)
+        stack.client.cancel(job)
         eventually(lambda: not aws.alive())
 
 

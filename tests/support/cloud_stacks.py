@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +116,12 @@ class CloudStack:
         assert process is not None
         assert process.alive(), f"the fault did not fire: {part} was dead already"
         assert kill_all(mark(self.home, part), process)
+
+    def signal(self, part: str, number: int) -> None:
+        """Send a signal to one of the stack's processes."""
+        process = StackState.read(self.home.path).parts[part].process
+        assert process is not None
+        os.kill(process.pid, number)
 
     def logs(self) -> str:
         boxes = "\n".join(box.logs() for box in self._boxes.values())

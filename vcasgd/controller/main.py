@@ -23,6 +23,8 @@ from vcasgd.errors import (
 )
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
+from vcasgd.storage.life_sign import SIGNS, LifeSign
+from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect, patiently
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
@@ -44,6 +46,9 @@ class Controller:
         self._control = Control(self._ledger)
         self._beats = WorkerBeats(self._ledger)
         self._leadership = Leadership(self._control, settings)
+        self._life_sign = LifeSign(
+            Storage(settings.required("storage_url")), settings.orphan_seconds / SIGNS
+        )
         self._stop = threading.Event()
         self._reported = False
 
@@ -66,9 +71,11 @@ class Controller:
             self._stop.wait(self._settings.heartbeat / 4)
         jobs = JobLoop(self._settings, self._ledger, self._nodes, self._leadership, self._beats)
         jobs.start()
+        self._life_sign.start()
         try:
             self._run_fleet()
         finally:
+            self._life_sign.stop()
             jobs.stop(checkpoint=self._stop.is_set())
             self._leadership.stop()
 
@@ -97,6 +104,7 @@ class Controller:
             if self._leadership.sure:
                 try:
                     self.fleet_round(fleet)
+                    self._life_sign.beat()
                     self._report_first_round()
                     failures = 0
                 except (StoreUnavailable, StoreFull, StoreDenied) as error:

@@ -45,7 +45,10 @@ def node_boot(
         "VCASGD_LOG_FORMAT": settings.log_format,
     }
     if not local:
-        return Boot((PYTHON, *command.argv[1:]), {**command.env, **env})
+        # Nothing else would end the machine if the controller never came back.
+        env["VCASGD_ORPHAN_SECONDS"] = f"{settings.orphan_seconds:g}"
+        argv = (PYTHON, "-m", "vcasgd.cluster.node", PYTHON, *command.argv[1:])
+        return Boot(argv, {**command.env, **env})
     env["VCASGD_CACHE_DIR"] = str(settings.home_path / "cache" / cache_name(pool, labels))
     return Boot(command.argv, {**command.env, **env})
 

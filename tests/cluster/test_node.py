@@ -1,0 +1,111 @@
+"""The dead-man's switch: a machine whose controller stays down ends itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.metadata import Metadata, MetadataServer
+from support.waiting import PATIENCE
+
+from vcasgd.fleet.providers.base import PYTHON, Boot
+from vcasgd.fleet.providers.user_data import boot_environment
+from vcasgd.storage.life_sign import LIFE_SIGN, SIGNS, LifeSign, Silence
+from vcasgd.storage.objects import Storage
+
+Eventually = Callable[..., Any]
+#: Seconds of silence after which the machine ends.
+ORPHAN = 3.0
+
+#: A node that prints the notice that its machine gives to the worker.
+_NODE = (
+    "import os, pathlib, time\n"
+    "print('up', flush=True)\n"
+    "notice = pathlib.Path(os.environ['VCASGD_NOTICE_FILE'])\n"
+    "while not notice.exists(): time.sleep(0.05)\n"
+    "print('notice', flush=True)\n"
+    "time.sleep(300)\n"
+)
+#: The process of the machine, with a short time for the worker to leave.
+_MACHINE = (
+    "import sys\nfrom vcasgd.fleet.machine import main as machine\n"
+    "machine.BootProcess.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
+)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(f"file://{tmp_path}/storage")
+
+
+@pytest.fixture
+def machine(storage: Storage) -> Iterator[subprocess.Popen[str]]:
+    """Start what a cloud's machine runs, without Ray."""
+    boot = Boot(
+        (PYTHON, "-m", "vcasgd.cluster.node", PYTHON, "-c", _NODE),
+        {"VCASGD_STORAGE_URL": storage.url, "VCASGD_ORPHAN_SECONDS": str(ORPHAN)},
+    )
+    metadata = MetadataServer(Metadata("i-123"))
+    metadata.start()
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("VCASGD_")},
+        **boot_environment(boot, "aws", "us-east-1", {}),
+        "VCASGD_METADATA_URL": metadata.url,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", _MACHINE], env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+    metadata.stop()
+
+
+def test_a_machine_lives_with_its_controller_and_ends_without(
+    storage: Storage, machine: subprocess.Popen[str], eventually: Eventually
+) -> None:
+    # Given a machine that has run for longer than it may without a controller
+    assert machine.stdout is not None
+    controller = LifeSign(storage, ORPHAN / SIGNS)
+    controller.start()
+    assert machine.stdout.readline() == "up\n"
+    signs: set[bytes] = set()
+
+    def several() -> bool:
+        controller.beat()
+        signs.update({storage.get(LIFE_SIGN)} if storage.has(LIFE_SIGN) else ())
+        return len(signs) >= 3 * SIGNS
+
+    eventually(several)
+    assert machine.poll() is None
+
+    # When the controller is gone, then the worker gets notice, and the machine ends
+    controller.stop()
+    assert machine.stdout.readline() == "notice\n"
+    assert machine.wait(PATIENCE) != 0
+
+
+def test_a_machine_that_never_sees_a_controller_ends(machine: subprocess.Popen[str]) -> None:
+    assert machine.wait(PATIENCE) != 0
+
+
+@pytest.mark.parametrize(
+    ("signs", "seconds"),
+    [
+        ([None, None, None], 20.0),
+        ([b"1", b"1", b"1"], 20.0),
+        ([b"1", b"2", b"2"], 10.0),
+        ([b"1", b"2", b"3"], 0.0),
+        ([b"1", None, b"1"], 20.0),
+        ([b"1", None, b"2"], 0.0),
+        ([None, b"1", None], 10.0),
+    ],
+)
+def test_only_a_new_sign_ends_the_silence(signs: list[bytes | None], seconds: float) -> None:
+    silence = Silence(0.0)
+    found = [silence.seconds(sign, 10.0 * look) for look, sign in enumerate(signs)]
+    assert found[-1] == seconds
