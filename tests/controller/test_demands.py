@@ -31,7 +31,7 @@ class TestSpeeds:
         self, ledger: RedisClient, jobs: Jobs
     ) -> None:
         speeds, job = Speeds(ledger), jobs.submit(job_spec(), PACKAGE)
-        machines = [machine(f"m-{number}") for number in range(4)]
+        machines = {f"m-{number}": machine(f"m-{number}") for number in range(4)}
 
         def beats(at: float, *samples: int) -> dict[str, Heartbeat]:
             return {
@@ -58,7 +58,9 @@ class TestSpeeds:
     ) -> None:
         speeds, job = Speeds(ledger), jobs.submit(job_spec(), PACKAGE)
         for at in (NOW, NOW + 100):
-            speeds.measure(job, {f"{job.id}.m-1": Heartbeat(**nonsense)}, [machine("m-1")], at)
+            speeds.measure(
+                job, {f"{job.id}.m-1": Heartbeat(**nonsense)}, {"m-1": machine("m-1")}, at
+            )
         assert speeds.rates(job) == {}
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, status
+from fastapi import APIRouter, Body, Response, status
+from pydantic import TypeAdapter
 
 import vcasgd
 from vcasgd.api.convert import store_view
@@ -37,6 +38,8 @@ from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 router = APIRouter(tags=["fleet"])
 
+_WORKERS, _INSTANCES = TypeAdapter(list[WorkerRow]), TypeAdapter(list[InstanceRow])
+
 EvictionBody = Annotated[Eviction | None, Body()]
 
 
@@ -53,26 +56,27 @@ def get_status(
         active_jobs=active,
         servers=len(servers.all()),
         instances=len(control.instances()),
-        workers=sum(jobs.worker_count(job) for job in active),
+        workers=sum(jobs.worker_counts(active).values()),
     )
 
 
-@router.get("/jobs/{job}/workers", responses=documented(404))
-def list_workers_of_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> list[WorkerRow]:
+@router.get("/jobs/{job}/workers", response_model=list[WorkerRow], responses=documented(404))
+def list_workers_of_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> Response:
     """List the last heartbeat of each worker of a job."""
-    return list(_workers(jobs, beats, jobs.get(job).id))
+    return _listing(_WORKERS, list(_workers(jobs, beats, [jobs.get(job).id])))
 
 
-@router.get("/workers")
-def list_workers(jobs: JobsDep, beats: WorkerBeatsDep) -> list[WorkerRow]:
+@router.get("/workers", response_model=list[WorkerRow])
+def list_workers(jobs: JobsDep, beats: WorkerBeatsDep) -> Response:
     """List the workers of all active jobs."""
-    return [row for job in jobs.active() for row in _workers(jobs, beats, job)]
+    return _listing(_WORKERS, list(_workers(jobs, beats, jobs.active())))
 
 
-@router.get("/instances")
-def list_instances(control: ControlDep) -> list[InstanceRow]:
+@router.get("/instances", response_model=list[InstanceRow])
+def list_instances(control: ControlDep) -> Response:
     """List the machines, as the controller last observed them."""
-    return [InstanceRow.model_validate(each) for each in _named(control.instances(), "id")]
+    rows = _named(control.instances(), "id")
+    return _listing(_INSTANCES, [InstanceRow.model_validate(each) for each in rows])
 
 
 @router.get("/pools")
@@ -106,7 +110,8 @@ def evict_worker(
     eviction: EvictionBody = None,
 ) -> EvictionRequested:
     """Take the machine that a worker runs on."""
-    row = next((row for row in list_workers(jobs, beats) if row.name == worker), None)
+    rows = _workers(jobs, beats, jobs.active())
+    row = next((row for row in rows if row.name == worker), None)
     if row is None:
         raise NotFound(f"there is no worker {worker}", status=404)
     if row.instance is None:
@@ -138,13 +143,20 @@ def _evict(control: Control, instance: str, eviction: Eviction) -> EvictionReque
     return requested
 
 
-def _workers(jobs: Jobs, beats: WorkerBeats, job: str) -> Iterator[WorkerRow]:
+def _workers(jobs: Jobs, beats: WorkerBeats, ids: Collection[str]) -> Iterator[WorkerRow]:
     """Yield all workers, also quarantined ones without a machine, to show why they are."""
-    quarantined, heartbeats = jobs.quarantined(job), beats.of(job)
-    for name in sorted(heartbeats.keys() | quarantined.keys()):
-        fields = heartbeats[name].to_json() if name in heartbeats else {}
-        fields |= {"name": name, "job": job, "quarantined": quarantined.get(name)}
-        yield WorkerRow.model_validate(fields)
+    quarantined, heartbeats = jobs.quarantined_of(ids), beats.of_many(ids)
+    for job in ids:
+        for name in sorted(heartbeats[job].keys() | quarantined[job].keys()):
+            beat = heartbeats[job].get(name)
+            fields = beat.to_json() if beat else {}
+            fields |= {"name": name, "job": job, "quarantined": quarantined[job].get(name)}
+            yield WorkerRow.model_validate(fields)
+
+
+def _listing(kind: TypeAdapter[Any], rows: list[Any]) -> Response:
+    """Return rows as JSON without validating each again, as there may be thousands."""
+    return Response(kind.dump_json(rows), media_type="application/json")
 
 
 def _named(rows: dict[str, dict[str, Any]], field: str) -> list[dict[str, Any]]:

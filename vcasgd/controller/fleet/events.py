@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vcasgd.store.ledger.events import NewEvent
@@ -112,7 +112,7 @@ class FleetEvents:
         if everything:
             self._written_at = now
         changed = {
-            name: asdict(row)
+            name: vars(row)
             for name, row in present.items()
             if everything or self._rows.get(name) != row
         }
@@ -131,7 +131,7 @@ class FleetEvents:
             # The worker is often reported dead a moment before its machine is.
             row = replace(row, job=before.job)
         # A new controller has not seen the machine in the cluster itself.
-        return replace(row, was_up=row.was_up or before.was_up)
+        return replace(row, was_up=True) if before.was_up and not row.was_up else row
 
     def _losses(self, lost: Iterable[str], active: Collection[str]) -> list[NewEvent]:
         """Record the machines that active jobs lost, and return the events of new losses."""

@@ -98,6 +98,10 @@ class MachineTimeline:
         return cls(**{**row, "spans": tuple(spans)})
 
 
+#: Fields that do not depend on time.
+_DESCRIPTION = ("pool", "zone", "instance_type", "spot", "price_per_hour")
+
+
 @dataclass(frozen=True)
 class Sighting:
     """A machine in one observation, as far as it matters to one job.
@@ -231,8 +235,9 @@ def _updated(timeline: MachineTimeline | None, present: MachineTimeline) -> Mach
     """
     if timeline is None:
         return present
-    fixed = {name: getattr(timeline, name) for name in ("spans", "replaced_by", "reason", "lost")}
-    return replace(present, **fixed)
+    if all(getattr(timeline, name) == getattr(present, name) for name in _DESCRIPTION):
+        return timeline
+    return replace(timeline, **{name: getattr(present, name) for name in _DESCRIPTION})
 
 
 def _ended(timeline: MachineTimeline, why: str | None, now: float) -> MachineTimeline:

@@ -181,9 +181,10 @@ class Observer:
             billing_seconds=limits.billing_seconds,
             now=now,
         )
+        by_id = {one.id: one for one in machines}
         for job in jobs:
             with isolated(job.id, job.request):
-                self._speeds.measure(job, beats[job.id], machines, now)
+                self._speeds.measure(job, beats[job.id], by_id, now)
 
     # -- pools ---------------------------------------------------------------------------------
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
-from vcasgd.controller.fleet.worker_names import instance_of, job_of
+from vcasgd.controller.fleet.worker_names import instance_of
 from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.store.connection import RedisClient
@@ -30,7 +30,8 @@ class Speeds:
 
     def __init__(self, ledger: RedisClient) -> None:
         self._workloads = Workloads(ledger)
-        self._first: dict[str, tuple[int | None, float, int]] = {}
+        #: By job and worker.
+        self._first: defaultdict[str, dict[str, tuple[int | None, float, int]]] = defaultdict(dict)
         self._known: dict[str, Workload] = {}
         self._written: dict[str, float] = {}
 
@@ -46,22 +47,21 @@ class Speeds:
         self,
         job: JobRecord,
         beats: Mapping[str, Heartbeat],
-        machines: Iterable[Instance],
+        machines: Mapping[str, Instance],
         now: float,
     ) -> None:
-        """Measure a job's machines, and write changed speeds to the ledger."""
-        by_id = {one.id: one for one in machines}
-        ended = [name for name in self._first if job_of(name) == job.id and name not in beats]
-        for name in ended:
-            del self._first[name]
+        """Measure a job's ``machines``, given by id, and write changed speeds to the ledger."""
+        first = self._first[job.id]
+        for name in first.keys() - beats.keys():
+            del first[name]
         of_machine: defaultdict[str, float] = defaultdict(float)
         for worker, beat in beats.items():
             # The learners of a machine add up.
-            of_machine[instance_of(worker)] += self._rate(worker, beat) or 0.0
+            of_machine[instance_of(worker)] += _rate(first, worker, beat) or 0.0
         speeds: defaultdict[str, list[float]] = defaultdict(list)
         for name, rate in of_machine.items():
-            if name in by_id and rate > 0:
-                speeds[f"{by_id[name].pool}|{by_id[name].instance_type}"].append(rate)
+            if (one := machines.get(name)) and rate > 0:
+                speeds[f"{one.pool}|{one.instance_type}"].append(rate)
         self._keep(job, {name: median(rates) for name, rates in speeds.items()}, now)
 
     def _keep(self, job: JobRecord, rates: Mapping[str, float], now: float) -> None:
@@ -79,14 +79,18 @@ class Speeds:
             self._known[job.id] = self._workloads.get(job.spec.name, job.spec.task)
         return self._known[job.id]
 
-    def _rate(self, worker: str, beat: Heartbeat) -> float | None:
-        process, at, samples = beat.pid, beat.at, beat.samples
-        if at is None or not samples:
-            return None
-        first = self._first.get(worker)
-        if first is None or first[0] != process or samples < first[2]:
-            self._first[worker] = (process, at, samples)
-            return None
-        seconds = at - first[1]
-        rate = (samples - first[2]) / seconds if seconds >= MEASURE_SECONDS else 0.0
-        return rate if rate > 0 else None
+
+def _rate(
+    first: dict[str, tuple[int | None, float, int]], worker: str, beat: Heartbeat
+) -> float | None:
+    """Return a worker's speed since its first samples, which are kept in ``first``."""
+    process, at, samples = beat.pid, beat.at, beat.samples
+    if at is None or not samples:
+        return None
+    start = first.get(worker)
+    if start is None or start[0] != process or samples < start[2]:
+        first[worker] = (process, at, samples)
+        return None
+    seconds = at - start[1]
+    rate = (samples - start[2]) / seconds if seconds >= MEASURE_SECONDS else 0.0
+    return rate if rate > 0 else None
