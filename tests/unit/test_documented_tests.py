@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-DOCUMENTS = ("docs/guarantees.md", "docs/security.md")
+DOCUMENTS = ("SECURITY.md", "docs/guarantees.md", "docs/security.md")
 #: A file of tests, and optionally a test or a class in it; "…" stands for the file named before.
 REFERENCE = re.compile(r"(tests/[\w/]+\.py|…)((?:::\w+)*)")
 #: Runs in `make test-all` only; see tests/conftest.py.
