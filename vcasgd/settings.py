@@ -147,6 +147,12 @@ class Settings(BaseSettings):
         le=60,
         description="Seconds between heartbeats; all timeouts derive from it.",
     )
+    keep_jobs: int = Field(
+        default=1000,
+        ge=0,
+        description="Jobs that have ended and stay in the ledger; the oldest are deleted first. "
+        "Their checkpoints stay in the storage.",
+    )
     package_limit_mb: float = Field(
         default=100.0, gt=0, description="Largest size of a package, in MB."
     )

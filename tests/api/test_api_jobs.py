@@ -211,9 +211,25 @@ def test_finished_job_is_not_cancelled(api: Api, client: Client) -> None:
         client.cancel(job)
 
 
+def test_deleted_job_is_gone_with_its_checkpoints(api: Api, client: Client) -> None:
+    job, other = api.submit(), api.submit()
+    with pytest.raises(Conflict, match="has not ended"):
+        client.delete(job)
+    api.finish(job)
+    for each in (job, other):
+        api.storage.put(f"jobs/{each}/checkpoints/one.safetensors", b"data")
+
+    client.job(job).delete()
+
+    with pytest.raises(NotFound):
+        client.delete(job)
+    assert [each.id for each in client.jobs()] == [other]
+    assert api.storage.names("jobs").keys() == {f"jobs/{other}/checkpoints/one.safetensors"}
+
+
 @pytest.mark.parametrize("job", ["none-abc234", "../servers", "a/b", "ünï", "%2e%2e", "x" * 500])
 def test_no_such_job(client: Client, job: str) -> None:
-    for ask in (client.job, client.cancel, client.workers, client.checkpoints):
+    for ask in (client.job, client.cancel, client.delete, client.workers, client.checkpoints):
         with pytest.raises(NotFound):
             ask(job)
 

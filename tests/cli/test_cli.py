@@ -283,6 +283,16 @@ def test_pause_resume_and_cancel_change_the_state(run: Run, api: Api) -> None:
         assert api.jobs.get(job).state == state
 
 
+def test_delete_asks_before_it_deletes_a_job(run: Run, api: Api) -> None:
+    job = api.submit()
+    assert_refused(run("delete", job, "--yes"), f"job {job} has not ended", "vcasgd cancel")
+    api.jobs.cancel(job)
+    assert run("delete", job).exit_code != 0
+    assert api.jobs.get(job).state == "cancelled"
+    assert stdout_of(run("delete", job, "--yes")) == f"{job} is deleted\n"
+    assert_refused(run("show", job), f"there is no job {job}")
+
+
 def test_evict_requests_an_eviction(run: Run, api: Api) -> None:
     job = api.submit()
     worker = f"{job}.i-1"

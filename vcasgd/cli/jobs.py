@@ -63,7 +63,19 @@ Follow = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    commands = (submit, follow, jobs, show, events, logs, pause, resume, cancel, checkpoints)
+    commands = (
+        submit,
+        follow,
+        jobs,
+        show,
+        events,
+        logs,
+        pause,
+        resume,
+        cancel,
+        delete,
+        checkpoints,
+    )
     for command in (*commands, download, tensorboard):
         app.command(rich_help_panel="Jobs")(command)
 
@@ -186,6 +198,20 @@ def cancel(job: JobName, url: Url = None, token: Token = None) -> None:
     """Cancel a job permanently. Its checkpoints are kept."""
     with open_client(url, token) as client:
         _show_state(client.cancel(job))
+
+
+def delete(
+    job: JobName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Delete a job that has ended, with its history, checkpoints, and model."""
+    with open_client(url, token) as client:
+        if not yes:
+            typer.confirm(f"Delete {job} with its checkpoints and model?", abort=True, err=True)
+        client.delete(job)
+        out.print(f"{job} is deleted", markup=False, highlight=False)
 
 
 def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:

@@ -81,6 +81,13 @@ class JobCalls:
         """Cancel a job. Raises :class:`~vcasgd.errors.Conflict` if it has ended."""
         return self._command(job, "cancel")
 
+    def delete(self, job: str) -> None:
+        """Delete a job that has ended, with its history, checkpoints, and model.
+
+        Raises :class:`~vcasgd.errors.Conflict` if it has not ended.
+        """
+        self._api.call("DELETE", path_of("jobs", job))
+
     def events(
         self,
         job: str,
@@ -242,6 +249,13 @@ class Job(JobView):
     def cancel(self) -> Job:
         """Cancel the job. Raises :class:`~vcasgd.errors.Conflict` if it has ended."""
         return self._calls.cancel(self.id)
+
+    def delete(self) -> None:
+        """Delete the job, with its history, checkpoints, and model.
+
+        Raises :class:`~vcasgd.errors.Conflict` if it has not ended.
+        """
+        self._calls.delete(self.id)
 
     # -- history ------------------------------------------------------------------------------
 

@@ -184,6 +184,11 @@ class Checkpoints:
                 continue  # pruned in between
         return None
 
+    def delete_all(self) -> None:
+        """Delete all of the job's objects, also damaged ones. You may repeat it."""
+        for path in self._storage.names(self._prefix):
+            self._storage.delete(path)
+
     def prune(self, keep: int, protected: frozenset[str]) -> list[str]:
         """Delete all but the newest ``keep`` and the protected checkpoints; return their names."""
         names = [each.name for each in self.all()[:-keep] if each.name not in protected]

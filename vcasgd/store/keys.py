@@ -12,6 +12,8 @@ from dataclasses import dataclass
 JOBS = "vcasgd:{fleet}:jobs"
 #: Set: jobs that have not ended.
 ACTIVE = "vcasgd:{fleet}:active"
+#: Sorted set: deleted jobs, by the ledger's Unix time, until nothing is written for them any more.
+DELETED = "vcasgd:{fleet}:deleted"
 #: String: the name of the cluster that owns this ledger.
 CLUSTER = "vcasgd:{fleet}:cluster"
 #: Hash: the controller's lease, and the time of its last round.
@@ -191,6 +193,11 @@ class LedgerKeys:
     def logs(self) -> str:
         """Stream: lines that workers printed."""
         return self._key("logs")
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All keys of the job."""
+        return (*self.worker_script_keys, *self.platform_keys)
 
     @property
     def worker_script_keys(self) -> tuple[str, ...]:

@@ -7,15 +7,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Header, Query, Response, status
 
 from vcasgd.api.convert import job_view
-from vcasgd.api.dependencies import ControlDep, JobsDep, StorageDep, WorkerBeatsDep
+from vcasgd.api.dependencies import ControlDep, JobsDep, LedgerDep, StorageDep, WorkerBeatsDep
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
 from vcasgd.errors import SpecError
 from vcasgd.logging import isolated
 from vcasgd.schemas.jobs import JobView, ResumeRequest, SubmitRequest
 from vcasgd.spec.job import JobSpec, JobState
+from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.retention import Retention
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
 
@@ -116,6 +118,18 @@ def list_jobs(
 def get_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
     """Show a job."""
     return _view(beats, jobs.get(job))
+
+
+@router.delete(
+    "/jobs/{job}", status_code=status.HTTP_204_NO_CONTENT, responses=documented(404, 409)
+)
+def delete_job(jobs: JobsDep, ledger: LedgerDep, storage: StorageDep, job: str) -> None:
+    """Delete a job that has ended, with its history, checkpoints, and model."""
+    record = jobs.get(job)
+    if record.state.over:
+        # first, so that a repeated request finds the job if this fails
+        Checkpoints(storage, job).delete_all()
+    Retention(ledger).delete(job)
 
 
 @router.post("/jobs/{job}/pause", responses=documented(404, 409))

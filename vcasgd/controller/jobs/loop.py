@@ -28,6 +28,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.quota import Quota
+from vcasgd.store.ledger.retention import Retention
 from vcasgd.store.ledger.worker_beats import WorkerBeats
 from vcasgd.threads import EssentialThread
 
@@ -39,6 +40,8 @@ STEP_SECONDS = 10.0
 LAST_CHECKPOINT_SECONDS = 15.0
 #: Lease times during which workers can still read the state of a job that has ended.
 LINGER_LEASES = 3.0
+#: Seconds between two deletions of jobs that ended long ago.
+RETAIN_SECONDS = 60.0
 
 
 class JobLoop(EssentialThread):
@@ -79,6 +82,8 @@ class JobLoop(EssentialThread):
         self._ended_at: dict[str, float] = {}
         #: Jobs that were failed because of what their workers wrote.
         self._expelled: set[str] = set()
+        self._retention = Retention(ledger)
+        self._retain_at = 0.0
         self._stopped = threading.Event()
 
     def work(self) -> None:
@@ -114,6 +119,18 @@ class JobLoop(EssentialThread):
             for job in self._lifecycles.keys() - set(active):
                 with _errors_logged(job):
                     self._clean_up(job)
+            self._retain()
+
+    def _retain(self) -> None:
+        """Delete jobs that ended long ago, except those that are still cleaned up here."""
+        if time.monotonic() < self._retain_at:
+            return
+        deleted = self._retention.keep(self._settings.keep_jobs, self._lifecycles.keys())
+        if deleted:
+            log.info("deleted jobs that ended long ago: %s", ", ".join(deleted))
+            return  # Continues in the next step.
+        self._retention.delete_late_writes()
+        self._retain_at = time.monotonic() + RETAIN_SECONDS
 
     def _step(self, job: str) -> None:
         if job not in self._lifecycles:

@@ -8,7 +8,8 @@ if ARGV[3] ~= '0' then
   local known = redis.call('GET', KEYS[1])
   if known then
     local job, digest = string.match(known, '^([^|]*)|(.*)$')
-    return {job, digest}
+    -- a job that was deleted meanwhile can be submitted again
+    if redis.call('ZSCORE', KEYS[2], job) then return {job, digest} end
   end
   redis.call('SET', KEYS[1], ARGV[1] .. '|' .. ARGV[2], 'EX', ARGV[3])
 end
