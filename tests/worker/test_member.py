@@ -2,44 +2,61 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vcasgd.learning.vector import Layout, gather
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base
 from vcasgd.worker.member import Member
 
 
-def second_moment_of(*, complete: bool) -> tuple[Tensor, float]:
-    """Train noise in rounds that don't move the model; return Adam's v, and the mean square."""
-    torch.manual_seed(0)
-    model = nn.Linear(50, 1, bias=False)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    layout = Layout.of(model)
-    floats, integers = torch.empty(layout.floats), torch.empty(0, dtype=torch.int64)
-    gather(model, layout, floats, integers)
-    member = Member(32, 4, layout, complete=complete)
-    member.use(optimizer)
-    squares = torch.zeros(50)
-    for version in range(100):
-        facts = RoundFacts(base=max(version - 1, 0), samples=128, workers=4, batch=32)
-        member.begin(Base(floats, integers, version=version, round=facts), model)
-        for _ in range(4):
-            model.weight.grad = torch.randn(1, 50)
-            squares += model.weight.grad[0].square()
-            optimizer.step()
-    state = optimizer.state[model.weight]
-    return state["exp_avg_sq"][0] / (1 - 0.999**400), float(squares.mean() / 400)
+def base_of(workers: int, version: int = 1) -> Base:
+    """Return the base of a round of ``workers`` with a job's batch of 32 in all."""
+    facts = RoundFacts(workers=workers, batch=32 * bool(workers), step_seconds=0.01)
+    return Base(torch.empty(0), torch.empty(0), version=version, round=facts)
 
 
 def test_second_moments_are_those_of_the_whole_batch() -> None:
-    second, square = second_moment_of(complete=True)
+    torch.manual_seed(0)
+    parameter = nn.Parameter(torch.zeros(200))
+    optimizer = torch.optim.Adam([parameter], lr=0.01)
+    member = Member(32, 4, steps=2)
+    member.use(optimizer)
+    member.measure(0.01)
 
-    assert float(second.mean()) < 0.5 * square
+    for version in range(100):
+        member.follow(base_of(4, version))
+        member.begin()
+        for _ in range(4):
+            parameter.grad = torch.randn(200)
+            optimizer.step()
+
+    second = optimizer.state[parameter]["exp_avg_sq"] / (1 - 0.999**400)
+    assert float(second.mean()) == pytest.approx(1 / 4, rel=0.1)
 
 
-def test_nothing_follows_from_sparse_updates() -> None:
-    second, square = second_moment_of(complete=False)
+@pytest.mark.parametrize(
+    ("workers", "fixed", "samples"),
+    [(0, False, 64), (1, False, 3200), (1, True, 64), (2, False, 64)],
+    ids=["nobody yet", "alone", "alone, with push_every", "two"],
+)
+def test_a_worker_pushes_less_often_while_it_is_alone(
+    workers: int, fixed: bool, samples: int
+) -> None:
+    """One that makes 100 local steps in a second, with its batch of 32."""
+    member = Member(32, 1, steps=2, fixed=fixed)
+    member.measure(0.01)
+    member.follow(base_of(workers))
 
-    assert abs(float(second.mean()) / square - 1) < 0.1
+    assert member.interval_stop(0, 32_000) == samples
+
+
+def test_intervals_of_a_subtask_are_equal() -> None:
+    member = Member(32, 1, steps=2)
+
+    stops = [0]
+    while stops[-1] < 200:
+        stops.append(member.interval_stop(stops[-1], 200))
+
+    assert stops == [0, 67, 134, 200] or stops == [0, 67, 133, 200]

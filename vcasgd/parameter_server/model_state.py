@@ -303,8 +303,6 @@ class ModelState:
         members = self.batch.members.values()
         seconds = [each for _, each in members if each]
         return RoundFacts(
-            base=self.meta.version,
-            samples=self.batch.weight,
             workers=len(members),
             batch=sum(batch for batch, _ in members),
             step_seconds=sum(seconds) / len(seconds) if seconds else 0.0,

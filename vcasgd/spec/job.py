@@ -46,7 +46,7 @@ MOST_SUBTASKS, MOST_SAMPLES, MOST_STEPS = 1_000_000, 10**15, 10**9
 LENGTHS = ("epochs", "max_samples", "max_steps")
 
 #: Local steps of a round by default. Longer rounds cost quality, and shorter ones cost time.
-ROUND_STEPS = 4
+ROUND_STEPS = 2
 
 #: A requirement on the pools that may process the data, such as ``confidential`` or ``eu-only``.
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -161,7 +161,7 @@ class JobSpec(StrictModel):
         Literal["subtask"] | Annotated[int, Field(ge=1)] | None, BeforeValidator(_push_interval)
     ] = Field(
         default=None,
-        description="local steps between two pushes; 4 with the rule rounds, otherwise a subtask",
+        description="local steps between two pushes; 2 with the rule rounds, otherwise a subtask",
     )
     optimizer_state: Literal["reset", "keep"] | None = Field(
         default=None,

@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.divergence import learning_rate_factor
-from vcasgd.learning.encodings import TopK
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.length import plan_for
@@ -211,20 +210,23 @@ class Learner:
         ``share`` in (0, 1] is the fraction of a full interval that this worker makes.
         """
         size, batch = self.plan.size(subtask), int(self._task.batch_size)
-        whole, member = self._spec.push_interval, self.member
+        if self.member is not None:
+            return self.member.interval_stop(position, size)
+        whole = self._spec.push_interval
         if whole == "subtask":
             whole = -(-size // batch)
-        if member is not None:
-            return member.interval_stop(position, size, whole)
         return min(size, position + local_steps(whole, share) * batch)
 
     @property
     def member(self) -> Member | None:
         """Part of this worker in the job's rounds; None if the rule has no rounds."""
         if self._rule.rounds and self._member is None:
-            complete = self._spec.update.codec != TopK.name
-            workers = self._spec.workers.max
-            self._member = Member(self._batch_size, workers, self.layout, complete=complete)
+            spec, batch = self._spec, self._batch_size
+            steps = spec.push_interval
+            if steps == "subtask":
+                steps = -(-self.plan.size(0) // batch)
+            fixed = spec.push_every is not None
+            self._member = Member(batch, spec.workers.max, steps, fixed=fixed)
         return self._member
 
     @property
@@ -262,7 +264,7 @@ class Learner:
         indices = self.plan.indices(subtask, start, stop)
         member, size, clip_factor = self.member, None, 1.0
         if member is not None:
-            member.begin(base, self._model)
+            member.begin()
             size = member.batch_size(len(indices))
             # The noise of a smaller batch makes its gradient longer.
             clip_factor = member.share**-0.5

@@ -1,38 +1,33 @@
-"""A worker's part in the rounds of its job: its local batch, and its optimizer's state."""
+"""A worker's part in the rounds of its job: its local batch, intervals, and optimizer's state."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from torch import nn
 from torch.optim import Optimizer
 
 from vcasgd.learning.local_batch import LocalBatch
 from vcasgd.learning.local_moments import LocalMoments
-from vcasgd.learning.vector import Layout, named_tensors
 from vcasgd.worker.interval import Base
+
+#: Least seconds of an interval of a worker that is alone. No other worker changes the model
+#: meanwhile, so it only has to push what it can't afford to lose.
+ALONE_SECONDS = 1.0
 
 
 class Member:
     """Member of the rounds of a job with batches of ``job_batch`` samples.
 
-    The method that describes it is in :mod:`vcasgd.learning.rules.rounds`.
+    ``workers`` is the number of workers that the job expects, and ``steps`` the number of local
+    steps in an interval; if it is ``fixed``, also in those of a worker that is alone. The method
+    that describes it is in :mod:`vcasgd.learning.rules.rounds`.
     """
 
-    def __init__(
-        self, job_batch: int, workers: int, layout: Layout, *, complete: bool = True
-    ) -> None:
-        """``complete``: updates contain the whole difference. A sparse one contains little of its
-        own round, and much of earlier ones, so nothing follows from the model's motion, and the
-        optimizer's state is that of the local batch.
-        """
-        self._complete = complete
+    def __init__(self, job_batch: int, workers: int, steps: int, *, fixed: bool = False) -> None:
         self._job_batch = job_batch
-        self._layout = layout
         self._batch = LocalBatch(job_batch, workers)
+        self._steps = steps
+        self._fixed = fixed
+        self._alone = False
         self._moments: LocalMoments | None = None
-        #: The base of the last interval.
-        self._last: Base | None = None
 
     @property
     def batch(self) -> float:
@@ -50,8 +45,9 @@ class Member:
         return self._batch.step_seconds
 
     def follow(self, base: Base) -> None:
-        """Adapt the local batch to the round that made a base."""
+        """Adapt to the round that made a base."""
         facts = base.round
+        self._alone = facts.workers == 1
         self._batch.follow(base.version, facts.workers, facts.batch, facts.step_seconds)
 
     def measure(self, step_seconds: float) -> None:
@@ -60,40 +56,29 @@ class Member:
 
     def use(self, optimizer: Optimizer) -> None:
         """Use a new optimizer."""
-        self._moments = LocalMoments(optimizer) if self._complete else None
-        self._last = None
+        self._moments = LocalMoments(optimizer)
 
-    def interval_stop(self, position: int, size: int, steps: int) -> int:
-        """Return where an interval of about ``steps`` ends in a subtask of ``size`` samples.
+    def begin(self) -> None:
+        """Start an interval: from now on, the optimizer's state is that of the whole batch."""
+        if self._moments is not None:
+            self._moments.share = self.share
+
+    def interval_stop(self, position: int, size: int) -> int:
+        """Return where the next interval ends in a subtask of ``size`` samples.
 
         The rest of a subtask is cut into equal intervals, because the other workers would have to
         wait after a short one.
         """
         left = size - position
-        return position + max(1, round(left / max(1, round(left / (steps * self.batch)))))
+        return position + max(1, round(left / max(1, round(left / (self._interval * self.batch)))))
+
+    @property
+    def _interval(self) -> float:
+        """Local steps of the next interval."""
+        if self._fixed or not self._alone or not self.step_seconds:
+            return self._steps
+        return max(self._steps, ALONE_SECONDS / self.step_seconds)
 
     def batch_size(self, samples: int) -> int:
         """Return the size of equal batches of an interval with ``samples``."""
         return -(-samples // max(1, round(samples / self.batch)))
-
-    def begin(self, base: Base, model: nn.Module) -> None:
-        """Start an interval, with the optimizer's state that follows from the last round.
-
-        If this worker was not in that round, or alone, its state stays as it is.
-        """
-        if self._moments is None:
-            return
-        last, facts = self._last, base.round
-        if last is not None and facts.workers > 1 and facts.base == last.version:
-            motion = named_tensors(self._layout, base.floats - last.floats, base.integers)
-            start = named_tensors(self._layout, last.floats, base.integers)
-            self._moments.end(
-                {
-                    parameter: (motion[name], start[name])
-                    for name, parameter in model.named_parameters()
-                    if name in motion
-                }
-            )
-        self._moments.begin(self.share, facts.samples / self._job_batch)
-        # The vector of a base is used again for a later one.
-        self._last = replace(base, floats=base.floats.clone()) if self.share < 1 else None

@@ -1322,7 +1322,7 @@ export interface components {
             subtasks_per_epoch?: number | null;
             /**
              * Push Every
-             * @description local steps between two pushes; 4 with the rule rounds, otherwise a subtask
+             * @description local steps between two pushes; 2 with the rule rounds, otherwise a subtask
              */
             push_every?: "subtask" | number | null;
             /**
@@ -1440,7 +1440,7 @@ export interface components {
             subtasks_per_epoch?: number | null;
             /**
              * Push Every
-             * @description local steps between two pushes; 4 with the rule rounds, otherwise a subtask
+             * @description local steps between two pushes; 2 with the rule rounds, otherwise a subtask
              */
             push_every?: "subtask" | number | null;
             /**

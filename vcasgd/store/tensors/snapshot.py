@@ -57,11 +57,8 @@ class UpdateTotals:
 @dataclass(frozen=True)
 class RoundFacts:
     """The round that made a version: the number of its workers, the sum of their local batches in
-    samples, and the mean duration of their local steps in seconds; all 0 before the first round.
-    ``base`` is the version that it started from, and ``samples`` those of its updates."""
+    samples, and the mean duration of their local steps in seconds; all 0 before the first round."""
 
-    base: _Count = 0
-    samples: _Amount = 0.0
     workers: _Count = 0
     batch: _Amount = 0.0
     step_seconds: _Amount = 0.0
