@@ -67,8 +67,7 @@ def test_the_mean_is_weighted_by_samples(world: World) -> None:
     start = world.layout.parameters
     assert world.vector()[:start].tolist() == [7.0] * start
     meta = world.snapshots.read().meta
-    assert (meta.version, meta.round.workers, meta.round.base) == (4, 2, 2)
-    assert (meta.round.batch, meta.round.samples) == (2.0, 4.0)
+    assert (meta.version, meta.round.workers, meta.round.batch) == (4, 2, 2.0)
 
 
 def test_nothing_is_published_before_all_have_pushed(world: World) -> None:

@@ -26,10 +26,12 @@ def members(harness: Harness, job: str) -> int:
 def test_workers_train_from_the_same_version(harness: Harness, eventually: Eventually) -> None:
     training, _ = start(harness, 3)
 
-    eventually(lambda: members(harness, training.job) == 3)
+    def share_the_batch() -> bool:
+        facts = harness.snapshots(training.job).read().meta.round
+        return bool(facts.workers == 3 and facts.batch == pytest.approx(5, abs=1.5))
 
-    meta = harness.snapshots(training.job).read().meta
-    assert meta.round.batch == pytest.approx(5, abs=1.5)
+    eventually(share_the_batch)
+
     training.await_end()
     totals = harness.snapshots(training.job).read().meta.totals
     assert totals.staleness_mean < 1
