@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,7 @@ class World:
         ledger: RedisClient | None = None,
         tensors: RedisClient | None = None,
         job_secret: str | None = None,
+        executor: Executor | None = None,
     ) -> Shard:
         """Return a parameter server's shard, by default with a new token."""
         return Shard(
@@ -166,6 +168,7 @@ class World:
             checkpoints=self.checkpoints,
             job_secret=job_secret,
             clock=lambda: self.now,
+            executor=executor,
         )
 
     def new_token(self) -> int:

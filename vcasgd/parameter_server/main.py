@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 0.2
 #: Pause in seconds after a failed request to a server.
 PAUSE_SECONDS = 0.2
+#: Seconds to wait for the ledger in calls that the loop has to wait for. A frozen ledger delays the
+#: updates of all jobs by that.
+PROMPT_SECONDS = 1.0
 #: Shortest period for a rate; rates over less are too noisy.
 RATE_SECONDS = 1.0
 
@@ -99,9 +102,17 @@ class JobsView:
 class ParameterServer:
     """Server of all jobs that have a shard on one store node: shard k is on node k."""
 
-    def __init__(self, settings: Settings, ledger: RedisClient, tensors: RedisClient) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: RedisClient,
+        prompt: RedisClient,
+        tensors: RedisClient,
+    ) -> None:
+        """``prompt``: connection to the ledger for calls that the loop has to wait for."""
         self._settings = settings
         self._ledger = ledger
+        self._prompt = prompt
         self._tensors = tensors
         self._number = settings.node
         self._node = node_name(settings.node)
@@ -185,14 +196,15 @@ class ParameterServer:
         Only the platform writes what is compared here. A job's own record can't end this process.
         """
         try:
-            return shard.superseded() or self._servers.newest_token(self._node) > self._token
+            newest = Servers(self._prompt).newest_token(self._node)
+            return shard.superseded() or newest > self._token
         except (StoreUnavailable, StoreDenied, StoreFull):
             return False  # The next turn asks again.
 
     def _reload(self, job: str) -> None:
         """Drop a shard. It is added again under a token of its own, so no version has two forms."""
         try:
-            self._token = self._servers.new_token(self._node)
+            self._token = Servers(self._prompt).new_token(self._node)
         except StoreError as error:
             log.warning("ledger: %s", error)
             return
@@ -202,7 +214,9 @@ class ParameterServer:
     def _report_invalid(self, job: str, error: JobUnreadable) -> None:
         """Report that a job's workers stored what can't be read; the controller fails the job."""
         try:
-            self._jobs.report_invalid(job, self._number, f"on {self._node}, {error.message}")
+            Jobs(self._prompt).report_invalid(
+                job, self._number, f"on {self._node}, {error.message}"
+            )
         except (StoreUnavailable, StoreDenied, StoreFull) as outage:
             log.warning("ledger: %s", outage)
 
@@ -299,6 +313,7 @@ class ParameterServer:
             self._token,
             tensors=self._tensors,
             ledger=self._ledger,
+            prompt=self._prompt,
             checkpoints=Checkpoints(self._storage, job.id),
             job_secret=self._secret,
             number=self._number,
@@ -319,7 +334,8 @@ def main() -> int:
         Watchdog(tensors, "tensors server").start()
         patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
         patiently(lambda: Control(ledger).claim(settings.cluster), settings.patience_seconds)
-        server = ParameterServer(settings, ledger, tensors)
+        prompt = connect(settings.secret("ledger_url"), answer_seconds=PROMPT_SECONDS)
+        server = ParameterServer(settings, ledger, prompt, tensors)
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
             server.stop()

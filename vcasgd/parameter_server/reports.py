@@ -37,6 +37,8 @@ INNOCENT = frozenset({"duplicate", "out-of-place", "missing", "rolled-back"})
 class Reports:
     """Reports of one shard, which are kept until the ledger has them, and may be sent twice.
 
+    ``prompt`` connects to the ledger for calls that can't wait long.
+
     Methods that access the ledger raise :class:`~vcasgd.errors.StoreUnavailable`, and
     :class:`~vcasgd.errors.Fenced` after a newer parameter server has reported.
     """
@@ -48,12 +50,14 @@ class Reports:
         token: int,
         clock: Callable[[], float],
         *,
+        prompt: RedisClient | None = None,
         shard: int = 0,
         shards: int = 1,
     ) -> None:
         self._jobs = Jobs(ledger)
         self._costs = Costs(ledger)
         self._accounts = Accounts(ledger, job, shard, shards)
+        self._prompt_accounts = Accounts(prompt or ledger, job, shard, shards)
         self._shard = shard
         self._shard_details = {"shard": shard} if shards > 1 else {}
         self._job = job
@@ -64,6 +68,8 @@ class Reports:
         self._quarantines: deque[tuple[str, str]] = deque(maxlen=EVENTS_KEPT)
         self._unaccounted: list[int] = []
         self._behind = False
+        #: True until the ledger has the whole applied record, and True if the last report has it.
+        self._whole = self._sending_whole = False
         #: Newest evaluation point that is worth an evaluation.
         self._point = 0
         #: Subtasks in the last report, until it has succeeded.
@@ -120,27 +126,17 @@ class Reports:
         self._reported = (self._clock(), model.meta.totals)
 
     def reconcile(self, model: ModelState) -> None:
-        """Report the whole applied record after a takeover."""
-        self._accounts.reconcile(
-            self._token,
-            model.meta.version,
-            model.record.finished_epochs,
-            _totals(model),
-            model.record.done.blocks,
-            samples=model.record.samples_applied,
-            point=model.point,
-        )
-        self._point = model.point
-        log.info("%s: version %d", self._job, model.meta.version)
+        """Report the whole applied record after a takeover, with the next report."""
+        self._whole, self._point = True, model.point
 
     def newer_token(self) -> int | None:
         """Return the token of a newer parameter server in the ledger, or None."""
-        newest = self._accounts.newest_token()
+        newest = self._prompt_accounts.newest_token()
         return newest if newest > self._token else None
 
     def request_initial_model(self) -> None:
         """Request a new initial model from a worker, because the model is lost."""
-        self._accounts.reconcile(self._token, 0, 0, "{}", {}, initialise=True)
+        self._prompt_accounts.reconcile(self._token, 0, 0, "{}", {}, initialise=True)
         self.add_event(
             "restarted", "the model was lost before its first checkpoint; the job restarts"
         )
@@ -162,19 +158,9 @@ class Reports:
 
         After an error of the call, pass what is pending to the next one with :meth:`keep`.
         """
-        account = None
-        if self._behind:
-            account = partial(
-                self._accounts.account,
-                self._token,
-                model.meta.version,
-                model.record.finished_epochs,
-                _totals(model),
-                self._unaccounted,
-                samples=model.record.samples_applied,
-                point=self._point,
-            )
+        account = self._account(model) if self._whole or self._behind else None
         self._sending, self._unaccounted, self._behind = self._unaccounted, [], False
+        self._sending_whole, self._whole = self._whole, False
         self._reported_before = self._reported
         point = self._metrics(model, waiting)
 
@@ -188,8 +174,26 @@ class Reports:
 
         return send
 
+    def _account(self, model: ModelState) -> Callable[[], object]:
+        """Return a call that reports what was applied: after a takeover all of it, else the new."""
+        call: Callable[..., object] = self._accounts.account
+        done: object = self._unaccounted
+        if self._whole:
+            call, done = self._accounts.reconcile, model.record.done.blocks
+        return partial(
+            call,
+            self._token,
+            model.meta.version,
+            model.record.finished_epochs,
+            _totals(model),
+            done,
+            samples=model.record.samples_applied,
+            point=self._point,
+        )
+
     def keep(self) -> None:
         """Report again what the last call of :meth:`report` didn't send."""
+        self._whole = self._whole or self._sending_whole
         self._unaccounted, self._behind = [*self._sending, *self._unaccounted], True
         self._reported = self._reported_before
 

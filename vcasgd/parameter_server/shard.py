@@ -56,19 +56,23 @@ class Shard:
         tensors: RedisClient,
         ledger: RedisClient,
         checkpoints: Checkpoints,
+        prompt: RedisClient | None = None,
         job_secret: str | None = None,
         number: int = 0,
         clock: Callable[[], float] = time.time,
         executor: Executor | None = None,
     ) -> None:
-        """``executor`` reports to the ledger; without one, :meth:`turn` does."""
+        """``executor`` reports to the ledger; without one, :meth:`turn` does.
+
+        ``prompt`` connects to the ledger for calls that a turn has to wait for; default ``ledger``.
+        """
         if job.facts is None:
             raise ValueError(f"{job.id} has no facts yet")
         self.job, self.request = job.id, job.request
         self._token = token
         self._secret = job_secret
         self._config = ShardConfig(job.spec, job.facts, number)
-        self._jobs = Jobs(ledger)
+        self._jobs = Jobs(prompt or ledger)
         self._tunings = Tunings(ledger, job.id)
         self._tuned = Tuned()
         self._tuned_read_at = float("-inf")
@@ -80,7 +84,15 @@ class Shard:
         self._slots = PushSlots(tensors, keys)
         self._slots_updated_at = float("-inf")
         self._pins = Pins(self._snapshots, token)
-        self._reports = Reports(ledger, job.id, token, clock, shard=number, shards=job.facts.shards)
+        self._reports = Reports(
+            ledger,
+            job.id,
+            token,
+            clock,
+            prompt=prompt,
+            shard=number,
+            shards=job.facts.shards,
+        )
         self._publisher = Publisher(
             self._config.points, self._snapshots, self._pins, self._reports, token
         )
@@ -221,10 +233,9 @@ class Shard:
 
     def _loaded(self) -> ModelState | None:
         if self._model is None:
-            model = self._recovery.load()
-            if model is not None and (tuned := self._read_tuned()) is not None:
-                self._use_tuned(model, tuned)
-            self._model = model
+            self._model = self._recovery.load()
+            if self._model is not None:
+                self._report(self._model)
         return self._model
 
     def _check_version(self, model: ModelState, version: int, writer: int) -> None:
