@@ -1,7 +1,8 @@
 """Process: the product's controller on a simulated cloud.
 
 It reads ``{"lose": 100}`` from its standard input, and appends one line for each round of the fleet
-loop to ``--rounds``: when it ended, its seconds, and the counts of the cloud after it.
+loop to ``--rounds``: when it ended, its seconds, its processor seconds,
+and the counts of the cloud after it.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ class SimulatedController(Controller):
         return as_cluster(self._cloud)
 
     def fleet_round(self, fleet: FleetLoop) -> None:
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.thread_time()
         fleet.round()
         now = time.monotonic()
-        row = {"at": now, "seconds": now - started, **self._cloud.counts()}
+        times = {"seconds": now - started, "cpu_seconds": time.thread_time() - cpu}
+        row = {"at": now, **times, **self._cloud.counts()}
         self._rounds.write(json.dumps(row) + "\n")
         self._rounds.flush()
 

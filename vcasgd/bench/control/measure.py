@@ -218,14 +218,15 @@ class ControlRig:
         for thread in threads:
             thread.join(REPLACED_SECONDS)
         cores = {name: each.cpu_seconds / seconds for name, each in gauges.all.items()}
-        rounds = [row["seconds"] for row in self._all_rounds() if began <= row["at"]]
+        rounds = [row for row in self._all_rounds() if began <= row["at"]]
         return {
             "admitted": self._count("admitted"),
             "cores": {name: round(each, 3) for name, each in cores.items()},
             "control_plane_cores": round(sum(cores[name] for name in CONTROL_PLANE), 3),
             "resident_mb": {name: round(g.largest / 1e6) for name, g in gauges.all.items()},
             "fleet_rounds": len(rounds),
-            **_quantiles("fleet_round_seconds", rounds),
+            **_quantiles("fleet_round_seconds", [row["seconds"] for row in rounds]),
+            **_quantiles("fleet_round_cpu_seconds", [row["cpu_seconds"] for row in rounds]),
             **_quantiles("api_seconds", requests.seconds),
             **{f"api_{route}_p99": each for route, each in requests.by_route().items()},
             "api_errors": requests.errors[:10],
