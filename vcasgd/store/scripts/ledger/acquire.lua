@@ -76,7 +76,7 @@ local stop = math.min(total, (finished + tonumber(work[4]) + 1) * per_epoch)
 local next, steps = math.max(first, finished * per_epoch), 0
 -- After a shard went back, subtasks before `highest` can be done or leased. The loop is bounded,
 -- because a worker can write `next`; the next call continues it.
-while next < stop and steps < 1000 do
+while next < stop and steps < 500 do
   local found = record.next_open(next)
   if found == next then
     if not redis.call('ZSCORE', KEYS[3], 'train:' .. next) then break end
@@ -86,7 +86,7 @@ while next < stop and steps < 1000 do
 end
 if next >= stop then
   next = math.max(first, stop)
-elseif steps < 1000 then
+elseif steps < 500 then
   redis.call('HSET', KEYS[8], 'next', next + 1, 'highest', math.max(highest, next + 1))
   return grant('train:' .. next, next < highest)
 end

@@ -2,6 +2,8 @@
 -- <shard>:<block> is a bitmap of the subtasks that are applied in the shard. Bits of epochs that a
 -- shard has finished don't count.
 -- Includes blocks.lua
+local FULL = string.rep('\255', BLOCK / 8)
+
 local function applied_record(key, reports, shards, per_epoch)
   local known, finished = {}, {}
   local record = {}
@@ -38,6 +40,7 @@ local function applied_record(key, reports, shards, per_epoch)
   local function first_lacking(shard, subtask, stop)
     local first = math.max(subtask, record.finished(shard) * per_epoch)
     local bits = record.bits(shard, subtask)
+    if bits == FULL then return stop end
     while first < stop and has_bit(bits, first) do
       first = first + 1
       if first % 8 == 0 then
