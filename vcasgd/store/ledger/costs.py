@@ -11,7 +11,7 @@ from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 
-#: Bookings in one round trip; leases must not wait long.
+#: Bookings in one command; leases must not wait long.
 BOOKINGS_AT_ONCE = 500
 
 
@@ -48,16 +48,21 @@ class Costs:
         """
         booked: list[bool] = []
         for first in range(0, len(bookings), BOOKINGS_AT_ONCE):
-            with self._ledger.pipeline() as pipe:
-                for each in bookings[first : first + BOOKINGS_AT_ONCE]:
-                    costs = LedgerKeys(each.job).costs if each.job else names.METERS
-                    pairs = [
-                        part for name, usd in each.amounts.items() for part in (name, repr(usd))
-                    ]
-                    arguments = [each.machine, each.before or "", each.after, *pairs]
-                    self._charge(keys=[names.METERS, costs], args=arguments, client=pipe)
-                booked += map(bool, pipe.execute())
+            booked += self._book(bookings[first : first + BOOKINGS_AT_ONCE])
         return booked
+
+    def _book(self, bookings: Sequence[Booking]) -> list[bool]:
+        keys, arguments = [names.METERS], []
+        for each in bookings:
+            costs = LedgerKeys(each.job).costs if each.job else names.METERS
+            if costs not in keys:
+                keys.append(costs)
+            pairs = [part for name, value in each.amounts.items() for part in (name, repr(value))]
+            arguments += [
+                each.machine, each.before or "", each.after, keys.index(costs) + 1,
+                len(each.amounts), *pairs,
+            ]  # fmt: skip
+        return [bool(done) for done in self._charge(keys=keys, args=arguments)]
 
     def remove_meters(self, machines: Iterable[str]) -> None:
         """Remove the meters of machines that no longer exist."""

@@ -1,8 +1,20 @@
--- Books the cost of a machine, if its meter is still at the start of the charge.
--- KEYS  1 meters  2 costs of the job that pays
--- ARGV  1 machine  2 its meter before, '' for none  3 its meter after  4… field, amount, …
--- Returns 1, or 0 if the meter has another value because the charge was already booked.
-if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
-for i = 4, #ARGV, 2 do redis.call('HINCRBYFLOAT', KEYS[2], ARGV[i], ARGV[i + 1]) end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-return 1
+-- Books the costs of machines, each if its meter is still at the start of the charge.
+-- All are one command, so that the server syncs its file once.
+-- KEYS  1 meters  2… costs of the jobs that pay
+-- ARGV  for each machine: machine, its meter before ('' for none), its meter after,
+--       number of the key of its costs, number of amounts, then field, amount, …
+-- Returns, for each machine, 1, or 0 if the meter has another value because the charge was already
+-- booked.
+local answer, at = {}, 1
+while at <= #ARGV do
+  local machine, before, after = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local costs, last = KEYS[tonumber(ARGV[at + 3])], at + 4 + 2 * tonumber(ARGV[at + 4])
+  local due = (redis.call('HGET', KEYS[1], machine) or '') == before
+  if due then
+    for i = at + 5, last, 2 do redis.call('HINCRBYFLOAT', costs, ARGV[i], ARGV[i + 1]) end
+    redis.call('HSET', KEYS[1], machine, after)
+  end
+  answer[#answer + 1] = due and 1 or 0
+  at = last + 1
+end
+return answer
