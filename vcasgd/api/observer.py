@@ -37,7 +37,7 @@ LONGEST_GAP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Piece:
+class StatePart:
     """Part of the state. It is the same object in all observations until it changes.
 
     ``text`` is its JSON, which all readers share.
@@ -47,8 +47,8 @@ class Piece:
     text: str
 
 
-#: Pieces of the state, by type and name.
-Pieces = dict[tuple[str, str], Piece]
+#: Parts of the state, by type and name.
+StateParts = dict[tuple[str, str], StatePart]
 #: An event with its position and its JSON.
 SharedEvent = tuple[EventCursor, str]
 
@@ -57,7 +57,7 @@ SharedEvent = tuple[EventCursor, str]
 class PlatformState:
     """An observation of the platform."""
 
-    pieces: Pieces
+    pieces: StateParts
     #: Jobs whose events the stream contains.
     jobs: tuple[str, ...]
     #: Time of the observation, in ms of the ledger's clock; it contains all earlier events.
@@ -120,7 +120,7 @@ class PlatformObserver:
             with isolated(name):
                 values["job", name] = self._job(job, workers[name], costs[name])
         pieces = {
-            key: old if (old := before.pieces.get(key)) and old.value == value else _piece(value)
+            key: old if (old := before.pieces.get(key)) and old.value == value else _part(value)
             for key, value in values.items()
         }
         # a job that has ended may be missing from this observation, but not its last events
@@ -177,10 +177,10 @@ class PlatformObserver:
         return StoreBrief(nodes=nodes)
 
 
-def _piece(value: JobBrief | FleetBrief | StoreBrief) -> Piece:
-    return Piece(value, value.model_dump_json())
+def _part(value: JobBrief | FleetBrief | StoreBrief) -> StatePart:
+    return StatePart(value, value.model_dump_json())
 
 
-def changed(before: Pieces, after: Pieces) -> Pieces:
+def changed(before: StateParts, after: StateParts) -> StateParts:
     """Return the pieces of ``after`` that are new or different."""
     return {key: piece for key, piece in after.items() if before.get(key) is not piece}

@@ -15,7 +15,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from vcasgd.api.observer import Pieces, PlatformObserver, changed
+from vcasgd.api.observer import PlatformObserver, StateParts, changed
 from vcasgd.errors import VcasgdError
 from vcasgd.schemas.base import finite
 from vcasgd.store.ledger.events import EventCursor, EventFeed
@@ -145,7 +145,7 @@ async def platform_stream(
 async def _changes(
     observer: PlatformObserver, feed: EventFeed, cursor: EventCursor
 ) -> AsyncIterator[ServerSentEvent]:
-    sent: Pieces = {}
+    sent: StateParts = {}
     # a job that has ended may be missing from the next observation, but not its last events
     earlier_jobs: tuple[str, ...] = ()
     try:

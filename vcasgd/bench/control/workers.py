@@ -64,7 +64,7 @@ class WorkersState:
     beat_ms: list[float] = field(default_factory=list)
 
 
-class SimulatedWorker:
+class LightWorker:
     """One worker. Not thread-safe; its steps follow each other."""
 
     def __init__(self, order: dict[str, Any], heartbeat: float, push_seconds: float) -> None:
@@ -219,7 +219,7 @@ class Schedule:
 
     def __init__(self, heartbeat: float, push_seconds: float) -> None:
         self._heartbeat, self._push_seconds = heartbeat, push_seconds
-        self._workers: dict[str, SimulatedWorker] = {}
+        self._workers: dict[str, LightWorker] = {}
         self._due: list[tuple[float, int, str, str]] = []
         self._numbers = itertools.count()
         self._changed = threading.Condition()
@@ -227,7 +227,7 @@ class Schedule:
         self._random = random.Random(1)
 
     def start(self, order: dict[str, Any]) -> None:
-        worker = SimulatedWorker(order, self._heartbeat, self._push_seconds)
+        worker = LightWorker(order, self._heartbeat, self._push_seconds)
         now = time.monotonic()
         with self._changed:
             self._workers[worker.name] = worker
@@ -263,7 +263,7 @@ class Schedule:
             self.state.beat_ms = []
         return row
 
-    def _step(self, worker: SimulatedWorker, step: str, due: float) -> None:
+    def _step(self, worker: LightWorker, step: str, due: float) -> None:
         started, period = time.monotonic(), self._push_seconds
         try:
             if step == "beat":
