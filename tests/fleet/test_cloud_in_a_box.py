@@ -24,7 +24,7 @@ from vcasgd.storage.objects import Storage
 
 pytestmark = pytest.mark.slow
 
-#: What a machine logs when it ends itself.
+#: Log message of a machine that shuts itself down.
 ENDS = "no sign of a controller"
 
 #: At least 70% of the workers.

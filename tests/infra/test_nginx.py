@@ -21,7 +21,7 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.api.auth import COOKIE
 
 CONFIGURATION = Path(__file__).parents[2] / "infra/nginx/vcasgd.conf"
-#: What the distribution's own nginx.conf sets around it.
+#: Directives of the main nginx.conf, which includes the tested file.
 _AROUND = """\
 daemon off; pid {home}/pid; error_log stderr; events {{}}
 http {{

@@ -8,7 +8,7 @@ from vcasgd.store.admission import MOST_UNPLACED, USERS_AT_ONCE, TensorsAdmissio
 from vcasgd.store.connection import RedisClient
 
 SECRET = "a secret of the cluster"
-#: Of 10,000 that a job may have; more than fit into several calls.
+#: More workers than a few calls admit. A job can have 10,000.
 WORKERS = 1200
 
 

@@ -15,9 +15,9 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from vcasgd.store.ledger.leases import Lease, Leases, WorkKind
 from vcasgd.store.tensors.snapshot import Meta, Record
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Header, UpdateSender, checksum
+from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 FLOATS = 64
 #: Threads that execute what workers do; each call takes a fraction of a millisecond.
 THREADS = 8
+#: Seconds between two reports of the state.
+REPORT_SECONDS = 1.0
 #: Lease in heartbeats, as in :class:`~vcasgd.settings.Settings`.
 LEASE_HEARTBEATS = 8
 LAYOUT = Layout((TensorEntry("weights", (FLOATS,), TensorKind.PARAMETER, 0),))
@@ -199,19 +202,13 @@ class LightWorker:
 
     def _specification(self) -> JobSpec:
         if self._spec is None:
-            self._spec = specification(self._ledger_record())
+            spec = Jobs(self._ledger).get(self._job).spec
+            self._spec = _SPECS.setdefault(self._job, spec)
         return self._spec
 
-    def _ledger_record(self) -> str:
-        return str(Jobs(self._ledger).get(self._job).spec.model_dump_json())
 
-
+#: Specifications by job, which the workers of a process share.
 _SPECS: dict[str, JobSpec] = {}
-
-
-def specification(text: str) -> JobSpec:
-    """Return a parsed specification, which the workers of a process share."""
-    return _SPECS.setdefault(text, JobSpec.parse(json.loads(text)))
 
 
 class Schedule:
@@ -274,7 +271,7 @@ class Schedule:
             elif worker.work():
                 self.state.pushes += 1
         except StoreDenied:
-            pass  # not admitted yet
+            log.debug("%s is not admitted yet", worker.name)
         except (StoreError, VcasgdError, OSError) as error:
             self.state.errors += 1
             self.state.last_error = str(error)
@@ -284,6 +281,26 @@ class Schedule:
     def _plan(self, at: float, worker: str, step: str) -> None:
         heapq.heappush(self._due, (at, next(self._numbers), worker, step))
         self._changed.notify()
+
+
+class Loop(EssentialThread):
+    """Thread that runs a function, which doesn't return."""
+
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        super().__init__(name)
+        self._function = function
+
+    def work(self) -> None:
+        self._function()
+
+
+def _report(schedule: Schedule, path: Path) -> None:
+    """Write the state to a file, again and again."""
+    while True:
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(schedule.report()))
+        new.replace(path)
+        time.sleep(REPORT_SECONDS)
 
 
 def _orders(path: str) -> Iterator[dict[str, Any]]:
@@ -303,18 +320,9 @@ def main() -> int:
     configure_logging("workers")
     torch.set_num_threads(1)
     schedule = Schedule(options.heartbeat, options.push_seconds)
-    pool = ThreadPoolExecutor(THREADS)
-    for _ in range(THREADS):
-        pool.submit(schedule.run)
-
-    def report() -> None:
-        while True:
-            partial = options.state.with_suffix(".partial")
-            partial.write_text(json.dumps(schedule.report()))
-            partial.replace(options.state)
-            time.sleep(1)
-
-    threading.Thread(target=report, daemon=True).start()
+    for number in range(THREADS):
+        Loop(f"steps {number}", schedule.run).start()
+    Loop("report", partial(_report, schedule, options.state)).start()
     for order in _orders(options.pipe):
         if "start" in order:
             schedule.start(order)
