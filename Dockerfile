@@ -11,9 +11,10 @@ ARG BASE=python:3.12-slim
 FROM ${BASE} AS build
 ARG PIP_OPTIONS=""
 WORKDIR /src
-COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY constraints.txt pyproject.toml hatch_build.py README.md LICENSE ./
 COPY vcasgd vcasgd
 COPY examples/digits examples/digits
+COPY dashboard dashboard
 RUN python3 -m venv /opt/vcasgd \
  && /opt/vcasgd/bin/python -m pip install --no-cache-dir --constraint constraints.txt \
       ${PIP_OPTIONS} ".[aws,gcp,examples]" \

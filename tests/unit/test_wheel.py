@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,15 @@ from vcasgd.api.pages import STATIC, Pages
 
 ROOT = Path(__file__).parents[2]
 PAGES = "vcasgd/api/static/"
+#: Files that the build needs besides the package.
+BUILD_FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel from a copy of the source, through the source distribution."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("vcasgd", "examples", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    for name in ("vcasgd", "examples", *BUILD_FILES):
         path = ROOT / name
         copy = shutil.copytree if path.is_dir() else shutil.copy
         copy(path, folder / name)
@@ -32,32 +35,94 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / PAGES / "assets").mkdir(parents=True)
         (folder / PAGES / "index.html").write_text("<!doctype html><title>vcasgd</title>")
         (folder / PAGES / "assets" / "index.js").write_text("")
-    built = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", "."],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    built = _build(folder)
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
 
 
-def test_pages_in_a_wheel_are_served(wheel: Path, tmp_path: Path) -> None:
+def _build(
+    folder: Path, *options: str, path: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", "dist", "."],
+        cwd=folder,
+        env={**os.environ, "PATH": os.environ["PATH"] if path is None else path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+def _served_pages(wheel: Path, folder: Path) -> list[str]:
+    """Check that the dashboard is served from an unpacked wheel; return the names of its files."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        archive.extractall(tmp_path)
-
+        archive.extractall(folder)
     pages = [name for name in names if name.startswith(PAGES)]
     assert f"{PAGES}index.html" in pages
     assert any(name.startswith(f"{PAGES}assets/") and name.endswith(".js") for name in pages)
-    app = Pages(Starlette(), static=tmp_path / PAGES, others=("/api/",))
+    app = Pages(Starlette(), static=folder / PAGES, others=("/api/",))
     assert "<title>vcasgd</title>" in asyncio.run(_text(app, "/jobs/some-job"))
+    return pages
+
+
+def test_pages_in_a_wheel_are_served(wheel: Path, tmp_path: Path) -> None:
+    pages = _served_pages(wheel, tmp_path)
     if STATIC.is_dir():
         built = {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*")}
         assert {name.removeprefix(PAGES) for name in pages} == built
+
+
+@pytest.mark.extended
+def test_a_wheel_built_in_a_fresh_clone_serves_the_dashboard(tmp_path: Path) -> None:
+    # Given the files of a clone, without any that were built
+    clone = tmp_path / "clone"
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for name in listed:
+        if not name.startswith(("docs/", "tests/", "benchmarks/")) and (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, clone / name)
+    assert not (clone / PAGES).exists()
+    if (ROOT / "dashboard/node_modules").is_dir():
+        (clone / "dashboard/node_modules").symlink_to((ROOT / "dashboard/node_modules").resolve())
+    # When its wheel is built, with the Node.js of make, or with an installed one
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    built = _build(clone, "--wheel", path=path)
+    # Then the API serves the dashboard from it
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = (clone / "dist").glob("*.whl")
+    assert len(_served_pages(wheel, tmp_path / "unpacked")) > 2
+
+
+@pytest.mark.parametrize(
+    ("sources", "remedy"),
+    [
+        (True, "building the dashboard needs Node.js 20.19 or newer"),
+        (False, "build from a clone or a source distribution"),
+    ],
+)
+def test_a_build_without_pages_or_tools_names_the_remedy(
+    sources: bool, remedy: str, tmp_path: Path
+) -> None:
+    for name in BUILD_FILES:
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "vcasgd").mkdir()
+    shutil.copy(ROOT / "vcasgd/__init__.py", tmp_path / "vcasgd/__init__.py")
+    if sources:
+        shutil.copytree(ROOT / "dashboard/src", tmp_path / "dashboard/src")
+
+    built = _build(tmp_path, "--wheel", "--skip-dependency-check", path="")
+
+    assert built.returncode != 0
+    assert remedy in built.stdout + built.stderr
 
 
 async def _text(app: Pages, path: str) -> str:
