@@ -226,7 +226,12 @@ TABLE = [
             [job("A", 1, 2), job("B", 1, 2), job("C", 1, 2)],
             pools=[BLOCKED],
         ),
-        [stop("d", "its machine is reassigned to C", "B")],
+        [
+            replace(
+                stop("d", "its machine is reassigned to C, which lacks a part of its minimum", "B"),
+                successor="C",
+            )
+        ],
     ),
     Row(
         "a minimum takes nothing while there is room",

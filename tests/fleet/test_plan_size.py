@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.fleets import NOW, job, leaving, machine, observed, on
 from support.work import calls_of
 
-from vcasgd.fleet.observed import Observed, PoolView, with_history
+from vcasgd.fleet.observed import ObservationTimes, Observed, PoolView, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
 from vcasgd.fleet.plan.staff import worth
 from vcasgd.fleet.plan.stock import Stock
@@ -95,6 +95,22 @@ def claimed(count: int) -> Observed:
     return with_history(observed(fleet, workers, jobs, pools=pools), NOW)
 
 
+def shared(count: int) -> Observed:
+    """Machines that low jobs have held for long, half of which others should get."""
+    fleet = [machine(f"m{at}") for at in range(count)]
+    low = [job(f"L{at}", maximum=count, wants=count, priority=-1) for at in range(10)]
+    late = [
+        job(f"J{at}", maximum=count, wants=count // 20, weight=1.0 + at % 3) for at in range(10)
+    ]
+    workers = [on(one.id, f"L{at % 10}") for at, one in enumerate(fleet)]
+    history = ObservationTimes(
+        0.0, held=dict.fromkeys((each.name for each in workers), 0.0),
+        short=dict.fromkeys((each.job for each in late), 0.0),
+    )  # fmt: skip
+    pools = [PoolView("local", capacity=count)]
+    return with_history(observed(fleet, workers, low + late, pools=pools, history=history), NOW)
+
+
 def surplus(count: int) -> Observed:
     """Workers beyond what their job wants, half of whose machines another job wants."""
     fleet = [machine(f"m{at}") for at in range(count)]
@@ -105,7 +121,7 @@ def surplus(count: int) -> Observed:
 @pytest.mark.parametrize(
     ("fleet", "kind", "share"),
     [(idle, StartWorker, 1.0), (lost, Launch, 0.0), (claimed, StopWorker, 0.5),
-     (surplus, StopWorker, 0.5)],
+     (shared, StopWorker, 0.5), (surplus, StopWorker, 0.5)],
 )  # fmt: skip
 def test_work_of_a_decision_grows_with_the_fleet_and_not_its_square(
     fleet: Callable[[int], Observed], kind: type, share: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
@@ -52,6 +52,10 @@ class JobDemand:
     rates: Rates = field(default_factory=dict)
     learners: int = 1
     """Largest number on one machine."""
+    priority: int = 0
+    """Jobs with a higher one get machines first."""
+    weight: float = 1.0
+    """Share of the machines among jobs of the same priority."""
 
     @property
     def desired(self) -> int:
@@ -127,6 +131,10 @@ class Limits:
     """Shortest time that a cloud charges for a machine."""
     exit_seconds: float = 30.0
     """Time until a machine that is given up is gone."""
+    claim_seconds: float = 5.0
+    hold_seconds: float = 120.0
+    return_seconds: float = 1200.0
+    age_seconds: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,14 @@ class ObservationTimes:
     """Since when each job has had more workers than it desires."""
     dear: Mapping[str, float] = field(default_factory=dict)
     """Since when each instance has exceeded its maximum price."""
+    short: Mapping[str, float] = field(default_factory=dict)
+    """Since when each job has had fewer workers than it desires."""
+    needy: Mapping[str, float] = field(default_factory=dict)
+    """Since when each job has had fewer workers than its minimum."""
+    held: Mapping[str, float] = field(default_factory=dict)
+    """Since when each worker has been alive."""
+    taken: Mapping[str, tuple[str, str, float]] = field(default_factory=dict)
+    """For each instance that was taken from a job for another one: the two jobs, and when."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +189,8 @@ class Observed:
     """Job that pays for each instance: the last one that ran on it, or the one that launched it."""
     unpaid: Mapping[str, str] = field(default_factory=dict)
     """Why an instance's payer stops paying for it as soon as possible."""
+    draining: Mapping[str, str | None] = field(default_factory=dict)
+    """Workers that were asked to leave, each with the job that its machine was taken for."""
 
     def staying(self) -> tuple[Instance, ...]:
         """Return instances without a notice, which can still be relied on."""
@@ -196,12 +214,36 @@ def with_history(state: Observed, now: float) -> Observed:
         joined = {id_: at for id_, at in joined.items() if id_ in present}
         idle = {id_: history.idle.get(id_, now) for id_ in (state.nodes & present) - busy}
         history = replace(history, joined=joined, idle=idle)
-    living = Counter(worker.job for worker in _living(state))
-    surplus = [job.job for job in state.jobs if living[job.job] > job.desired]
-    history = replace(history, surplus={job: history.surplus.get(job, now) for job in surplus})
-    dear = {id_: history.dear.get(id_, now) for id_ in _too_dear(state)}
-    history = replace(history, dear=dear)
+    living = _living(state)
+    having = Counter(worker.job for worker in living)
+    staying = Counter(worker.job for worker in living if worker.name not in state.draining)
+    jobs, short = state.jobs, [job for job in state.jobs if staying[job.job] < job.desired]
+    surplus = [job.job for job in jobs if having[job.job] > job.desired]
+    needy = [job.job for job in short if staying[job.job] < job.needed]
+    history = replace(
+        history,
+        surplus=_since(history.surplus, surplus, now),
+        short=_since(history.short, (job.job for job in short), now),
+        needy=_since(history.needy, needy, now),
+        held=_since(history.held, (worker.name for worker in living), now),
+        dear=_since(history.dear, _too_dear(state), now),
+        taken=_taken(state, now),
+    )
     return replace(state, history=history)
+
+
+def _since(before: Mapping[str, float], found: Iterable[str], now: float) -> dict[str, float]:
+    return {name: before.get(name, now) for name in found}
+
+
+def _taken(state: Observed, now: float) -> dict[str, tuple[str, str, float]]:
+    present = {one.id for one in state.instances}
+    taken = {id_: each for id_, each in state.history.taken.items() if id_ in present}
+    for worker in state.workers:
+        successor = state.draining.get(worker.name)
+        if successor is not None and worker.alive and worker.instance_id in present:
+            taken[worker.instance_id] = (worker.job, successor, now)
+    return taken
 
 
 def _living(state: Observed) -> list[WorkerView]:

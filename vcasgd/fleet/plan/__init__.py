@@ -6,11 +6,23 @@
 ``market``      what is bought: pool, zone, type, spot or on demand
 ``prices``      what a machine is worth
 ``staff``       which workers a job keeps
+``shares``      in which order jobs get machines
+``preemption``  which job gives a machine to which other one
 
-Sharing. One worker runs on one machine. Each job first gets its minimum, then the workers it
-desires, both in order of submission. A place is filled, in this order, by a worker of the job, an
-idle machine, the machine of another job's surplus worker, a booting machine, or a launch. A machine
-with a notice counts as lost, so its replacement is ordered at the notice.
+Sharing. One worker runs on one machine. Each job first gets its minimum, by priority and then in
+order of submission. Each ``age_seconds`` that a job has lacked a part of its minimum count as one
+level of priority, so none waits forever. All further machines go to the highest priority first, and
+within a priority by weighted max-min fairness: the next machine goes to the job with the fewest
+machines for its weight. A place is filled, in this order, by a worker of the job, an idle machine,
+a machine whose worker is leaving, the machine of another job's surplus worker, a booting machine,
+or a launch. A machine with a notice counts as lost, so its replacement is ordered at the notice.
+
+Preemption. If none of these is available, the machine of another job's worker above its minimum is
+taken: for a minimum of any job at once, for a higher priority, and for a job of the same priority
+that still has a smaller share afterwards. The last two wait until the job has been short for
+``claim_seconds`` and the worker has run for ``hold_seconds``. They don't return a machine to the
+job that it was taken from within ``return_seconds``. A worker within its job's minimum is never
+preempted.
 
 Buying. Pools are used in the job's order. Within a pool, the cheapest measured sample decides.
 Zones and types that cost up to :data:`SPREAD_PREMIUM` more are equally good, and the zone with the
@@ -28,8 +40,8 @@ Stability. A decision stands while nothing else changes:
   bought next.
 * A machine above its maximum price is given up only after ``dear_seconds``. Prices that oscillate
   faster move nothing, and slower ones move a machine at most once in that time.
-* A worker is moved to another job only for that job's minimum, and only from a job above its own
-  minimum, so the other job can't take it back.
+* A worker is moved to another job only from a job above its own minimum, and only if that job
+  can't take it back: its minimum is filled, and its priority is lower or its share is larger.
 * Surplus workers (a job desires fewer than it has) that no other job can use are stopped after
   ``surplus_seconds``. The cheapest machines, and among equals the oldest, are kept longest.
 * A machine without a worker is kept for ``idle_seconds``, so that a following job finds it warm. It

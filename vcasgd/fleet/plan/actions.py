@@ -44,6 +44,8 @@ class StopWorker:
 
     name: str
     reason: str
+    successor: str | None = None
+    """Job for which the machine is taken from a job that could still use it."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,21 @@
-"""Allocation of machines: fills the places of all jobs one by one, by priority."""
+"""Allocation of machines: fills the places of all jobs one by one, in the order of shares."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from itertools import groupby, islice
 
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
 from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.market import Markets
+from vcasgd.fleet.plan.preemption import (
+    Claim,
+    Donation,
+    Donors,
+    preempt_for_minimum,
+    preempt_for_share,
+)
+from vcasgd.fleet.plan.shares import Shares, by_minimum, fill_by_share, levels
 from vcasgd.fleet.plan.staff import Staff, divide
 from vcasgd.fleet.plan.stock import Stock
 from vcasgd.fleet.providers.base import Instance
@@ -32,9 +39,19 @@ class Allocation:
         self._spare_stock = Stock((self._machines[one.instance_id], one.name) for one in spare)
         self._idle = {one.id: one for one in self._idle_machines()}
         self._idle_stock = Stock((one, one.id) for one in self._idle.values())
+        self._vacated_stock = Stock(
+            (self._machines[worker.instance_id], worker.instance_id)
+            for worker in state.workers
+            if worker.alive
+            and worker.name in state.draining
+            and worker.instance_id in self._machines
+        )
         self._coming = self._coming_machines()
-        self._beyond_minimum: list[tuple[JobDemand, WorkerView]] = []
-        self._unmet: list[JobDemand] = []
+        self._shares = Shares(state.jobs)
+        self._lacking: Counter[str] = Counter()
+        self._donations: list[Donation] = []
+        self._minimum_claims: list[Claim] = []
+        self._share_claims: list[Claim] = []
         self.starts: list[StartWorker] = []
         self.handovers: list[StopWorker] = []
         self._fill()
@@ -59,18 +76,22 @@ class Allocation:
         ]
 
     def moves(self) -> list[StopWorker]:
-        """Return one stop per unmet minimum, of workers of the latest jobs above their minimum."""
-        donors = dict(enumerate(worker for _, worker in reversed(self._beyond_minimum)))
-        moves: list[StopWorker] = []
-        for needy, places in groupby(self._unmet):
-            fitting = (
-                number
-                for number, donor in donors.items()
-                if self._fits(needy, self._machines[donor.instance_id])
-            )
-            chosen = list(islice(fitting, len(list(places))))
-            moves += [_reassign(donors.pop(number), needy) for number in chosen]
-        return moves
+        """Return the stops of workers whose machines other jobs get.
+
+        A part of a minimum is taken at once. Beyond it, only jobs that have waited get machines,
+        and only those that have been held for a while.
+        """
+        by_name = {each.worker.name: each for each in self._donations}
+        donors = Donors(by_name.values(), self._shares, self._highest_price, _any)
+        stops = preempt_for_minimum(self._minimum_claims, donors)
+        waiting = [claim for claim in self._share_claims if self._has_waited(claim.job)]
+        if self._state.nodes is None or not waiting:
+            return stops
+        for stop in stops:
+            del by_name[stop.name]
+        held = [each for each in by_name.values() if self._is_held(each.worker)]
+        donors = Donors(held, self._shares, self._highest_price, self._does_not_return)
+        return stops + preempt_for_share(waiting, donors, self._shares)
 
     def terminations(self) -> list[Terminate]:
         """Return the machines to end that have no worker."""
@@ -95,42 +116,49 @@ class Allocation:
     # -- filling places ------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        jobs = [job for job in self._state.jobs if job.running]
+        jobs = by_minimum(self._state, self._now)
         for job in jobs:
             on_demand = min(job.on_demand_minimum, job.needed)
-            filled = self._places(job, range(on_demand), beyond=False)
-            filled += self._places(job, range(on_demand, job.needed), beyond=False)
-            self._unmet += [job] * (job.needed - filled)
-        for job in jobs:
-            self._places(job, range(job.needed, job.desired), beyond=True)
+            self._fill_minimum(job, range(on_demand), on_demand=True)
+            self._fill_minimum(job, range(on_demand, job.needed), on_demand=False)
+        for level in levels(jobs):
+            fill_by_share(level, self._place_beyond)
 
-    def _places(self, job: JobDemand, numbers: range, *, beyond: bool) -> int:
-        """Fill places of one job until one stays empty, as all others of its kind then would.
+    def _fill_minimum(self, job: JobDemand, numbers: range, *, on_demand: bool) -> None:
+        """Fill places until one stays empty, as all others of its kind then would."""
+        filled = 0
+        while filled < len(numbers) and self._place(job, numbers[filled]):
+            filled += 1
+        if filled < len(numbers):
+            claim = Claim(job, len(numbers) - filled, on_demand=on_demand)
+            self._lacking[job.job] += claim.places
+            self._minimum_claims.append(claim)
 
-        Returns how many are filled.
-        """
-        for number in numbers:
-            if not self._place(job, number, beyond=beyond):
-                return number - numbers.start
-        return len(numbers)
-
-    def _place(self, job: JobDemand, number: int, *, beyond: bool) -> bool:
-        """Fill one place. A job's first places are its on-demand minimum."""
+    def _place_beyond(self, job: JobDemand, number: int) -> bool:
+        if self._place(job, number):
+            return True
         on_demand = number < job.on_demand_minimum
+        self._share_claims.append(Claim(job, job.desired - number, on_demand=on_demand))
+        return False
+
+    def _place(self, job: JobDemand, number: int) -> bool:
+        """Fill one place. A job's first places are its on-demand minimum."""
+        on_demand, beyond = number < job.on_demand_minimum, number >= job.needed
         staff = self._staff[job.job]
         worker = staff.take(on_demand=on_demand)
-        if worker is None and self._find(job, on_demand=on_demand, beyond=beyond):
-            return True
-        worker = worker or staff.take_replaceable(on_demand=on_demand)
-        if worker is None:
-            return False
-        if beyond:
-            self._beyond_minimum.append((job, worker))
+        if worker is None and not self._find(job, on_demand=on_demand, beyond=beyond):
+            worker = staff.take_replaceable(on_demand=on_demand)
+            if worker is None:
+                return False
+        self._shares.machines[job.job] += 1
+        if worker is not None and number >= job.needed + self._lacking[job.job]:
+            self._donations.append(Donation(job, worker, self._machines[worker.instance_id]))
         return True
 
     def _find(self, job: JobDemand, *, on_demand: bool, beyond: bool) -> bool:
         return (
             self._reuse(job, on_demand)
+            or self._succeed(job, on_demand)
             or self._take_over(job, on_demand)
             or self._await(job, on_demand)
             or self._markets.buy(job, on_demand=on_demand, last_resort=not beyond)
@@ -145,13 +173,19 @@ class Allocation:
                 return True
         return False
 
+    def _succeed(self, job: JobDemand, on_demand: bool) -> bool:
+        """Wait for a machine whose worker was asked to leave."""
+        limit = self._limit(job)
+        return self._vacated_stock.take(job.pools, limit, on_demand=on_demand) is not None
+
     def _take_over(self, job: JobDemand, on_demand: bool) -> bool:
         chosen = self._spare_stock.take(job.pools, self._limit(job), on_demand=on_demand)
         if chosen is None:
             return False
         worker = self._spare.pop(chosen)
         if worker.job in self._staff:  # Workers of other jobs are stopped anyway.
-            self.handovers.append(_reassign(worker, job))
+            reason = f"its machine is reassigned to {job.job}"
+            self.handovers.append(StopWorker(worker.name, reason))
         return True
 
     def _await(self, job: JobDemand, on_demand: bool) -> bool:
@@ -162,15 +196,29 @@ class Allocation:
                     return True
         return False
 
-    def _fits(self, job: JobDemand, one: Instance) -> bool:
-        return (
-            one.pool in job.pools
-            and one.advised_at is None
-            and one.price_per_hour <= self._limit(job)(one.pool)
-        )
-
     def _limit(self, job: JobDemand) -> Callable[[str], float]:
-        return lambda pool: highest_price(self._pools.get(pool), job)
+        return lambda pool: self._highest_price(job, pool)
+
+    def _highest_price(self, job: JobDemand, pool: str) -> float:
+        return highest_price(self._pools.get(pool), job)
+
+    # -- preemption ----------------------------------------------------------------------------
+
+    def _has_waited(self, job: JobDemand) -> bool:
+        since = self._state.history.short.get(job.job, self._now)
+        return self._now - since >= self._state.limits.claim_seconds
+
+    def _is_held(self, worker: WorkerView) -> bool:
+        since = self._state.history.held.get(worker.name, self._now)
+        return self._now - since >= self._state.limits.hold_seconds
+
+    def _does_not_return(self, donation: Donation, job: JobDemand) -> bool:
+        """Return False if the machine was recently taken from the job that would get it."""
+        donor, successor, at = self._state.history.taken.get(donation.machine.id, ("", "", 0.0))
+        returns = (donor, successor) == (job.job, donation.job.job)
+        return not returns or self._now - at >= self._state.limits.return_seconds
+
+    # -- replacements --------------------------------------------------------------------------
 
     def _replaceable(self, job: JobDemand, one: Instance) -> bool:
         """Return True if another machine should replace it when one is available."""
@@ -195,6 +243,12 @@ class Allocation:
         free = nodes - self._busy()
         return [one for one in self._machines.values() if one.id in free]
 
+    def _vacated_machines(self) -> list[Instance]:
+        draining = self._state.draining
+        leaving = (each for each in self._state.workers if each.alive and each.name in draining)
+        found = (self._machines.get(worker.instance_id) for worker in leaving)
+        return [one for one in found if one is not None]
+
     def _coming_machines(self) -> defaultdict[tuple[str, bool], deque[str]]:
         """Return, by pool and kind, the ids of machines that will soon be idle.
 
@@ -216,5 +270,5 @@ class Allocation:
         return [one for one in self._machines.values() if one.id in left]
 
 
-def _reassign(worker: WorkerView, job: JobDemand) -> StopWorker:
-    return StopWorker(worker.name, f"its machine is reassigned to {job.job}")
+def _any(_donation: Donation, _job: JobDemand) -> bool:
+    return True

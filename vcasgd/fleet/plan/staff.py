@@ -43,8 +43,15 @@ def divide(
     replaceable: Callable[[JobDemand, Instance], bool],
     now: float,
 ) -> tuple[dict[str, Staff], list[WorkerView]]:
-    """Return the staff of each running job, and the spare workers."""
-    living = [worker for worker in state.workers if worker.alive and worker.instance_id in machines]
+    """Return the staff of each running job, and the spare workers.
+
+    Workers that were asked to leave are in neither.
+    """
+    living = [
+        worker
+        for worker in state.workers
+        if worker.alive and worker.instance_id in machines and worker.name not in state.draining
+    ]
     living.sort(key=lambda worker: worth(machines[worker.instance_id]))
     of_job: defaultdict[str, list[WorkerView]] = defaultdict(list)
     for worker in living:
