@@ -16,7 +16,9 @@ import httpx
 import pytest
 from support.api_harness import Api, running, spec, zipped
 from support.waiting import PATIENCE
+from typer.testing import CliRunner
 
+from vcasgd.cli import app as cli
 from vcasgd.errors import ApiError
 
 
@@ -71,6 +73,43 @@ def test_follower_survives_a_restart_of_the_ledger(own_api: Api) -> None:
         own_api.finish(job)
 
         assert [event.kind for event in events] == ["note", "job-succeeded"]
+
+
+def test_full_ledger_refuses_new_jobs_and_shows_why(
+    own_api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, ended = own_api.submit(), own_api.submit()
+    own_api.start_job(job)
+    own_api.finish(ended)
+    ledger = own_api.connection
+    with own_api.client() as client, own_api.http() as http:
+        package = zipped()
+        client.submit(spec(), package, idempotency_key="k")
+        ledger.config_set("maxmemory", ledger.info("memory")["used_memory"])
+
+        # New jobs are refused with the reason, repeated requests are not
+        with pytest.raises(ApiError, match="accepts no new jobs; running jobs continue") as caught:
+            client.submit(spec(), zipped())
+        assert caught.value.status == 507
+        assert caught.value.details["problem"]["type"] == "urn:vcasgd:problem:store-full"
+        assert "vcasgd delete" in (caught.value.remedy or "")
+        assert client.submit(spec(), package, idempotency_key="k").id
+        # The state is shown
+        assert http.get("store").json()["ledger"]["full"]
+        assert http.get("status").json()["ledger_full"]
+        assert "vcasgd_ledger_full 1.0" in get(own_api, "/metrics").text
+        monkeypatch.setenv("VCASGD_TOKEN", own_api.token)
+        shown = CliRunner().invoke(cli, ["status", "--url", own_api.url])
+        assert "new jobs are refused" in shown.stderr
+        # Everything else goes on
+        client.pause(job)
+        client.resume(job)
+        http.delete(f"jobs/{ended}").raise_for_status()
+        client.cancel(job)
+
+        ledger.config_set("maxmemory", 0)
+        assert client.submit(spec(), zipped()).id
+        assert not http.get("status").json()["ledger_full"]
 
 
 def test_missing_storage_affects_files_only(own_api: Api) -> None:

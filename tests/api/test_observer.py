@@ -39,7 +39,13 @@ def clock() -> Clock:
 def observer(ledger: RedisClient, clock: Clock) -> PlatformObserver:
     ledger.flushall()
     return PlatformObserver(
-        Jobs(ledger), Control(ledger), Servers(ledger), Costs(ledger), EventFeed(ledger), clock
+        Jobs(ledger),
+        Control(ledger),
+        Servers(ledger),
+        Costs(ledger),
+        EventFeed(ledger),
+        ledger,
+        clock,
     )
 
 

@@ -30,10 +30,10 @@ from vcasgd.store.connection import (
     RedisClient,
     check_server,
     connect,
-    mapped_errors,
     patiently,
     without_secret,
 )
+from vcasgd.store.replies import mapped_errors
 
 pytestmark = pytest.mark.both_servers
 
@@ -236,6 +236,37 @@ class TestRealServer:
         finally:
             tensors.config_set("maxmemory", "0")
         assert tensors.set("a", 1)
+
+    def test_a_full_server_accepts_what_may_exceed_the_limit(self, server: RedisServer) -> None:
+        client, reader = connect(server.url, over_limit=True), server.connection
+        server.connection.config_set("maxmemory", "1")
+        try:
+            assert client.set("a", 1)
+            fields = {str(number): number for number in range(5000)}
+            for transaction in (False, True):
+                with client.pipeline(transaction=transaction) as pipe:
+                    pipe.hset("hash", mapping=fields)
+                    pipe.sadd("set", "b")
+                    pipe.hmget("hash", "7", "none")
+                    pipe.smembers("set")
+                    *_, fields_read, members = pipe.execute()
+                assert len(client.hgetall("hash")) == 5000
+                # Outside of a transaction, only the refused commands are repeated, at its end
+                if transaction:
+                    assert (fields_read, members) == ([b"7", None], {b"b"})
+                client.delete("hash", "set")
+            assert reader.pipeline(transaction=True).hgetall("none").execute() == [{}]
+            with pytest.raises(StoreFull):
+                reader.pipeline(transaction=True).set("a", 1).execute()
+            with pytest.raises(StoreFull):
+                client.xadd("stream", {"a": 1})
+            for transaction in (False, True):
+                pipe = client.pipeline(transaction=transaction).xadd("stream", {"a": 1})
+                with pytest.raises(StoreFull):
+                    pipe.execute()
+        finally:
+            server.connection.config_set("maxmemory", "0")
+            client.flushall()
 
     def test_a_script_is_loaded_where_it_is_missing(self, tensors: RedisClient) -> None:
         takeover = tensors.script("tensors/takeover")

@@ -7,6 +7,9 @@ from support.harness import Harness
 from support.training import Training
 from support.waiting import await_truth
 
+from vcasgd.errors import StoreFull
+from vcasgd.store.connection import RedisClient
+
 
 @pytest.mark.parametrize("harness", [0.25], indirect=True)
 def test_a_data_set_with_methods_of_its_own_keeps_its_leases(harness: Harness) -> None:
@@ -20,22 +23,43 @@ def test_a_data_set_with_methods_of_its_own_keeps_its_leases(harness: Harness) -
     assert harness.jobs.work(training.job).get("expired", 0) == 0
 
 
-def test_a_full_ledger_ends_no_parameter_server(harness: Harness) -> None:
-    training = Training(harness, samples=1000)
+@pytest.mark.extended
+def test_a_full_ledger_lets_jobs_go_on_and_accepts_no_new_ones(harness: Harness) -> None:
+    # Given a job that trains
+    training = Training(harness, samples=200)
     training.start_with_job_loop()
+
+    # When other data fills the ledger's memory
     ledger = harness.ledger.connection
+    ledger.config_set("maxmemory", ledger.info("memory")["used_memory"] + (4 << 20))
+    await_truth(lambda: _is_full(ledger))
+    # Some of it was freed again, or will be
+    ledger.config_set("maxmemory", ledger.info("memory")["used_memory"] - (1 << 20))
 
-    ledger.config_set("maxmemory", 1)
-    log = harness.home / "server-0.log"
-    await_truth(lambda: "memory limit" in log.read_text())
-    server = harness.server
-    training.await_more_samples(training.interval)
+    # Then no job is accepted, for a clear reason, a new worker and a restarted server join the job
+    with pytest.raises(StoreFull, match="accepts no new jobs"):
+        Training(harness)
+    harness.server.kill()
+    server = harness.start_server()
+    training.add_workers(1)
 
-    assert server.alive
-    ledger.config_set("maxmemory", 0)
+    # And it ends, with all its samples
     training.await_success()
-    assert harness.server is server
     assert server.alive
+    assert _is_full(ledger)
+
+    # And when memory is free again, new jobs are accepted
+    ledger.delete("filler")
+    Training(harness)
+
+
+def _is_full(ledger: RedisClient) -> bool:
+    """Write data, and return True once the ledger refuses it."""
+    try:
+        ledger.rpush("filler", bytes(100_000))
+    except StoreFull:
+        return True
+    return False
 
 
 def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:

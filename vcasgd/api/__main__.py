@@ -36,7 +36,9 @@ def main() -> int:
     try:
         settings = load_settings()
         configure_logging("api", _log_level(settings))
-        ledger = connect(settings.secret("ledger_url"), answer_seconds=ANSWER_SECONDS)
+        ledger = connect(
+            settings.secret("ledger_url"), answer_seconds=ANSWER_SECONDS, over_limit=True
+        )
         _claim(settings, ledger)
         storage = Storage(settings.required("storage_url"))
         app = create_app(settings, ledger, storage)

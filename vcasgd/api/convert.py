@@ -230,6 +230,7 @@ def store_view(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges
     times = [_unreplicated(each, "ledger") for each in heartbeats.values()]
     gauges = {
         **vars(ledger),
+        "full": ledger.full,
         "unreplicated_since": min((at for at in times if at is not None), default=None),
     }
     return StoreView(

@@ -40,7 +40,7 @@ def provide(
         Workloads: Workloads(ledger),
         EventFeed: feed,
         Curves: Curves(ledger),
-        PlatformObserver: PlatformObserver(jobs, control, servers, costs, feed),
+        PlatformObserver: PlatformObserver(jobs, control, servers, costs, feed, ledger),
     }
 
 

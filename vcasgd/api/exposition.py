@@ -180,6 +180,11 @@ def _store(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) ->
         by,
         each("memory_limit_bytes"),
     )
+    yield GaugeMetricFamily(
+        "vcasgd_ledger_full",
+        "1 near the ledger's memory limit: new jobs are refused.",
+        float(ledger.full),
+    )
     yield _gauge(
         "vcasgd_store_operations_per_second",
         "Current operations per second.",

@@ -17,6 +17,8 @@ from vcasgd.api.convert import fraction
 from vcasgd.logging import isolated
 from vcasgd.schemas.base import finite
 from vcasgd.schemas.stream import FleetBrief, JobBrief, MachineBrief, NodeBrief, StoreBrief
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.events import LARGEST_NUMBER, LAST_JOB, EventCursor, EventFeed
 from vcasgd.store.ledger.job import JobRecord
@@ -84,6 +86,7 @@ class PlatformObserver:
         servers: Servers,
         costs: Costs,
         feed: EventFeed,
+        ledger: RedisClient,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._jobs = jobs
@@ -91,6 +94,7 @@ class PlatformObserver:
         self._servers = servers
         self._costs = costs
         self._feed = feed
+        self._ledger = ledger
         self._clock = clock
         self._lock = threading.Lock()
         self._observed_at = float("-inf")
@@ -174,7 +178,7 @@ class PlatformObserver:
             node: NodeBrief.model_validate({name: row.get(name) or {} for name in names})
             for node, row in heartbeats.items()
         }
-        return StoreBrief(nodes=nodes)
+        return StoreBrief(nodes=nodes, ledger_full=read_gauges(self._ledger).full)
 
 
 def _part(value: JobBrief | FleetBrief | StoreBrief) -> StatePart:

@@ -46,7 +46,7 @@ _KINDS: tuple[tuple[type[VcasgdError], int, str], ...] = (
     (NotFound, 404, "not-found"),
     (Conflict, 409, "conflict"),
     (StoreUnavailable, 503, "store-unavailable"),
-    (StoreFull, 503, "store-full"),
+    (StoreFull, 507, "store-full"),
     (StorageUnavailable, 503, "storage-unavailable"),
     (CheckpointDamaged, 500, "checkpoint-damaged"),
 )
@@ -164,6 +164,7 @@ _MEANINGS = {
     422: "The request is invalid. `field` names the wrong field.",
     500: "Internal error.",
     503: "The ledger or the object storage is unavailable. Try again.",
+    507: "The ledger is at its memory limit and accepts no new jobs. Running jobs continue.",
 }
 
 

@@ -170,3 +170,8 @@ def _show_status(value: dict[str, Any]) -> None:
             f"{platform['workers']} workers",
             markup=False,
         )
+        if platform["ledger_full"]:
+            err.print(
+                "the ledger is at its memory limit: new jobs are refused, running jobs continue",
+                markup=False,
+            )

@@ -41,7 +41,7 @@ class Controller:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ledger = connect(settings.secret("ledger_url"))
+        self._ledger = connect(settings.secret("ledger_url"), over_limit=True)
         self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self._control = Control(self._ledger)
         self._beats = WorkerBeats(self._ledger)

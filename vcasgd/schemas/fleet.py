@@ -119,6 +119,9 @@ class StatusView(Schema):
     servers: int
     instances: int
     workers: int
+    ledger_full: bool = Field(
+        default=False, description="True near the ledger's memory limit: new jobs are refused."
+    )
 
 
 class Eviction(RequestBody):
@@ -145,6 +148,10 @@ class ServerGaugesView(Schema):
     memory_used_bytes: int | None = None
     memory_limit_bytes: int | None = Field(
         default=None, description="Configured memory limit; null if there is none."
+    )
+    full: bool = Field(
+        default=False,
+        description="True near the memory limit. A ledger that is full accepts no new jobs.",
     )
     operations_per_second: float | None = None
     replicas: int | None = None

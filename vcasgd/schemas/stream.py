@@ -57,6 +57,7 @@ class StoreBrief(Schema):
     """State of all store nodes."""
 
     nodes: dict[str, NodeBrief]
+    ledger_full: bool = Field(description="True if the ledger accepts no new jobs.")
 
 
 class JobEventRow(EventRow):

@@ -7,8 +7,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
@@ -18,22 +17,21 @@ import redis
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
 from redis.commands.core import Script
-from redis.exceptions import NoScriptError
+from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from vcasgd.backoff import backoff, jittered
 from vcasgd.errors import (
-    Fenced,
-    SnapshotMissing,
-    StoreDenied,
     StoreError,
     StoreFull,
     StoreUnavailable,
     StoreUnsupported,
 )
 from vcasgd.store import sentinel
+from vcasgd.store.over_limit import converted, exceeding, may_exceed, refused_at
 from vcasgd.store.replication import REPLICA_SECONDS, Replication
-from vcasgd.store.tls import tls_error, tls_options
+from vcasgd.store.replies import mapped_errors
+from vcasgd.store.tls import tls_options
 
 log = logging.getLogger(__name__)
 
@@ -46,21 +44,6 @@ ANSWER_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 1.0
 
 _CHECK_THE_URL = "check that it is running, and its URL: a TLS port requires rediss://"
-
-#: The library strips the first word of these answers, so only the class tells them apart.
-_DENIED = (
-    redis.AuthenticationError,
-    redis.exceptions.AuthorizationError,
-    redis.exceptions.AuthenticationWrongNumberOfArgsError,
-    redis.exceptions.NoPermissionError,
-)
-_TRANSIENT = (
-    redis.ConnectionError,
-    redis.TimeoutError,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.ClusterDownError,
-)
 
 #: Read-only commands; all others wait for the replicas.
 # fmt: off
@@ -81,72 +64,11 @@ _SECRET_OPTIONS = ("username", "password", "ssl_password", "sentinel_username", 
 Result = TypeVar("Result")
 
 
-@contextmanager
-def mapped_errors() -> Iterator[None]:
-    """Translate the exceptions of redis-py into ours.
-
-    ``NoScriptError`` passes: the library handles it by loading the script.
-    """
-    try:
-        yield
-    except NoScriptError:
-        raise
-    except _DENIED as error:
-        raise StoreDenied(f"the store refused: {error}") from error
-    except redis.exceptions.OutOfMemoryError as error:
-        raise StoreFull("the store is at its memory limit") from error
-    except _TRANSIENT as error:
-        if (over_tls := tls_error(error)) is not None:
-            raise over_tls from error
-        raise StoreUnavailable(f"the store does not answer: {error}") from error
-    except redis.ResponseError as error:
-        raise _from_script(str(error)) from error
-    except redis.RedisError as error:
-        raise StoreError(f"the store returned an error: {error}") from error
-
-
-def _from_script(text: str) -> StoreError:
-    """Return the error for a text whose first word, in capitals, is from a script or the server."""
-    # In a pipeline the library prepends the command to the answer.
-    text = text.rpartition(" of pipeline caused error: ")[2]
-    if text.startswith("FENCED"):
-        return Fenced(text.removeprefix("FENCED "))
-    if text.startswith("NOSNAPSHOT"):
-        return SnapshotMissing("the tensors server holds no snapshot of this job")
-    if text.startswith("STALE"):
-        return StoreUnavailable(f"the store has an older state: {text.removeprefix('STALE ')}")
-    if text.startswith("NOREPLICAS"):
-        return StoreUnavailable(f"the store has no replica: {text}")
-    if text.startswith("BUSY"):
-        return StoreUnavailable(f"the store is not ready: {text}")
-    # Writes are refused after the disk with the append-only file has failed.
-    if text.startswith("MISCONF"):
-        return StoreUnavailable(f"the store can't write its file: {text}")
-    # A script lacks a permission: the text of Valkey, and the text of Redis.
-    if "ACL failure in script" in text or text.startswith("The user executing the script"):
-        return StoreDenied(f"the store refused: {text}")
-    if "command not allowed when used memory" in text:
-        return StoreFull("the store is at its memory limit")
-    return StoreError(f"the store returned an error: {text}")
-
-
-def error_of_reply(line: bytes) -> StoreError:
-    """Return our error for a server's error line, given without its leading ``-``."""
-    text = line.decode(errors="replace")
-    word = text.partition(" ")[0]
-    if word == "OOM":
-        return StoreFull("the store is at its memory limit")
-    if word in ("NOPERM", "NOAUTH", "WRONGPASS"):
-        return StoreDenied(f"the store refused: {text}")
-    if word in ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"):
-        return StoreUnavailable(f"the store is not ready: {text}")
-    return _from_script(text)
-
-
 class _Pipeline(Pipeline):
     """A pipeline that raises our errors. With ``replication``, its writes wait for the replicas."""
 
     replication: Replication | None = None
+    over_limit = False
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         with mapped_errors():
@@ -156,20 +78,45 @@ class _Pipeline(Pipeline):
     def _execute_pipeline(
         self, connection: Any, commands: list[Any], raise_on_error: bool
     ) -> list[Any]:
-        wait = self._wait_after(commands)
-        if wait is None:
-            plain: list[Any] = super()._execute_pipeline(connection, commands, raise_on_error)
-            return plain
-        # WAIT goes in the same round trip.
-        with_wait = [*commands, (wait, {})]
-        results: list[Any] = super()._execute_pipeline(connection, with_wait, raise_on_error)
-        self._record_answer(results.pop())
+        results = self._in_one_trip(connection, commands)
+        if self.over_limit and (refused := refused_at(commands, results)):
+            again = self._over_limit(connection, [commands[at] for at in refused])
+            for at, result in zip(refused, again, strict=True):
+                results[at] = result
+        if raise_on_error:
+            self.raise_first_error(commands, results)
         return results
+
+    def _in_one_trip(self, connection: Any, commands: list[Any]) -> list[Any]:
+        """Return the answers, some of which can be errors."""
+        if (wait := self._wait_after(commands)) is not None:
+            # WAIT goes in the same round trip.
+            commands = [*commands, (wait, {})]
+        results: list[Any] = super()._execute_pipeline(connection, commands, False)
+        if wait is not None:
+            self._record_answer(results.pop())
+        return results
+
+    def _over_limit(self, connection: Any, commands: list[Any]) -> list[Any]:
+        """Run commands atomically at the server's memory limit."""
+        (answers,) = self._in_one_trip(connection, [(exceeding(commands), {})])
+        if isinstance(answers, Exception):
+            raise answers
+        return converted(commands, answers, self.response_callbacks)
 
     def _execute_transaction(
         self, connection: Any, commands: list[Any], raise_on_error: bool
     ) -> list[Any]:
-        results: list[Any] = super()._execute_transaction(connection, commands, raise_on_error)
+        try:
+            results: list[Any] = super()._execute_transaction(connection, commands, raise_on_error)
+        except OutOfMemoryError:
+            # Nothing was executed.
+            if self.over_limit and all(may_exceed(command) for command, _ in commands):
+                return self._over_limit(connection, commands)
+            # A worker may run no such script. What it reads may change in between.
+            if not all(command[0] in _READS for command, _ in commands):
+                raise
+            return self._execute_pipeline(connection, commands, raise_on_error)
         if wait := self._wait_after(commands):
             # Inside a transaction WAIT would not block.
             connection.send_command(*wait)
@@ -192,11 +139,13 @@ class RedisClient(redis.Redis):
     """A redis-py client that raises our errors.
 
     ``replication`` is the state of the server's replicas if its URL names any. If ``waits`` is
-    True, every write returns after the replicas have acknowledged it.
+    True, every write returns after the replicas have acknowledged it. If ``over_limit`` is True,
+    writes other than those to histories continue at the server's memory limit.
     """
 
     replication: Replication | None = None
     waits = False
+    over_limit = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -214,7 +163,14 @@ class RedisClient(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with mapped_errors():
             if not self.waits or args[0] in _READS:
-                return super().execute_command(*args, **options)
+                try:
+                    return super().execute_command(*args, **options)
+                except OutOfMemoryError:
+                    if not self.over_limit or not may_exceed(args):
+                        raise
+                    commands = [(args, options)]
+                    answers = super().execute_command(*exceeding(commands))
+                    return converted(commands, answers, self.response_callbacks)[0]
             pipe = self.pipeline()
             pipe.execute_command(*args, **options)
             # In a pipeline, the library would put the whole command into the error's text.
@@ -227,12 +183,14 @@ class RedisClient(redis.Redis):
         pipe = _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
         if self.waits:
             pipe.replication = self.replication
+        pipe.over_limit = self.over_limit
         return pipe
 
     def waiting(self) -> RedisClient:
         """Return a client with the same connections whose writes wait for the replicas, if any."""
         client = type(self)(connection_pool=self.connection_pool)
         client.replication, client.waits = self.replication, self.replication is not None
+        client.over_limit = self.over_limit
         return client
 
     def leads_to_server(self, connection: Any) -> bool:
@@ -263,12 +221,19 @@ def script_source(name: str) -> str:
     )
 
 
-def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = True) -> RedisClient:
+def connect(
+    url: str,
+    *,
+    answer_seconds: float = ANSWER_SECONDS,
+    waits: bool = True,
+    over_limit: bool = False,
+) -> RedisClient:
     """Return a client, which connects on its first use.
 
     ``url``: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
     ``rediss+sentinel://``. With ``replicas=n`` in it, every write waits for n replicas; if
-    ``waits`` is False, only the writes of :meth:`RedisClient.waiting` do. The library's own
+    ``waits`` is False, only the writes of :meth:`RedisClient.waiting` do. With ``over_limit``,
+    writes continue at the memory limit; see :mod:`vcasgd.store.over_limit`. The library's own
     retries are off, because only the caller knows whether a command may be repeated; see
     :func:`patiently`. Raises :class:`StoreError` if the URL is invalid.
     """
@@ -291,6 +256,7 @@ def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS, waits: bool = T
             remedy="write redis://[[user]:password@]host:port[/db], rediss://…, unix://… or "
             "redis+sentinel://[user:password@]host:port[,host:port…]/service[/db]",
         ) from None
+    client.over_limit = over_limit
     if replicas:
         # Waiting longer than the socket timeout would count as a lost connection.
         client.replication = Replication(replicas, min(seconds, answer_seconds / 2), confirm)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.over_limit import FULL_SHARE
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,12 @@ class ServerGauges:
     operations_per_second: int
     replicas: int
     lengths: tuple[int, ...] = ()
+
+    @property
+    def full(self) -> bool:
+        """True near the memory limit; the ledger then accepts no new jobs."""
+        limit = self.memory_limit_bytes
+        return limit is not None and self.memory_used_bytes > FULL_SHARE * limit
 
 
 def read_gauges(client: RedisClient, streams: Sequence[str] = ()) -> ServerGauges:

@@ -10,6 +10,7 @@ from vcasgd.errors import (
     NonFiniteLoss,
     SpecError,
     StoreDenied,
+    StoreFull,
     StoreUnavailable,
     UserCodeError,
     VcasgdError,
@@ -127,7 +128,7 @@ class ErrorHandler:
             )
             if lease is not None:
                 context.leases.release(lease)
-        except (StoreUnavailable, StoreDenied) as outage:
+        except (StoreUnavailable, StoreDenied, StoreFull) as outage:
             log.warning("could not report a failure: %s", outage)
 
     def _drop_current(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from vcasgd.errors import StoreDenied, StoreUnavailable
+from vcasgd.errors import StoreDenied, StoreFull, StoreUnavailable
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.leases import Leases, Renewal
 from vcasgd.threads import EssentialThread
@@ -113,7 +113,7 @@ class HeartbeatSender(EssentialThread):
                 self._held.drop(piece)
             self._on_renewal(renewal)
             self._flush_logs()
-        except (StoreUnavailable, StoreDenied) as error:
+        except (StoreUnavailable, StoreDenied, StoreFull) as error:
             log.debug("heartbeat: %s", error)
         except Exception:
             # Without this thread the worker would lose all leases and never notice.

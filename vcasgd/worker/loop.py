@@ -15,6 +15,7 @@ from vcasgd.errors import (
     SpecError,
     StorageUnavailable,
     StoreDenied,
+    StoreFull,
     StoreUnavailable,
     UserCodeError,
 )
@@ -113,7 +114,7 @@ class Worker:
         try:
             if not self._departure.job_over:
                 self._hand_over()
-        except (StoreUnavailable, StoreDenied):
+        except (StoreUnavailable, StoreDenied, StoreFull):
             log.warning("could not return the leases; they will expire")
         self.shards.close()
         self._setup.close()
@@ -140,7 +141,13 @@ class Worker:
             pass
         except (UserCodeError, SpecError, PackageError) as error:
             self._errors.on_user_error(error)
-        except (StoreUnavailable, StoreDenied, SnapshotMissing, StorageUnavailable) as error:
+        except (
+            StoreUnavailable,
+            StoreDenied,
+            StoreFull,
+            SnapshotMissing,
+            StorageUnavailable,
+        ) as error:
             self._errors.on_outage(error, self._heartbeat.last_answer)
         except Fenced as error:
             self._errors.on_fenced(error)

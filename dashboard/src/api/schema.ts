@@ -1780,6 +1780,12 @@ export interface components {
              * @description Configured memory limit; null if there is none.
              */
             memory_limit_bytes: number | null;
+            /**
+             * Full
+             * @description True near the memory limit. A ledger that is full accepts no new jobs.
+             * @default false
+             */
+            full: boolean;
             /** Operations Per Second */
             operations_per_second: number | null;
             /** Replicas */
@@ -2123,6 +2129,12 @@ export interface components {
              * @description Configured memory limit; null if there is none.
              */
             memory_limit_bytes: number | null;
+            /**
+             * Full
+             * @description True near the memory limit. A ledger that is full accepts no new jobs.
+             * @default false
+             */
+            full: boolean;
             /** Operations Per Second */
             operations_per_second: number | null;
             /** Replicas */
@@ -2338,6 +2350,12 @@ export interface components {
             instances: number;
             /** Workers */
             workers: number;
+            /**
+             * Ledger Full
+             * @description True near the ledger's memory limit: new jobs are refused.
+             * @default false
+             */
+            ledger_full: boolean;
         };
         /**
          * Stop
@@ -3269,6 +3287,15 @@ export interface operations {
             };
             /** @description The ledger or the object storage is unavailable. Try again. */
             503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger is at its memory limit and accepts no new jobs. Running jobs continue. */
+            507: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -2,11 +2,13 @@ import { ActionIcon, Tooltip, useComputedColorScheme, useMantineColorScheme } fr
 import { IconLogout, IconMoon, IconSun } from "@tabler/icons-react";
 import type { ReactNode } from "react";
 import { NavLink } from "react-router";
+import { useStore } from "../api/cluster";
 import { useLive } from "../api/live";
 import { useSignOut } from "../api/session";
 import type { Session } from "../api/types";
 import mark from "../mark.svg";
 import { Connection } from "./Connection";
+import { Notice } from "./Notice";
 import classes from "./Shell.module.css";
 
 const PAGES = [
@@ -57,9 +59,22 @@ export function Shell({ session, children }: { session: Session; children: React
         </div>
       </header>
       <main id="main" className={classes.main} tabIndex={-1}>
+        <FullLedger />
         {children}
       </main>
     </>
+  );
+}
+
+/** Notice while the ledger accepts no new jobs. */
+function FullLedger() {
+  const { data } = useStore();
+  if (!data?.ledger.full) return null;
+  return (
+    <Notice tone="bad" title="The ledger is at its memory limit">
+      New jobs are refused; running jobs continue, but their histories may have gaps. Delete jobs that
+      have ended, or raise the ledger's maxmemory.
+    </Notice>
   );
 }
 

@@ -45,7 +45,11 @@ EvictionBody = Annotated[Eviction | None, Body()]
 
 @router.get("/status")
 def get_status(
-    settings: SettingsDep, jobs: JobsDep, control: ControlDep, servers: ServersDep
+    settings: SettingsDep,
+    jobs: JobsDep,
+    control: ControlDep,
+    servers: ServersDep,
+    ledger: LedgerDep,
 ) -> StatusView:
     """Show the state of the whole platform."""
     active = jobs.active()
@@ -57,6 +61,7 @@ def get_status(
         servers=len(servers.all()),
         instances=len(control.instances()),
         workers=sum(jobs.worker_counts(active).values()),
+        ledger_full=read_gauges(ledger).full,
     )
 
 

@@ -42,7 +42,7 @@ _EXISTING: dict[int | str, dict[str, Any]] = {
 @router.post(
     "/jobs",
     status_code=status.HTTP_201_CREATED,
-    responses=_EXISTING | documented(409, 413),
+    responses=_EXISTING | documented(409, 413, 507),
 )
 def submit_job(
     jobs: JobsDep,

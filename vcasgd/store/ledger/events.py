@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from vcasgd.errors import StoreFull
 from vcasgd.logging import request_id
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.untrusted import Event, LogLine, stream_entry
+
+log = logging.getLogger(__name__)
 
 #: Entries kept of each stream; older ones are dropped.
 EVENTS_KEPT = 20_000
@@ -35,7 +40,10 @@ class NewEvent:
 
 
 class EventLog:
-    """The history of every job. Calls raise :class:`~vcasgd.errors.StoreUnavailable`."""
+    """The history of every job. Calls raise :class:`~vcasgd.errors.StoreUnavailable`.
+
+    At the ledger's memory limit, events and points are dropped, so that jobs continue.
+    """
 
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
@@ -52,7 +60,8 @@ class EventLog:
                 text = event_text(each.kind, each.text, each.details, requests[each.job])
                 key = LedgerKeys(each.job).events
                 pipe.xadd(key, {"e": text}, maxlen=EVENTS_KEPT, approximate=True)
-            pipe.execute()
+            with _dropped_when_full("events"):
+                pipe.execute()
 
     def requests_of(self, jobs: Collection[str]) -> dict[str, str | None]:
         """Return the ID of the current request, else of the one that submitted each job."""
@@ -94,12 +103,9 @@ class EventLog:
 
     def add_metrics(self, job: str, values: Mapping[str, Any]) -> None:
         """Append a point of the totals."""
-        self._ledger.xadd(
-            LedgerKeys(job).metrics,
-            {"m": json.dumps(values)},
-            maxlen=METRICS_KEPT,
-            approximate=True,
-        )
+        key, entry = LedgerKeys(job).metrics, json.dumps(values)
+        with _dropped_when_full("points"):
+            self._ledger.xadd(key, {"m": entry}, maxlen=METRICS_KEPT, approximate=True)
 
     def logs(
         self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
@@ -109,7 +115,7 @@ class EventLog:
         return [stream_entry(LogLine, at, fields, "l") for at, fields in entries]
 
     def add_logs(self, job: str, worker: str, lines: Iterable[str]) -> None:
-        """Append lines that a worker printed."""
+        """Append lines that a worker printed. Raises :class:`~vcasgd.errors.StoreFull`."""
         with self._ledger.pipeline() as pipe:
             for line in lines:
                 entry = json.dumps({"worker": worker, "at": time.time(), "line": line})
@@ -202,6 +208,14 @@ class EventFeed:
             for at, fields in entries
         ]
         return sorted(events, key=lambda pair: pair[0])[:limit]
+
+
+@contextmanager
+def _dropped_when_full(what: str) -> Iterator[None]:
+    try:
+        yield
+    except StoreFull as error:
+        log.warning("%s are dropped: %s", what, error)
 
 
 def event_text(kind: str, text: str, details: Mapping[str, Any], request: str | None) -> str:

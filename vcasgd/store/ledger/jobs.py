@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError
+from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, StoreFull
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.logging import request_id
 from vcasgd.spec.job import JobSpec
@@ -32,6 +32,7 @@ from vcasgd.store.ledger.job import (
 from vcasgd.store.ledger.traffic import keep_traffic
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.ledger.untrusted import Invalid, count
+from vcasgd.store.over_limit import FULL_SHARE
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class Jobs(EventLog):
     def submit(self, spec: JobSpec, package: str, idempotency_key: str | None = None) -> JobRecord:
         """Create a job. The same idempotency key returns the same job.
 
-        Raises :class:`Conflict` if the key was used for another request.
+        Raises :class:`Conflict` if the key was used for another request, and
+        :class:`~vcasgd.errors.StoreFull` near the ledger's memory limit.
         """
         return self.submit_once(spec, package, idempotency_key)[0]
 
@@ -87,12 +89,19 @@ class Jobs(EventLog):
             "request": request_id(),
         }  # fmt: skip
         event = event_text("submitted", f"{spec.name} was submitted", {}, request_id())
-        created, stored_digest = self._submit(
-            keys=[names.idempotency(idempotency_key or ""), names.JOBS, names.ACTIVE,
-                  keys.record, keys.work, keys.open, keys.events],
-            args=[job, digest, IDEMPOTENCY_SECONDS if idempotency_key else 0, event,
-                  len(work), *_flat(work), *_flat(record)],
-        )  # fmt: skip
+        try:
+            created, stored_digest = self._submit(
+                keys=[names.idempotency(idempotency_key or ""), names.JOBS, names.ACTIVE,
+                      keys.record, keys.work, keys.open, keys.events],
+                args=[job, digest, IDEMPOTENCY_SECONDS if idempotency_key else 0, event,
+                      FULL_SHARE, len(work), *_flat(work), *_flat(record)],
+            )  # fmt: skip
+        except StoreFull as error:
+            raise StoreFull(
+                "the ledger is at its memory limit and accepts no new jobs; running jobs continue",
+                remedy="delete jobs that have ended (vcasgd delete JOB), or raise the maxmemory of "
+                "the ledger's server",
+            ) from error
         if stored_digest.decode() != digest:
             raise Conflict(
                 "this Idempotency-Key was used for another job",

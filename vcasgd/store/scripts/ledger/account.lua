@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Reports the work that a parameter server applied to its shard. Idempotent.
 -- KEYS  1 work  2 leases  3 holders  4 open  5 evaluations  6 shards  7 blocks  8 counters
 -- ARGV  1 shard  2 number of shards  3 server token  4 version  5 finished epochs

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Leases one work item to a worker.
 -- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 blocks  8 counters
 --       9 placed  10 clearances  11 refused  12 events  13 shards

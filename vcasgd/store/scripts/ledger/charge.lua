@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Books the costs of machines, each if its meter is still at the start of the charge.
 -- All are one command, so that the server syncs its file once.
 -- KEYS  1 meters  2… costs of the jobs that pay

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Takes or renews the controller's lease.
 -- KEYS  1 controller
 -- ARGV  1 owner  2 lease in ms

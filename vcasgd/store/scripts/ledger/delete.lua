@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Deletes a job that has ended.
 -- KEYS  1 jobs  2 active  3 deleted  4… all keys of the job
 -- ARGV  1 job

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Creates a token for a starting parameter server, greater than all earlier ones.
 -- KEYS  1 server tokens
 -- ARGV  1 node  2 nonce, below 2^20

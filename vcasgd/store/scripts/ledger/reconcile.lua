@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Makes the ledger agree with the applied record of a shard's snapshot, after a parameter server
 -- took over or went back to an older snapshot. store_record.lua has stored the record's blocks.
 -- KEYS  1 work  2 leases  3 holders  4 open  5 evaluations  6 shards  7 blocks  8 counters

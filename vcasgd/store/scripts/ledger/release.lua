@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Returns a lease; the work item can be leased again at once.
 -- KEYS  1 leases  2 holders  3 open
 -- ARGV  1 worker  2 token  3 work item

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Stores a worker's heartbeat and renews its leases.
 -- KEYS  1 record  2 leases  3 holders  4 workers  5 draining  6 quarantine
 --       7 placed  8 clearances  9 refused  10 events  11 open  12 beats

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Stores the result of an evaluation or of the first snapshot, from the holder of its lease.
 -- KEYS  1 leases  2 holders  3 hash for the result
 -- ARGV  1 worker  2 token  3 work item  4 field  5 result

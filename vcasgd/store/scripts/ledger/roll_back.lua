@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Records that a running job goes back to an earlier model. Parameter servers follow it.
 -- KEYS  1 record  2 tuning  3 events
 -- ARGV  1 number of this rollback  2 name of the checkpoint, as JSON  3 event, as JSON

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Stores a part of a shard's applied record, before reconcile.lua.
 -- KEYS  1 work  2 shards  3 blocks
 -- ARGV  1 shard  2 server token  3… block and its bitmap, block, bitmap, …

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Changes a job's state, if its current state is one of the allowed ones.
 -- KEYS  1 record  2 active  3 events
 -- ARGV  1 job  2 new state  3 '1' for a final state  4 event, as JSON
