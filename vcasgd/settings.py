@@ -121,6 +121,10 @@ class Settings(BaseSettings):
         default=None, description="File that announces an eviction when it appears."
     )
     api_url: str = Field(default="http://127.0.0.1:8700", description="URL of the API.")
+    ca_file: Path | None = Field(
+        default=None,
+        description="PEM file with the certificate of the API, or of its authority.",
+    )
     api_port: int | None = Field(
         default=None, ge=0, le=65_535, description="Port of the API; 0 for any free one."
     )

@@ -23,7 +23,7 @@ output "tunnel_command" {
 }
 
 output "certificate_command" {
-  description = "Command that fetches the API's certificate; name the file in SSL_CERT_FILE."
+  description = "Command that fetches the API's certificate; name the file in VCASGD_CA_FILE."
   value       = "gcloud storage cp ${module.bucket.url}/control/api.pem vcasgd-api.pem"
 }
 

@@ -37,6 +37,7 @@ JOB_FILE = """
 name: digits
 task: train:Digits
 epochs: 2
+workers: {pools: [local]}
 subtasks_per_epoch: 5
 """
 

@@ -19,6 +19,9 @@ from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.api.auth import COOKIE
+from vcasgd.client import Client
+from vcasgd.client.problems import may_work_later
+from vcasgd.errors import ApiError, SpecError
 
 CONFIGURATION = Path(__file__).parents[2] / "infra/nginx/vcasgd.conf"
 #: Directives of the main nginx.conf, which includes the tested file.
@@ -112,6 +115,33 @@ def test_pages_of_another_port_are_another_site(api: Api, site: str, browser: ht
     answer = browser.post("/api/v1/session", json={"token": api.token}, headers=other)
 
     assert answer.status_code == 403
+
+
+def test_client_trusts_the_certificate_that_is_named(
+    api: Api, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a certificate of an unknown authority, then the error names the remedy
+    with Client(site, api.token) as stranger, pytest.raises(ApiError) as refused:
+        stranger.status()
+    assert "VCASGD_CA_FILE" in str(refused.value.remedy)
+    assert not may_work_later(refused.value)
+    # And it is trusted if the client, or either variable, names it
+    own = tmp_path / "api.pem"
+    with Client(site, api.token, ca_file=own) as client:
+        assert client.status().version
+    for name in ("VCASGD_CA_FILE", "SSL_CERT_FILE"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, str(own))
+            with Client(site, api.token) as client:
+                assert client.status().version
+            # for the names in it only
+            address = site.replace("localhost", "127.0.0.1")
+            with Client(address, api.token) as client, pytest.raises(ApiError):
+                client.status()
+    # And a file that is no certificate is an error of its own
+    monkeypatch.setenv("VCASGD_CA_FILE", str(tmp_path / "nginx.conf"))
+    with pytest.raises(SpecError, match="VCASGD_CA_FILE"):
+        Client(site, api.token)
 
 
 def test_a_body_without_a_token_is_refused_before_it_arrives(site: str, tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from vcasgd.errors import SpecError
-from vcasgd.fleet.pools import AwsPoolSpec, GcpPoolSpec, LocalPoolSpec, load_pools, parse_pools
+from vcasgd.fleet.pools import (
+    AwsPoolSpec,
+    GcpPoolSpec,
+    LocalPoolSpec,
+    PoolChoice,
+    load_pools,
+    parse_pools,
+    pools_of_job,
+)
+from vcasgd.spec.job import JobSpec
 
 AWS: dict[str, Any] = {
     "name": "aws-spot",
@@ -102,3 +111,30 @@ def test_invalid_file_is_named(tmp_path: Path, text: str) -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="can't be read"):
         load_pools(tmp_path / "nowhere.yaml")
+
+
+SPOT = PoolChoice("spot", True, frozenset())
+CLEARED_SPOT = PoolChoice("cleared-spot", True, frozenset({"secret", "eu"}))
+CLEARED = PoolChoice("cleared", False, frozenset({"secret"}))
+ON_DEMAND = PoolChoice("on-demand", False, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("pools", "labels", "chosen"),
+    [
+        ([ON_DEMAND, SPOT, CLEARED_SPOT], [], ("spot", "cleared-spot")),
+        ([ON_DEMAND], [], ("on-demand",)),
+        ([SPOT, CLEARED, CLEARED_SPOT], ["secret"], ("cleared-spot",)),
+        ([SPOT, CLEARED], ["secret"], ("cleared",)),
+        ([SPOT, ON_DEMAND], ["secret"], ("spot", "on-demand")),
+        ([], [], ()),
+    ],
+)
+def test_a_job_without_pools_uses_the_spot_pools_that_may_see_it(
+    pools: list[PoolChoice], labels: list[str], chosen: tuple[str, ...]
+) -> None:
+    fields = {"name": "job", "task": "t:T", "epochs": 1, "data": {"labels": labels}}
+
+    assert pools_of_job(JobSpec.parse(fields), pools) == chosen
+    named = JobSpec.parse({**fields, "workers": {"pools": ["other"]}})
+    assert pools_of_job(named, pools) == ("other",)

@@ -38,7 +38,7 @@ def test_defaults() -> None:
     assert job.update == RoundsSpec(codec="float32")
     assert (job.push_interval, job.keeps_optimizer) == (2, True)
     assert (job.push_every, job.seed, job.max_epoch_lead, job.working_dir) == (None, 0, 1, ".")
-    assert (job.workers.min, job.workers.max, job.workers.pools) == (1, 4, ("local",))
+    assert (job.workers.min, job.workers.max, job.workers.pools) == (1, 4, None)
     assert (job.checkpoint.every, job.checkpoint.keep) == (timedelta(minutes=5), 3)
     assert (job.stop.accuracy, job.stop.max_duration) == (None, None)
     assert job.known_subtasks == 300

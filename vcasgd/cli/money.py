@@ -111,7 +111,7 @@ def confirm(client: Client, spec: JobSpec) -> None:
     Raises :class:`SpecError` if the costs are unknown or the input is not a terminal, and
     :class:`typer.Abort` if the user declines.
     """
-    if set(spec.workers.pools) <= {FREE_POOL}:
+    if spec.workers.pools and set(spec.workers.pools) <= {FREE_POOL}:
         return
     try:
         plan = client.plan(spec)

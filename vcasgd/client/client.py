@@ -21,6 +21,7 @@ from vcasgd.schemas.fleet import (
 )
 from vcasgd.schemas.jobs import Validation
 from vcasgd.schemas.stream import FleetBrief, JobBrief, JobEventRow, StoreBrief, StreamMessage
+from vcasgd.settings import load_settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.package import digest_of, pack
 
@@ -43,8 +44,15 @@ class Client(JobCalls):
     :class:`~vcasgd.errors.NotFound` if the job, the worker, or the checkpoint does not exist.
     """
 
-    def __init__(self, url: str, token: str, timeout: float = 30.0) -> None:
-        super().__init__(Transport(url, token, timeout))
+    def __init__(
+        self, url: str, token: str, timeout: float = 30.0, ca_file: Path | None = None
+    ) -> None:
+        """Connect to an API.
+
+        ``ca_file``: PEM file with the certificate of the API, or of its authority; by default
+        ``VCASGD_CA_FILE``. Raises :class:`~vcasgd.errors.SpecError` if it can't be read.
+        """
+        super().__init__(Transport(url, token, timeout, ca_file or load_settings().ca_file))
 
     def __repr__(self) -> str:
         return f"Client({self._api.url!r})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,8 @@ _BY_TYPE: dict[str, type[VcasgdError]] = {
     "conflict": Conflict,
 }
 _BY_STATUS: dict[int, type[VcasgdError]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
+#: Status of a request that was not sent, because the API's certificate is not trusted.
+UNTRUSTED = 495
 #: Statuses that ask clients to retry; 0 is the status of a request without a response.
 _TEMPORARY = frozenset({0, 502, 503, 504})
 
@@ -41,12 +44,24 @@ def may_work_later(error: ApiError) -> bool:
     return error.status in _TEMPORARY
 
 
+def _refused_certificate(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 @contextmanager
 def mapped_errors(url: str) -> Iterator[None]:
     """Raise errors of httpx as :class:`ApiError`."""
     try:
         yield
     except httpx.TransportError as error:
+        if (refused := _refused_certificate(error)) is not None:
+            raise ApiError(
+                f"the certificate of {url} is not trusted: {refused.verify_message}",
+                remedy="set VCASGD_CA_FILE to a file with it, and use the name or address in it",
+                status=UNTRUSTED,
+            ) from error
         kind = type(error).__name__
         raise ApiError(
             f"no answer from {url}: {error or kind}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import ssl
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -42,15 +43,17 @@ class Transport:
     Methods raise :class:`~vcasgd.errors.ApiError` and its subclasses, never errors of httpx.
     """
 
-    def __init__(self, url: str, token: str, timeout: float) -> None:
+    def __init__(self, url: str, token: str, timeout: float, ca_file: Path | None = None) -> None:
         self._timeout = timeout
         self.url = _without_password(url)
+        verify = trusted(ca_file) if url.lower().startswith("https:") else True
         with mapped_errors(self.url):
-            # trust_env would take proxies and certificates from the environment
+            # trust_env would take proxies from the environment
             self._http = httpx.Client(
                 base_url=f"{url.rstrip('/')}/api/v1/",
                 headers={"Authorization": f"Bearer {_checked(token)}"},
                 timeout=timeout,
+                verify=verify,
                 trust_env=False,
             )
 
@@ -140,6 +143,27 @@ class Transport:
                 status=response.status_code,
             ) from error
         return result
+
+
+def trusted(ca_file: Path | None) -> ssl.SSLContext:
+    """Return a TLS configuration that trusts well-known authorities and those in ``ca_file``.
+
+    ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` replace the well-known ones. Raises :class:`SpecError`.
+    """
+    try:
+        context = httpx.create_ssl_context(trust_env=True)
+    except OSError as error:
+        raise SpecError(f"SSL_CERT_FILE: {error}", field="SSL_CERT_FILE") from error
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(ca_file.expanduser())
+        except OSError as error:
+            raise SpecError(
+                f"VCASGD_CA_FILE: {ca_file} is no readable PEM file with a certificate: {error}",
+                remedy="fetch the API's certificate with certificate_command of terraform output",
+                field="VCASGD_CA_FILE",
+            ) from error
+    return context
 
 
 @cache

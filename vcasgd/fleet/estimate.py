@@ -16,6 +16,7 @@ from vcasgd.fleet.observed import (
 )
 from vcasgd.fleet.plan import Launch, decide
 from vcasgd.fleet.plan.prices import price_of
+from vcasgd.fleet.pools import PoolChoice, pools_of_job
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.spec.job import JobSpec
 
@@ -103,20 +104,22 @@ def estimate(
     ``pools`` are all pools with their remaining room, ``vacant`` the same pools without any machine
     in use, and ``labels`` the labels that each pool is cleared for.
     """
-    demand = _demand(spec, labels, {pool.name for pool in pools}, workload)
+    named = pools_of_job(
+        spec,
+        [PoolChoice(pool.name, pool.spot, labels.get(pool.name, frozenset())) for pool in pools],
+    )
+    demand = _demand(spec, named, labels, {pool.name for pool in pools}, workload)
     bought, waits = _bought(demand, pools, now), False
     if not bought and (later := _bought(demand, vacant, now)):
         pools, bought, waits = vacant, later, True
     by_name = {pool.name: pool for pool in pools}
     rows = tuple(
         row
-        for name in spec.workers.pools
+        for name in named
         if name in by_name
         for row in _rows(by_name[name], demand, bought, workload, now)
     )
-    verdicts = tuple(
-        _verdict(name, spec, by_name.get(name), labels, demand, now) for name in spec.workers.pools
-    )
+    verdicts = tuple(_verdict(name, spec, by_name.get(name), labels, demand, now) for name in named)
     machines = sum(bought.values())
     per_hour = sum(row.price_per_hour * row.machines for row in rows)
     risk_free = sum(row.offer.on_demand_price_per_hour * row.machines for row in rows)
@@ -138,18 +141,20 @@ def estimate(
 
 def _demand(
     spec: JobSpec,
+    named: Sequence[str],
     labels: Mapping[str, frozenset[str]],
     pools: Container[str],
     workload: PlannedWork,
 ) -> JobDemand:
     required, workers = frozenset(spec.required_labels), spec.workers
-    named = [name for name in workers.pools if name in pools]
     # The budget limits the time of these machines; the assumptions report that.
     return JobDemand(
         job=_PLANNED,
         minimum=workers.min,
         maximum=workers.max,
-        pools=tuple(name for name in named if required <= labels.get(name, frozenset())),
+        pools=tuple(
+            name for name in named if name in pools and required <= labels.get(name, frozenset())
+        ),
         wants=spec.known_subtasks or spec.workers.max,
         running=True,
         on_demand_minimum=workers.on_demand_min,

@@ -10,14 +10,26 @@ from dataclasses import asdict
 from typing import Any
 
 from vcasgd.fleet.observed import Market, PoolView
+from vcasgd.fleet.pools import PoolChoice
 from vcasgd.fleet.providers.base import Offer
 
 
 def to_row(
-    view: PoolView, *, provider: str, labels: Iterable[str], instances: int, idle: int
+    view: PoolView,
+    *,
+    position: int,
+    provider: str,
+    labels: Iterable[str],
+    instances: int,
+    idle: int,
 ) -> dict[str, Any]:
-    """Return plain data. ``idle`` is the part of ``instances`` that a following job finds warm."""
+    """Return plain data.
+
+    ``position`` is the pool's place in the pools file, and ``idle`` the part of ``instances`` that
+    a following job finds warm.
+    """
     return {
+        "position": position,
         "provider": provider,
         "spot": view.spot,
         "labels": sorted(labels),
@@ -36,6 +48,15 @@ def to_row(
         ],
         "quotas": {"spot" if spot else "on-demand": most for spot, most in view.quotas.items()},
     }
+
+
+def choices(rows: Mapping[str, Mapping[str, Any]]) -> list[PoolChoice]:
+    """Return what jobs choose pools by, in the order of the pools file."""
+    ordered = sorted(rows.items(), key=lambda row: (int(row[1].get("position") or 0), row[0]))
+    return [
+        PoolChoice(name, bool(row.get("spot", True)), frozenset(row.get("labels") or ()))
+        for name, row in ordered
+    ]
 
 
 def from_row(name: str, row: Mapping[str, Any], *, vacant: bool = False) -> PoolView:

@@ -16,13 +16,15 @@ fields are refused::
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vcasgd.errors import SpecError
-from vcasgd.spec.job import Label, spec_error
+from vcasgd.spec.job import JobSpec, Label, spec_error
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.yaml import load_mapping
 
@@ -157,6 +159,29 @@ class GcpPoolSpec(PoolSpec):
             if not zone.startswith(f"{self.region}-"):
                 raise ValueError(f"zone {zone} is not in region {self.region}")
         return self
+
+
+@dataclass(frozen=True)
+class PoolChoice:
+    """The name, market, and labels of a pool, for jobs without ``workers.pools``."""
+
+    name: str
+    spot: bool
+    labels: frozenset[str]
+
+
+def pools_of_job(spec: JobSpec, pools: Iterable[PoolChoice]) -> tuple[str, ...]:
+    """Return the names of a job's pools, in order of preference; they may not exist.
+
+    Without ``workers.pools`` these are the spot pools that may see the job. If there are none,
+    they are its on-demand pools, and if no pool may see it, all pools, which say why not.
+    """
+    if spec.workers.pools is not None:
+        return spec.workers.pools
+    every = tuple(pools)
+    cleared = [each for each in every if each.labels.issuperset(spec.required_labels)]
+    chosen = [each for each in cleared if each.spot] or cleared or every
+    return tuple(each.name for each in chosen)
 
 
 _KINDS: dict[str, type[PoolSpec]] = {

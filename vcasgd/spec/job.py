@@ -88,7 +88,11 @@ class Workers(StrictModel):
 
     min: int = Field(default=1, ge=0, le=10_000, strict=True)
     max: int = Field(default=4, ge=1, le=10_000, strict=True)
-    pools: tuple[str, ...] = Field(default=("local",), min_length=1)
+    pools: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="all spot pools of the cluster that may see the job, if not set",
+    )
     fallback: Literal["on-demand"] | None = None
     fallback_after: Duration = Field(
         default=timedelta(minutes=5), json_schema_extra={"default": 300}

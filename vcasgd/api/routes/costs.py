@@ -13,7 +13,8 @@ from vcasgd.api.problems import documented
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.estimate import PlannedWork, estimate
-from vcasgd.fleet.pool_rows import from_row
+from vcasgd.fleet.pool_rows import choices, from_row
+from vcasgd.fleet.pools import pools_of_job
 from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
 
 router = APIRouter(tags=["money"])
@@ -42,6 +43,7 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
             remedy="try again once one is running; GET /api/v1/status shows it",
             status=409,
         )
+    offered = choices(pools)
     earlier = workloads.get(body.spec.name, body.spec.task)
     rates = {
         (pool, kind): rate
@@ -50,8 +52,8 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
     }
     plan = estimate(
         body.spec,
-        [from_row(name, row) for name, row in pools.items()],
-        {name: frozenset(row.get("labels") or ()) for name, row in pools.items()},
+        [from_row(each.name, pools[each.name]) for each in offered],
+        {each.name: each.labels for each in offered},
         PlannedWork(
             samples=body.samples or earlier.samples,
             batch_size=earlier.batch_size,
@@ -60,11 +62,10 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
             rate_given=body.samples_per_second,
         ),
         time.time(),
-        vacant=[from_row(name, row, vacant=True) for name, row in pools.items()],
+        vacant=[from_row(each.name, pools[each.name], vacant=True) for each in offered],
     )
-    return plan_view(
-        plan, costs_money=any(_costs_money(pools.get(name)) for name in body.spec.workers.pools)
-    )
+    named = pools_of_job(body.spec, offered)
+    return plan_view(plan, costs_money=any(_costs_money(pools.get(name)) for name in named))
 
 
 @router.get("/fleet/spend")

@@ -11,6 +11,8 @@ from vcasgd.api.dependencies import ControlDep, JobsDep, LedgerDep, StorageDep, 
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
 from vcasgd.errors import SpecError
+from vcasgd.fleet.pool_rows import choices
+from vcasgd.fleet.pools import pools_of_job
 from vcasgd.logging import isolated
 from vcasgd.schemas.jobs import JobView, ResumeRequest, SubmitRequest
 from vcasgd.spec.job import JobSpec, JobState
@@ -78,7 +80,8 @@ def _check_package(storage: Storage, digest: str) -> None:
 
 def _check_pools(control: Control, spec: JobSpec) -> None:
     """Check the job's pools and labels, once a controller has reported its pools."""
-    pools, names = control.pools(), spec.workers.pools
+    pools = control.pools()
+    names = pools_of_job(spec, choices(pools))
     unknown = [name for name in names if name not in pools]
     if pools and unknown:
         raise SpecError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vcasgd.fleet.pools import PoolSpec
+from vcasgd.fleet.pools import PoolChoice, PoolSpec, pools_of_job
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.admission import worker_lease_pass
@@ -43,12 +43,19 @@ class ClearancePolicy:
         for name, pool in self._pools.items():
             if missing := missing_labels(job.spec, pool):
                 barred[name] = f"may not see {', '.join(missing)}"
-        named = [name for name in job.spec.workers.pools if name in self._pools]
+        named = [name for name in self.wanted(job) if name in self._pools]
         for name in named:
             if name in barred and self._clearances.record_refusal(job.id, name, barred[name]):
                 text = f"pool {name} can't run this job: it {barred[name]}"
                 self._jobs.event(job.id, "pool-refused", text, pool=name, why=barred[name])
         return tuple(name for name in named if name not in barred), frozenset(barred)
+
+    def wanted(self, job: JobRecord) -> tuple[str, ...]:
+        """Return the pools that the job names, or the default ones."""
+        return pools_of_job(
+            job.spec,
+            [PoolChoice(name, pool.spot, pool.labels) for name, pool in self._pools.items()],
+        )
 
     def place(self, job: str, pools: Mapping[str, str]) -> None:
         """Record the pools of a job's workers; call it before the workers are started."""

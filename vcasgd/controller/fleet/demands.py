@@ -38,7 +38,7 @@ class Demands:
         for name, job in self._jobs.get_many(self._jobs.active()).items():
             with isolated(name):
                 if job.state is JobState.STARTING and not self._clearance.divide(job)[0]:
-                    why = _no_pool(job, pools)
+                    why = _no_pool(job, self._clearance.wanted(job), pools)
                     self._jobs.transition(job.id, JobState.FAILED, [JobState.STARTING], why=why)
                 jobs.append(job)
         return jobs
@@ -130,9 +130,9 @@ def _work_items(job: JobRecord, work: Mapping[str, int]) -> int:
     return max(1, left)
 
 
-def _no_pool(job: JobRecord, pools: Collection[str]) -> str:
-    names = ", ".join(job.spec.workers.pools)
-    if set(pools) & set(job.spec.workers.pools):
+def _no_pool(job: JobRecord, wanted: Collection[str], pools: Collection[str]) -> str:
+    names = ", ".join(wanted)
+    if set(pools) & set(wanted):
         labels = ", ".join(job.spec.required_labels)
         return f"workers.pools: none of {names} may see data labelled {labels}"
     return f"workers.pools: there is no pool {names}; known: {', '.join(pools)}"

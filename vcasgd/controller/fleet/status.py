@@ -73,12 +73,13 @@ class StatusPublisher:
         return {
             view.name: to_row(
                 view,
+                position=position,
                 provider=self._pools.specs[view.name].provider,
                 labels=self._pools.specs[view.name].labels,
                 instances=machines[view.name],
                 idle=warm[view.name],
             )
-            for view in state.pools
+            for position, view in enumerate(state.pools)
         }
 
 
