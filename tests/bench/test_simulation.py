@@ -14,6 +14,7 @@ import vcasgd
 from vcasgd.bench.presence import Life, always, lives
 from vcasgd.bench.simulation import Conditions, Outcome, Simulation
 from vcasgd.errors import SpecError
+from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.spec.job import JobSpec
 
 SAMPLES, EPOCHS = 64, 3
@@ -188,3 +189,69 @@ def test_same_seed_gives_the_same_result() -> None:
 def test_simulation_without_machines_is_an_error() -> None:
     with pytest.raises(SpecError, match="all machines are gone"):
         simulate([Life(0.0, 10.0)])
+
+
+class Line(Dataset[tuple[Tensor, Tensor]]):
+    """50 points near a line."""
+
+    def __init__(self) -> None:
+        noise = torch.Generator().manual_seed(1)
+        self.x = torch.randn(50, 3, generator=noise)
+        self.y = self.x.sum(1) + torch.randn(50, generator=noise)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+
+class Regression(vcasgd.Task):
+    batch_size = 8
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 1)
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        return Line()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return torch.nn.functional.mse_loss(model(batch[0]).squeeze(1), batch[1])
+
+    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.05)
+
+    def schedule(self, progress: float) -> float:
+        return 1 - progress
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"loss": self.loss(model, batch) * 50, "count": torch.tensor(50)}
+
+
+def ordinary_loop(epochs: int) -> float:
+    """Return the loss after training as anybody would write it, with the job's seeds."""
+    task, data = Regression(), Line()
+    torch.manual_seed(0)
+    model = task.model()
+    optimizer = task.optimizer(model.parameters())
+    for epoch in range(epochs):
+        order = torch.tensor(EpochPlan(50, 1, epoch + 1, seed=0).indices(epoch, 0, 50).copy())
+        for first in range(0, 50, 8):
+            chosen = order[first : first + 8]
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 - (epoch * 50 + first) / (epochs * 50))
+            optimizer.zero_grad()
+            task.loss(model, (data.x[chosen], data.y[chosen])).backward()
+            optimizer.step()
+    return task.loss(model, (data.x, data.y)).item()
+
+
+@pytest.mark.parametrize("subtasks", [None, 3], ids=["default subtasks", "three"])
+def test_one_worker_trains_like_an_ordinary_loop(subtasks: int | None) -> None:
+    fields = {"subtasks_per_epoch": subtasks} if subtasks else {}
+    spec = JobSpec.parse(
+        {"name": "line", "task": "line:Regression", "epochs": 4, "workers": {"max": 1}, **fields}
+    )
+
+    outcome = Simulation(spec, Regression, Conditions(always(1), 0.1, latency=0.1)).run()
+
+    assert outcome.points[-1].metrics["loss"] == pytest.approx(ordinary_loop(4), rel=1e-5)

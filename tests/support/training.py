@@ -51,7 +51,9 @@ class Training:
         per_epoch = subtasks or default_subtasks(samples, BATCH)
         total = samples * epochs if max_samples is None else max_samples
         epochs = -(-total // samples)
-        self.plan = EpochPlan(samples, per_epoch, epochs, seed=0, total_samples=total)
+        self.plan = EpochPlan(
+            samples, per_epoch, epochs, seed=0, total_samples=total, batch_size=BATCH
+        )
         self.total = total
         self.interval = samples if push_every == "subtask" else int(push_every) * BATCH
         self._trace, self._hold = harness.home / "trace", harness.home / "hold"

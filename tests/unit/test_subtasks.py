@@ -29,6 +29,7 @@ def plans(draw: st.DrawFn) -> EpochPlan:
         epochs=epochs,
         seed=draw(st.integers(0, 2**32 - 1)),
         total_samples=(epochs - 1) * samples + draw(st.integers(1, samples)),
+        batch_size=draw(st.integers(1, 8)),
     )
 
 
@@ -37,6 +38,22 @@ class TestEpochPlan:
         assert [PLAN.bounds(subtask) for subtask in range(3)] == [(0, 3), (3, 6), (6, 10)]
         assert [PLAN.size(subtask) for subtask in range(3)] == [3, 3, 4]
         assert PLAN.bounds(5) == (6, 10)
+
+    @pytest.mark.parametrize(
+        ("subtasks", "bounds"),
+        [
+            (2, [(0, 4), (4, 10)]),
+            (3, [(0, 4), (4, 8), (8, 10)]),
+            (4, [(0, 2), (2, 5), (5, 7), (7, 10)]),
+        ],
+        ids=["an odd batch", "a batch each", "more subtasks than batches"],
+    )
+    def test_subtasks_have_whole_batches(
+        self, subtasks: int, bounds: list[tuple[int, int]]
+    ) -> None:
+        plan = EpochPlan(10, subtasks, 1, seed=0, batch_size=4)
+
+        assert [plan.bounds(subtask) for subtask in range(subtasks)] == bounds
 
     def test_epochs_and_totals(self) -> None:
         assert PLAN.total_subtasks == 6
@@ -58,7 +75,11 @@ class TestEpochPlan:
             assert min(sizes) >= 1
             if epoch < plan.epochs - 1:
                 assert len(together) == plan.samples
-                assert max(sizes) - min(sizes) <= 1
+                in_batches = len(parts) <= -(-plan.samples // plan.batch_size)
+                unit = plan.batch_size if in_batches else 1
+                batches = [-(-size // unit) for size in sizes]
+                assert max(batches) - min(batches) <= 1
+                assert not any(size % unit for size in sizes[:-1])
             total += len(together)
         assert total == plan.total_samples
         assert first + len(parts) == plan.total_subtasks
@@ -66,7 +87,7 @@ class TestEpochPlan:
     @settings(deadline=None)
     @given(plans())
     def test_the_last_epoch_is_a_prefix_of_a_whole_one(self, plan: EpochPlan) -> None:
-        whole = EpochPlan(plan.samples, plan.subtasks_per_epoch, plan.epochs, plan.seed)
+        whole = replace(plan, total_samples=0)
         for subtask in range(plan.total_subtasks):
             expected = whole.indices(subtask, 0, plan.size(subtask))
             assert np.array_equal(plan.indices(subtask, 0, plan.size(subtask)), expected)

@@ -41,7 +41,9 @@ def plan_for(
     total = total_samples(spec, samples, batch_size)
     # An empty data set is the plan's error.
     epochs = spec.epochs or -(-total // max(samples, 1))
-    return EpochPlan(samples, per_epoch, epochs, spec.seed, blocks, total_samples=total)
+    return EpochPlan(
+        samples, per_epoch, epochs, spec.seed, blocks, total_samples=total, batch_size=batch_size
+    )
 
 
 def total_samples(spec: JobSpec, samples: int, batch_size: int) -> int:

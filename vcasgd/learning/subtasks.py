@@ -47,7 +47,9 @@ class SampleBlocks:
 class EpochPlan:
     """Division of ``samples`` into subtasks, for each epoch.
 
-    Raises :class:`SpecError` if the numbers are inconsistent.
+    A subtask has whole batches of ``batch_size`` samples, unless there are more subtasks than
+    batches; the last one of an epoch may end with a smaller batch. So one worker trains the batches
+    of an ordinary loop over the data. Raises :class:`SpecError` if the numbers are inconsistent.
     """
 
     samples: int
@@ -58,13 +60,19 @@ class EpochPlan:
     blocks: SampleBlocks | None = field(default=None, compare=False)
     #: Samples of the whole job, which end in its last epoch; by default, all of every epoch.
     total_samples: int = field(default=0, kw_only=True)
+    batch_size: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.total_samples:
             object.__setattr__(self, "total_samples", self.epochs * self.samples)
         if self.samples < 1:
             raise SpecError("task: the training data set is empty", field="task")
-        for name, least in (("subtasks_per_epoch", 1), ("epochs", 1), ("seed", 0)):
+        for name, least in (
+            ("subtasks_per_epoch", 1),
+            ("epochs", 1),
+            ("seed", 0),
+            ("batch_size", 1),
+        ):
             if getattr(self, name) < least:
                 raise SpecError(f"{name}: must be at least {least}", field=name)
         if self.subtasks_per_epoch > self.samples:
@@ -103,7 +111,19 @@ class EpochPlan:
         if epoch < self.epochs - 1:
             return self.subtasks_per_epoch
         # Those that start before the end of the job, rounded up.
-        return -(-self.last_epoch_samples * self.subtasks_per_epoch // self.samples)
+        units = -(-self.last_epoch_samples // self._unit)
+        return -(-units * self.subtasks_per_epoch // self._units)
+
+    @property
+    def _unit(self) -> int:
+        """Samples of which subtasks have a multiple."""
+        enough = self.subtasks_per_epoch * self.batch_size < self.samples + self.batch_size
+        return self.batch_size if enough else 1
+
+    @property
+    def _units(self) -> int:
+        """Units of an epoch; the last one may be smaller."""
+        return -(-self.samples // self._unit)
 
     def epoch_of(self, subtask: int) -> int:
         """Return the epoch of a subtask, counted from 0."""
@@ -112,17 +132,18 @@ class EpochPlan:
     def bounds(self, subtask: int) -> tuple[int, int]:
         """Return the positions ``[start, stop)`` of a subtask in its epoch's order.
 
-        The sizes of subtasks differ by at most 1, except that the job's last one may be shorter.
+        The sizes of subtasks differ by at most one batch, except that the last one of an epoch and
+        that of the job may be shorter.
         Raises :class:`InvalidUpdate` with the reason ``range`` if the job has no such subtask.
         """
         if not 0 <= subtask < self.total_subtasks:
             raise InvalidUpdate(f"there is no subtask {subtask}", reason="range")
         nth = subtask % self.subtasks_per_epoch
-        start = nth * self.samples // self.subtasks_per_epoch
-        stop = (nth + 1) * self.samples // self.subtasks_per_epoch
-        if self.epoch_of(subtask) == self.epochs - 1:
-            stop = min(stop, self.last_epoch_samples)
-        return start, stop
+        unit, units = self._unit, self._units
+        start = nth * units // self.subtasks_per_epoch * unit
+        stop = (nth + 1) * units // self.subtasks_per_epoch * unit
+        last = self.epoch_of(subtask) == self.epochs - 1
+        return start, min(stop, self.last_epoch_samples if last else self.samples)
 
     def size(self, subtask: int) -> int:
         """Return the samples in a subtask, at least 1. Raises as :meth:`bounds`."""
@@ -132,13 +153,13 @@ class EpochPlan:
     def sizes(self, subtasks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return :meth:`size` of existing subtasks, int64 [n]."""
         nth = subtasks % self.subtasks_per_epoch
-        width, rest = divmod(self.samples, self.subtasks_per_epoch)
+        width, rest = divmod(self._units, self.subtasks_per_epoch)
         # as in bounds(), but no product exceeds 64 bits
         start = nth * width + nth * rest // self.subtasks_per_epoch
         stop = (nth + 1) * width + (nth + 1) * rest // self.subtasks_per_epoch
         last = subtasks // self.subtasks_per_epoch == self.epochs - 1
-        stop[last] = np.minimum(stop[last], self.last_epoch_samples)
-        sizes: NDArray[np.int64] = stop - start
+        ends = np.where(last, self.last_epoch_samples, self.samples)
+        sizes: NDArray[np.int64] = np.minimum(stop * self._unit, ends) - start * self._unit
         return sizes
 
     def progress(self, subtask: int, position: int) -> float:
