@@ -31,7 +31,6 @@ Row = dict[str, Any]
 #: Code behind the asynchronous columns, relative to the package.
 ASYNCHRONOUS = (
     "learning/**/*.py",
-    "spec/*.py",
     "task/task.py",
     "worker/learner.py",
     "worker/member.py",
@@ -44,11 +43,22 @@ ASYNCHRONOUS = (
 )
 
 
+#: Fields of a job that don't decide what it learns in the simulator.
+ELSEWHERE = {"name", "working_dir", "workers", "checkpoint", "data", "labels", "priority", "weight"}
+#: What a run with other code must have in common with an earlier one to confirm it.
+OUTCOME = ("points", "updates", "staleness", "bytes_pushed", "bytes_fetched", "divergence")
+#: Columns of which a run confirms the others of a task.
+PROBES = ("trace-4", "workers-4")
+
+
 # -- digest ------------------------------------------------------------------------------------
 
 
 def digest(run: Run) -> str:
-    """Return a digest of everything that decides the outcome of a run."""
+    """Return a digest of everything that decides the outcome of a run.
+
+    It is the digest of the settings and, with workers, a dash and that of the package's code.
+    """
     fields = job_fields(run.task)
     module, _, _ = fields["task"].partition(":")
     files = [Path(fields["working_dir"]) / f"{module}.py"]
@@ -56,14 +66,21 @@ def digest(run: Run) -> str:
     settings: list[Any] = [asdict(run), fields["args"], fields["epochs"], order(100, 0, epoch=2)]
     parts: list[str] = []
     if run.asynchronous:
-        settings.append(job_spec(run, fields).model_dump(mode="json", exclude={"working_dir"}))
+        spec = job_spec(run, fields)
+        settings.append(spec.model_dump(mode="json", exclude=ELSEWHERE))
+        settings += [spec.workers.max, spec.push_interval, spec.keeps_optimizer]
         settings.append(asdict(conditions(run, batch=1)))
-        parts.append(package_code())
     else:
         settings.append(COLUMNS[run.column].machines)
         files.append(HERE / "plain.py")
     parts += [json.dumps(settings, sort_keys=True), *(code(path) for path in files)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+    of_settings = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+    return f"{of_settings}-{code_digest()}" if run.asynchronous else of_settings
+
+
+def code_digest() -> str:
+    """Return a digest of the code behind asynchronous training."""
+    return hashlib.sha256(package_code().encode()).hexdigest()[:12]
 
 
 @cache
@@ -127,6 +144,39 @@ def append(run: Run, outcome: dict[str, Any], path: Path = RESULTS) -> Row:
         # Without NaN, which isn't JSON: a training that diverged says so.
         file.write(json.dumps(_finite(row)) + "\n")
     return row
+
+
+def probes(task: str, rows: dict[Run, Row]) -> list[Run]:
+    """Return the stale runs of a task that have to be repeated to confirm its others."""
+    stale = [
+        run
+        for run, row in rows.items()
+        if run.task == task and run.asynchronous and row["digest"] != digest(run)
+    ]
+    found = [[run for run in stale if run.column == name] for name in PROBES]
+    return [min(runs, key=lambda run: run.seed) for runs in found if runs]
+
+
+def confirm(task: str, before: str, path: Path = RESULTS) -> int:
+    """Count a task's rows with the code ``before`` as rows of the present code.
+
+    Returns how many. Rows of other settings stay stale.
+    """
+    rows, confirmed = [json.loads(line) for line in path.read_text().splitlines()], 0
+    for row in rows:
+        if row["task"] == task and row["digest"].endswith(f"-{before}"):
+            row["digest"] = row["digest"].replace(before, code_digest())
+            confirmed += 1
+    new = path.with_suffix(".new")
+    new.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    new.replace(path)
+    return confirmed
+
+
+def same_outcome(row: Row, outcome: Row) -> bool:
+    """Return True if a run ended exactly as an earlier one."""
+    again = json.loads(json.dumps(_finite(outcome)))
+    return all(row.get(name) == again.get(name) for name in OUTCOME)
 
 
 def _finite(value: Any) -> Any:

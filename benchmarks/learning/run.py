@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 
 from columns import COLUMNS, DATA, SEEDS, TASKS, Run, execute
-from rows import Row, append, digest, missing, read
+from rows import Row, append, confirm, digest, missing, probes, read, same_outcome
 
 _digest = cache(digest)
 
@@ -31,6 +31,7 @@ class Options:
     jobs: int
     data: Path
     list: bool
+    confirm: bool
 
 
 def options() -> Options:
@@ -43,6 +44,9 @@ def options() -> Options:
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the data sets")
     parser.add_argument("--list", action="store_true", help="list what is missing, run nothing")
+    parser.add_argument("--confirm", action="store_true",
+                        help="after a change that should decide nothing: repeat two runs of a "
+                        "task, and keep its other results if these end as before")  # fmt: skip
     return Options(**vars(parser.parse_args()))
 
 
@@ -51,6 +55,10 @@ def main() -> None:
     if chosen.list:
         for run in _missing(chosen):
             print(run)
+        return
+    if chosen.confirm:
+        for task in chosen.tasks:
+            _confirm(task, chosen.data)
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(chosen.jobs, mp_context=spawn) as pool:
@@ -83,6 +91,21 @@ def _run_all(chosen: Options, pool: ProcessPoolExecutor) -> int:
             left.remove(run)
             print(f"{_clock()}  finished  {run}: {_summary(row)}; {_time_left(left, chosen)}",
                   flush=True)  # fmt: skip
+
+
+def _confirm(task: str, data: Path) -> None:
+    rows = read()
+    repeated = probes(task, rows)
+    codes = {rows[run]["digest"].partition("-")[2] for run in repeated}
+    if len(codes) != 1:
+        print(f"{task}: nothing to confirm" if not codes else f"{task}: of different code")
+        return
+    for run in repeated:
+        print(f"{_clock()}  repeats   {run}", flush=True)
+        if not same_outcome(rows[run], execute(run, data)):
+            print(f"{_clock()}  {run} ends otherwise; all results of {task} stay stale")
+            return
+    print(f"{_clock()}  {task}: {confirm(task, codes.pop())} results confirmed", flush=True)
 
 
 def _missing(chosen: Options) -> list[Run]:
