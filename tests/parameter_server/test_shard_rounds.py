@@ -10,6 +10,7 @@ from support.waiting import await_truth
 from support.world import World
 
 from vcasgd.parameter_server.shard import Shard
+from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.store.tensors.updates import Header
 
 MakeWorld = Callable[..., World]
@@ -98,6 +99,23 @@ def test_an_open_round_survives_its_parameter_server(world: World) -> None:
 
     assert world.vector()[0] == 6.0
     assert world.positions() == {0: 2, 1: 2}
+
+
+def test_a_snapshot_has_the_facts_of_its_round(world: World) -> None:
+    shard = world.shard()
+    for nth, (worker, exchange) in enumerate((("a", 0.5), ("b", 0.2), ("c", 0.0))):
+        world.push(
+            nth, 0, 1, vector=torch.zeros(world.layout.floats), worker=worker,
+            update=f"{worker}.1", base=0, batch=2.0, step_seconds=nth * 0.01,
+            exchange_seconds=exchange,
+        )  # fmt: skip
+
+    turn_until(shard, 3)
+
+    # Zeros are workers that have not measured it yet.
+    assert world.snapshots.read().meta.round == RoundFacts(
+        workers=3, batch=6.0, step_seconds=0.015, exchange_seconds=0.2
+    )
 
 
 def test_an_open_round_is_published_if_the_tensors_server_comes_back_empty(world: World) -> None:

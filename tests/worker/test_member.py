@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
 
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base
-from vcasgd.worker.member import Member
+from vcasgd.worker.member import MOST_STEPS, Member, balanced_steps
 
 
 def base_of(workers: int, version: int = 1) -> Base:
@@ -52,11 +54,61 @@ def test_a_worker_pushes_less_often_while_it_is_alone(
     assert member.interval_stop(0, 32_000) == samples
 
 
-def test_intervals_of_a_subtask_are_equal() -> None:
-    member = Member(32, 1, steps=2)
+@pytest.mark.parametrize(
+    ("workers", "expected", "batches"),
+    [(1, [0, 64, 100], [32, 32]), (2, [0, 33, 67, 100], [17, 17, 17])],
+    ids=["alone: those of an ordinary loop", "two: equal ones"],
+)
+def test_intervals_and_batches_of_a_subtask(
+    workers: int, expected: list[int], batches: list[int]
+) -> None:
+    member = Member(32, workers, steps=2)
 
     stops = [0]
-    while stops[-1] < 200:
-        stops.append(member.interval_stop(stops[-1], 200))
+    while stops[-1] < 100:
+        stops.append(member.interval_stop(stops[-1], 100))
 
-    assert stops == [0, 67, 134, 200] or stops == [0, 67, 133, 200]
+    assert stops == expected
+    assert [member.batch_size(stop - start) for start, stop in pairwise(stops)] == batches
+
+
+@pytest.mark.parametrize(
+    ("exchange", "step", "expected"),
+    [
+        (0.0, 0.1, None),
+        (0.1, 0.0, None),
+        (0.001, 0.1, 1),
+        (0.1, 0.1, 1),
+        (0.13, 0.1, 1),
+        (0.15, 0.1, 2),
+        (0.5, 0.1, 4),
+        (1e9, 1e-9, MOST_STEPS),
+    ],
+)
+def test_a_round_trains_about_as_long_as_an_exchange_takes(
+    exchange: float, step: float, expected: int | None
+) -> None:
+    facts = RoundFacts(workers=4, batch=32, step_seconds=step, exchange_seconds=exchange)
+
+    assert balanced_steps(facts) == expected
+
+
+@pytest.mark.parametrize(("fixed", "samples"), [(False, 4 * 8), (True, 2 * 8)])
+def test_intervals_follow_the_exchange_unless_push_every_is_set(fixed: bool, samples: int) -> None:
+    member = Member(32, 4, steps=2, fixed=fixed)
+    member.measure(0.01)
+    assert member.interval_stop(0, 32_000) == 2 * 8
+    facts = RoundFacts(workers=4, batch=32, step_seconds=0.01, exchange_seconds=0.04)
+    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+
+    assert member.interval_stop(0, 32_000) == samples
+
+
+def test_exchange_is_the_shortest_of_the_last_ones() -> None:
+    """Longer ones waited for other workers."""
+    member = Member(32, 4, steps=2)
+    assert member.exchange_seconds == 0
+    for seconds in (0.1, 0.5, 0.4, 0.7, 0.3, 0.6):
+        member.measure_exchange(seconds)
+
+    assert member.exchange_seconds == 0.3

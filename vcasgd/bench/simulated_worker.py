@@ -59,6 +59,8 @@ class SimulatedWorker:
         self.fetched: Fetched | None = None
         #: True if ``fetched`` is meant for the next interval.
         self.prefetched = False
+        #: When the last interval of the subtask ended; None before the first one.
+        self.ended: float | None = None
         #: Seconds per sample of the last interval; None before the first one.
         self._pace: float | None = None
 
@@ -129,6 +131,7 @@ class SimulatedWorker:
             loss_sum=trained.loss_sum,
             batch=member.batch if member else 0.0,
             step_seconds=member.step_seconds if member else 0.0,
+            exchange_seconds=member.exchange_seconds if member else 0.0,
         )
         self._pace = interval.seconds / (trained.stop - start)
         self.position = trained.stop

@@ -193,6 +193,7 @@ class Simulation:
         worker.subtask = self._waiting.popleft()
         worker.position = self._pushed.get(worker.subtask, 0)
         worker.learner.start_subtask()
+        worker.ended = None
         return True
 
     def _start_interval(self, worker: SimulatedWorker) -> None:
@@ -203,6 +204,8 @@ class Simulation:
         worker.prefetched = False
         assert worker.fetched is not None
         if worker.learner.member is not None:
+            if worker.ended is not None:
+                worker.learner.member.measure_exchange(self._now - worker.ended)
             worker.learner.member.follow(worker.fetched.base)
         stop = worker.learner.interval_stop(worker.subtask, worker.position)
         interval = worker.interval(stop, self._conditions.seconds_per_sample)
@@ -235,6 +238,7 @@ class Simulation:
 
     def _finish(self, worker: SimulatedWorker, interval: SimulatedInterval) -> None:
         header, payload = worker.train(interval, f"u{next(self._numbers)}")
+        worker.ended = self._now
         self._pushed[header.subtask] = header.stop
         self.outcome.bytes_pushed += len(payload)
         # Even without latency, the worker starts its next interval first.

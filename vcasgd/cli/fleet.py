@@ -15,6 +15,7 @@ _WORKERS: Columns = {
     "INSTANCE": lambda row: row.get("instance"),
     "DOING": lambda row: row.get("quarantined") or row.get("leaving") or row.get("doing"),
     "STEPS": lambda row: row.get("steps"),
+    "PER PUSH": lambda row: row.get("local_steps"),
     "SAMPLES": lambda row: row.get("samples"),
     "PUSHED": lambda row: size(row.get("pushed_bytes")),
     "FETCHED": lambda row: size(row.get("fetched_bytes")),

@@ -76,8 +76,8 @@ class Batch:
     payloads: list[str] = field(default_factory=list)
     #: Sum of the weights of the round's updates, in samples.
     weight: float = 0.0
-    #: Local batch and step duration of each worker in the round.
-    members: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: Last update of each worker in the round.
+    members: dict[str, Header] = field(default_factory=dict)
     #: True if it waits for no further update.
     final: bool = False
     #: True once it is decided what is published; the batch takes no further update.
@@ -191,7 +191,7 @@ class ModelState:
         if integers is not None:
             merge_integers(self.integers, integers)
         self.batch.weight += weight
-        self.batch.members[header.worker] = (header.batch, header.step_seconds)
+        self.batch.members[header.worker] = header
         self._count_applied(entry, header, staleness, keys)
 
     def _blend_floats(self, header: Header, context: Context) -> None:
@@ -301,11 +301,13 @@ class ModelState:
     def _round_facts(self) -> RoundFacts:
         """Return the facts of the batch's round that workers adapt to."""
         members = self.batch.members.values()
-        seconds = [each for _, each in members if each]
+        steps = [each.step_seconds for each in members if each.step_seconds]
+        exchanges = [each.exchange_seconds for each in members if each.exchange_seconds]
         return RoundFacts(
             workers=len(members),
-            batch=sum(batch for batch, _ in members),
-            step_seconds=sum(seconds) / len(seconds) if seconds else 0.0,
+            batch=sum(each.batch for each in members),
+            step_seconds=sum(steps) / len(steps) if steps else 0.0,
+            exchange_seconds=min(exchanges, default=0.0),
         )
 
     def changed_fields(self, meta: Meta) -> dict[str, int]:

@@ -45,7 +45,7 @@ MOST_SUBTASKS, MOST_SAMPLES, MOST_STEPS = 1_000_000, 10**15, 10**9
 #: Fields for the length of a job, one of which it sets.
 LENGTHS = ("epochs", "max_samples", "max_steps")
 
-#: Local steps of a round by default. Longer rounds cost quality, and shorter ones cost time.
+#: Local steps of a round by default, until the workers have measured how long an exchange takes.
 ROUND_STEPS = 2
 
 #: A requirement on the pools that may process the data, such as ``confidential`` or ``eu-only``.
@@ -165,7 +165,8 @@ class JobSpec(StrictModel):
         Literal["subtask"] | Annotated[int, Field(ge=1)] | None, BeforeValidator(_push_interval)
     ] = Field(
         default=None,
-        description="local steps between two pushes; 2 with the rule rounds, otherwise a subtask",
+        description="local steps between two pushes; by default a subtask or, with the rule "
+        "rounds, about as many as take as long as an exchange",
     )
     optimizer_state: Literal["reset", "keep"] | None = Field(
         default=None,
@@ -222,7 +223,10 @@ class JobSpec(StrictModel):
 
     @property
     def push_interval(self) -> int | Literal["subtask"]:
-        """Local steps between two pushes, or one push for each subtask."""
+        """Local steps between two pushes, or one push for each subtask.
+
+        With rounds and without ``push_every``, those of the first round.
+        """
         if self.push_every is not None:
             return self.push_every
         return ROUND_STEPS if isinstance(self.update, RoundsSpec) else "subtask"

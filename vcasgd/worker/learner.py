@@ -152,9 +152,8 @@ class Learner:
                 field="task",
             )
         # The task's batch size may depend on the machine.
-        batch_size = facts.batch_size or batch_size_of(self._task)
-        self._plan = self._plan_with(batch_size, facts.subtasks_per_epoch)
-        self._recorded_batch = batch_size
+        self._plan = self._plan_with(facts.batch_size or 1, facts.subtasks_per_epoch)
+        self._recorded_batch = facts.batch_size
 
     def _dataset(self, split: str) -> Dataset[Any]:
         try:

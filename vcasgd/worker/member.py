@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
+
 from torch.optim import Optimizer
 
 from vcasgd.learning.local_batch import LocalBatch
 from vcasgd.learning.local_moments import LocalMoments
+from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base
 
 #: Least seconds of an interval of a worker that is alone. No other worker changes the model
 #: meanwhile, so it only has to push what it can't afford to lose.
 ALONE_SECONDS = 1.0
+#: Most local steps of a round that the workers choose themselves. Longer rounds cost too much
+#: quality for the time that they save.
+MOST_STEPS = 16
+#: Last exchanges of which the shortest counts: it waited least for other workers.
+EXCHANGES = 5
 
 
 class Member:
     """Member of the rounds of a job with batches of ``job_batch`` samples.
 
     ``workers`` is the number of workers that the job expects, and ``steps`` the number of local
-    steps in an interval; if it is ``fixed``, also in those of a worker that is alone. The method
-    that describes it is in :mod:`vcasgd.learning.rules.rounds`.
+    steps in an interval: in all of them if it is ``fixed``, otherwise until the workers know how
+    long an exchange takes. The rule is in :mod:`vcasgd.learning.rules.rounds`.
     """
 
     def __init__(self, job_batch: int, workers: int, steps: int, *, fixed: bool = False) -> None:
@@ -26,7 +35,9 @@ class Member:
         self._batch = LocalBatch(job_batch, workers)
         self._steps = steps
         self._fixed = fixed
+        self._first_steps = steps
         self._alone = False
+        self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
         self._moments: LocalMoments | None = None
 
     @property
@@ -44,15 +55,26 @@ class Member:
         """Duration of a local step; 0 if unknown."""
         return self._batch.step_seconds
 
+    @property
+    def exchange_seconds(self) -> float:
+        """Least time between two of the last intervals, in seconds; 0 if unknown."""
+        return min(self._exchanges, default=0.0)
+
     def follow(self, base: Base) -> None:
         """Adapt to the round that made a base."""
         facts = base.round
         self._alone = facts.workers == 1
+        if not self._fixed:
+            self._steps = balanced_steps(facts) or self._first_steps
         self._batch.follow(base.version, facts.workers, facts.batch, facts.step_seconds)
 
     def measure(self, step_seconds: float) -> None:
         """Record the mean duration of the local steps of an interval, in seconds."""
         self._batch.measure(step_seconds)
+
+    def measure_exchange(self, seconds: float) -> None:
+        """Record the time between two intervals, in seconds."""
+        self._exchanges.append(seconds)
 
     def use(self, optimizer: Optimizer) -> None:
         """Use a new optimizer."""
@@ -70,6 +92,9 @@ class Member:
         wait after a short one.
         """
         left = size - position
+        if self.batch == self._job_batch:
+            # The same batches as in an ordinary loop.
+            return min(size, position + max(1, round(self._interval)) * self._job_batch)
         return position + max(1, round(left / max(1, round(left / (self._interval * self.batch)))))
 
     @property
@@ -77,8 +102,24 @@ class Member:
         """Local steps of the next interval."""
         if self._fixed or not self._alone or not self.step_seconds:
             return self._steps
-        return max(self._steps, ALONE_SECONDS / self.step_seconds)
+        return max(1.0, ALONE_SECONDS / self.step_seconds)
 
     def batch_size(self, samples: int) -> int:
-        """Return the size of equal batches of an interval with ``samples``."""
+        """Return the size of the batches of an interval with ``samples``.
+
+        It is the job's, or that of equal batches.
+        """
+        if self.batch == self._job_batch:
+            return self._job_batch
         return -(-samples // max(1, round(samples / self.batch)))
+
+
+def balanced_steps(facts: RoundFacts) -> int | None:
+    """Return the power of two of local steps that take about as long as an exchange.
+
+    All workers of a round get the same number. None if the round's workers don't know the times.
+    """
+    if not facts.exchange_seconds or not facts.step_seconds:
+        return None
+    ratio = facts.exchange_seconds / facts.step_seconds
+    return int(2 ** round(math.log2(min(max(ratio, 1.0), MOST_STEPS))))

@@ -118,13 +118,17 @@ class Trainer:
         def reach(position: int) -> int:
             return learner.interval_stop(subtask, position, self._tuned.share)
 
+        # End of the last interval of this subtask; there was none yet.
+        ended: float | None = None
         while (step := next_step(positions, work.size, reach)) is not None:
             self._prepare_interval(work, step)
             if learner.member is not None:
+                if ended is not None:
+                    learner.member.measure_exchange(time.monotonic() - ended)
                 learner.member.follow(self._base())
                 # The local batch may have changed.
                 step = next_step(positions, work.size, reach) or step
-            stop = self._train_interval(work, step)
+            stop, ended = self._train_interval(work, step)
             for shard in step.shards:
                 positions[shard] = stop
 
@@ -189,8 +193,8 @@ class Trainer:
 
     # -- an interval -------------------------------------------------------------------------------
 
-    def _train_interval(self, work: _Work, step: Step) -> int:
-        """Train and push one interval; return where it ends."""
+    def _train_interval(self, work: _Work, step: Step) -> tuple[int, float]:
+        """Train and push one interval; return where it ends, and when its training did."""
         status, started = self._status, time.monotonic()
         if self._seconds_per_sample is not None:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
@@ -205,14 +209,15 @@ class Trainer:
             on_step=status.on_step,
             asynchrony=self._tuned.asynchrony,
         )
-        seconds = time.monotonic() - started
+        ended = time.monotonic()
+        seconds = ended - started
         self._measure(trained.stop - step.start, trained, seconds)
         if work.learner.member is not None:
             work.learner.member.measure(seconds / max(trained.steps, 1))
         unchanged = torch.equal(trained.integers, base.integers)
         self._push(work, step, trained, "" if unchanged else encode_integers(trained.integers))
         status.unpushed_since = None
-        return trained.stop
+        return trained.stop, ended
 
     def _base(self) -> Base:
         shards = self._shards
@@ -262,5 +267,6 @@ class Trainer:
                 loss_sum=trained.loss_sum,
                 batch=member.batch if member else 0.0,
                 step_seconds=member.step_seconds if member else 0.0,
+                exchange_seconds=member.exchange_seconds if member else 0.0,
             )
             client.submit(header, work.epoch, payload)

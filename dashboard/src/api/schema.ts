@@ -1326,7 +1326,7 @@ export interface components {
             subtasks_per_epoch?: number | null;
             /**
              * Push Every
-             * @description local steps between two pushes; 2 with the rule rounds, otherwise a subtask
+             * @description local steps between two pushes; by default a subtask or, with the rule rounds, about as many as take as long as an exchange
              */
             push_every?: "subtask" | number | null;
             /**
@@ -1365,9 +1365,6 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
-             *       "pools": [
-             *         "local"
-             *       ],
              *       "fallback_after": 300,
              *       "on_demand_min": 0
              *     }
@@ -1444,7 +1441,7 @@ export interface components {
             subtasks_per_epoch?: number | null;
             /**
              * Push Every
-             * @description local steps between two pushes; 2 with the rule rounds, otherwise a subtask
+             * @description local steps between two pushes; by default a subtask or, with the rule rounds, about as many as take as long as an exchange
              */
             push_every?: "subtask" | number | null;
             /**
@@ -1483,9 +1480,6 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
-             *       "pools": [
-             *         "local"
-             *       ],
              *       "fallback_after": 300,
              *       "on_demand_min": 0
              *     }
@@ -2772,11 +2766,9 @@ export interface components {
             max: number;
             /**
              * Pools
-             * @default [
-             *       "local"
-             *     ]
+             * @description all spot pools of the cluster that may see the job, if not set
              */
-            pools: string[];
+            pools?: string[] | null;
             /** Fallback */
             fallback?: "on-demand" | null;
             /**
@@ -2815,11 +2807,9 @@ export interface components {
             max: number;
             /**
              * Pools
-             * @default [
-             *       "local"
-             *     ]
+             * @description all spot pools of the cluster that may see the job, if not set
              */
-            pools: string[];
+            pools?: string[] | null;
             /** Fallback */
             fallback?: "on-demand" | null;
             /**

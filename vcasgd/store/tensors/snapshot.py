@@ -57,11 +57,13 @@ class UpdateTotals:
 @dataclass(frozen=True)
 class RoundFacts:
     """The round that made a version: the number of its workers, the sum of their local batches in
-    samples, and the mean duration of their local steps in seconds; all 0 before the first round."""
+    samples, the mean duration of their local steps, and the least time between two intervals of one
+    of them, both in seconds; all 0 before the first round."""
 
     workers: _Count = 0
     batch: _Amount = 0.0
     step_seconds: _Amount = 0.0
+    exchange_seconds: _Amount = 0.0
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ class Header(BaseModel):
     encoded part of the vector that belongs to the shard; a missing checksum is computed while the
     payload is sent. ``integers`` is base64 of int64, or empty if unchanged since the base; only
     shard 0 has them. ``batch`` is the worker's local batch in samples, a mean that needn't be
-    whole, and ``step_seconds`` the duration of its local steps. ``signature`` is the HMAC-SHA256 of
+    whole, ``step_seconds`` the duration of its local steps, and ``exchange_seconds`` the least time
+    between two of its last intervals; 0 if unknown. ``signature`` is the HMAC-SHA256 of
     the rest under its worker's key, or empty if workers have no keys.
     """
 
@@ -75,6 +76,7 @@ class Header(BaseModel):
     loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
     batch: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     step_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
+    exchange_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     signature: str = Field(default="", max_length=64)
 
     @property

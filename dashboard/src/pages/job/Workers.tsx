@@ -55,6 +55,13 @@ function columns(now: number): Column<Worker>[] {
       cell: (row) => decimal(row.step_seconds, 3),
     },
     {
+      name: "Steps per push",
+      right: true,
+      wide: true,
+      key: (row) => row.local_steps,
+      cell: (row) => count(row.local_steps),
+    },
+    {
       name: "Pushes",
       right: true,
       wide: true,
