@@ -33,7 +33,7 @@
     │   └── PortInUse           another process listens on a configured port
     └── ApiError                the API rejected a request
         ├── Unauthorized        token missing or wrong
-        ├── Forbidden           a cross-site request with a user's session
+        ├── Forbidden           not allowed with this token, or a request from another site
         ├── NotFound            no such job, worker, or checkpoint
         └── Conflict            not possible in the current state
 
@@ -239,11 +239,11 @@ class ApiError(VcasgdError):
 
 
 class Unauthorized(ApiError):
-    """The token is missing or wrong."""
+    """The token is missing, wrong, revoked, or expired."""
 
 
 class Forbidden(ApiError):
-    """The request carries a session, but does not come from the dashboard's own pages."""
+    """The token's scope is not sufficient, or another site sent the request."""
 
 
 class NotFound(ApiError):

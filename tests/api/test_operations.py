@@ -71,7 +71,8 @@ def _asked_by_the_sdk(operations: Iterable[tuple[str, str]], folder: Path) -> se
         return httpx.Response(404 if request.method == "HEAD" else 200, json={})
 
     given = {"job": "j", "spec": spec(), "package": b"", "path": folder, "folder": folder,
-             "text": "", "patience": 0.0, "follow": True, "points": 10}  # fmt: skip
+             "text": "", "patience": 0.0, "follow": True, "points": 10,
+             "name": "n", "scope": "read"}  # fmt: skip
     client = Client("http://sdk", "token")
     with httpx.Client(
         base_url="http://sdk/api/v1/", transport=httpx.MockTransport(answer)

@@ -476,3 +476,22 @@ def test_watch_omits_silent_workers(api: Api) -> None:
     with api.client() as client:
         status = Watch(client, job).read()
     assert [row.name for row in status.workers] == ["new"]
+
+
+def test_tokens_are_created_listed_and_revoked(run: Run, api: Api) -> None:
+    created = run("token", "create", "ann", "--scope", "submit", "--max-machines", 2,
+                  "--expires", "30d")  # fmt: skip
+    assert "token for ann, scope submit; it is not shown again" in created.stderr
+    text = created.stdout.strip()
+    with api.http(text) as http:
+        assert http.get("me").json()["name"] == "ann"
+
+    heading, row = stdout_of(run("token", "list")).splitlines()
+    assert heading.split()[:3] == ["NAME", "SCOPE", "MACHINES"]
+    assert row.split()[:3] == ["ann", "submit", "2"]
+    assert row.split()[-3:] == ["in", "30", "d"]
+    assert_refused(run("jobs", "--token", "x"), "the bearer token is missing or wrong")
+    assert_refused(run("token", "list", "--token", text), "scope admin; ann has scope submit")
+    assert stdout_of(run("token", "revoke", "ann")) == "the token ann is revoked\n"
+    assert_refused(run("jobs", "--token", text), "bearer token")
+    assert_refused(run("token", "create", "Ann", "--scope", "read"), "name")

@@ -18,7 +18,7 @@ from support.harness import Process
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.api.auth import COOKIE
+from vcasgd.api.sessions import COOKIE
 from vcasgd.client import Client
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, SpecError

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Security
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 import vcasgd
 from vcasgd.api import problems
-from vcasgd.api.auth import COOKIE, METRICS, Authentication, Sessions
+from vcasgd.api.access import scope_of
+from vcasgd.api.auth import METRICS, Authentication
 from vcasgd.api.bodies import BodyLimit
+from vcasgd.api.callers import Callers
 from vcasgd.api.dependencies import provide
 from vcasgd.api.pages import GZIP_BYTES, STATIC, Pages
 from vcasgd.api.request_ids import RequestIds
@@ -29,12 +30,15 @@ from vcasgd.api.routes import (
     session,
     spec,
     stream,
+    tokens,
 )
+from vcasgd.api.sessions import Sessions
 from vcasgd.errors import SpecError
 from vcasgd.schemas.service import Problem
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.api_tokens import ApiTokens
 
 PREFIX = "/api/v1"
 #: Compression level: listings shrink to a tenth, and higher levels gain little.
@@ -66,8 +70,8 @@ def create_app(
         generate_unique_id_function=_operation_id,
     )
     token = _token(settings)
-    sessions = Sessions(token)
-    provide(app, settings, ledger, storage, sessions)
+    callers = Callers(token, ApiTokens(ledger), Sessions(token))
+    provide(app, settings, ledger, storage, callers)
     app.include_router(monitoring.router)
     app.include_router(session.entrance, prefix=PREFIX)
     app.include_router(_guarded())
@@ -79,9 +83,7 @@ def create_app(
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, checkpoints.MEDIA_TYPE),
     )
     app.add_middleware(BodyLimit, public=SESSION, own=f"{PREFIX}/packages/")
-    app.add_middleware(
-        Authentication, token=token, sessions=sessions, prefix="/api/", public=PUBLIC
-    )
+    app.add_middleware(Authentication, callers=callers, prefix="/api/", public=PUBLIC)
     app.add_middleware(Pages, static=static, others=OWN_PATHS)
     app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -89,14 +91,13 @@ def create_app(
 
 
 def _guarded() -> APIRouter:
-    # these only describe what the Authentication middleware checks before routing
-    schemes = [
-        Security(HTTPBearer(auto_error=False, scheme_name="token")),
-        Security(APIKeyCookie(name=COOKIE, auto_error=False, scheme_name="session")),
-    ]
     anywhere = problems.documented(401, 403, 422, 500, 503)
-    router = APIRouter(prefix=PREFIX, dependencies=schemes, responses=anywhere)
-    for part in (session, jobs, spec, history, stream, checkpoints, packages, fleet, costs):
+    router = APIRouter(prefix=PREFIX, responses=anywhere)
+    for part in (session, jobs, spec, history, stream, checkpoints, packages, fleet, costs, tokens):
+        for route in part.router.routes:
+            # a route without a scope would be open to every token
+            assert isinstance(route, APIRoute)
+            assert scope_of(route), f"{route.path} names no scope"
         router.include_router(part.router)
     return router
 

@@ -65,6 +65,7 @@ def job_view(job: JobRecord, traffic: Traffic) -> JobView:
         model=job.model,
         package=job.package,
         request=job.request,
+        owner=job.owner,
         evictions=job.evictions,
         kills=job.kills,
         tuned=TunedView.model_validate(job.tuned),

@@ -6,12 +6,13 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 
-from vcasgd.api.auth import Sessions
+from vcasgd.api.callers import Callers
 from vcasgd.api.observer import PlatformObserver
 from vcasgd.api.series import Curves
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.costs import Costs, Workloads
 from vcasgd.store.ledger.events import EventFeed
 from vcasgd.store.ledger.jobs import Jobs
@@ -22,7 +23,7 @@ Service = TypeVar("Service")
 
 
 def provide(
-    app: FastAPI, settings: Settings, ledger: RedisClient, storage: Storage, sessions: Sessions
+    app: FastAPI, settings: Settings, ledger: RedisClient, storage: Storage, callers: Callers
 ) -> None:
     """Create the services that the routes of ``app`` depend on."""
     jobs, control, servers = Jobs(ledger), Control(ledger), Servers(ledger)
@@ -31,7 +32,8 @@ def provide(
         Settings: settings,
         RedisClient: ledger,
         Storage: storage,
-        Sessions: sessions,
+        Callers: callers,
+        ApiTokens: ApiTokens(ledger),
         Jobs: jobs,
         Control: control,
         Servers: servers,
@@ -55,7 +57,8 @@ def _service(kind: type[Service]) -> Any:
 SettingsDep = Annotated[Settings, _service(Settings)]
 LedgerDep = Annotated[RedisClient, _service(RedisClient)]
 StorageDep = Annotated[Storage, _service(Storage)]
-SessionsDep = Annotated[Sessions, _service(Sessions)]
+CallersDep = Annotated[Callers, _service(Callers)]
+ApiTokensDep = Annotated[ApiTokens, _service(ApiTokens)]
 JobsDep = Annotated[Jobs, _service(Jobs)]
 ControlDep = Annotated[Control, _service(Control)]
 ServersDep = Annotated[Servers, _service(Servers)]

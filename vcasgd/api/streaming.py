@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -43,6 +43,8 @@ _HISTORY_THREADS = CapacityLimiter(16)
 _PLATFORM_THREADS = CapacityLimiter(8)
 
 Entry = dict[str, Any]
+#: Returns False once the reader's token or session is no longer valid; the stream then ends.
+StillValid = Callable[[], Awaitable[bool]]
 Result = TypeVar("Result")
 
 
@@ -100,15 +102,15 @@ class Tail:
         return min(max(self.late_seconds - passed, 0.0), self.late_seconds)
 
 
-def history_stream(tail: Tail, after: str) -> Response:
+def history_stream(tail: Tail, after: str, valid: StillValid) -> Response:
     """Return a stream of the entries after an ID, until the job has ended."""
-    return _response(_history(tail, after))
+    return _response(_history(tail, after, valid))
 
 
-async def _history(tail: Tail, after: str) -> AsyncIterator[ServerSentEvent]:
+async def _history(tail: Tail, after: str, valid: StillValid) -> AsyncIterator[ServerSentEvent]:
     end: float | None = None
     try:
-        while True:
+        while await valid():
             job, entries = await tail.after(after, BATCH)
             for entry in entries:
                 after = entry["id"]
@@ -130,7 +132,7 @@ async def _history(tail: Tail, after: str) -> AsyncIterator[ServerSentEvent]:
 
 
 async def platform_stream(
-    observer: PlatformObserver, feed: EventFeed, after: str | None
+    observer: PlatformObserver, feed: EventFeed, after: str | None, valid: StillValid
 ) -> Response:
     """Return a stream of the platform's state, its changes, and events after a position.
 
@@ -139,17 +141,17 @@ async def platform_stream(
     # observe before the stream starts: later, the response can't report an error
     state = await _in_thread(observer.observe, _PLATFORM_THREADS)
     cursor = EventCursor.parse(after) if after else EventCursor(state.at)
-    return _response(_changes(observer, feed, cursor))
+    return _response(_changes(observer, feed, cursor, valid))
 
 
 async def _changes(
-    observer: PlatformObserver, feed: EventFeed, cursor: EventCursor
+    observer: PlatformObserver, feed: EventFeed, cursor: EventCursor, valid: StillValid
 ) -> AsyncIterator[ServerSentEvent]:
     sent: StateParts = {}
     # a job that has ended may be missing from the next observation, but not its last events
     earlier_jobs: tuple[str, ...] = ()
     try:
-        while True:
+        while await valid():
             # most readers find what another one has just observed
             state = observer.fresh()
             if state is None:

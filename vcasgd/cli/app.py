@@ -12,6 +12,7 @@ from vcasgd.chaos.command import app as chaos
 from vcasgd.cli import demo, fleet, jobs, money, simulate, stack
 from vcasgd.cli.data import app as data
 from vcasgd.cli.output import Group
+from vcasgd.cli.token import app as token
 
 app = typer.Typer(
     cls=Group,
@@ -23,6 +24,7 @@ app = typer.Typer(
 for _module in (stack, jobs, fleet, money, simulate, demo):
     _module.register(app)
 app.add_typer(data, name="data", cls=Group, help="Prepare sharded data sets.")
+app.add_typer(token, name="token", cls=Group, help="Manage API tokens.")
 app.add_typer(bench, name="bench", cls=Group, help="Run benchmarks on this machine.")
 app.add_typer(chaos, name="chaos", cls=Group, help="Inject faults and count lost samples.")
 

@@ -45,6 +45,7 @@ _JOBS: Columns = {
     "ACCURACY": lambda row: percent(row["best_accuracy"]),
     "UPDATES": lambda row: row["totals"]["updates"],
     "EVICTIONS": lambda row: row["evictions"] + row["kills"],
+    "OWNER": lambda row: row["owner"],
     "SUBMITTED": lambda row: ago(row["created_at"]),
 }
 _CHECKPOINTS: Columns = {
@@ -316,6 +317,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
     return [
         ("job", view.id),
         ("state", f"{view.state}{f': {view.reason}' if view.reason else ''}"),
+        ("owner", view.owner),
         ("submitted", ago(view.created_at)),
         ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
         ("epoch", f"{epoch(view)} of {progress.epochs_text} ({progress.fraction:.0%})"),

@@ -92,6 +92,11 @@ def ago(at: float | None) -> str:
     return "" if at is None else f"{duration(time.time() - at)} ago"
 
 
+def until(at: float | None) -> str:
+    """Return the time up to ``at`` (Unix seconds) as text, such as ``in 5 m``."""
+    return "" if at is None else f"in {duration(at - time.time())}"
+
+
 def duration(seconds: float | None) -> str:
     """Return a duration in the largest unit that fits, such as ``3 h``."""
     if seconds is None:

@@ -21,7 +21,9 @@ from vcasgd.schemas.fleet import (
 )
 from vcasgd.schemas.jobs import Validation
 from vcasgd.schemas.stream import FleetBrief, JobBrief, JobEventRow, StoreBrief, StreamMessage
+from vcasgd.schemas.tokens import CallerView, NewToken, TokenView
 from vcasgd.settings import load_settings
+from vcasgd.spec.access import Scope
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.package import digest_of, pack
 
@@ -40,7 +42,8 @@ class Client(JobCalls):
     """Connection to one API. Threads may share it; close it, or use it in a ``with`` statement.
 
     Every method raises :class:`~vcasgd.errors.ApiError` if the API does not answer,
-    :class:`~vcasgd.errors.Unauthorized` if the token is wrong, and
+    :class:`~vcasgd.errors.Unauthorized` if the token is wrong,
+    :class:`~vcasgd.errors.Forbidden` if its scope is not sufficient, and
     :class:`~vcasgd.errors.NotFound` if the job, the worker, or the checkpoint does not exist.
     """
 
@@ -132,6 +135,38 @@ class Client(JobCalls):
         options = {"samples": samples, "samples_per_second": samples_per_second}
         body: dict[str, Any] = {name: each for name, each in options.items() if each is not None}
         return self._api.post(PlanView, "plan", {**body, "spec": spec.model_dump(mode="json")})
+
+    # -- tokens -----------------------------------------------------------------------------
+
+    def me(self) -> CallerView:
+        """Return the name, scope, and limits of this client's token."""
+        return self._api.get(CallerView, "me")
+
+    def tokens(self) -> list[TokenView]:
+        """Return all API tokens, without their secrets."""
+        return self._api.get(list[TokenView], "tokens")
+
+    def create_token(
+        self,
+        name: str,
+        scope: Scope | str,
+        *,
+        max_machines: int | None = None,
+        expires: float | str | None = None,
+    ) -> NewToken:
+        """Create a token for a user. Its secret is in ``token``, and can't be read again.
+
+        ``expires`` is its lifetime in seconds, or as text such as ``30d``. Raises
+        :class:`~vcasgd.errors.Conflict` if the name is taken.
+        """
+        body: dict[str, Any] = {"name": name, "scope": scope}
+        options = {"max_machines": max_machines, "expires": expires}
+        body |= {key: value for key, value in options.items() if value is not None}
+        return self._api.post(NewToken, "tokens", body)
+
+    def revoke_token(self, name: str) -> None:
+        """Revoke a token. It stops working within seconds, also in open streams."""
+        self._api.call("DELETE", path_of("tokens", name))
 
     # -- the platform -----------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from vcasgd.errors import (
     ApiError,
     CheckpointDamaged,
     Conflict,
+    Forbidden,
     NotFound,
     PackageError,
     SpecError,
@@ -26,10 +27,16 @@ _BY_TYPE: dict[str, type[VcasgdError]] = {
     "invalid-package": PackageError,
     "checkpoint-damaged": CheckpointDamaged,
     "unauthorized": Unauthorized,
+    "forbidden": Forbidden,
     "not-found": NotFound,
     "conflict": Conflict,
 }
-_BY_STATUS: dict[int, type[VcasgdError]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
+_BY_STATUS: dict[int, type[VcasgdError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+}
 #: Status of a request that was not sent, because the API's certificate is not trusted.
 UNTRUSTED = 495
 #: Statuses that ask clients to retry; 0 is the status of a request without a response.

@@ -151,6 +151,9 @@ class JobView(Schema):
     request: str | None = Field(
         default=None, description="ID of the request that submitted the job."
     )
+    owner: str | None = Field(
+        default=None, description="User who submitted it: the name of an API token."
+    )
     evictions: int = Field(description="Machines lost with a notice.")
     kills: int = Field(description="Machines lost without a notice.")
     tuned: TunedView = TunedView()

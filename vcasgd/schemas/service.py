@@ -26,9 +26,7 @@ class Package(Schema):
 class SignIn(RequestBody):
     """Credentials for a session."""
 
-    token: SecretStr = Field(
-        max_length=1000, description="The token that the platform was started with."
-    )
+    token: SecretStr = Field(max_length=1000, description="An API token.")
 
 
 class SessionView(Schema):

@@ -36,11 +36,15 @@ WORKLOADS = "vcasgd:{fleet}:workloads"
 SERVER_TOKENS = "vcasgd:{fleet}:server-tokens"
 #: Hash: store node → last heartbeat of its parameter server.
 SERVERS = "vcasgd:{fleet}:servers"
+#: Hash: name of an API token → its scope, limits, and the digest of its secret, as JSON.
+API_TOKENS = "vcasgd:{fleet}:api-tokens"
+#: Hash: name of an API token → Unix time of its last use, to about a minute.
+API_TOKEN_USES = "vcasgd:{fleet}:api-token-uses"
 
 
-def idempotency(key: str) -> str:
-    """Return the name of the key that records an ``Idempotency-Key`` of the API."""
-    return f"vcasgd:{{fleet}}:idempotency:{key}"
+def idempotency(user: str | None, key: str) -> str:
+    """Return the name of the key that records an ``Idempotency-Key`` of a user of the API."""
+    return f"vcasgd:{{fleet}}:idempotency:{user or ''}:{key}"
 
 
 @dataclass(frozen=True)

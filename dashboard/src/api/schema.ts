@@ -72,6 +72,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/me": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Me
+         * @description Show the name, scope, and limits of the token that this request was sent with.
+         */
+        get: operations["get_me"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs": {
         parameters: {
             query?: never;
@@ -710,6 +730,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Tokens
+         * @description List all tokens by name, without their secrets, also expired ones.
+         */
+        get: operations["list_tokens"];
+        put?: never;
+        /**
+         * Create Token
+         * @description Create a token for a user. Only this response contains its secret.
+         */
+        post: operations["create_token"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tokens/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Revoke Token
+         * @description Revoke a token. Its requests, streams, and sessions end within seconds; its jobs go on.
+         */
+        delete: operations["revoke_token"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -777,6 +841,28 @@ export interface components {
             mode: "min" | "max";
             /** Value */
             value: number;
+        };
+        /**
+         * CallerView
+         * @description Token that a request was sent with, also if a session stands for it.
+         */
+        CallerView: {
+            /**
+             * Name
+             * @description Name of the token, which is the user's.
+             */
+            name: string;
+            scope: components["schemas"]["Scope"];
+            /**
+             * Max Machines
+             * @description Most machines that all jobs of this user have at a time; null without a limit.
+             */
+            max_machines: number | null;
+            /**
+             * Expires At
+             * @description null: never
+             */
+            expires_at: number | null;
         };
         /**
          * Checkpoint
@@ -1581,6 +1667,11 @@ export interface components {
              */
             request: string | null;
             /**
+             * Owner
+             * @description User who submitted it: the name of an API token.
+             */
+            owner: string | null;
+            /**
              * Evictions
              * @description Machines lost with a notice.
              */
@@ -1761,6 +1852,42 @@ export interface components {
              * @description Line number from 1, if known.
              */
             line: number | null;
+        };
+        /**
+         * NewToken
+         * @description A new token with its secret, which no other response contains.
+         */
+        NewToken: {
+            /** Name */
+            name: string;
+            scope: components["schemas"]["Scope"];
+            /** Created At */
+            created_at: number;
+            /**
+             * Expires At
+             * @description null: never
+             */
+            expires_at: number | null;
+            /**
+             * Max Machines
+             * @description Most machines that all jobs of this user have at a time; null without a limit.
+             */
+            max_machines: number | null;
+            /**
+             * Last Used At
+             * @description Time of the last use, to about a minute; null: never used.
+             */
+            last_used_at: number | null;
+            /**
+             * Expired
+             * @default false
+             */
+            expired: boolean;
+            /**
+             * Token
+             * @description Value of the bearer token. Store it now.
+             */
+            token: string;
         };
         /**
          * NodeView
@@ -2112,6 +2239,12 @@ export interface components {
             codec: "float32" | "bfloat16" | "int8" | "topk" | "rows";
         };
         /**
+         * Scope
+         * @description Permission of a token. Each scope includes those before it.
+         * @enum {string}
+         */
+        Scope: "read" | "submit" | "admin";
+        /**
          * ServerGaugesView
          * @description Gauges of a server. A value that the server has not reported is null.
          */
@@ -2195,7 +2328,7 @@ export interface components {
             /**
              * Token
              * Format: password
-             * @description The token that the platform was started with.
+             * @description An API token.
              */
             token: string;
         };
@@ -2458,6 +2591,60 @@ export interface components {
             counts: {
                 [key: string]: number;
             };
+        };
+        /**
+         * TokenRequest
+         * @description A token to create.
+         */
+        TokenRequest: {
+            /**
+             * Name
+             * @description Name of the user: lowercase letters, digits, and hyphens.
+             */
+            name: string;
+            scope: components["schemas"]["Scope"];
+            /**
+             * Max Machines
+             * @description Most machines that all jobs of this user have at a time; null without a limit.
+             */
+            max_machines?: number | null;
+            /**
+             * Expires
+             * @description Lifetime in seconds, or as text such as 30d. null: no end.
+             */
+            expires?: number | string | null;
+        };
+        /**
+         * TokenView
+         * @description An API token, without its secret, of which only a digest is stored. Times are Unix
+         *     seconds.
+         */
+        TokenView: {
+            /** Name */
+            name: string;
+            scope: components["schemas"]["Scope"];
+            /** Created At */
+            created_at: number;
+            /**
+             * Expires At
+             * @description null: never
+             */
+            expires_at: number | null;
+            /**
+             * Max Machines
+             * @description Most machines that all jobs of this user have at a time; null without a limit.
+             */
+            max_machines: number | null;
+            /**
+             * Last Used At
+             * @description Time of the last use, to about a minute; null: never used.
+             */
+            last_used_at: number | null;
+            /**
+             * Expired
+             * @default false
+             */
+            expired: boolean;
         };
         /**
          * TotalsView
@@ -2942,7 +3129,7 @@ export interface operations {
                     "application/json": components["schemas"]["SessionView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -2951,7 +3138,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3009,7 +3196,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3018,7 +3205,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3054,6 +3241,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
         };
     };
     sign_out: {
@@ -3072,7 +3268,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3081,7 +3277,72 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_me: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CallerView"];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3140,7 +3401,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3149,7 +3410,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3221,7 +3482,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3230,7 +3491,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3315,7 +3576,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3324,7 +3585,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3389,7 +3650,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3398,7 +3659,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3474,7 +3735,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3483,7 +3744,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3563,7 +3824,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3572,7 +3833,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3657,7 +3918,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3666,7 +3927,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3744,7 +4005,7 @@ export interface operations {
                     "application/json": components["schemas"]["Validation"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3753,7 +4014,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3820,7 +4081,7 @@ export interface operations {
                     };
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3829,7 +4090,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3887,7 +4148,7 @@ export interface operations {
                     "application/yaml": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3896,7 +4157,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3972,7 +4233,7 @@ export interface operations {
                     "text/event-stream": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3981,7 +4242,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4057,7 +4318,7 @@ export interface operations {
                     "text/event-stream": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4066,7 +4327,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4142,7 +4403,7 @@ export interface operations {
                     "application/json": components["schemas"]["MetricRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4151,7 +4412,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4218,7 +4479,7 @@ export interface operations {
                     "application/json": components["schemas"]["StalenessView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4227,7 +4488,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4294,7 +4555,7 @@ export interface operations {
                     "application/json": components["schemas"]["MachineView"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4303,7 +4564,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4375,7 +4636,7 @@ export interface operations {
                     "application/json": components["schemas"]["SubtasksView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4384,7 +4645,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4460,7 +4721,7 @@ export interface operations {
                     };
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4469,7 +4730,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4527,7 +4788,7 @@ export interface operations {
                     "application/json": components["schemas"]["CheckpointRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4536,7 +4797,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4604,7 +4865,7 @@ export interface operations {
                     "application/octet-stream": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4613,7 +4874,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4680,7 +4941,7 @@ export interface operations {
                     "application/octet-stream": string;
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4689,7 +4950,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4770,7 +5031,7 @@ export interface operations {
                     "application/json": components["schemas"]["Package"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4779,7 +5040,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4854,7 +5115,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4863,7 +5124,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4928,7 +5189,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatusView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4937,7 +5198,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4995,7 +5256,7 @@ export interface operations {
                     "application/json": components["schemas"]["WorkerRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5004,7 +5265,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5069,7 +5330,7 @@ export interface operations {
                     "application/json": components["schemas"]["WorkerRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5078,7 +5339,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5134,7 +5395,7 @@ export interface operations {
                     "application/json": components["schemas"]["InstanceRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5143,7 +5404,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5199,7 +5460,7 @@ export interface operations {
                     "application/json": components["schemas"]["PoolRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5208,7 +5469,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5264,7 +5525,7 @@ export interface operations {
                     "application/json": components["schemas"]["ServerRow"][];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5273,7 +5534,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5329,7 +5590,7 @@ export interface operations {
                     "application/json": components["schemas"]["StoreView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5338,7 +5599,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5400,7 +5661,7 @@ export interface operations {
                     "application/json": components["schemas"]["EvictionRequested"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5409,7 +5670,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5498,7 +5759,7 @@ export interface operations {
                     "application/json": components["schemas"]["EvictionRequested"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5507,7 +5768,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5583,7 +5844,7 @@ export interface operations {
                     "application/json": components["schemas"]["CostView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5592,7 +5853,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5661,7 +5922,7 @@ export interface operations {
                     "application/json": components["schemas"]["PlanView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5670,7 +5931,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5744,7 +6005,7 @@ export interface operations {
                     "application/json": components["schemas"]["SpendView"];
                 };
             };
-            /** @description The token is missing or wrong, or the session has expired. */
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5753,8 +6014,243 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_tokens: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenView"][];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    create_token: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TokenRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NewToken"];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The current state does not allow the request. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger is at its memory limit and accepts no new jobs. Running jobs continue. */
+            507: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    revoke_token: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };

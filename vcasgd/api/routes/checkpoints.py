@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
+from vcasgd.api.access import READ
 from vcasgd.api.dependencies import JobsDep, StorageDep
 from vcasgd.api.problems import documented
 from vcasgd.errors import CheckpointDamaged, Conflict
@@ -28,7 +29,7 @@ _FILE: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/jobs/{job}/checkpoints", responses=documented(404))
+@router.get("/jobs/{job}/checkpoints", dependencies=READ, responses=documented(404))
 def list_checkpoints(jobs: JobsDep, storage: StorageDep, job: str) -> list[CheckpointRow]:
     """List the checkpoints in the object storage, oldest first."""
     details = jobs.checkpoints(jobs.get(job).id)
@@ -40,6 +41,7 @@ def list_checkpoints(jobs: JobsDep, storage: StorageDep, job: str) -> list[Check
 
 @router.get(
     "/jobs/{job}/checkpoints/{name}",
+    dependencies=READ,
     response_class=StreamingResponse,
     responses=_FILE | documented(404),
 )
@@ -50,6 +52,7 @@ def get_checkpoint(jobs: JobsDep, storage: StorageDep, job: str, name: str) -> S
 
 @router.get(
     "/jobs/{job}/model",
+    dependencies=READ,
     response_class=StreamingResponse,
     responses=_FILE | documented(404, 409),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from vcasgd.api.access import READ
 from vcasgd.api.convert import cost_view, plan_view, spend_view
 from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, WorkloadsDep
 from vcasgd.api.problems import documented
@@ -25,14 +26,14 @@ MOST_JOBS = 1000
 FREE_PROVIDER = "local"
 
 
-@router.get("/jobs/{job}/cost", responses=documented(404))
+@router.get("/jobs/{job}/cost", dependencies=READ, responses=documented(404))
 def get_cost(jobs: JobsDep, costs: CostsDep, job: str) -> CostView:
     """Show the cost of a job's machines so far."""
     record = jobs.get(job)
     return cost_view(record, report(costs.of(record.id)))
 
 
-@router.post("/plan", responses=documented(409, 413))
+@router.post("/plan", dependencies=READ, responses=documented(409, 413))
 def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) -> PlanView:
     """Estimate what a job would buy now, how long it would take, and what it would cost. This
     buys nothing and submits nothing."""
@@ -68,7 +69,7 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
     return plan_view(plan, costs_money=any(_costs_money(pools.get(name)) for name in named))
 
 
-@router.get("/fleet/spend")
+@router.get("/fleet/spend", dependencies=READ)
 def get_spend(jobs: JobsDep, control: ControlDep, costs: CostsDep) -> SpendView:
     """Show the current cost of machines per hour, by pool, and the cost of the newest jobs."""
     reports = [report(amounts) for amounts in costs.of_all(jobs.newest(MOST_JOBS))]

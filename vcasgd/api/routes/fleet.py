@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body, Response, status
 from pydantic import TypeAdapter
 
 import vcasgd
+from vcasgd.api.access import ADMIN, READ
 from vcasgd.api.convert import store_view
 from vcasgd.api.dependencies import (
     ControlDep,
@@ -43,7 +44,7 @@ _WORKERS, _INSTANCES = TypeAdapter(list[WorkerRow]), TypeAdapter(list[InstanceRo
 EvictionBody = Annotated[Eviction | None, Body()]
 
 
-@router.get("/status")
+@router.get("/status", dependencies=READ)
 def get_status(
     settings: SettingsDep,
     jobs: JobsDep,
@@ -65,38 +66,43 @@ def get_status(
     )
 
 
-@router.get("/jobs/{job}/workers", response_model=list[WorkerRow], responses=documented(404))
+@router.get(
+    "/jobs/{job}/workers",
+    dependencies=READ,
+    response_model=list[WorkerRow],
+    responses=documented(404),
+)
 def list_workers_of_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> Response:
     """List the last heartbeat of each worker of a job."""
     return _listing(_WORKERS, list(_workers(jobs, beats, [jobs.get(job).id])))
 
 
-@router.get("/workers", response_model=list[WorkerRow])
+@router.get("/workers", dependencies=READ, response_model=list[WorkerRow])
 def list_workers(jobs: JobsDep, beats: WorkerBeatsDep) -> Response:
     """List the workers of all active jobs."""
     return _listing(_WORKERS, list(_workers(jobs, beats, jobs.active())))
 
 
-@router.get("/instances", response_model=list[InstanceRow])
+@router.get("/instances", dependencies=READ, response_model=list[InstanceRow])
 def list_instances(control: ControlDep) -> Response:
     """List the machines, as the controller last observed them."""
     rows = _named(control.instances(), "id")
     return _listing(_INSTANCES, [InstanceRow.model_validate(each) for each in rows])
 
 
-@router.get("/pools")
+@router.get("/pools", dependencies=READ)
 def list_pools(control: ControlDep) -> list[PoolRow]:
     """List the pools of machines, as the controller last observed them."""
     return [PoolRow.model_validate(each) for each in _named(control.pools(), "name")]
 
 
-@router.get("/servers")
+@router.get("/servers", dependencies=READ)
 def list_servers(servers: ServersDep) -> list[ServerRow]:
     """List the last heartbeat of each parameter server."""
     return [ServerRow.model_validate(each) for each in _named(servers.all(), "node")]
 
 
-@router.get("/store", tags=["store"])
+@router.get("/store", dependencies=READ, tags=["store"])
 def get_store(servers: ServersDep, ledger: LedgerDep) -> StoreView:
     """Show versions, queues, memory, load, and replication of all servers of the store."""
     return store_view(servers.all(), read_gauges(ledger))
@@ -104,6 +110,7 @@ def get_store(servers: ServersDep, ledger: LedgerDep) -> StoreView:
 
 @router.post(
     "/workers/{worker}/evict",
+    dependencies=ADMIN,
     status_code=status.HTTP_202_ACCEPTED,
     responses=documented(404, 409, 413),
 )
@@ -126,6 +133,7 @@ def evict_worker(
 
 @router.post(
     "/instances/{instance}/evict",
+    dependencies=ADMIN,
     status_code=status.HTTP_202_ACCEPTED,
     responses=documented(404, 413),
 )

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 
+from vcasgd.api.access import READ, StillValidDep
 from vcasgd.api.convert import machine_view, staleness_view
 from vcasgd.api.dependencies import CurvesDep, JobsDep, LedgerDep, SettingsDep
 from vcasgd.api.problems import documented
 from vcasgd.api.series import SPIKY, with_evaluations
-from vcasgd.api.streaming import MEDIA_TYPE, Tail, accepts_stream, history_stream
+from vcasgd.api.streaming import MEDIA_TYPE, StillValid, Tail, accepts_stream, history_stream
 from vcasgd.errors import SpecError
 from vcasgd.schemas.base import finite
 from vcasgd.schemas.history import (
@@ -76,6 +77,7 @@ _LIST_OR_STREAM: dict[int | str, dict[str, Any]] = {
 
 @router.get(
     "/jobs/{job}/events",
+    dependencies=READ,
     response_model=list[EventRow],
     responses=_LIST_OR_STREAM | documented(404),
     tags=["history"],
@@ -83,6 +85,7 @@ _LIST_OR_STREAM: dict[int | str, dict[str, Any]] = {
 async def list_events(
     jobs: JobsDep,
     request: Request,
+    valid: StillValidDep,
     job: str,
     after: After = "0",
     limit: Limit = 1000,
@@ -90,11 +93,12 @@ async def list_events(
 ) -> Any:
     """List or stream the events of a job, oldest first."""
     tail = Tail(jobs, job, jobs.events, lambda entry: str(entry["kind"]))
-    return await _entries(request, tail, last_event_id or after, limit)
+    return await _entries(request, tail, last_event_id or after, limit, valid)
 
 
 @router.get(
     "/jobs/{job}/logs",
+    dependencies=READ,
     response_model=list[LogRow],
     responses=_LIST_OR_STREAM | documented(404),
     tags=["history"],
@@ -103,6 +107,7 @@ async def list_log_lines(
     jobs: JobsDep,
     settings: SettingsDep,
     request: Request,
+    valid: StillValidDep,
     job: str,
     after: After = "0",
     limit: Limit = 1000,
@@ -111,18 +116,19 @@ async def list_log_lines(
     """List or stream the lines that workers printed, oldest first."""
     late = LATE_HEARTBEATS * settings.heartbeat
     tail = Tail(jobs, job, jobs.logs, lambda _: "line", late)
-    return await _entries(request, tail, last_event_id or after, limit)
+    return await _entries(request, tail, last_event_id or after, limit, valid)
 
 
-async def _entries(request: Request, tail: Tail, after: str, limit: int) -> Any:
+async def _entries(request: Request, tail: Tail, after: str, limit: int, valid: StillValid) -> Any:
     stream = accepts_stream(request)
     # read before a stream starts, too: later, the response can't report an unknown job
     _, entries = await tail.after(after, 1 if stream else limit)
-    return history_stream(tail, after) if stream else entries
+    return history_stream(tail, after, valid) if stream else entries
 
 
 @router.get(
     "/jobs/{job}/metrics",
+    dependencies=READ,
     response_model=list[MetricRow],
     response_model_exclude_unset=True,
     responses=documented(404),
@@ -155,13 +161,13 @@ def _metric(row: dict[str, Any], fields: list[str]) -> Any:
     return MetricRow.model_validate(row).model_dump()
 
 
-@router.get("/jobs/{job}/staleness", responses=documented(404), tags=["insight"])
+@router.get("/jobs/{job}/staleness", dependencies=READ, responses=documented(404), tags=["insight"])
 def get_staleness(jobs: JobsDep, job: str) -> StalenessView:
     """Show the staleness of a job's updates, in versions."""
     return staleness_view(jobs.get(job))
 
 
-@router.get("/jobs/{job}/machines", responses=documented(404), tags=["insight"])
+@router.get("/jobs/{job}/machines", dependencies=READ, responses=documented(404), tags=["insight"])
 def list_machines_of_job(jobs: JobsDep, job: str) -> list[MachineView]:
     """List the newest 1000 machines of a job with their states, in the order of their start."""
     record = jobs.get(job)
@@ -170,7 +176,7 @@ def list_machines_of_job(jobs: JobsDep, job: str) -> list[MachineView]:
     return sorted(views, key=lambda each: (each.spans[0].since if each.spans else 0, each.instance))
 
 
-@router.get("/jobs/{job}/subtasks", responses=documented(404), tags=["insight"])
+@router.get("/jobs/{job}/subtasks", dependencies=READ, responses=documented(404), tags=["insight"])
 def get_subtasks(
     jobs: JobsDep, ledger: LedgerDep, job: str, epoch: Epoch = None, letters: Letters = LETTERS
 ) -> SubtasksView:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Response, status
 
+from vcasgd.api.access import READ, SUBMIT, CallerDep, check_owner
 from vcasgd.api.convert import job_view
 from vcasgd.api.dependencies import ControlDep, JobsDep, LedgerDep, StorageDep, WorkerBeatsDep
 from vcasgd.api.problems import documented
@@ -43,6 +44,7 @@ _EXISTING: dict[int | str, dict[str, Any]] = {
 
 @router.post(
     "/jobs",
+    dependencies=SUBMIT,
     status_code=status.HTTP_201_CREATED,
     responses=_EXISTING | documented(409, 413, 507),
 )
@@ -51,6 +53,7 @@ def submit_job(
     control: ControlDep,
     storage: StorageDep,
     beats: WorkerBeatsDep,
+    caller: CallerDep,
     response: Response,
     body: SubmitRequest,
     idempotency_key: IdempotencyKey = None,
@@ -58,7 +61,7 @@ def submit_job(
     """Create a job. A repeated request with the same `Idempotency-Key` returns the same job."""
     _check_package(storage, body.package)
     _check_pools(control, body.spec)
-    job, created = jobs.submit_once(body.spec, body.package, idempotency_key)
+    job, created = jobs.submit_once(body.spec, body.package, idempotency_key, owner=caller.name)
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     if not created:
         response.status_code = status.HTTP_200_OK
@@ -100,7 +103,7 @@ def _check_pools(control: Control, spec: JobSpec) -> None:
         )
 
 
-@router.get("/jobs")
+@router.get("/jobs", dependencies=READ)
 def list_jobs(
     jobs: JobsDep,
     beats: WorkerBeatsDep,
@@ -117,40 +120,52 @@ def list_jobs(
     return views
 
 
-@router.get("/jobs/{job}", responses=documented(404))
+@router.get("/jobs/{job}", dependencies=READ, responses=documented(404))
 def get_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
     """Show a job."""
     return _view(beats, jobs.get(job))
 
 
 @router.delete(
-    "/jobs/{job}", status_code=status.HTTP_204_NO_CONTENT, responses=documented(404, 409)
+    "/jobs/{job}",
+    dependencies=SUBMIT,
+    status_code=status.HTTP_204_NO_CONTENT,
+    responses=documented(404, 409),
 )
-def delete_job(jobs: JobsDep, ledger: LedgerDep, storage: StorageDep, job: str) -> None:
+def delete_job(
+    jobs: JobsDep, ledger: LedgerDep, storage: StorageDep, caller: CallerDep, job: str
+) -> None:
     """Delete a job that has ended, with its history, checkpoints, and model."""
-    record = jobs.get(job)
+    check_owner(caller, record := jobs.get(job))
     if record.state.over:
         # first, so that a repeated request finds the job if this fails
         Checkpoints(storage, job).delete_all()
     Retention(ledger).delete(job)
 
 
-@router.post("/jobs/{job}/pause", responses=documented(404, 409))
-def pause_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
+@router.post("/jobs/{job}/pause", dependencies=SUBMIT, responses=documented(404, 409))
+def pause_job(jobs: JobsDep, beats: WorkerBeatsDep, caller: CallerDep, job: str) -> JobView:
     """Pause a running job. Its workers push their work and leave."""
+    check_owner(caller, jobs.get(job))
     return _view(beats, jobs.pause(job))
 
 
-@router.post("/jobs/{job}/resume", responses=documented(404, 409, 413))
+@router.post("/jobs/{job}/resume", dependencies=SUBMIT, responses=documented(404, 409, 413))
 def resume_job(
-    jobs: JobsDep, beats: WorkerBeatsDep, job: str, options: ResumeBody = None
+    jobs: JobsDep,
+    beats: WorkerBeatsDep,
+    caller: CallerDep,
+    job: str,
+    options: ResumeBody = None,
 ) -> JobView:
     """Resume a paused job."""
+    check_owner(caller, jobs.get(job))
     budget = options.max_cost_usd if options else None
     return _view(beats, jobs.resume(job, max_cost_usd=budget))
 
 
-@router.post("/jobs/{job}/cancel", responses=documented(404, 409))
-def cancel_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
+@router.post("/jobs/{job}/cancel", dependencies=SUBMIT, responses=documented(404, 409))
+def cancel_job(jobs: JobsDep, beats: WorkerBeatsDep, caller: CallerDep, job: str) -> JobView:
     """Cancel a job that has not ended."""
+    check_owner(caller, jobs.get(job))
     return _view(beats, jobs.cancel(job))

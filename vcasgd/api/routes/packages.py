@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response, status
 from fastapi.concurrency import run_in_threadpool
 
+from vcasgd.api.access import READ, SUBMIT
 from vcasgd.api.dependencies import SettingsDep, StorageDep
 from vcasgd.api.problems import documented
 from vcasgd.errors import ApiError, NotFound, PackageError
@@ -38,7 +39,9 @@ def object_name(digest: str) -> str:
     return f"packages/{digest}.zip"
 
 
-@router.put("/packages/{digest}", openapi_extra=_ZIP, responses=documented(408, 413))
+@router.put(
+    "/packages/{digest}", dependencies=SUBMIT, openapi_extra=_ZIP, responses=documented(408, 413)
+)
 async def put_package(
     settings: SettingsDep, storage: StorageDep, request: Request, digest: Digest
 ) -> Package:
@@ -80,7 +83,9 @@ def _store(storage: Storage, digest: str, data: bytes, limit: int) -> None:
         storage.put(object_name(digest), data)
 
 
-@router.head("/packages/{digest}", response_class=Response, responses=documented(404))
+@router.head(
+    "/packages/{digest}", dependencies=READ, response_class=Response, responses=documented(404)
+)
 def head_package(storage: StorageDep, digest: Digest) -> Response:
     """Check that a package is stored."""
     if not storage.has(object_name(digest)):

@@ -8,6 +8,7 @@ import yaml
 from fastapi import APIRouter, Response
 from pydantic import ValidationError
 
+from vcasgd.api.access import READ
 from vcasgd.api.dependencies import JobsDep
 from vcasgd.api.problems import documented
 from vcasgd.errors import SpecError
@@ -25,7 +26,7 @@ _YAML: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("/jobs/validate", responses=documented(413))
+@router.post("/jobs/validate", dependencies=READ, responses=documented(413))
 def validate_job(body: JobText) -> Validation:
     """Check a job file, and list its mistakes."""
     try:
@@ -38,13 +39,18 @@ def validate_job(body: JobText) -> Validation:
     return Validation(valid=True, errors=[], spec=spec)
 
 
-@router.get("/schema/job")
+@router.get("/schema/job", dependencies=READ)
 def get_job_schema() -> dict[str, Any]:
     """Return the JSON schema of a job file."""
     return JobSpec.model_json_schema()
 
 
-@router.get("/jobs/{job}/spec", response_class=Response, responses=_YAML | documented(404))
+@router.get(
+    "/jobs/{job}/spec",
+    dependencies=READ,
+    response_class=Response,
+    responses=_YAML | documented(404),
+)
 def get_job_spec(jobs: JobsDep, job: str) -> Response:
     """Return the job as YAML, with all defaults filled in."""
     spec = jobs.get(job).spec.model_dump(mode="json", exclude_none=True)

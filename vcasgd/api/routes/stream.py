@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
 
+from vcasgd.api.access import READ, StillValidDep
 from vcasgd.api.dependencies import EventFeedDep, ObserverDep
 from vcasgd.api.streaming import MEDIA_TYPE, platform_stream
 
@@ -41,10 +42,11 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/stream", response_class=Response, responses=_STREAM)
+@router.get("/stream", dependencies=READ, response_class=Response, responses=_STREAM)
 async def follow_everything(
     observer: ObserverDep,
     feed: EventFeedDep,
+    valid: StillValidDep,
     after: After = None,
     last_event_id: LastEventId = None,
 ) -> Response:
@@ -54,4 +56,4 @@ async def follow_everything(
     platform. `event` is an event of a job, with the job's name. If you reconnect with the last
     ID, you receive each event exactly once. Without an ID, you receive new events only.
     """
-    return await platform_stream(observer, feed, last_event_id or after)
+    return await platform_stream(observer, feed, last_event_id or after, valid)

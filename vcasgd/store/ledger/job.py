@@ -130,6 +130,8 @@ class JobRecord:
     created_at: float
     #: ID of the request that submitted the job.
     request: str | None = None
+    #: User who submitted it: the name of an API token. None in jobs of version 0.1.0.
+    owner: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
     reason: str | None = None
@@ -312,6 +314,7 @@ def read_job(
         package=text["package"],
         created_at=float(text["created_at"]),
         request=text.get("request") or None,
+        owner=text.get("owner") or None,
         started_at=_number(text.get("started_at")),
         ended_at=_number(text.get("ended_at")),
         reason=text.get("reason") or None,

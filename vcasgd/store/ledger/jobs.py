@@ -63,16 +63,28 @@ class Jobs(EventLog):
 
     # -- lifecycle ------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec, package: str, idempotency_key: str | None = None) -> JobRecord:
-        """Create a job. The same idempotency key returns the same job.
+    def submit(
+        self,
+        spec: JobSpec,
+        package: str,
+        idempotency_key: str | None = None,
+        *,
+        owner: str | None = None,
+    ) -> JobRecord:
+        """Create a job of a user. The same idempotency key of the user returns the same job.
 
         Raises :class:`Conflict` if the key was used for another request, and
         :class:`~vcasgd.errors.StoreFull` near the ledger's memory limit.
         """
-        return self.submit_once(spec, package, idempotency_key)[0]
+        return self.submit_once(spec, package, idempotency_key, owner=owner)[0]
 
     def submit_once(
-        self, spec: JobSpec, package: str, idempotency_key: str | None = None
+        self,
+        spec: JobSpec,
+        package: str,
+        idempotency_key: str | None = None,
+        *,
+        owner: str | None = None,
     ) -> tuple[JobRecord, bool]:
         """Like :meth:`submit`; also return True if this call created the job."""
         suffix = "".join(secrets.choice(_LETTERS) for _ in range(6))
@@ -86,12 +98,12 @@ class Jobs(EventLog):
         record = {
             "spec": body, "state": JobState.STARTING.value, "package": package,
             "created_at": time.time(), "labels": " ".join(spec.required_labels),
-            "request": request_id(),
+            "request": request_id(), "owner": owner,
         }  # fmt: skip
         event = event_text("submitted", f"{spec.name} was submitted", {}, request_id())
         try:
             created, stored_digest = self._submit(
-                keys=[names.idempotency(idempotency_key or ""), names.JOBS, names.ACTIVE,
+                keys=[names.idempotency(owner, idempotency_key or ""), names.JOBS, names.ACTIVE,
                       keys.record, keys.work, keys.open, keys.events],
                 args=[job, digest, IDEMPOTENCY_SECONDS if idempotency_key else 0, event,
                       FULL_SHARE, len(work), *_flat(work), *_flat(record)],

@@ -1,0 +1,147 @@
+"""Decisions about access: what each scope includes, and the scope of every route."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from fastapi.routing import APIRoute, iter_route_contexts
+from pydantic import SecretStr, TypeAdapter, ValidationError
+
+from vcasgd.api import create_app
+from vcasgd.api.access import refusal, refusal_for_job, scope_of
+from vcasgd.api.callers import Caller
+from vcasgd.settings import Settings
+from vcasgd.spec.access import Lifetime, Scope, TokenName
+from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import connect
+from vcasgd.store.ledger.api_tokens import name_in
+
+#: Routes without a scope: they need no token, or, for metrics, any.
+OPEN = {
+    ("GET", "/api/v1/openapi.json"),
+    ("HEAD", "/api/v1/openapi.json"),
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+    ("POST", "/api/v1/session"),
+}
+#: Routes that are not GET and need only scope read, because they change nothing on the platform.
+HARMLESS = {
+    ("HEAD", "/packages/{digest}"),
+    ("POST", "/jobs/validate"),
+    ("POST", "/plan"),
+    ("DELETE", "/session"),
+}
+ADMIN_ONLY = {
+    ("POST", "/workers/{worker}/evict"),
+    ("POST", "/instances/{instance}/evict"),
+    ("POST", "/tokens"),
+    ("GET", "/tokens"),
+    ("DELETE", "/tokens/{name}"),
+}
+
+
+def test_every_route_names_its_scope() -> None:
+    storage = Storage(Path(tempfile.gettempdir()).as_uri())
+    app = create_app(Settings(token=SecretStr("x")), connect("redis://127.0.0.1:1/0"), storage)
+    scopes = {
+        (method, str(each.path)): scope_of(each.original_route)
+        if isinstance(each.original_route, APIRoute)
+        else None
+        for each in iter_route_contexts(app.routes)
+        for method in each.methods or ()
+    }
+
+    assert len(scopes) > 40
+    assert {route for route, scope in scopes.items() if scope is None} == OPEN
+    guarded = {
+        (method, path.removeprefix("/api/v1")): scope
+        for (method, path), scope in scopes.items()
+        if scope is not None
+    }
+    assert {each for each, scope in guarded.items() if scope is Scope.ADMIN} == ADMIN_ONLY
+    changing = {each for each, scope in guarded.items() if scope is Scope.READ and each[0] != "GET"}
+    assert changing == HARMLESS
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed"),
+    [("read", {"read"}), ("submit", {"read", "submit"}), ("admin", {"read", "submit", "admin"})],
+)
+def test_a_scope_includes_those_before_it(scope: str, allowed: set[str]) -> None:
+    caller = Caller("ann", Scope(scope))
+
+    refusals = {needed.value: refusal(caller, needed) for needed in Scope}
+
+    assert {needed for needed, error in refusals.items() if error is None} == allowed
+    for needed, error in refusals.items():
+        if error is not None:
+            assert f"scope {needed}" in error.message
+            assert f"ann has scope {scope}" in error.message
+            assert f"--scope {needed}" in str(error.remedy)
+
+
+@pytest.mark.parametrize(
+    ("scope", "owner", "allowed"),
+    [
+        ("read", "ann", False),
+        ("read", "bob", False),
+        ("submit", "ann", True),
+        ("submit", "bob", False),
+        ("submit", None, False),
+        ("admin", "bob", True),
+        ("admin", None, True),
+    ],
+)
+def test_only_owners_and_admins_change_a_job(scope: str, owner: str | None, allowed: bool) -> None:
+    error = refusal_for_job(Caller("ann", Scope(scope)), "digits-1", owner)
+
+    assert (error is None) == allowed
+    if error is not None:
+        assert "digits-1 belongs to" in error.message
+        assert "scope admin" in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [
+        ("ann", True),
+        ("a", True),
+        ("team-7", True),
+        ("a" * 40, True),
+        ("a" * 41, False),
+        ("", False),
+        ("Ann", False),
+        ("-ann", False),
+        ("ann-", False),
+        ("ann_b", False),
+        ("ann\n", False),
+        ("\u00e4nn", False),
+        ("bootstrap", False),
+    ],
+)
+def test_names_are_validated(name: str, valid: bool) -> None:
+    adapter = TypeAdapter(TokenName)
+    if valid:
+        assert adapter.validate_python(name) == name
+        assert name_in(f"vcasgd_{name}_{'0' * 64}") == name
+    else:
+        with pytest.raises(ValidationError):
+            adapter.validate_python(name)
+
+
+@pytest.mark.parametrize("lifetime", ["0s", "-1", "3651d", "1y", "nan", True])
+def test_lifetimes_are_bounded(lifetime: object) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Lifetime).validate_python(lifetime)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "vcasgd_ann_", f"vcasgd_ann_{'0' * 63}", f"vcasgd_ann_{'g' * 64}", f"ann_{'0' * 64}",
+     f"vcasgd_ann_{'0' * 64}\n", f"vcasgd__{'0' * 64}", "x" * 100_000],
+)  # fmt: skip
+def test_text_of_another_form_is_no_token(text: str) -> None:
+    assert name_in(text) is None

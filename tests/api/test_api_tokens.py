@@ -1,0 +1,381 @@
+"""API tokens against a real API and a real ledger: scopes, owners, revocation, secrecy."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from support.api_harness import Api, messages_of, spec, zipped
+from support.waiting import PATIENCE
+
+from vcasgd.api.sessions import COOKIE
+from vcasgd.client import Client
+from vcasgd.errors import Conflict, Forbidden, NotFound, Unauthorized
+from vcasgd.spec.access import Scope
+from vcasgd.store import keys
+from vcasgd.store.ledger.api_tokens import MOST_TOKENS, ApiToken, ApiTokens
+from vcasgd.task.package import digest_of
+
+Eventually = Callable[..., Any]
+PAGE = {"X-Vcasgd-Request": "dashboard"}
+
+
+@contextmanager
+def user(api: Api, name: str, scope: str, **options: Any) -> Iterator[Client]:
+    """A client with a new token."""
+    with api.client() as admin:
+        created = admin.create_token(name, scope, **options)
+    with Client(api.url, created.token, timeout=PATIENCE) as client:
+        yield client
+
+
+def browser(api: Api) -> httpx.Client:
+    return httpx.Client(base_url=f"{api.url}/api/v1/", trust_env=False, timeout=PATIENCE)
+
+
+def operations(http: httpx.Client) -> Iterator[tuple[str, str, Scope]]:
+    """Yield method, path, and required scope of all operations that need a token."""
+    names = {"job": "x-abc234", "digest": "0" * 64, "worker": "w-1", "instance": "i-1",
+             "name": "nobody"}  # fmt: skip
+    for path, methods in http.get("openapi.json").json()["paths"].items():
+        for method, operation in methods.items():
+            for scheme in operation.get("security", [])[:1]:
+                (scope,) = scheme["token"]
+                yield method, path.format_map(names), Scope(scope)
+
+
+# -- what a scope allows ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_each_route_refuses_lower_scopes_and_names_the_one_it_needs(
+    api: Api, client: Client, scope: Scope
+) -> None:
+    text = client.create_token("ann", scope).token
+    refused = 0
+    with api.http(text) as http:
+        for method, path, needed in operations(http):
+            if path.endswith("/stream"):
+                continue  # it has no end; it is tested below
+            answer = http.request(method, f"{api.url}{path}")
+            if scope.includes(needed):
+                assert answer.status_code not in (401, 403), (method, path)
+            else:
+                assert answer.status_code == 403, (method, path)
+                assert f"scope {needed}" in answer.json()["detail"]
+                assert f"--scope {needed}" in answer.json()["remedy"]
+                refused += 1
+
+    assert refused == {Scope.READ: 11, Scope.SUBMIT: 5, Scope.ADMIN: 0}[scope]
+
+
+def test_a_wrong_token_is_401_and_an_insufficient_scope_403(api: Api, client: Client) -> None:
+    text = client.create_token("ann", "read").token
+    wrong = text[:-1] + ("0" if text[-1] != "0" else "1")
+    for sent, status in ((text, 403), (wrong, 401), (f"vcasgd_eve_{'0' * 64}", 401), ("x", 401)):
+        with api.http(sent) as http:
+            assert http.post("jobs").status_code == status
+
+
+def test_a_reader_can_read_and_not_submit(api: Api) -> None:
+    job = api.submit()
+    with user(api, "ann", "read") as ann:
+        assert ann.job(job).id == job
+        with pytest.raises(Forbidden, match="needs a token with scope submit; ann has scope read"):
+            ann.upload(zipped())
+        with pytest.raises(Forbidden, match="scope submit"):
+            ann.cancel(job)
+    assert api.jobs.get(job).state == "starting"
+
+
+def test_a_user_changes_its_own_jobs_only(api: Api, client: Client) -> None:
+    package = zipped()
+    with user(api, "ann", "submit") as ann, user(api, "bob", "submit") as bob:
+        own, other = ann.submit(spec(), package), bob.submit(spec(), package)
+        before = client.submit(spec(), package)
+        assert (own.owner, other.owner, before.owner) == ("ann", "bob", "bootstrap")
+        assert [job.owner for job in bob.jobs()] == ["bootstrap", "bob", "ann"]
+        for job in (other, before):
+            api.start_job(job.id)
+            for command in (ann.pause, ann.resume, ann.cancel, ann.delete):
+                with pytest.raises(Forbidden, match=f"{job.id} belongs to {job.owner}, not to ann"):
+                    command(job.id)
+            assert api.jobs.get(job.id).state == "running"
+        api.start_job(own.id)
+        assert ann.pause(own.id).state == "paused"
+        assert ann.resume(own.id).state == "running"
+        assert ann.cancel(own.id).state == "cancelled"
+        ann.delete(own.id)
+        with pytest.raises(NotFound):
+            ann.job(own.id)
+    assert client.cancel(other.id).state == "cancelled"
+
+
+def test_a_job_without_an_owner_belongs_to_admins(api: Api, client: Client) -> None:
+    job = api.submit()
+    with user(api, "ann", "submit") as ann, pytest.raises(Forbidden, match="belongs to nobody"):
+        ann.cancel(job)
+    assert client.job(job).owner is None
+    assert client.cancel(job).state == "cancelled"
+
+
+def test_an_idempotency_key_is_its_users_own(api: Api) -> None:
+    package = zipped()
+    with user(api, "ann", "submit") as ann, user(api, "bob", "submit") as bob:
+        first = ann.submit(spec(), package, "key")
+        second = bob.submit(spec(name="other"), package, "key")
+        assert ann.submit(spec(), package, "key").id == first.id
+
+    assert (first.owner, second.owner) == ("ann", "bob")
+
+
+def test_metrics_from_elsewhere_need_any_token(api: Api, client: Client) -> None:
+    text = client.create_token("scraper", "read").token
+    proxied = {"X-Forwarded-For": "10.0.0.9"}
+    for token, status in ((text, 200), ("wrong", 401)):
+        headers = {**proxied, "Authorization": f"Bearer {token}"}
+        answer = httpx.get(f"{api.url}/metrics", headers=headers, trust_env=False)
+        assert answer.status_code == status
+
+
+# -- life of a token ----------------------------------------------------------------------------
+
+
+def test_a_caller_sees_itself(api: Api, client: Client) -> None:
+    assert (client.me().name, client.me().scope) == ("bootstrap", "admin")
+    with user(api, "ann", "submit", max_machines=4, expires="30d") as ann:
+        me = ann.me()
+    assert (me.name, me.scope, me.max_machines) == ("ann", "submit", 4)
+    assert me.expires_at is not None
+
+
+def test_tokens_are_listed_with_their_use_and_without_their_secret(
+    api: Api, client: Client
+) -> None:
+    text = client.create_token("ann", "submit", max_machines=3, expires="30d").token
+    client.create_token("bob", "read")
+    with Client(api.url, text) as ann:
+        ann.me()
+
+    first, second = client.tokens()
+
+    assert (first.name, first.scope, first.max_machines) == ("ann", "submit", 3)
+    assert first.expires_at == pytest.approx(first.created_at + 30 * 86400)
+    assert first.last_used_at is not None
+    assert first.last_used_at >= first.created_at - 1
+    assert (second.name, second.last_used_at, second.expires_at) == ("bob", None, None)
+    with api.http() as http:
+        assert text not in http.get("tokens").text
+
+
+def test_use_is_recorded_coarsely(api: Api) -> None:
+    with user(api, "ann", "read") as ann:
+        ann.me()
+        first = api.connection.hget(keys.API_TOKEN_USES, "ann")
+        for _ in range(5):
+            ann.me()
+    assert first is not None
+    assert api.connection.hget(keys.API_TOKEN_USES, "ann") == first
+
+
+def test_a_revoked_token_stops_working(api: Api, client: Client) -> None:
+    with user(api, "ann", "submit") as ann:
+        job = ann.submit(spec(), zipped()).id
+        client.revoke_token("ann")
+        with pytest.raises(Unauthorized):
+            ann.me()
+        with user(api, "ann", "read") as successor:
+            assert successor.me().scope == "read"
+            with pytest.raises(Unauthorized):
+                ann.me()
+    assert client.job(job).state == "starting", "the job goes on"
+    with pytest.raises(NotFound, match="there is no token eve"):
+        client.revoke_token("eve")
+
+
+def test_a_token_that_another_api_revoked_stops_working(api: Api, eventually: Eventually) -> None:
+    with user(api, "ann", "read") as ann, api.http() as http:
+        ann.me()
+        ApiTokens(api.connection).revoke("ann")
+        eventually(lambda: refused(ann))
+        assert http.get("me").status_code == 200
+
+
+def refused(client: Client) -> bool:
+    try:
+        client.me()
+    except Unauthorized:
+        return True
+    return False
+
+
+def test_an_expired_token_stops_working_and_says_so(
+    api: Api, client: Client, eventually: Eventually
+) -> None:
+    with user(api, "ann", "read", expires=1) as ann:
+        eventually(lambda: refused(ann))
+        with pytest.raises(Unauthorized, match="the token ann has expired"):
+            ann.me()
+    (listed,) = client.tokens()
+    assert listed.expired
+    with pytest.raises(Conflict, match="there is a token ann already"):
+        client.create_token("ann", "read")
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_open_streams_end_with_their_token(api: Api, client: Client, end: str) -> None:
+    job = api.submit()
+    lifetime = 2 if end == "expired" else None
+    text = client.create_token("ann", "read", expires=lifetime).token
+    paths = ("stream", f"jobs/{job}/events", f"jobs/{job}/logs")
+    opened, ended = [threading.Event() for _ in paths], []
+
+    def follow(path: str, is_open: threading.Event) -> None:
+        headers = {"Accept": "text/event-stream"}
+        with api.http(text) as http, http.stream("GET", path, headers=headers) as response:
+            assert response.status_code == 200
+            is_open.set()
+            ended.append((path, sum(1 for _ in messages_of(response))))
+
+    threads = [
+        threading.Thread(target=follow, args=pair, daemon=True)
+        for pair in zip(paths, opened, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for each in opened:
+        assert each.wait(PATIENCE)
+    if end == "revoked":
+        assert ended == []
+        client.revoke_token("ann")
+    for thread in threads:
+        thread.join(PATIENCE)
+
+    assert {path for path, _ in ended} == set(paths)
+    assert not api.jobs.get(job).state.over, "the streams did not end with the job"
+
+
+# -- sessions -----------------------------------------------------------------------------------
+
+
+def test_a_session_is_its_tokens(api: Api, client: Client) -> None:
+    job = api.submit()
+    text = client.create_token("ann", "read").token
+    with browser(api) as ann:
+        assert ann.post("session", json={"token": text}).status_code == 204
+        assert text not in str(ann.cookies)
+        assert ann.get("me").json()["name"] == "ann"
+        answer = ann.post(f"jobs/{job}/cancel", headers=PAGE)
+        assert (answer.status_code, answer.json()["type"]) == (403, "urn:vcasgd:problem:forbidden")
+        assert "scope submit" in answer.json()["detail"]
+        client.revoke_token("ann")
+        answer = ann.get("jobs")
+        assert (answer.status_code, answer.json()["detail"]) == (401, "the token ann was revoked")
+        client.create_token("ann", "admin")
+        assert ann.get("jobs").status_code == 401, "the session of an earlier token"
+
+
+def test_a_session_cannot_be_made_for_another_user(api: Api, client: Client) -> None:
+    text = client.create_token("ann", "read").token
+    client.create_token("bob", "admin")
+    with browser(api) as ann:
+        cookie = ann.post("session", json={"token": text}).cookies[COOKIE]
+    for forged in (cookie.replace("~ann~", "~bob~"), re.sub("~.*?\\.", ".", cookie)):
+        assert forged != cookie
+        with browser(api) as eve:
+            for sent, status in ((cookie, 200), (forged, 401)):
+                answer = eve.get("me", headers={"Cookie": f"{COOKIE}={sent}"})
+                assert answer.status_code == status
+
+
+# -- limits and secrecy -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"name": "Ann"}, "name"),
+        ({"name": "bootstrap"}, "name"),
+        ({"scope": "root"}, "scope"),
+        ({"max_machines": 0}, "max_machines"),
+        ({"max_machines": 10**7}, "max_machines"),
+        ({"expires": "soon"}, "expires"),
+        ({"expires": "9999d"}, "expires"),
+        ({"secret": "x"}, "secret"),
+    ],
+)
+def test_invalid_requests_name_the_field(api: Api, fields: dict[str, Any], field: str) -> None:
+    with api.http() as http:
+        answer = http.post("tokens", json={"name": "ann", "scope": "read", **fields})
+
+    assert answer.status_code == 422
+    assert answer.json()["field"] == field
+
+
+def test_a_name_can_be_used_once(client: Client) -> None:
+    client.create_token("ann", "read")
+    with pytest.raises(Conflict, match="there is a token ann already"):
+        client.create_token("ann", "admin")
+    assert [token.scope for token in client.tokens()] == ["read"]
+
+
+def test_the_number_of_tokens_is_bounded(api: Api, client: Client) -> None:
+    row = ApiToken(name="x", scope=Scope.READ, digest="0", created_at=0.0).model_dump_json()
+    api.connection.hset(keys.API_TOKENS, mapping={f"t-{n}": row for n in range(MOST_TOKENS)})
+
+    with pytest.raises(Conflict, match=f"there are {MOST_TOKENS} tokens"):
+        client.create_token("ann", "read")
+
+    client.revoke_token("t-0")
+    client.create_token("ann", "read")
+
+
+def test_a_stored_token_that_cannot_be_read_disables_no_other(api: Api, client: Client) -> None:
+    with user(api, "ann", "read") as ann:
+        api.connection.hset(keys.API_TOKENS, mapping={"bob": "{", "eve": '{"scope": "root"}'})
+        client.create_token("zoe", "read")  # the API reads all again
+        assert ann.me().name == "ann"
+    assert [token.name for token in client.tokens()] == ["ann", "zoe"]
+
+
+def test_the_secret_is_nowhere_but_in_one_response(own_api: Api) -> None:
+    with own_api.client() as client:
+        created = client.create_token("ann", "submit")
+        with Client(own_api.url, created.token) as ann:
+            ann.submit(spec(), zipped())
+            texts = [repr(ann), repr(created), str(created), repr(client.tokens())]
+    secret = created.token.rpartition("_")[2].encode()
+    files = [path for path in own_api.home.rglob("*") if path.is_file()]
+    stored = {path: path.read_bytes() for path in files}
+
+    assert any(b"api-tokens" in content for content in stored.values()), "the ledger was written"
+    assert b"ann" in own_api.log.read_bytes()
+    assert [path for path, content in stored.items() if secret in content] == []
+    assert not any(secret.decode() in text for text in texts)
+
+
+def test_named_tokens_need_the_ledger(own_api: Api) -> None:
+    with user(own_api, "ann", "admin") as ann, own_api.client() as client:
+        ann.me()
+        own_api.ledger.kill()
+        statuses = set()
+        with own_api.http(ann._api._http.headers["Authorization"].split()[1]) as http:
+            while 503 not in statuses:
+                statuses.add(http.get("me").status_code)
+        assert statuses <= {200, 503}, "never 401, which would end a client for good"
+        assert client.me().name == "bootstrap"
+
+
+def test_a_package_of_another_user_can_be_used_but_not_replaced(api: Api) -> None:
+    package = zipped()
+    with user(api, "ann", "submit") as ann, user(api, "bob", "submit") as bob:
+        ann.upload(package)
+        assert bob.submit(spec(), package).owner == "bob"
+        with api.http(bob._api._http.headers["Authorization"].split()[1]) as http:
+            answer = http.put(f"packages/{digest_of(package)}", content=zipped())
+    assert answer.status_code == 422

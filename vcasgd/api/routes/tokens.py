@@ -1,0 +1,70 @@
+"""Routes for API tokens."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from fastapi import APIRouter, Response, status
+
+from vcasgd.api.access import ADMIN, CallerDep
+from vcasgd.api.dependencies import ApiTokensDep, CallersDep
+from vcasgd.api.problems import documented
+from vcasgd.schemas.tokens import NewToken, TokenRequest, TokenView
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post(
+    "/tokens",
+    dependencies=ADMIN,
+    status_code=status.HTTP_201_CREATED,
+    responses=documented(409, 413, 507),
+)
+def create_token(
+    tokens: ApiTokensDep,
+    callers: CallersDep,
+    caller: CallerDep,
+    response: Response,
+    body: TokenRequest,
+) -> NewToken:
+    """Create a token for a user. Only this response contains its secret."""
+    lifetime = body.expires.total_seconds() if body.expires else None
+    token, text = tokens.create(
+        body.name, body.scope, max_machines=body.max_machines, lifetime=lifetime
+    )
+    callers.tokens_changed()
+    log.info("%s created the token %s with scope %s", caller.name, token.name, token.scope)
+    response.headers["Cache-Control"] = "no-store"
+    return NewToken.model_validate({**token.model_dump(), "token": text})
+
+
+@router.get("/tokens", dependencies=ADMIN)
+def list_tokens(tokens: ApiTokensDep) -> list[TokenView]:
+    """List all tokens by name, without their secrets, also expired ones."""
+    uses, now = tokens.last_uses(), time.time()
+    return [
+        TokenView.model_validate(
+            {
+                **token.model_dump(),
+                "last_used_at": uses.get(name),
+                "expired": token.expired(now),
+            }
+        )
+        for name, token in tokens.all().items()
+    ]
+
+
+@router.delete(
+    "/tokens/{name}",
+    dependencies=ADMIN,
+    status_code=status.HTTP_204_NO_CONTENT,
+    responses=documented(404),
+)
+def revoke_token(tokens: ApiTokensDep, callers: CallersDep, caller: CallerDep, name: str) -> None:
+    """Revoke a token. Its requests, streams, and sessions end within seconds; its jobs go on."""
+    tokens.revoke(name)
+    callers.tokens_changed()
+    log.info("%s revoked the token %s", caller.name, name)

@@ -1,0 +1,76 @@
+"""Commands for API tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vcasgd.cli.connection import Token, Url, open_client
+from vcasgd.cli.output import Columns, Group, Json, ago, err, out, show_json, show_rows, until
+from vcasgd.spec.access import MOST_MACHINES, Scope
+
+app = typer.Typer(cls=Group, no_args_is_help=True)
+
+_TOKENS: Columns = {
+    "NAME": lambda row: row["name"],
+    "SCOPE": lambda row: row["scope"],
+    "MACHINES": lambda row: row["max_machines"],
+    "CREATED": lambda row: ago(row["created_at"]),
+    "LAST USED": lambda row: ago(row["last_used_at"]) or "never",
+    "EXPIRES": lambda row: "expired" if row["expired"] else until(row["expires_at"]),
+}
+
+TokenName = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Name of the user: lowercase letters, digits, hyphens."),
+]
+
+
+@app.command()
+def create(
+    name: TokenName,
+    scope: Annotated[Scope, typer.Option(help="What the token may do.")],
+    max_machines: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_MACHINES,
+            help="Most machines that all jobs of this user have at a time.",
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="Lifetime, such as 12h or 30d. Without it, no end.")
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Create an API token, and print it. It can't be shown again.
+
+    Scopes: read (look at everything), submit (also submit jobs, and control its own), admin
+    (everything).
+    """
+    with open_client(url, token) as client:
+        created = client.create_token(name, scope, max_machines=max_machines, expires=expires)
+    if as_json:
+        show_json(created)
+        return
+    err.print(f"token for {created.name}, scope {created.scope}; it is not shown again:")
+    # alone on standard output, for scripts
+    out.print(created.token, markup=False)
+
+
+@app.command(name="list")
+def list_tokens(as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """List API tokens and when each was last used. Their secrets are not stored."""
+    with open_client(url, token) as client:
+        show_rows(client.tokens(), _TOKENS, as_json=as_json)
+
+
+@app.command()
+def revoke(name: TokenName, url: Url = None, token: Token = None) -> None:
+    """Revoke an API token. It stops working within seconds; the user's jobs continue."""
+    with open_client(url, token) as client:
+        client.revoke_token(name)
+    out.print(f"the token {name} is revoked", markup=False)

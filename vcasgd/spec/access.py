@@ -1,0 +1,53 @@
+"""Scopes, names, and limits of API tokens."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from vcasgd.spec.duration import Duration
+
+#: Name of the token that the stack has from its start. No other token can have it.
+BOOTSTRAP = "bootstrap"
+#: Pattern of the name of a token, and so of a user. The text of a token contains it.
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+#: Largest limit of machines; far above any fleet.
+MOST_MACHINES = 1_000_000
+#: Longest lifetime of a token; a longer one is a typing error.
+LONGEST_LIFETIME = timedelta(days=3650)
+
+
+class Scope(StrEnum):
+    """Permission of a token. Each scope includes those before it."""
+
+    READ = "read"
+    """Read everything but the tokens."""
+    SUBMIT = "submit"
+    """Submit jobs, and control and delete its own."""
+    ADMIN = "admin"
+    """Everything: jobs of all users, machines, tokens."""
+
+    def includes(self, other: Scope) -> bool:
+        """Return True if this scope permits what ``other`` does."""
+        order = list(Scope)
+        return order.index(self) >= order.index(other)
+
+
+def _not_reserved(name: str) -> str:
+    if name == BOOTSTRAP:
+        raise ValueError(f"{BOOTSTRAP} is the name of the stack's own token; choose another name")
+    return name
+
+
+def _not_too_long(lifetime: timedelta) -> timedelta:
+    if lifetime > LONGEST_LIFETIME:
+        raise ValueError(f"must be at most {LONGEST_LIFETIME.days}d")
+    return lifetime
+
+
+TokenName = Annotated[str, Field(pattern=NAME_PATTERN), AfterValidator(_not_reserved)]
+Lifetime = Annotated[Duration, AfterValidator(_not_too_long)]
+MachineLimit = Annotated[int, Field(ge=1, le=MOST_MACHINES)]
