@@ -5,6 +5,7 @@
 ``connection`` API address and token
 ``jobfile``    job files with ``--set`` overrides
 ``stack``      up, down, status
+``doctor``     doctor
 ``jobs``       submit, follow, and the other commands for jobs
 ``fleet``      workers, instances, pools, evict
 ``top``        a live overview of the fleet

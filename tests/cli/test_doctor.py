@@ -1,0 +1,212 @@
+"""``vcasgd doctor`` on installations that are broken on purpose, and its checks on facts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.ports import free_port
+from typer.testing import CliRunner
+
+from vcasgd import __version__
+from vcasgd.cli import app
+from vcasgd.doctor import Facts, findings
+from vcasgd.doctor.checks import Severity
+from vcasgd.doctor.facts import ApiFact, PoolFact, PriceFact
+
+Run = Callable[..., dict[str, dict[str, str]]]
+
+AWS_POOL = """
+pools:
+  - {name: cloud, provider: aws, region: us-east-1, zones: [us-east-1a],
+     instance_types: [%s], template: {launch_template: lt-1}}
+"""
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in [name for name in os.environ if name.startswith("VCASGD_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("VCASGD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("VCASGD_API_PORT", str(free_port()))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    def run(status: int = 1) -> dict[str, dict[str, str]]:
+        """Return the findings by check, without those of the machine that the tests run on."""
+        done = CliRunner().invoke(app, ["doctor", "--json"])
+        found = {row["check"]: row for row in json.loads(done.stdout)}
+        errors = [row for row in found.values() if row["severity"] == "error"]
+        assert done.exit_code == (1 if errors else 0), done.output
+        assert status == 0 or errors
+        assert all(row["message"] and row["remedy"] for row in found.values())
+        return found
+
+    return run
+
+
+@pytest.fixture
+def answers() -> Iterator[dict[str, Any]]:
+    """Serve an API with these answers."""
+    status = {
+        "version": __version__, "cluster": "vcasgd", "controller": True, "active_jobs": [],
+        "servers": 1, "instances": 0, "workers": 0,
+    }  # fmt: skip
+    known: dict[str, Any] = {"status": status, "pools": [], "code": 200, "ahead": 0.0}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response_only(known["code"])
+            self.send_header("Date", formatdate(time.time() + known["ahead"], usegmt=True))
+            self.end_headers()
+            self.wfile.write(json.dumps(known[self.path.rpartition("/")[2]]).encode())
+
+        def log_message(self, *arguments: object) -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    known["url"] = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield known
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def api(answers: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("VCASGD_API_URL", answers["url"])
+    monkeypatch.setenv("VCASGD_TOKEN", "a-token")
+    return answers
+
+
+def test_sound_installation_has_no_error(run: Run, api: dict[str, Any]) -> None:
+    found = run(0)
+    # the machine of the tests may be small, and the dashboard may not be built
+    assert not found.keys() & {"settings", "home", "port", "secrets", "pools", "prices"}
+    assert not found.keys() & {"packages", "api", "api-version", "clock", "controller", "quota"}
+
+
+def test_invalid_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCASGD_HEARTBEAT", "0")
+    assert "VCASGD_HEARTBEAT" in run()["settings"]["message"]
+
+
+def test_home_that_is_a_file(run: Run, home: Path) -> None:
+    home.write_text("")
+    assert "is not a folder" in run()["home"]["message"]
+
+
+def test_port_that_another_program_uses(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("VCASGD_API_PORT", str(server.getsockname()[1]))
+        assert "--port 0" in run()["port"]["remedy"]
+
+
+def test_token_that_others_can_read(run: Run, home: Path) -> None:
+    home.mkdir()
+    (home / "token").write_text("a-token")
+    (home / "token").chmod(0o644)
+    assert run()["secrets"]["remedy"] == f"chmod 600 {home / 'token'}"
+
+
+def test_server_program_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCASGD_REDIS_SERVER", "/nowhere/redis-server")
+    assert "/nowhere/redis-server" in run()["redis"]["message"]
+
+
+def test_invalid_pools_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pools.yaml").write_text("pools: [{name: x, provider: moon}]")
+    monkeypatch.setenv("VCASGD_POOLS", str(tmp_path / "pools.yaml"))
+    assert "unknown provider 'moon'" in run()["pools"]["message"]
+
+
+def test_type_without_a_price(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pools.yaml").write_text(AWS_POOL % "made-up.8xlarge")
+    monkeypatch.setenv("VCASGD_POOLS", str(tmp_path / "pools.yaml"))
+    found = run()["prices"]
+    assert "no known price for made-up.8xlarge in us-east-1" in found["message"]
+    assert "VCASGD_PRICES" in found["remedy"]
+
+
+def test_api_that_does_not_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VCASGD_API_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("VCASGD_TOKEN", "a-token")
+    assert "no answer" in run()["api"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "text"),
+    [
+        ({"code": 401}, "api", "401"),
+        ({"version": "0.0.9"}, "api-version", "0.0.9"),
+        ({"ahead": 3600.0}, "clock", "s behind the API's"),
+        ({"ahead": -3600.0}, "clock", "s ahead of the API's"),
+        ({"controller": False}, "controller", "no running controller"),
+        ({"pools": [{"name": "p", "quotas": {"spot": 8}}]}, "quota", "quota of 8 machines"),
+        ({"pools": [{"name": "p", "reason": "denied"}]}, "pool", "backs off: denied"),
+    ],
+)
+def test_api_of_a_broken_cluster(
+    run: Run, api: dict[str, Any], change: dict[str, Any], check: str, text: str
+) -> None:
+    for name, value in change.items():
+        (api if name in api else api["status"])[name] = value
+    assert text in run(0)[check]["message"]
+
+
+SOUND = Facts(
+    version="1.0", python=(3, 11), home="/home", disk_free=10**11, memory=10**11,
+    shared_memory=10**10, open_files=65_536, port=8700, port_taken=False, dashboard=True,
+    api=ApiFact("http://api", version="1.0", controller=True, clock_ahead=0.5),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "severity"),
+    [
+        (replace(SOUND, python=(3, 10)), "python", Severity.ERROR),
+        (replace(SOUND, unmet={"ray<3": "3.1"}), "packages", Severity.ERROR),
+        (replace(SOUND, unmet={"ray<3": None}), "packages", Severity.ERROR),
+        (replace(SOUND, dashboard=False), "dashboard", Severity.WARNING),
+        (replace(SOUND, memory=10**9), "memory", Severity.ERROR),
+        (replace(SOUND, disk_free=10**8), "disk", Severity.ERROR),
+        (replace(SOUND, shared_memory=64 * 10**6), "shared-memory", Severity.WARNING),
+        (replace(SOUND, open_files=256), "open-files", Severity.ERROR),
+        (replace(SOUND, home_problem="is not writable"), "home", Severity.ERROR),
+        (replace(SOUND, prices=(PriceFact("p", "t", 600),)), "prices", Severity.WARNING),
+        (
+            replace(SOUND, api=ApiFact("u", pools=(PoolFact("p", "why", 3),))),
+            "quota",
+            Severity.WARNING,
+        ),
+    ],
+)
+def test_broken_fact_is_one_finding(broken: Facts, check: str, severity: Severity) -> None:
+    (found,) = findings(broken)
+    assert (found.check, found.severity) == (check, severity)
+
+
+def test_sound_and_unknown_facts_are_no_findings() -> None:
+    assert findings(SOUND) == []
+    assert findings(Facts(version="1.0", python=(3, 12))) == []
+
+
+def test_errors_come_first() -> None:
+    found = findings(replace(SOUND, dashboard=False, memory=1))
+    assert [each.check for each in found] == ["memory", "dashboard"]
