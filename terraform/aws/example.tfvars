@@ -1,13 +1,15 @@
 # The cheapest useful cluster. Only package has no default.
 cluster = "vcasgd"
 region  = "us-east-1"
-zones   = ["us-east-1a", "us-east-1b", "us-east-1c"]
 
-# Built by: .venv/bin/pip wheel --no-deps --wheel-dir dist .
+# With the dashboard. Built by: .venv/bin/pip wheel --no-deps --wheel-dir dist .
 package = "../../dist/vcasgd-0.1.0-py3-none-any.whl"
 
 # Packages that the jobs import; the digits example needs scikit-learn.
 python_packages = ["scikit-learn"]
+
+# Buckets with training data.
+# data_buckets = ["my-images"]
 
 # Your own address, to reach the API without a tunnel.
 # api_cidrs = ["203.0.113.7/32"]
@@ -22,8 +24,8 @@ pools = {
     max_instances      = 8
     max_price_per_hour = 0.06
   }
-  # With the ID of an image that has NVIDIA's driver:
-  # gpu-spot = { instance_types = ["g4dn.xlarge"], gpus = 1, image = "ami-…", disk_gb = 60 }
+  # With the ID of an image that infra/packer made with gpu=true:
+  # gpu-spot = { instance_types = ["g4dn.xlarge"], image = "ami-…" }
   # Data with this label goes to no other pool.
   private = {
     instance_types = ["c6i.large"]

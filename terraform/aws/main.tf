@@ -36,9 +36,27 @@ locals {
 
   is_wheel = endswith(var.package, ".whl")
   releases = local.is_wheel ? {
-    (basename(var.package)) = var.package
-    "constraints.txt"       = "${path.module}/../../constraints.txt"
+    (basename(var.package))   = var.package
+    "constraints-runtime.txt" = "${path.module}/../../constraints-runtime.txt"
   } : {}
+
+  price_table = jsondecode(file("${path.module}/../../vcasgd/fleet/data/prices-aws.json"))
+  own_prices  = try(yamldecode(file(var.prices)).aws, {})
+  types       = merge(local.price_table.types, try(local.own_prices.types, {}))
+  priced = setintersection(keys(local.types), setunion(
+    keys(try(local.price_table.on_demand[var.region], {})),
+    keys(try(local.own_prices.on_demand[var.region], {})),
+  ))
+  unpriced = sort(setsubtract(flatten([for pool in values(var.pools) : pool.instance_types]), local.priced))
+
+  # GPUs of each pool's machines, and pip options that leave CUDA to those that have some.
+  gpus        = { for name, pool in var.pools : name => coalesce(pool.gpus, try(max([for type in pool.instance_types : try(local.types[type].gpus, 0)]...), 0)) }
+  cpu_options = coalesce(var.pip_options, "--extra-index-url https://download.pytorch.org/whl/cpu")
+  pip_options = {
+    for name, pool in var.pools : name => coalesce(
+      pool.pip_options, var.pip_options, local.gpus[name] > 0 ? " " : local.cpu_options,
+    )
+  }
 
   ledger_url = (local.managed
     ? "rediss://:PASSWORD@${module.store.managed_redis.address}:6379/0?replicas=1&ssl_ca_certs=/etc/ssl/certs/ca-certificates.crt"
@@ -49,9 +67,9 @@ locals {
   machine = {
     AWS_DEFAULT_REGION = var.region
     CLUSTER            = var.cluster
-    CONSTRAINTS        = local.is_wheel ? module.bucket.releases["constraints.txt"] : ""
+    CONSTRAINTS        = local.is_wheel ? module.bucket.releases["constraints-runtime.txt"] : ""
     PACKAGE            = local.is_wheel ? module.bucket.releases[basename(var.package)] : var.package
-    PIP_OPTIONS        = var.pip_options
+    PIP_OPTIONS        = local.cpu_options
   }
   inside = {
     LEDGER_URL    = local.ledger_url
@@ -81,7 +99,7 @@ locals {
       boot_seconds       = pool.boot_seconds
       max_price_per_hour = pool.max_price_per_hour
       cpus               = pool.cpus
-      gpus               = pool.gpus
+      gpus               = local.gpus[name]
       template = {
         launch_template = module.worker_template[name].id
         subnets         = { for zone in coalesce(pool.zones, local.zones) : zone => module.network.subnets[zone] }
@@ -91,6 +109,18 @@ locals {
   ]
 }
 
+# A machine without a price would count against no budget, so the controller refuses such a pool.
+resource "terraform_data" "prices" {
+  input = local.price_table.as_of
+
+  lifecycle {
+    precondition {
+      condition     = length(local.unpriced) == 0
+      error_message = "pools: no price for ${join(", ", local.unpriced)} in ${var.region} in the tables of ${local.price_table.as_of}; name a file with their prices in the variable prices (docs/pools.md, Prices)."
+    }
+  }
+}
+
 module "network" {
   source = "../modules/aws/network"
 
@@ -98,6 +128,7 @@ module "network" {
   cidr      = var.network_cidr
   zones     = local.zones
   api_cidrs = var.api_cidrs
+  private   = var.private
 }
 
 module "bucket" {
@@ -116,6 +147,8 @@ module "identity" {
 
   cluster    = var.cluster
   bucket_arn = module.bucket.arn
+
+  data_buckets = var.data_buckets
 }
 
 module "store_data" {
@@ -160,7 +193,7 @@ module "worker_data" {
   role  = "worker"
   cloud = "aws"
   machine = merge(local.machine, {
-    PIP_OPTIONS  = coalesce(each.value.pip_options, var.pip_options, " ")
+    PIP_OPTIONS  = local.pip_options[each.key]
     PIP_PACKAGES = join(" ", var.python_packages)
   })
   settings = { AWS_REGION = var.region, VCASGD_METADATA_URL = "http://169.254.169.254", VCASGD_METADATA_KIND = "aws" }
@@ -173,7 +206,7 @@ module "worker_template" {
   cluster   = var.cluster
   pool      = each.key
   image     = coalesce(each.value.image, local.image)
-  disk_gb   = each.value.disk_gb
+  disk_gb   = coalesce(each.value.disk_gb, local.gpus[each.key] > 0 ? 100 : 30)
   place     = { security_group_id = module.network.security_groups["worker"], profile = module.identity.profiles["worker"] }
   user_data = module.worker_data[each.key].user_data
 }

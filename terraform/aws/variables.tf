@@ -24,6 +24,11 @@ variable "zones" {
   description = "Availability zones of the fleet. Empty: the first three of the region."
   type        = list(string)
   default     = []
+
+  validation {
+    condition     = alltrue([for zone in var.zones : startswith(zone, var.region)])
+    error_message = "zones: all must be in region; leave zones empty to use the first three of any region."
+  }
 }
 
 variable "network_cidr" {
@@ -54,9 +59,9 @@ variable "package" {
 }
 
 variable "pip_options" {
-  description = "More pip options on the machines; for example, another index."
+  description = "More pip options on the machines. Null: machines without GPUs get the CPU build of torch."
   type        = string
-  default     = ""
+  default     = null
 }
 
 variable "python_packages" {
@@ -68,6 +73,34 @@ variable "python_packages" {
     condition     = alltrue([for name in var.python_packages : can(regex("^[A-Za-z0-9][A-Za-z0-9._,<>=!~\\[\\]-]*$", name))])
     error_message = "python_packages must contain requirements without spaces, such as torchvision>=0.20."
   }
+}
+
+variable "data_buckets" {
+  description = "Buckets with training data that workers may read, in addition to the cluster's own."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for name in var.data_buckets : can(regex("^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$", name))])
+    error_message = "data_buckets must contain names of buckets, without a scheme or a path."
+  }
+}
+
+variable "private" {
+  description = "Give machines no public addresses. They reach package indexes through a NAT gateway, which is billed."
+  type        = bool
+  default     = false
+
+  validation {
+    condition     = !var.private || length(var.api_cidrs) == 0
+    error_message = "private: the API of a private network is reached through the tunnel; leave api_cidrs empty."
+  }
+}
+
+variable "tunnel_port" {
+  description = "Port of this computer for the tunnel to the API. 8700 is that of a local stack."
+  type        = number
+  default     = 8701
 }
 
 variable "redis" {
@@ -117,7 +150,7 @@ variable "image" {
 }
 
 variable "pools" {
-  description = "Pools where workers are bought, by name, used in the order of their names. A null image or pip_options uses the cluster's."
+  description = "Pools where workers are bought, by name, used in the order of their names. A null image or pip_options uses the cluster's; a null disk_gb is 30, or 100 with a GPU."
   type = map(object({
     instance_types     = list(string)
     spot               = optional(bool, true)
@@ -130,7 +163,7 @@ variable "pools" {
     gpus               = optional(number)
     image              = optional(string)
     pip_options        = optional(string)
-    disk_gb            = optional(number, 30)
+    disk_gb            = optional(number)
   }))
   default = {
     aws-spot = {
@@ -151,7 +184,7 @@ variable "pools" {
 
   validation {
     condition     = alltrue([for pool in values(var.pools) : alltrue([for zone in coalesce(pool.zones, []) : contains(var.zones, zone)])])
-    error_message = "pools: the zones of a pool must be among the variable zones."
+    error_message = "pools: the zones of a pool must be among the variable zones, so set zones too."
   }
 }
 

@@ -2,13 +2,15 @@
 project = "my-project-123"
 cluster = "vcasgd"
 region  = "us-central1"
-zones   = ["us-central1-a", "us-central1-b", "us-central1-c"]
 
-# Built by: .venv/bin/pip wheel --no-deps --wheel-dir dist .
+# With the dashboard. Built by: .venv/bin/pip wheel --no-deps --wheel-dir dist .
 package = "../../dist/vcasgd-0.1.0-py3-none-any.whl"
 
 # Packages that the jobs import; the digits example needs scikit-learn.
 python_packages = ["scikit-learn"]
+
+# Buckets with training data.
+# data_buckets = ["my-images"]
 
 # Your own address, to reach the API without a tunnel.
 # api_cidrs = ["203.0.113.7/32"]
@@ -22,6 +24,10 @@ pools = {
     instance_types = ["e2-standard-2", "n2-standard-2", "n1-standard-2"]
     max_instances  = 8
   }
+  # N1 machines with a GPU; give their price in a file (prices). G2 types need no accelerator.
+  # gpu-spot = {
+  #   instance_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4" }, image = "…"
+  # }
   # Data with this label goes to no other pool.
   private = {
     instance_types = ["e2-standard-2"]

@@ -1,4 +1,12 @@
+data "google_compute_zones" "here" {
+  count = length(var.zones) == 0 ? 1 : 0
+
+  region = var.region
+  status = "UP"
+}
+
 locals {
+  zones       = length(var.zones) > 0 ? var.zones : slice(sort(data.google_compute_zones.here[0].names), 0, min(3, length(data.google_compute_zones.here[0].names)))
   managed     = var.redis == "managed"
   open        = length(var.api_cidrs) > 0
   node_names  = [for index in range(var.store.nodes) : "store-${index}"]
@@ -11,9 +19,27 @@ locals {
 
   is_wheel = endswith(var.package, ".whl")
   releases = local.is_wheel ? {
-    (basename(var.package)) = var.package
-    "constraints.txt"       = "${path.module}/../../constraints.txt"
+    (basename(var.package))   = var.package
+    "constraints-runtime.txt" = "${path.module}/../../constraints-runtime.txt"
   } : {}
+
+  price_table = jsondecode(file("${path.module}/../../vcasgd/fleet/data/prices-gcp.json"))
+  own_prices  = try(yamldecode(file(var.prices)).gcp, {})
+  types       = merge(local.price_table.types, try(local.own_prices.types, {}))
+  priced = setintersection(keys(local.types), setunion(
+    keys(try(local.price_table.on_demand[var.region], {})),
+    keys(try(local.own_prices.on_demand[var.region], {})),
+  ))
+  unpriced = sort(setsubtract(flatten([for pool in values(var.pools) : pool.instance_types]), local.priced))
+
+  # GPUs of each pool's machines, and pip options that leave CUDA to those that have some.
+  gpus        = { for name, pool in var.pools : name => coalesce(pool.gpus, try(pool.accelerator.count, null), try(max([for type in pool.instance_types : try(local.types[type].gpus, 0)]...), 0)) }
+  cpu_options = coalesce(var.pip_options, "--extra-index-url https://download.pytorch.org/whl/cpu")
+  pip_options = {
+    for name, pool in var.pools : name => coalesce(
+      pool.pip_options, var.pip_options, local.gpus[name] > 0 ? " " : local.cpu_options,
+    )
+  }
 
   # The certificate authority belongs to the server, so trusting it is stricter than comparing names.
   ledger_url = (local.managed
@@ -25,9 +51,9 @@ locals {
   # Variables for the scripts on every machine; the scripts add the passwords.
   machine = {
     CLUSTER     = var.cluster
-    CONSTRAINTS = local.is_wheel ? module.bucket.releases["constraints.txt"] : ""
+    CONSTRAINTS = local.is_wheel ? module.bucket.releases["constraints-runtime.txt"] : ""
     PACKAGE     = local.is_wheel ? module.bucket.releases[basename(var.package)] : var.package
-    PIP_OPTIONS = var.pip_options
+    PIP_OPTIONS = local.cpu_options
     PROJECT     = var.project
   }
   inside = {
@@ -49,7 +75,7 @@ locals {
       name               = name
       provider           = "gcp"
       region             = var.region
-      zones              = coalesce(pool.zones, var.zones)
+      zones              = coalesce(pool.zones, local.zones)
       instance_types     = pool.instance_types
       spot               = pool.spot
       max_instances      = pool.max_instances
@@ -57,7 +83,7 @@ locals {
       boot_seconds       = pool.boot_seconds
       max_price_per_hour = pool.max_price_per_hour
       cpus               = pool.cpus
-      gpus               = pool.gpus
+      gpus               = local.gpus[name]
       template = {
         project           = var.project
         instance_template = module.worker_template[name].path
@@ -65,6 +91,18 @@ locals {
       }
     }
   ]
+}
+
+# A machine without a price would count against no budget, so the controller refuses such a pool.
+resource "terraform_data" "prices" {
+  input = local.price_table.as_of
+
+  lifecycle {
+    precondition {
+      condition     = length(local.unpriced) == 0
+      error_message = "pools: no price for ${join(", ", local.unpriced)} in ${var.region} in the tables of ${local.price_table.as_of}; name a file with their prices in the variable prices (docs/pools.md, Prices)."
+    }
+  }
 }
 
 module "bucket" {
@@ -82,7 +120,9 @@ module "identity" {
   cluster = var.cluster
   project = var.project
   bucket  = module.bucket.name
-  pools   = keys(var.pools)
+
+  data_buckets = var.data_buckets
+  pools        = keys(var.pools)
 }
 
 module "network" {
@@ -92,6 +132,7 @@ module "network" {
   cidr      = var.network_cidr
   api_cidrs = var.api_cidrs
   accounts  = module.identity.accounts
+  private   = var.private
 }
 
 module "store_data" {
@@ -110,13 +151,15 @@ module "store_data" {
 module "store" {
   source = "../modules/gcp/store"
 
+  private = var.private
+
   cluster           = var.cluster
   redis             = var.redis
   disk_gb           = var.ledger_disk_gb
   managed_memory_gb = var.managed_redis_gb
 
   place = {
-    zone          = var.zones[0]
+    zone          = local.zones[0]
     network_id    = module.network.network_id
     subnetwork_id = module.network.subnetwork_id
     account       = module.identity.accounts["store"]
@@ -140,7 +183,7 @@ module "worker_data" {
   role  = "worker"
   cloud = "gcp"
   machine = merge(local.machine, {
-    PIP_OPTIONS  = coalesce(each.value.pip_options, var.pip_options, " ")
+    PIP_OPTIONS  = local.pip_options[each.key]
     PIP_PACKAGES = join(" ", var.python_packages)
   })
   settings = { VCASGD_METADATA_URL = "http://metadata.google.internal", VCASGD_METADATA_KIND = "gcp" }
@@ -151,6 +194,8 @@ module "worker_template" {
   source   = "../modules/gcp/worker-template"
   for_each = var.pools
 
+  private = var.private
+
   cluster   = var.cluster
   pool      = each.key
   region    = var.region
@@ -159,8 +204,10 @@ module "worker_template" {
 
   machine = {
     image        = coalesce(each.value.image, var.image)
-    disk_gb      = each.value.disk_gb
+    disk_gb      = coalesce(each.value.disk_gb, local.gpus[each.key] > 0 ? 100 : 30)
     default_type = each.value.instance_types[0]
+    accelerator  = each.value.accelerator
+    gpus         = local.gpus[each.key]
   }
 }
 
@@ -224,6 +271,8 @@ resource "terraform_data" "fleet" {
 module "control_plane" {
   source = "../modules/gcp/control-plane"
 
+  private = var.private
+
   cluster        = var.cluster
   machine        = { type = var.control_plane_type, image = var.image }
   user_data      = module.control_data.user_data
@@ -231,7 +280,7 @@ module "control_plane" {
   public_address = one(google_compute_address.api[*].address)
 
   place = {
-    zone            = var.zones[0]
+    zone            = local.zones[0]
     subnetwork_id   = module.network.subnetwork_id
     private_address = local.control_address
     account         = module.identity.accounts["control"]

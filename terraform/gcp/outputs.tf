@@ -1,5 +1,5 @@
 locals {
-  api_url = local.open ? "https://${google_compute_address.api[0].address}" : "http://127.0.0.1:8700"
+  api_url = local.open ? "https://${google_compute_address.api[0].address}" : "http://127.0.0.1:${var.tunnel_port}"
 }
 
 output "api_url" {
@@ -18,8 +18,8 @@ output "token_command" {
 }
 
 output "tunnel_command" {
-  description = "Command that forwards this computer's port 8700 to the API."
-  value       = "gcloud compute ssh ${module.control_plane.name} --project ${var.project} --zone ${var.zones[0]} --tunnel-through-iap -- -N -L 8700:127.0.0.1:8700"
+  description = "Command that forwards this computer's tunnel_port to the API."
+  value       = "gcloud compute ssh ${module.control_plane.name} --project ${var.project} --zone ${local.zones[0]} --tunnel-through-iap -- -N -L ${var.tunnel_port}:127.0.0.1:8700"
 }
 
 output "certificate_command" {
@@ -35,4 +35,9 @@ output "boot_error_command" {
 output "storage_url" {
   description = "URL of packages, checkpoints, and models."
   value       = module.bucket.url
+}
+
+output "prices_of" {
+  description = "Date and source of the list prices. Budgets rely on them; replace them with prices."
+  value       = "${local.price_table.as_of}: ${local.price_table.source}"
 }

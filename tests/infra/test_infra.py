@@ -15,12 +15,13 @@ from support.servers import KINDS, require_binary
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreDenied, StoreUnavailable
+from vcasgd.fleet.providers.user_data import worker_script
 from vcasgd.store.connection import RedisClient, check_server, connect
 
 INFRA = Path(__file__).parents[2] / "infra"
 SCRIPTS = sorted(
     path
-    for folder in ("bin", "docker", "fleet", "local")
+    for folder in ("bin", "docker", "fleet", "local", "packer")
     for path in (INFRA / folder).iterdir()
     if "sh" in path.read_text().partition("\n")[0]
 )
@@ -80,6 +81,26 @@ def test_cloud_init_writes_files_before_it_runs_commands(role: str) -> None:
     assert text.startswith("#cloud-config\n")
     assert text.index("write_files:") < text.index("runcmd:")
     assert "[/usr/local/lib/vcasgd/boot]" in text
+
+
+@pytest.mark.parametrize("path", ["/etc/vcasgd/worker.env", "/etc/vcasgd/worker.argv"])
+def test_launch_of_an_imaged_worker_does_not_survive(path: str) -> None:
+    # Given the files that a launch writes
+    assert path.rpartition("/")[2] in worker_script({})
+    # Then an image lacks them, and a new machine removes them before its unit, which needs them
+    assert path in (INFRA / "packer/install").read_text()
+    ((program, frequency, _, *command),) = yaml.safe_load(
+        "\n".join(
+            line
+            for line in (INFRA / "cloud-init/worker.yaml").read_text().splitlines()
+            if not line.startswith("%") and "${" not in line
+        )
+    )["bootcmd"]
+    assert (program, frequency) == ("cloud-init-per", "instance")
+    assert path in command
+    unit = (INFRA / "systemd/vcasgd-worker.service").read_text()
+    assert "ConditionPathExists=/etc/vcasgd/worker.argv" in unit
+    assert "After=network-online.target" in unit
 
 
 @pytest.mark.both_servers

@@ -28,7 +28,7 @@ AWS_MIRROR = Path(os.environ.get("VCASGD_TERRAFORM_AWS_MIRROR", "/opt/tf-plugins
 AWS_PROVIDER = "registry.terraform.io/hashicorp/aws"
 GOOGLE_PROVIDER = "registry.terraform.io/hashicorp/google"
 #: Files that a root starts or reads.
-TREES = ("terraform", "infra", "constraints.txt")
+TREES = ("terraform", "infra", "constraints-runtime.txt", "vcasgd/fleet/data")
 #: Seconds; a provider takes some to start, and many more on a busy machine.
 COMMAND_SECONDS = 500.0
 UBUNTU = {

@@ -302,7 +302,10 @@ def _assumptions(
         lines.append(f"{spec.epochs} epochs of {workload.samples} samples, {source}")
     if spec.max_steps is not None and workload.batch_size is not None:
         lines.append(f"{spec.length} of {workload.batch_size} samples, as in an earlier job")
-    lines.append("prices stay constant; booting, evaluations, and evictions are not included")
+    lines.append(
+        "prices stay constant; booting, evaluations, evictions, and traffic between zones are not "
+        "included"
+    )
     budget = spec.stop.max_cost_usd
     if budget is not None and hours is not None and hours * per_hour > budget:
         part = budget / (hours * per_hour)

@@ -67,12 +67,21 @@ run "wrong_names" {
     store     = { nodes = 65 }
     prices    = "versions.tf"
     package   = "missing.whl"
-    pools     = {}
   }
 
   expect_failures = [
-    var.cluster, var.region, var.api_cidrs, var.redis, var.heartbeat, var.store, var.package, var.prices, var.pools,
+    var.cluster, var.region, var.api_cidrs, var.redis, var.heartbeat, var.store, var.package, var.prices,
   ]
+}
+
+run "no_pool" {
+  command = plan
+
+  variables {
+    pools = {}
+  }
+
+  expect_failures = [var.pools]
 }
 
 run "pool_in_another_zone" {
@@ -84,4 +93,68 @@ run "pool_in_another_zone" {
   }
 
   expect_failures = [var.pools]
+}
+
+run "zones_of_another_region" {
+  command = plan
+
+  variables {
+    region = "us-west-2"
+    zones  = ["us-east-1a"]
+  }
+
+  expect_failures = [var.zones]
+}
+
+run "no_price" {
+  command = plan
+
+  variables {
+    pools = { gpu = { instance_types = ["c5.large", "made-up.8xlarge"] } }
+  }
+
+  expect_failures = [terraform_data.prices]
+}
+
+run "own_price_gpus_and_data" {
+  variables {
+    prices       = "tests/prices.yaml"
+    data_buckets = ["my-images"]
+    pools = {
+      cpu = { instance_types = ["c5.large"] }
+      gpu = { instance_types = ["made-up.8xlarge"] }
+    }
+  }
+
+  assert {
+    condition     = local.gpus == { cpu = 0, gpu = 8 }
+    error_message = "a pool's GPUs are those of its types"
+  }
+
+  assert {
+    condition     = strcontains(module.worker_data["cpu"].files["/etc/vcasgd/machine.env"], "whl/cpu") && !strcontains(module.worker_data["gpu"].files["/etc/vcasgd/machine.env"], "whl/cpu")
+    error_message = "only machines with GPUs need CUDA"
+  }
+
+  assert {
+    condition     = strcontains(output.tunnel_command, "portNumber=8700,localPortNumber=8701")
+    error_message = "the tunnel must not need the port of a local stack"
+  }
+}
+
+run "private" {
+  variables {
+    private = true
+  }
+}
+
+run "private_and_open" {
+  command = plan
+
+  variables {
+    private   = true
+    api_cidrs = ["203.0.113.7/32"]
+  }
+
+  expect_failures = [var.private]
 }

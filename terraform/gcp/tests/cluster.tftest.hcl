@@ -1,6 +1,10 @@
 # Plans and applies with a mocked provider for values that only Google knows.
 
 mock_provider "google" {
+  mock_data "google_compute_zones" {
+    defaults = { names = ["us-central1-f", "us-central1-a", "us-central1-c", "us-central1-b"] }
+  }
+
   mock_resource "google_compute_subnetwork" {
     defaults = {
       id            = "projects/my-project-123/regions/us-central1/subnetworks/made-by-test"
@@ -42,7 +46,7 @@ variables {
 
 run "self_hosted" {
   assert {
-    condition     = output.api_url == "http://127.0.0.1:8700"
+    condition     = output.api_url == "http://127.0.0.1:8701"
     error_message = "without api_cidrs the API must be reached through a tunnel"
   }
 
@@ -159,4 +163,65 @@ run "pool_in_another_region" {
   }
 
   expect_failures = [var.pools]
+}
+
+run "region_alone" {
+  command = plan
+
+  variables {
+    region = "europe-west1"
+    pools  = { spot = { instance_types = ["e2-standard-2"] } }
+  }
+
+  assert {
+    condition     = length(local.zones) == 3
+    error_message = "another region must need no other variable"
+  }
+}
+
+run "no_price" {
+  command = plan
+
+  variables {
+    pools = { gpu = { instance_types = ["e2-standard-2", "made-up-8"] } }
+  }
+
+  expect_failures = [terraform_data.prices]
+}
+
+run "gpus" {
+  variables {
+    data_buckets = ["my-images"]
+    pools = {
+      cpu = { instance_types = ["e2-standard-2"] }
+      gpu = { instance_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4", count = 2 } }
+    }
+  }
+
+  assert {
+    condition     = local.gpus == { cpu = 0, gpu = 2 }
+    error_message = "a pool's GPUs are its accelerators"
+  }
+
+  assert {
+    condition     = strcontains(module.worker_data["cpu"].files["/etc/vcasgd/machine.env"], "whl/cpu") && !strcontains(module.worker_data["gpu"].files["/etc/vcasgd/machine.env"], "whl/cpu")
+    error_message = "only machines with GPUs need CUDA"
+  }
+}
+
+run "private" {
+  variables {
+    private = true
+  }
+}
+
+run "private_and_open" {
+  command = plan
+
+  variables {
+    private   = true
+    api_cidrs = ["203.0.113.7/32"]
+  }
+
+  expect_failures = [var.private]
 }

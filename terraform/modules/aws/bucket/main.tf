@@ -51,11 +51,16 @@ resource "aws_s3_bucket_policy" "this" {
   depends_on = [aws_s3_bucket_public_access_block.this]
 }
 
+# The digest in the name makes machines install a wheel that was built again.
 resource "aws_s3_object" "release" {
   for_each = var.releases
 
   bucket      = aws_s3_bucket.this.id
-  key         = "release/${each.key}"
+  key         = "release/${substr(filesha256(each.value), 0, 12)}/${each.key}"
   source      = each.value
   source_hash = filesha256(each.value)
+
+  lifecycle {
+    create_before_destroy = true
+  }
 }

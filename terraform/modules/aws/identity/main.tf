@@ -141,6 +141,21 @@ data "aws_iam_policy_document" "store" {
 }
 
 data "aws_iam_policy_document" "worker" {
+  dynamic "statement" {
+    for_each = length(var.data_buckets) > 0 ? [var.data_buckets] : []
+
+    content {
+      sid     = "ReadTrainingData"
+      actions = ["s3:GetObject", "s3:ListBucket"]
+      resources = flatten([
+        for name in statement.value : [
+          "arn:${data.aws_partition.here.partition}:s3:::${name}",
+          "arn:${data.aws_partition.here.partition}:s3:::${name}/*",
+        ]
+      ])
+    }
+  }
+
   statement {
     sid       = "ReadRayToken"
     actions   = ["secretsmanager:GetSecretValue"]

@@ -7,3 +7,9 @@ variable "bucket_arn" {
   description = "Bucket for packages, checkpoints, and releases."
   type        = string
 }
+
+variable "data_buckets" {
+  description = "Names of buckets with training data that workers may read."
+  type        = list(string)
+  default     = []
+}

@@ -13,15 +13,15 @@ resource "aws_internet_gateway" "this" {
   tags = { Name = var.cluster }
 }
 
-# Machines have public addresses to reach package indexes and the cloud without a gateway, which
-# would cost as much as a worker. The security groups deny all other incoming traffic.
+# By default, machines have public addresses to reach package indexes and the cloud without a gateway,
+# which would cost as much as a worker. The security groups deny all other incoming traffic.
 resource "aws_subnet" "this" {
   for_each = { for index, zone in var.zones : zone => index }
 
   vpc_id                  = aws_vpc.this.id
   availability_zone       = each.key
   cidr_block              = cidrsubnet(var.cidr, 4, each.value)
-  map_public_ip_on_launch = true
+  map_public_ip_on_launch = !var.private
 
   tags = { Name = "${var.cluster}-${each.key}" }
 }
@@ -35,7 +35,60 @@ resource "aws_route_table" "this" {
 resource "aws_route" "out" {
   route_table_id         = aws_route_table.this.id
   destination_cidr_block = "0.0.0.0/0"
-  gateway_id             = aws_internet_gateway.this.id
+  gateway_id             = var.private ? null : aws_internet_gateway.this.id
+  nat_gateway_id         = one(aws_nat_gateway.this[*].id)
+}
+
+# The gateway of a private network, in a subnet of its own.
+resource "aws_subnet" "gateway" {
+  count = var.private ? 1 : 0
+
+  vpc_id            = aws_vpc.this.id
+  availability_zone = var.zones[0]
+  cidr_block        = cidrsubnet(var.cidr, 4, 15)
+
+  tags = { Name = "${var.cluster}-gateway" }
+}
+
+resource "aws_route_table" "gateway" {
+  count = var.private ? 1 : 0
+
+  vpc_id = aws_vpc.this.id
+
+  route {
+    cidr_block = "0.0.0.0/0"
+    gateway_id = aws_internet_gateway.this.id
+  }
+
+  tags = { Name = "${var.cluster}-gateway" }
+}
+
+resource "aws_route_table_association" "gateway" {
+  count = var.private ? 1 : 0
+
+  route_table_id = aws_route_table.gateway[0].id
+  subnet_id      = aws_subnet.gateway[0].id
+}
+
+resource "aws_eip" "gateway" {
+  count = var.private ? 1 : 0
+
+  domain = "vpc"
+
+  tags = { Name = "${var.cluster}-gateway" }
+
+  depends_on = [aws_internet_gateway.this]
+}
+
+resource "aws_nat_gateway" "this" {
+  count = var.private ? 1 : 0
+
+  allocation_id = aws_eip.gateway[0].id
+  subnet_id     = aws_subnet.gateway[0].id
+
+  tags = { Name = var.cluster }
+
+  depends_on = [aws_route_table_association.gateway]
 }
 
 resource "aws_route_table_association" "this" {

@@ -23,6 +23,12 @@ variable "zones" {
   }
 }
 
+variable "private" {
+  description = "Give machines no public addresses; a NAT gateway in the first zone is their way out."
+  type        = bool
+  default     = false
+}
+
 variable "api_cidrs" {
   description = "Networks that may reach the API. Empty: only through a tunnel."
   type        = list(string)

@@ -21,10 +21,15 @@ resource "google_storage_bucket" "this" {
   }
 }
 
+# The digest in the name makes machines install a wheel that was built again.
 resource "google_storage_bucket_object" "release" {
   for_each = var.releases
 
   bucket = google_storage_bucket.this.name
-  name   = "release/${each.key}"
+  name   = "release/${substr(filesha256(each.value), 0, 12)}/${each.key}"
   source = each.value
+
+  lifecycle {
+    create_before_destroy = true
+  }
 }

@@ -30,8 +30,12 @@ resource "google_compute_instance" "this" {
     subnetwork = var.place.subnetwork_id
     network_ip = var.place.private_address
 
-    access_config {
-      nat_ip = var.public_address
+    dynamic "access_config" {
+      for_each = var.private ? [] : [true]
+
+      content {
+        nat_ip = var.public_address
+      }
     }
   }
 

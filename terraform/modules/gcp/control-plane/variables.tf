@@ -33,3 +33,9 @@ variable "public_address" {
   type        = string
   default     = null
 }
+
+variable "private" {
+  description = "Give the machines no public addresses."
+  type        = bool
+  default     = false
+}

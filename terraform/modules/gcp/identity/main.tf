@@ -80,6 +80,14 @@ resource "google_storage_bucket_iam_member" "objects" {
   }
 }
 
+resource "google_storage_bucket_iam_member" "data" {
+  for_each = toset(var.data_buckets)
+
+  bucket = each.value
+  role   = "roles/storage.objectViewer"
+  member = google_service_account.this["worker"].member
+}
+
 # Listing is a permission on the bucket, which a condition on objects would deny.
 resource "google_project_iam_custom_role" "list" {
   role_id     = "${local.custom_prefix}_list_objects"

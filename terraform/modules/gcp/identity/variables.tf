@@ -13,6 +13,12 @@ variable "bucket" {
   type        = string
 }
 
+variable "data_buckets" {
+  description = "Names of buckets with training data that workers may read."
+  type        = list(string)
+  default     = []
+}
+
 variable "pools" {
   description = "Names of the pools. The controller may terminate only their machines."
   type        = list(string)

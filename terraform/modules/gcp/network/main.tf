@@ -3,12 +3,29 @@ resource "google_compute_network" "this" {
   auto_create_subnetworks = false
 }
 
-# Machines have public addresses to reach package indexes without a gateway; all incoming traffic is denied.
+# By default, machines have public addresses to reach package indexes without a gateway; all incoming
+# traffic is denied.
 resource "google_compute_subnetwork" "this" {
   name                     = var.cluster
   network                  = google_compute_network.this.id
   ip_cidr_range            = var.cidr
   private_ip_google_access = true
+}
+
+resource "google_compute_router" "this" {
+  count = var.private ? 1 : 0
+
+  name    = var.cluster
+  network = google_compute_network.this.id
+}
+
+resource "google_compute_router_nat" "this" {
+  count = var.private ? 1 : 0
+
+  name                               = var.cluster
+  router                             = google_compute_router.this[0].name
+  nat_ip_allocate_option             = "AUTO_ONLY"
+  source_subnetwork_ip_ranges_to_nat = "ALL_SUBNETWORKS_ALL_IP_RANGES"
 }
 
 locals {

@@ -23,6 +23,12 @@ variable "api_cidrs" {
   }
 }
 
+variable "private" {
+  description = "Give machines no public addresses; a NAT gateway is their way out."
+  type        = bool
+  default     = false
+}
+
 variable "accounts" {
   description = "Email address of each role's service account: control, store, worker. Firewall rules use them."
   type        = object({ control = string, store = string, worker = string })

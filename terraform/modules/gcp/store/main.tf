@@ -61,7 +61,10 @@ resource "google_compute_instance" "node" {
     subnetwork = var.place.subnetwork_id
     network_ip = each.value.address
 
-    access_config {}
+    dynamic "access_config" {
+      for_each = var.private ? [] : [true]
+      content {}
+    }
   }
 
   service_account {

@@ -51,3 +51,9 @@ variable "nodes" {
     machines     = map(object({ address = string, user_data = string }))
   })
 }
+
+variable "private" {
+  description = "Give the machines no public addresses."
+  type        = bool
+  default     = false
+}

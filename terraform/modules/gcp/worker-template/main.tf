@@ -22,7 +22,10 @@ resource "google_compute_region_instance_template" "this" {
   network_interface {
     subnetwork = var.place.subnetwork_id
 
-    access_config {}
+    dynamic "access_config" {
+      for_each = var.private ? [] : [true]
+      content {}
+    }
   }
 
   service_account {
@@ -30,8 +33,28 @@ resource "google_compute_region_instance_template" "this" {
     scopes = ["cloud-platform"]
   }
 
+  dynamic "guest_accelerator" {
+    for_each = var.machine.accelerator == null ? [] : [var.machine.accelerator]
+
+    content {
+      type  = guest_accelerator.value.type
+      count = guest_accelerator.value.count
+    }
+  }
+
+  # Machines with GPUs can't be moved while they run.
+  dynamic "scheduling" {
+    for_each = var.machine.gpus > 0 ? [true] : []
+
+    content {
+      on_host_maintenance = "TERMINATE"
+      automatic_restart   = false
+    }
+  }
+
+  # NVIDIA's driver is built on the machine and not signed by Canonical.
   shielded_instance_config {
-    enable_secure_boot = true
+    enable_secure_boot = var.machine.gpus == 0
   }
 
   metadata = {

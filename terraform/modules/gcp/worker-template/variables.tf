@@ -15,7 +15,13 @@ variable "region" {
 
 variable "machine" {
   description = "Image and disk of the machines. The type is a default; the controller sets it with each launch."
-  type        = object({ image = string, disk_gb = number, default_type = string })
+  type = object({
+    image        = string
+    disk_gb      = number
+    default_type = string
+    accelerator  = optional(object({ type = string, count = number }))
+    gpus         = optional(number, 0)
+  })
 
   validation {
     condition     = var.machine.disk_gb >= 10 && var.machine.disk_gb <= 16384
@@ -31,4 +37,10 @@ variable "place" {
 variable "user_data" {
   description = "Cloud-config of the machines."
   type        = string
+}
+
+variable "private" {
+  description = "Give the machines no public addresses."
+  type        = bool
+  default     = false
 }

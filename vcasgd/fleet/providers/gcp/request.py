@@ -52,7 +52,7 @@ def launch_resource(
         "source_instance_template": template_path(spec),
         "instance_properties": {
             "machine_type": kind,
-            "scheduling": _scheduling(spot=spot),
+            "scheduling": _scheduling(spot=spot, gpus=bool(spec.gpus)),
             "labels": {
                 CLUSTER_LABEL: cluster,
                 POOL_LABEL: spec.name,
@@ -79,9 +79,11 @@ def labelled(name: str, value: str) -> str:
     return f'(labels.{name} = "{value}")'
 
 
-def _scheduling(*, spot: bool) -> dict[str, Any]:
+def _scheduling(*, spot: bool, gpus: bool) -> dict[str, Any]:
     if not spot:
-        return {"provisioning_model": "STANDARD"}
+        # machines with GPUs can't be moved while they run
+        fixed = {"on_host_maintenance": "TERMINATE", "automatic_restart": False} if gpus else {}
+        return {"provisioning_model": "STANDARD", **fixed}
     return {
         "provisioning_model": "SPOT",
         "instance_termination_action": "DELETE",
