@@ -78,14 +78,14 @@ def test_a_dead_controller_is_followed_by_another_one(
     clock: SteppingServer, ledger: RedisClient, eventually: Eventually
 ) -> None:
     control = Control(ledger)
-    assert control.hold("dead", LEASE) == 1
+    assert control.hold("dead", LEASE).token == 1
     assert control.held()
 
     clock.set_clock(-HOUR)
 
     assert not control.held()
-    assert control.hold("alive", LEASE) == 0, "it may be alive"
-    assert eventually(lambda: control.hold("alive", LEASE)) == 2
+    assert control.hold("alive", LEASE).token == 0, "it may be alive"
+    assert eventually(lambda: control.hold("alive", LEASE).token) == 2
     assert control.held()
 
 

@@ -473,15 +473,15 @@ class TestControl:
     ) -> None:
         control = Control(ledger)
         assert not control.held()
-        token = control.hold("a", 0.1)
+        token = control.hold("a", 0.1).token
 
-        assert control.hold("b", 60) == 0
+        assert control.hold("b", 60).token == 0
         assert control.held()
-        assert control.hold("a", 0.1) == token, "renewed"
+        assert control.hold("a", 0.1).token == token, "renewed"
 
-        taken = eventually(lambda: control.hold("b", 60))
+        taken = eventually(lambda: control.hold("b", 60).token)
         assert taken > token
-        assert control.hold("a", 60) == 0
+        assert control.hold("a", 60).token == 0
 
     def test_requests_are_taken_once_in_order(self, ledger: RedisClient) -> None:
         control = Control(ledger)

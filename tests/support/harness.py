@@ -282,7 +282,7 @@ class Harness:
         ]
         self.tensors = self.nodes[0]
         #: The parameter server that was last started on each store node.
-        self.servers: dict[int, ForkedProcess] = {}
+        self.servers: dict[int, Child] = {}
         self.storage = Storage(f"file://{home}/storage")
         self.env = {
             "VCASGD_LEDGER_URL": self.ledger.url,
@@ -293,20 +293,24 @@ class Harness:
         }
         self.settings = Settings(heartbeat=heartbeat)
         self.jobs = Jobs(self.ledger.connection)
-        self.workers: dict[str, ForkedProcess] = {}
-        self._forked: list[ForkedProcess] = []
+        self.workers: dict[str, Child] = {}
+        self._children: list[Child] = []
 
     # -- processes ------------------------------------------------------------------------
 
     @property
-    def server(self) -> ForkedProcess:
+    def server(self) -> Child:
         """The parameter server of the first store node."""
         return self.servers[0]
 
-    def start_server(self, node: int = 0) -> ForkedProcess:
-        env = {"VCASGD_NODE": str(node)}
+    def start_server(self, node: int = 0, **options: Any) -> Child:
+        """Start a parameter server; ``options`` as those of :meth:`_start`."""
         self.servers[node] = self._start(
-            "vcasgd.parameter_server.main:main", [], f"server-{node}", env
+            "vcasgd.parameter_server.main:main",
+            [],
+            f"server-{node}",
+            {"VCASGD_NODE": str(node)},
+            **options,
         )
         return self.servers[node]
 
@@ -315,15 +319,16 @@ class Harness:
         for node in range(len(self.nodes)):
             self.start_server(node)
 
-    def start_job_loop(self) -> ForkedProcess:
+    def start_job_loop(self, **options: Any) -> Child:
         """Start the part of the controller that needs no machines."""
-        return self._start("support.harness:run_job_loop", [], "job-loop")
+        return self._start("support.harness:run_job_loop", [], "job-loop", **options)
 
-    def start_worker(self, job: str) -> str:
+    def start_worker(self, job: str, **options: Any) -> str:
+        """Start a worker; ``options`` as those of :meth:`_start`."""
         name = self._new_name()
         argv = ["--job", job, "--worker", name]
         env = self.credentials(job, name)
-        self.workers[name] = self._start("vcasgd.worker.main:main", argv, name, env)
+        self.workers[name] = self._start("vcasgd.worker.main:main", argv, name, env, **options)
         return name
 
     def bind_workers(self, secret: str) -> None:
@@ -357,14 +362,34 @@ class Harness:
         return f"worker-{len(self.workers) + 1}"
 
     def _start(
-        self, entry: str, argv: list[str], log: str, env: Mapping[str, str] | None = None
-    ) -> ForkedProcess:
-        process = ForkedProcess(entry, argv, self.home / f"{log}.log", {**self.env, **(env or {})})
-        self._forked.append(process)
+        self,
+        entry: str,
+        argv: list[str],
+        log: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        under: Sequence[str] = (),
+        fresh_env: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Start ``module:function``.
+
+        With ``under``, a command that runs another one, or ``fresh_env``, variables that must exist
+        when the program starts, it is a program of its own instead of a fork.
+        """
+        env, path = {**self.env, **(env or {})}, self.home / f"{log}.log"
+        if under or fresh_env:
+            module, _, function = entry.partition(":")
+            code = f"import sys; from {module} import {function} as run; sys.exit(run())"
+            program = [*under, sys.executable, "-c", code, *argv]
+            env |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(fresh_env or {})}
+            process: Child = Process(program, path, env)
+        else:
+            process = ForkedProcess(entry, argv, path, env)
+        self._children.append(process)
         return process
 
     def end(self) -> None:
-        for process in (*self._forked, *self.nodes, self.ledger):
+        for process in (*self._children, *self.nodes, self.ledger):
             process.end()
 
     # -- jobs -------------------------------------------------------------------------------

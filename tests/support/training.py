@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from support.exact import counts_after
-from support.harness import ForkedProcess, Harness
+from support.harness import Child, Harness
 from support.waiting import PATIENCE, await_truth
 from vcasgd.learning.length import default_subtasks
 from vcasgd.learning.subtasks import EpochPlan
@@ -92,7 +92,7 @@ class Training:
     def add_workers(self, number: int) -> list[str]:
         return self.harness.start_workers(self.job, number)
 
-    def worker(self, name: str) -> ForkedProcess:
+    def worker(self, name: str) -> Child:
         return self.harness.workers[name]
 
     # -- waiting ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.harness import ForkedProcess, Harness
+from support.harness import Child, Harness
 from support.training import TASKS
 
 from vcasgd.store.ledger.job import JobRecord, JobState
@@ -29,7 +29,7 @@ def submit(harness: Harness, **args: Any) -> str:
     )
 
 
-def start(harness: Harness, job: str) -> ForkedProcess:
+def start(harness: Harness, job: str) -> Child:
     """Start all processes; return the job loop."""
     harness.start_servers()
     loop = harness.start_job_loop()
@@ -38,7 +38,7 @@ def start(harness: Harness, job: str) -> ForkedProcess:
 
 
 def suspend_before_rollback(
-    harness: Harness, job: str, node: int, loop: ForkedProcess, eventually: Eventually
+    harness: Harness, job: str, node: int, loop: Child, eventually: Eventually
 ) -> None:
     """Suspend a parameter server when workers fail, before the job loop decides."""
     eventually(lambda: harness.jobs.get(job).evaluations)

@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 import time
+from contextlib import suppress
 
 from vcasgd.errors import StoreError
 from vcasgd.settings import Settings
@@ -16,9 +17,12 @@ from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
 
-#: Share of the lease after which its holder stops acting without a renewal, so that it has stopped
-#: before another controller can start.
+#: Share of the lease after which its holder stops acting without a renewal. A controller that takes
+#: over starts when the renewals of its predecessor are that old, by its own monotonic clock. So
+#: never do two act at once, although a step of the ledger's clock can end a lease at any time.
 SURE_SHARE = 0.5
+#: Seconds that :meth:`Leadership.stop` waits for the thread.
+STOP_SECONDS = 5.0
 
 
 class Leadership(EssentialThread):
@@ -28,29 +32,59 @@ class Leadership(EssentialThread):
         super().__init__("leadership")
         self._control = control
         self._lease_seconds = settings.lease_seconds
+        self._sure_seconds = settings.lease_seconds * SURE_SHARE
         self._period = settings.heartbeat / 2
         self._owner = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         self._stopped = threading.Event()
         self._renewed_at: float | None = None
+        self._token = 0
+        #: Time from which no predecessor acts, by :func:`time.monotonic`.
+        self._alone_at = 0.0
+        #: Renewals by another controller, and when this one first saw that number.
+        self._seen = (0, 0.0)
 
     @property
     def sure(self) -> bool:
         """True if this process may act."""
-        renewed = self._renewed_at
-        within = self._lease_seconds * SURE_SHARE
-        return renewed is not None and time.monotonic() - renewed < within
+        renewed, now = self._renewed_at, time.monotonic()
+        return renewed is not None and now - renewed < self._sure_seconds and now >= self._alone_at
 
     def work(self) -> None:
         """Take and renew the lease."""
         while not self._stopped.is_set():
-            sent_at = time.monotonic()
             try:
-                held = self._control.hold(self._owner, self._lease_seconds) > 0
-                self._renewed_at = sent_at if held else None
+                self.renew()
             except StoreError as error:
                 log.warning("ledger: %s", error)
             self._stopped.wait(self._period)
 
+    def renew(self) -> None:
+        """Take or renew the lease once, unless another controller holds it."""
+        sent_at = time.monotonic()
+        lease = self._control.hold(self._owner, self._lease_seconds)
+        if not lease.token:
+            self._renewed_at = None
+            if lease.renewals != self._seen[0]:
+                self._seen = (lease.renewals, time.monotonic())
+            return
+        if lease.token != self._token:
+            self._token = lease.token
+            self._alone_at = self._end_of_predecessor(lease.renewals - 1)
+        self._renewed_at = sent_at
+
+    def _end_of_predecessor(self, renewals: int) -> float:
+        """Return when the controller that renewed the lease so many times stops acting."""
+        if renewals == 0:  # There was none, or it has released the lease.
+            return 0.0
+        number, seen_at = self._seen
+        renewed_before = seen_at if number == renewals else time.monotonic()
+        return renewed_before + self._sure_seconds
+
     def stop(self) -> None:
-        """Stop renewing; the lease expires."""
+        """Stop renewing, and release the lease; without the ledger, it expires."""
         self._stopped.set()
+        self.join(STOP_SECONDS)
+        self._renewed_at = None
+        if not self.is_alive():
+            with suppress(StoreError):
+                self._control.release(self._owner)

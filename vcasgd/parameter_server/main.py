@@ -35,6 +35,7 @@ from vcasgd.logging import bound, configure_logging, exit_status, isolated
 from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings
+from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import TensorsAdmission
@@ -273,7 +274,7 @@ class ParameterServer:
         streams = {shard.job: shard.stream for shard in self._shards.values()}
         publications = {shard.job: shard.publications for shard in self._shards.values()}
         return {
-            "at": time.time(),
+            "at": steady_time(),
             "pid": os.getpid(),
             "token": self._token,
             "unreplicated": self._unreplicated(),

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Renewal
 from vcasgd.worker.notices import NoticeLike
@@ -70,7 +71,7 @@ class Departure:
     def seconds_left(self) -> float:
         """Return how many seconds pushing the last updates may take."""
         if self.notice and self.notice.at:
-            return max(0.5, (self.notice.at - time.time()) * FLUSH_SHARE)
+            return max(0.5, (self.notice.at - steady_time()) * FLUSH_SHARE)
         return self._lease_seconds
 
     def on_renewal(self, renewal: Renewal) -> None:

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from vcasgd.errors import StoreDenied, StoreFull, StoreUnavailable
+from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.leases import Leases, Renewal
 from vcasgd.threads import EssentialThread
@@ -125,7 +126,7 @@ class HeartbeatSender(EssentialThread):
             return self._describe()
         except Exception:
             log.exception("heartbeat")
-            return Heartbeat(at=time.time())
+            return Heartbeat(at=steady_time())
 
 
 def capacity() -> dict[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable
 
 from vcasgd.errors import (
@@ -20,6 +19,7 @@ from vcasgd.errors import (
     UserCodeError,
 )
 from vcasgd.settings import Settings
+from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease, Renewal, Wait, WorkKind
@@ -241,7 +241,7 @@ class Worker:
     def _describe(self) -> Heartbeat:
         status, departure = self._status, self._departure
         return Heartbeat(
-            at=time.time(),
+            at=steady_time(),
             instance=self._instance,
             host=socket.gethostname(),
             pid=os.getpid(),

@@ -18,6 +18,7 @@ import torch
 from vcasgd.errors import Fenced
 from vcasgd.learning.shards import Step, next_step
 from vcasgd.spec.tuning import Tuning
+from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.tuning import Tunings
@@ -198,7 +199,7 @@ class Trainer:
         status, started = self._status, time.monotonic()
         if self._seconds_per_sample is not None:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
-        status.unpushed_since = time.time()
+        status.unpushed_since = steady_time()
         base = self._base()
         trained = work.learner.train(
             base,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, Provider
 from vcasgd.logging import bound, isolated
 from vcasgd.settings import Settings
+from vcasgd.steady_time import steady_time
 from vcasgd.store.admission import worker_environment
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.worker import main as worker
@@ -78,13 +78,13 @@ class MachineActuator:
         except FleetError as error:
             spot = self._pools.specs[action.pool].spot if action.spot is None else action.spot
             held = sum(one.pool == action.pool and one.spot == spot for one in state.staying())
-            self._launches.refused(action, error, held, time.time())
+            self._launches.refused(action, error, held, steady_time())
             return
         log.info("launched in %s: %s", action.pool, ", ".join(granted))
         # A repeated launch gets the first answer, whose machines may have ended meanwhile.
         fresh = [each for each in granted if not self._costs.ended(each)]
         machines = [_launched_machine(each, action, offers) for each in fresh]
-        self._cloud.launched(machines, time.time())
+        self._cloud.launched(machines, steady_time())
         self._costs.launched(machines, action.jobs)
         self._launches.granted(action)
 
@@ -112,7 +112,7 @@ class MachineActuator:
         self, blame: Blame, waits: tuple[float, float] = FAILED_BOOT_SECONDS
     ) -> None:
         """Block the market of a machine that never joined, and tell the job that pays for it."""
-        self._launches.boot_failed(blame, time.time(), waits)
+        self._launches.boot_failed(blame, steady_time(), waits)
         job = self._costs.payer(blame.instance_id)
         if job is not None:
             text = f"{blame.instance_id} of pool {blame.pool} {blame.reason}"
@@ -196,14 +196,14 @@ class WorkerActuator:
             job = job_of(name)
             with bound(job=job, worker=name, request=requests[job]):
                 log.info("stop %s: %s", name, reason)
-            self._draining[name] = time.time() + drain_seconds(self._settings)
+            self._draining[name] = steady_time() + drain_seconds(self._settings)
 
     def kill_lingering(self) -> None:
         """Kill workers that did not leave in time. Raises :class:`ClusterError`."""
         alive = self._ray.alive
         self._draining = {name: at for name, at in self._draining.items() if name in alive}
         for name, deadline in self._draining.items():
-            if time.time() > deadline:
+            if steady_time() > deadline:
                 log.warning("%s did not leave in time", name)
                 self._ray.cluster.stop_worker(name)
 
@@ -226,7 +226,7 @@ def _launched_machine(instance: str, action: Launch, offers: list[Offer]) -> Ins
         id=instance,
         pool=action.pool,
         state=InstanceState.BOOTING,
-        launched_at=time.time(),
+        launched_at=steady_time(),
         notice_at=None,
         host="",
         price_per_hour=max((price_of(each, spot=spot) for each in offers), default=0.0),

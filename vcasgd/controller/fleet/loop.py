@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
@@ -28,6 +27,7 @@ from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate, decide
 from vcasgd.logging import bound
 from vcasgd.settings import Settings
+from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
@@ -103,7 +103,7 @@ class FleetLoop:
             self._cloud.invalidate_offers()
         self._clearance.set_pools(self._pools.specs)
         self._serve_requests()
-        now = time.time()
+        now = steady_time()
         try:
             state = self._observer.observe(now)
         except FleetError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +25,7 @@ from vcasgd.fleet.observed import (
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
+from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
@@ -69,7 +69,7 @@ class Observer:
         self._launches = launches
         self._costs = costs
         self._speeds = speeds
-        self._history = ObservationTimes(since=time.time())
+        self._history = ObservationTimes(since=steady_time())
 
     def observe(self, now: float) -> Observed:
         """Return the state of everything.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
 
 from vcasgd.backoff import backoff
 from vcasgd.controller.fleet.worker_names import instance_of
 from vcasgd.logging import bound, isolated
+from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import PROCESS, Failure
 from vcasgd.store.ledger.jobs import Jobs
 
@@ -26,7 +26,7 @@ class RestartBackoff:
     """
 
     def __init__(
-        self, jobs: Jobs, confirm_seconds: float, clock: Callable[[], float] = time.time
+        self, jobs: Jobs, confirm_seconds: float, clock: Callable[[], float] = steady_time
     ) -> None:
         self._jobs = jobs
         self._confirm_seconds = confirm_seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.pool_rows import to_row
 from vcasgd.fleet.providers.base import Instance
+from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.jobs import Jobs
 
 
@@ -51,7 +51,7 @@ class StatusPublisher:
         """Publish machines, pools, timelines, and events of one observation."""
         job_of = {worker.instance_id: worker.job for worker in state.workers if worker.alive}
         rows = {one.id: _row(one, state, job_of.get(one.id)) for one in state.instances}
-        self._timeline.record(state, self._events.ends(rows.keys()), time.time())
+        self._timeline.record(state, self._events.ends(rows.keys()), steady_time())
         lost = self._events.publish(rows, self._pool_rows(state))
         of_job: defaultdict[str, set[str]] = defaultdict(set)
         for instance, job in lost.items():

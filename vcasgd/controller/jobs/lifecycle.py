@@ -6,7 +6,6 @@ controller needs is kept in memory.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +14,7 @@ from vcasgd.controller.jobs.divergence import REMEDY, diverged, hopeless, models
 from vcasgd.controller.jobs.failures import repeated, still_counting
 from vcasgd.errors import SnapshotMissing, SpecError
 from vcasgd.learning.divergence import learning_rate_factor
+from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
@@ -39,7 +39,7 @@ class JobLifecycle:
         nodes: Sequence[RedisClient],
         storage: Storage,
         writer: ThreadPoolExecutor,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time,
     ) -> None:
         self._job = job
         self._jobs = Jobs(ledger)

@@ -84,6 +84,16 @@ class Pool:
         return json.dumps({"stillborn": row.pop("failed_boots"), **row})
 
 
+@dataclass(frozen=True)
+class ControlLease:
+    """Answer to a controller that asks for the lease."""
+
+    #: Token of the lease; 0 if another controller holds it.
+    token: int
+    #: Number of times that all controllers took and renewed it since it was last released.
+    renewals: int
+
+
 class Control:
     """The controller's lease, its view of the fleet, and requests to it."""
 
@@ -107,10 +117,14 @@ class Control:
                 field="VCASGD_CLUSTER",
             )
 
-    def hold(self, owner: str, lease_seconds: float) -> int:
-        """Take or renew the lease. Returns its token, or 0 if another controller holds it."""
-        answer = self._control(keys=[names.CONTROLLER], args=[owner, int(lease_seconds * 1000)])
-        return int(answer)
+    def hold(self, owner: str, lease_seconds: float) -> ControlLease:
+        """Take or renew the lease, unless another controller holds it."""
+        lease_ms = max(1, int(lease_seconds * 1000))
+        return ControlLease(*self._control(keys=[names.CONTROLLER], args=[owner, lease_ms]))
+
+    def release(self, owner: str) -> None:
+        """Release the lease if this controller holds it, so that the next one need not wait."""
+        self._control(keys=[names.CONTROLLER], args=[owner, 0])
 
     def held(self) -> bool:
         """Return True if a controller holds the lease, by the ledger's clock."""
