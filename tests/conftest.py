@@ -25,6 +25,7 @@ WHOLE_STACKS = (
     "chaos/test_audit.py",
     "chaos/test_learners_on_machines.py",
     "chaos/test_evidence.py",
+    "chaos/test_scenarios.py",
     "chaos/test_mnist.py",
     "cli/test_demo.py",
     "terraform/test_terraform_local.py",

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from vcasgd.chaos.audit import AuditReport, count_samples
+from vcasgd.chaos.audit import AuditReport
 from vcasgd.chaos.killers import Target
 from vcasgd.chaos.plan import UNREPLICATED
 
@@ -56,7 +56,7 @@ def test_report_counts_lost_and_repeated_samples(
 ) -> None:
     report = AuditReport(seed=0)
 
-    count_samples(torch.tensor(counts, dtype=torch.float32), 3, report)
+    report.count(torch.tensor(counts, dtype=torch.float32), 3)
 
     assert (report.samples_lost, report.samples_repeated) == (lost, repeated)
     assert report.samples_expected == 9

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from vcasgd.chaos import killers
-from vcasgd.chaos.audit import AuditOptions, as_json, audit, audit_spec, describe
+from vcasgd.chaos.audit import AuditOptions, audit, describe
+from vcasgd.chaos.audited_job import counting_spec
 from vcasgd.chaos.evidence import as_lines, collect
 from vcasgd.settings import Settings
 from vcasgd.stack import StackHome, StackState, running
@@ -38,7 +39,7 @@ def test_evidence_describes_parts_job_and_workers(home: StackHome, tmp_path: Pat
     # Given a job with a worker
     ledger = ledger_of(home)
     jobs = Jobs(ledger)
-    job = jobs.submit(audit_spec(AuditOptions(), tmp_path / "hold"), "digest").id
+    job = jobs.submit(counting_spec(2, tmp_path / "hold"), "digest").id
     Leases(ledger, job, f"{job}.local-1", 8.0).renew({"at": 1.0, "steps": 5}, [])
     jobs.event(job, "restored", "the model is back")
 
@@ -90,7 +91,7 @@ def test_failed_audit_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         assert (Path(report.folder) / "home" / "logs" / "controller.log").exists()
         assert list(Path(report.folder).glob("ray/head/gcs_server*"))
-        assert "submitted" in json.dumps(as_json(report)["evidence"]["events"])
+        assert "submitted" in json.dumps(report.as_json()["evidence"]["events"])
         assert report.folder in list(describe(report))[-2]
     finally:
         shutil.rmtree(report.folder)

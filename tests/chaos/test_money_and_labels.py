@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vcasgd.chaos.audit import AuditOptions, audit_spec
+from vcasgd.chaos.audited_job import counting_spec
 from vcasgd.client import Client
 from vcasgd.schemas.jobs import JobView
 from vcasgd.settings import Settings
@@ -45,7 +45,7 @@ class Fleet:
         self.client = client
 
     def spec(self, *pools: str, epochs: int, **fields: Any) -> JobSpec:
-        spec = audit_spec(AuditOptions(kills=7, epochs=epochs), self.hold).model_dump(mode="json")
+        spec = counting_spec(epochs, self.hold).model_dump(mode="json")
         spec["args"]["step_seconds"] = HELD_SECONDS
         spec["workers"] = {"min": 1, "max": 2, "pools": list(pools)}
         return JobSpec.parse({**spec, **fields})

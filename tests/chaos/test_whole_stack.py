@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from safetensors.torch import load_file
 from support.waiting import await_truth
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vcasgd.chaos.audit import AuditOptions, audit_spec
+from vcasgd.chaos.audited_job import counting_spec
+from vcasgd.chaos.lasting import Freeze
 from vcasgd.client import Client, Job
-from vcasgd.fleet.providers.local.processes import kill_all, processes_of
+from vcasgd.fleet.providers.local.processes import Process, kill_all, processes_of
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.jobs import JobView
@@ -37,6 +38,8 @@ pytestmark = pytest.mark.slow
 WORKERS = 3
 #: Seconds of a local step while a job is held up.
 HELD_SECONDS = 0.5
+#: Seconds for which parts are frozen.
+FROZEN_SECONDS = 5
 #: Epochs of the job that all faults hit: 15 minutes while it is held up, seconds afterwards.
 EPOCHS = 14
 #: Updates after which a fault has shown what it does.
@@ -75,11 +78,15 @@ class Stack:
         assert kill_all(mark(self.home, part), process)
         assert not process.alive()
 
+    def processes(self, part: str) -> set[Process]:
+        """Return all processes of a part."""
+        return processes_of(mark(self.home, part), self.state.parts[part].process)
+
     def submit(self, *, epochs: int = 4, **fields: Any) -> str:
         """Submit a job that is held up until :meth:`finish`."""
         hold = self.home.path.with_name(f"hold-{len(self.holds)}")
         hold.touch()
-        spec = audit_spec(AuditOptions(kills=7, epochs=epochs), hold).model_dump(mode="json")
+        spec = counting_spec(epochs, hold).model_dump(mode="json")
         spec["args"]["step_seconds"] = HELD_SECONDS
         # More than the pool has, so that a full pool does not delay a replacement.
         spec["workers"] = {"min": 1, "max": WORKERS + 1}
@@ -280,6 +287,23 @@ def test_workers_continue_while_the_ray_head_is_dead(
     stack.await_updates(job)
     eventually(lambda: stack.state.parts["head"].restarts > restarts)
     eventually(lambda: stack.state.parts["controller"].ready)
+    after = {name: beat.pid for name, beat in stack.training_workers(job).items()}
+    assert after == before, "the same processes continued"
+
+
+def test_frozen_controller_and_head_stop_no_training(stack: Stack, job: str) -> None:
+    before = {name: beat.pid for name, beat in stack.training_workers(job).items()}
+    freezes = [Freeze(part, partial(stack.processes, part)) for part in ("controller", "head")]
+
+    for freeze in freezes:
+        freeze.begin()
+    thaw_at = time.monotonic() + FROZEN_SECONDS
+    while time.monotonic() < thaw_at:
+        stack.await_updates(job)
+    for freeze in freezes:
+        freeze.end()
+
+    stack.await_updates(job)
     after = {name: beat.pid for name, beat in stack.training_workers(job).items()}
     assert after == before, "the same processes continued"
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from support.cloudbox import Box, CloudBox, EmulatedCloud, short_folder
-from vcasgd.chaos.audit import AuditOptions, audit_spec
+from vcasgd.chaos.audited_job import counting_spec
 from vcasgd.client import Client
 from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.schemas.history import EventRow
@@ -52,7 +52,7 @@ class CloudStack:
     ) -> str:
         """Submit a job that runs slowly until :meth:`finish`."""
         self.hold.touch()
-        spec = audit_spec(AuditOptions(kills=1, epochs=epochs), self.hold).model_dump(mode="json")
+        spec = counting_spec(epochs, self.hold).model_dump(mode="json")
         spec["args"]["step_seconds"] = step_seconds
         workers = {"min": 1, "max": most, "pools": pools}
         document = {**spec, "workers": workers, **fields}

@@ -51,7 +51,8 @@ class Target(StrEnum):
 class Fault:
     """Fault that fired, with a check for recovery."""
 
-    target: Target
+    #: Kind of a part, or a :class:`Target`.
+    target: str
     name: str
     at: float
     recovered: Callable[[], bool]
@@ -92,19 +93,30 @@ class Killer:
             case Target.FAILOVER:
                 return self._fail_over(target, rng)
             case _:
-                return self._kill_part(target, rng)
+                return self.kill_part(target, rng)
 
     # -- parts of the stack -------------------------------------------------------------------
 
-    def _kill_part(self, target: Target, rng: random.Random) -> Fault:
+    def kill_part(self, target: str, rng: random.Random) -> Fault:
         """Kill a part's process and all of its helpers, as a power failure would."""
-        parts = StackState.read(self._home.path).parts
-        name = rng.choice(sorted(name for name in parts if kind_of(name) == target))
+        name = self._name_of(target, rng)
         self._await_replica(name)
         return self._kill_named(target, name)
 
-    def _kill_named(self, target: Target, name: str) -> Fault:
-        process = _await(lambda: self._part_process(name), f"{name} to kill")
+    def processes_of_a_part(
+        self, kind: str, rng: random.Random
+    ) -> tuple[str, Process, Callable[[], set[Process]]]:
+        """Return a part's name, its process, and a function that finds its helpers, too."""
+        name = self._name_of(kind, rng)
+        process = await_result(lambda: self._part_process(name), f"{name} to disturb")
+        return name, process, lambda: processes_of(mark(self._home, name), process)
+
+    def _name_of(self, kind: str, rng: random.Random) -> str:
+        parts = StackState.read(self._home.path).parts
+        return rng.choice(sorted(name for name in parts if kind_of(name) == kind))
+
+    def _kill_named(self, target: str, name: str) -> Fault:
+        process = await_result(lambda: self._part_process(name), f"{name} to kill")
         at = time.time()
         if not kill_all(mark(self._home, name), process) or process.alive():
             raise StackError(f"{name} could not be killed")
@@ -117,7 +129,9 @@ class Killer:
         state, before = StackState.read(self._home.path), self._primary(service)
         name = next(each for each in (service, replica_of(service)) if state.ports[each] == before)
         fault = self._kill_named(target, name)
-        _await(lambda: self._primary(service) not in (None, before), f"new primary of {service}")
+        await_result(
+            lambda: self._primary(service) not in (None, before), f"new primary of {service}"
+        )
         return fault
 
     def _primary(self, service: str) -> int | None:
@@ -137,7 +151,7 @@ class Killer:
             except StoreError:
                 return False
 
-        _await(has_replica, f"replica of {name}")
+        await_result(has_replica, f"replica of {name}")
         client.close()
 
     def _part_process(self, name: str) -> Process | None:
@@ -153,8 +167,8 @@ class Killer:
 
     def _take_worker(self, target: Target, rng: random.Random) -> Fault:
         """Kill or evict a machine whose worker is training."""
-        busy = _await(self._busy_machines, "machine with a training worker")
-        machine = rng.choice(sorted(busy, key=lambda one: one.id))
+        busy = self._await_busy()
+        machine = rng.choice(busy)
         processes = processes_of(machine.id, None)
         at, workers = time.time(), len(busy)
         if target is Target.WORKER:
@@ -166,14 +180,19 @@ class Killer:
             # An exiting process loses its marker first, so that only its number finds it.
             return self._is_gone(machine.id) and not any(each.alive() for each in processes)
 
-        _await(is_dead, f"end of {machine.id}")
-        return Fault(target, machine.id, at, lambda: len(self._busy_machines()) >= workers)
+        await_result(is_dead, f"end of {machine.id}")
+        return Fault(target, machine.id, at, lambda: len(self.busy_machines()) >= workers)
+
+    def _await_busy(self) -> list[Instance]:
+        busy = await_result(self.busy_machines, "machine with a training worker")
+        return sorted(busy, key=lambda one: one.id)
 
     def _is_gone(self, instance: str) -> bool:
         present = {one.id for one in self._provider.instances()}
         return instance not in present and not processes_of(instance, None)
 
-    def _busy_machines(self) -> list[Instance]:
+    def busy_machines(self) -> list[Instance]:
+        """Return the machines whose worker trains; none if the ledger does not answer."""
         try:
             beats = self._jobs.workers(self._job).values()
         except StoreError:
@@ -192,7 +211,7 @@ def audit_task() -> Path:
     return Path(__file__).parent / "task"
 
 
-def _await(poll: Callable[[], T | None], what: str) -> T:
+def await_result(poll: Callable[[], T | None], what: str) -> T:
     """Return the first non-empty result, or raise :class:`StackError` after a time limit."""
     deadline = time.monotonic() + FIRE_SECONDS
     while True:

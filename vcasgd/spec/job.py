@@ -340,11 +340,13 @@ def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
 def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
     """Return the fields of the section of a model at a path."""
     for part in path:
+        if isinstance(part, int):  # An item of a list, whose annotation led to the item's model.
+            continue
         annotation = RULES.get(part) or model.model_fields[part].annotation
         # An optional section is a union with None.
         model = next((each for each in get_args(annotation) if each is not type(None)), annotation)
     fields: dict[str, Any] = model.model_fields
-    return fields
+    return [field.alias or name for name, field in fields.items()]
 
 
 def _short(value: object) -> str:

@@ -1,0 +1,216 @@
+"""Job on a stack of its own that counts how often each sample is applied."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vcasgd.chaos.evidence import Evidence, as_lines, collect, copy_ray_logs
+from vcasgd.chaos.killers import audit_task
+from vcasgd.client import Client
+from vcasgd.errors import StackError, VcasgdError
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.settings import Settings
+from vcasgd.spec.job import JobSpec
+from vcasgd.stack import StackHome, StackState
+from vcasgd.stack.layout import part_names, service_urls
+from vcasgd.store.connection import connect
+from vcasgd.store.ledger.jobs import Jobs
+
+#: Seconds for the job after the last fault.
+FINISH_SECONDS = 600.0
+STEP_SECONDS = 0.1
+BATCH_SIZE = 5
+SUBTASKS_PER_EPOCH = 20
+SAMPLES = 2000
+WORKERS = 3
+
+
+@dataclass
+class CountReport:
+    """Counts of the samples that were applied, and the reason of a failure."""
+
+    seconds: float = 0.0
+    samples_expected: int = 0
+    samples_applied: int = 0
+    samples_lost: int = 0
+    samples_repeated: int = 0
+    updates_applied: int = 0
+    updates_rejected: int = 0
+    failure: str | None = None
+    #: Folder and evidence of a failed run.
+    folder: str | None = None
+    evidence: Evidence = field(default_factory=dict)
+
+    def count(self, counts: Tensor, epochs: int) -> None:
+        """Count samples in the final vector; each coordinate should be the number of epochs."""
+        self.samples_expected = counts.numel() * epochs
+        self.samples_lost = int((epochs - counts).clamp(min=0).sum())
+        self.samples_repeated = int((counts - epochs).clamp(min=0).sum())
+        self.samples_applied = self.samples_expected - self.samples_lost
+
+    @property
+    def passed(self) -> bool:
+        """True if no sample was lost or repeated, and every fault fired."""
+        return self.failure is None and not self.samples_lost and not self.samples_repeated
+
+    def describe_counts(self) -> Iterator[str]:
+        """Yield the counts, and why the run failed, as lines of text."""
+        yield (
+            f"samples: {self.samples_expected} expected, {self.samples_applied} applied, "
+            f"{self.samples_lost} lost, {self.samples_repeated} repeated"
+        )
+        yield f"updates: {self.updates_applied} applied, {self.updates_rejected} rejected"
+        if self.failure:
+            yield f"failed: {self.failure}"
+        yield from as_lines(self.evidence)
+        if self.folder:
+            yield f"logs and data are in {self.folder}"
+        yield f"{'passed' if self.passed else 'FAILED'} in {self.seconds} s"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields for ``--json``."""
+        return {**vars(self), "passed": self.passed}
+
+
+@contextlib.contextmanager
+def report_folder(report: CountReport) -> Iterator[Path]:
+    """Create a temporary folder, and remove it unless the report refers to it."""
+    folder = Path(tempfile.mkdtemp(prefix="vcasgd-audit-"))
+    try:
+        yield folder
+    finally:
+        if report.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def own_settings(home: Path, **fields: Any) -> Settings:
+    """Return the settings of a stack that shares nothing with others."""
+    return Settings(
+        home=home,
+        api_port=0,
+        local_capacity=WORKERS,
+        ledger_url=None,
+        tensors_url=None,
+        storage_url=None,
+        token=None,
+        **fields,
+    )
+
+
+def epochs_for(seconds: float) -> int:
+    """Return the epochs that all workers together train for about so long."""
+    seconds_per_epoch = SAMPLES / BATCH_SIZE * STEP_SECONDS / WORKERS
+    return max(2, round(seconds / seconds_per_epoch))
+
+
+def counting_spec(epochs: int, hold: Path | None = None, copies: int = 1) -> JobSpec:
+    """Return a job in which every sample has weight 1.
+
+    With ``hold``, the job ends soon after that file is removed. Each of ``copies`` store nodes
+    counts all samples.
+    """
+    return JobSpec.parse(
+        {
+            "name": "audit",
+            "task": "audit:Audit",
+            "working_dir": str(audit_task()),
+            "args": {
+                "samples": SAMPLES,
+                "batch_size": BATCH_SIZE,
+                "step_seconds": STEP_SECONDS,
+                "hold": str(hold) if hold else None,
+                "copies": copies,
+            },
+            "epochs": epochs,
+            "subtasks_per_epoch": SUBTASKS_PER_EPOCH,
+            "push_every": 4,
+            "update": {"rule": "async-local-sgd", "eta": 1.0},
+            "workers": {"min": 1, "max": WORKERS},
+            "checkpoint": {"every": "5s", "keep": 3},
+        }
+    )
+
+
+class AuditedJob:
+    """The job, which trains until :meth:`finish`, with connections to the parts of its stack.
+
+    Raises :class:`~vcasgd.errors.StackError` if the stack has no token.
+    """
+
+    def __init__(self, settings: Settings, state: StackState, epochs: int) -> None:
+        self.home = StackHome(settings.home_path)
+        token = self.home.token()
+        if token is None:
+            raise StackError("the stack has no token")
+        self._client = Client(state.api_url, token)
+        self._hold = self.home.path.with_name("hold")
+        self._hold.touch()
+        self._epochs = epochs
+        spec = counting_spec(epochs, self._hold, state.store_nodes)
+        self.id = self._client.submit_directory(spec, idempotency_key="audit").id
+        #: URLs of replicated servers by name.
+        self.services = service_urls(self.home, state)
+        self._state = state
+        self.ledger = connect(self._url("ledger"))
+        self.jobs = Jobs(self.ledger)
+        self.provider = LocalProvider(self.home.path, settings.cluster, LocalPool("local", WORKERS))
+
+    def close(self) -> None:
+        self._client.close()
+        self.ledger.close()
+
+    def tensors_url(self) -> str:
+        """Return the URL of the first tensors server."""
+        return self._url(part_names("tensors", self._state.store_nodes)[0])
+
+    def _url(self, name: str) -> str:
+        password, port = self.home.ensure_password(name), self._state.ports[name]
+        return self.services.get(name) or f"redis://:{password}@127.0.0.1:{port}/0"
+
+    def has_ended(self) -> bool:
+        """Return True if the job has ended. A ledger that does not answer has not ended it."""
+        with contextlib.suppress(Exception):
+            return self.jobs.get(self.id).state.over
+        return False
+
+    def finish(self, report: CountReport, folder: Path) -> None:
+        """Wait for the job and count samples. Raises :class:`StackError` if it did not succeed."""
+        self._hold.unlink()
+        job = self._client.wait(self.id, FINISH_SECONDS)
+        report.updates_applied = job.totals.updates
+        report.updates_rejected = sum(job.totals.rejected.values())
+        if job.state != "succeeded":
+            raise StackError(f"the job {job.state}: {job.reason}")
+        model = self._client.download(self.id, folder / "model.safetensors")
+        report.count(load_file(model)["count"], self._epochs)
+
+    def keep_evidence(self, report: CountReport, folder: Path) -> None:
+        """Collect evidence from the running stack into the report and its folder."""
+        report.folder = str(folder)
+        report.evidence = collect(self.home, self.ledger, self.id)
+        copy_ray_logs(StackState.read(self.home.path), folder / "ray")
+
+
+@contextlib.contextmanager
+def audited_job(
+    settings: Settings, state: StackState, epochs: int, report: CountReport, folder: Path
+) -> Iterator[AuditedJob]:
+    """Submit the job; record a failure in the report, with evidence from the running stack."""
+    job = AuditedJob(settings, state, epochs)
+    try:
+        yield job
+    except VcasgdError as error:
+        report.failure = str(error)
+    finally:
+        if not report.passed:
+            job.keep_evidence(report, folder)
+        job.close()

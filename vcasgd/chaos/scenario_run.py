@@ -1,0 +1,222 @@
+"""Run of a scenario on a stack of its own, with the audit's count in the end."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from vcasgd.chaos.audited_job import (
+    WORKERS,
+    AuditedJob,
+    CountReport,
+    audited_job,
+    epochs_for,
+    own_settings,
+    report_folder,
+)
+from vcasgd.chaos.killers import Killer, Target, await_result
+from vcasgd.chaos.lasting import Freeze, LastingFault, SlowFsync
+from vcasgd.chaos.scenario import Injection, Scenario, longest_gap, schedule, shortfalls
+from vcasgd.errors import StackError, StoreError, VcasgdError
+from vcasgd.stack import StackState, running
+from vcasgd.store.connection import connect
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
+
+#: Seconds after the last fault in which its later effects show, such as machines that are replaced.
+SETTLE_SECONDS = 15.0
+#: Seconds of training for which the job has work, beyond the schedule.
+SPARE_SECONDS = 60.0
+#: Seconds for an answer of the tensors server, and between two questions.
+ANSWER_SECONDS, POLL_SECONDS = 1.0, 0.1
+
+
+@dataclass
+class ScenarioReport(CountReport):
+    """Report of a scenario; ``vcasgd chaos run --json`` prints its fields."""
+
+    #: For each fault: what it was, and the longest time without progress until the next one.
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    #: Machines that were lost between the first fault and the end.
+    lost_machines: int = 0
+    #: Restarts of the parts of the stack in the same time.
+    restarts: dict[str, int] = field(default_factory=dict)
+
+
+def run_scenario(scenario: Scenario, log: Callable[[str], None]) -> ScenarioReport:
+    """Run a scenario on its own stack. Keeps the stack's folder only if the run fails.
+
+    Raises :class:`~vcasgd.errors.StackError` if the stack does not start.
+    """
+    plan, report, started = schedule(scenario), ScenarioReport(), time.monotonic()
+    epochs = epochs_for(max(each.end for each in plan) + SETTLE_SECONDS + SPARE_SECONDS)
+    with report_folder(report) as folder:
+        settings = own_settings(folder / "home")
+        with (
+            running(settings) as state,
+            audited_job(settings, state, epochs, report, folder) as job,
+        ):
+            run = _ScenarioRun(job, settings.heartbeat, report, log)
+            pauses = run.inject_all(plan)
+            job.finish(report, folder)
+            problems = shortfalls(
+                scenario.expect,
+                lost_samples=report.samples_lost,
+                repeated_samples=report.samples_repeated,
+                lost_machines=report.lost_machines,
+                pauses=pauses,
+            )
+            if problems:
+                raise StackError("; ".join(problems))
+    report.seconds = round(time.monotonic() - started, 1)
+    return report
+
+
+class _ScenarioRun:
+    """Injects the faults of a schedule while the audited job trains."""
+
+    def __init__(
+        self,
+        job: AuditedJob,
+        heartbeat: float,
+        report: ScenarioReport,
+        log: Callable[[str], None],
+    ) -> None:
+        self._job = job
+        self._report = report
+        self._print = log
+        self._killer = Killer(
+            job.home, job.provider, job.jobs, job.id, heartbeat=heartbeat, services=job.services
+        )
+        self._errors: list[str] = []
+
+    def inject_all(self, plan: list[Injection]) -> list[tuple[Injection, float]]:
+        """Return each fault with its longest time without progress.
+
+        Raises :class:`StackError` if a fault did not fire or training does not go on.
+        """
+        await_result(lambda: len(self._killer.busy_machines()) >= WORKERS, "training machines")
+        machines, restarts = self._machines(), self._restarts()
+        with Progress(self._job) as progress:
+            start = time.monotonic()
+            threads = [
+                threading.Thread(target=self._inject, args=(each, start), daemon=True)
+                for each in plan
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            if self._errors:
+                raise StackError("; ".join(self._errors))
+            self._settle(progress)
+            end = time.monotonic()
+        self._report.lost_machines = len(machines - self._machines())
+        self._report.restarts = {
+            name: count - restarts[name]
+            for name, count in self._restarts().items()
+            if count > restarts[name]
+        }
+        pauses = _pauses(plan, progress.moments, start, end)
+        self._report.faults = [
+            {"fault": str(each), "at": each.at, "pause": round(pause, 1)} for each, pause in pauses
+        ]
+        return pauses
+
+    def _settle(self, progress: Progress) -> None:
+        """Wait for progress after the last fault, and then for its later effects."""
+        ended = time.monotonic()
+        await_result(lambda: progress.moments[-1] > ended, "progress after the last fault")
+        time.sleep(SETTLE_SECONDS)
+        if self._job.has_ended():
+            raise StackError("the job ended before the scenario did")
+
+    def _inject(self, injection: Injection, start: float) -> None:
+        time.sleep(max(0.0, start + injection.at - time.monotonic()))
+        self._print(f"{injection.at:6.1f} s: {injection}")
+        try:
+            if injection.what == "kill":
+                self._kill(injection.where)
+                return
+            fault = self._lasting(injection)
+            fault.begin()
+            time.sleep(injection.seconds)
+            fault.end()
+        except (VcasgdError, OSError) as error:
+            self._errors.append(f"{injection}: {error}")
+
+    def _kill(self, where: str) -> None:
+        if where == "worker":
+            self._killer.fire(Target.WORKER, random.Random())
+        else:
+            self._killer.kill_part(where, random.Random())
+
+    def _lasting(self, injection: Injection) -> LastingFault:
+        name, process, find = self._killer.processes_of_a_part(injection.where, random.Random())
+        if injection.what == "slow-fsync":
+            return SlowFsync(name, process, injection.delay)
+        return Freeze(name, find)
+
+    def _machines(self) -> set[str]:
+        return {one.id for one in self._job.provider.instances()}
+
+    def _restarts(self) -> dict[str, int]:
+        parts = StackState.read(self._job.home.path).parts
+        return {name: part.restarts for name, part in parts.items()}
+
+
+class Progress(threading.Thread):
+    """Records when the model's version changes, from the tensors server alone."""
+
+    def __init__(self, job: AuditedJob) -> None:
+        super().__init__(name="progress", daemon=True)
+        self._client = connect(job.tensors_url(), answer_seconds=ANSWER_SECONDS)
+        self._snapshots = SnapshotStore(self._client, TensorKeys(job.id, 0))
+        self._stopped = threading.Event()
+        #: Times of the changes, by :func:`time.monotonic`; the first is the beginning.
+        self.moments = [time.monotonic()]
+
+    def __enter__(self) -> Progress:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self.join()
+        self._client.close()
+
+    def run(self) -> None:
+        """Watch until the end of the ``with`` block."""
+        version = 0
+        while not self._stopped.wait(POLL_SECONDS):
+            # A frozen server makes no progress.
+            with suppress(StoreError):
+                newest = self._snapshots.version()
+                if newest != version:
+                    self.moments.append(time.monotonic())
+                version = newest
+
+
+def _pauses(
+    plan: list[Injection], moments: list[float], start: float, end: float
+) -> list[tuple[Injection, float]]:
+    """Return each fault with the longest time without progress until the next fault."""
+    begins = [*(start + each.at for each in plan), end]
+    return [
+        (each, longest_gap(moments, since, until))
+        for each, since, until in zip(plan, begins[:-1], begins[1:], strict=True)
+    ]
+
+
+def describe_scenario(report: ScenarioReport) -> Iterator[str]:
+    """Yield the report as lines of text."""
+    for fault in report.faults:
+        yield f"{fault['fault']}: longest time without progress {fault['pause']} s"
+    restarts = ", ".join(f"{count} × {name}" for name, count in sorted(report.restarts.items()))
+    yield f"machines lost: {report.lost_machines}; restarts: {restarts or 'none'}"
+    yield from report.describe_counts()
