@@ -172,6 +172,7 @@ module "store" {
   subnet_ids        = [for zone in local.zones : module.network.subnets[zone]]
   security_groups   = { store = module.network.security_groups["store"], managed = module.network.security_groups["managed"] }
   disk              = var.ledger_disk
+  backup            = var.ledger_backup
   managed_node_type = var.managed_redis_type
 
   nodes = {

@@ -18,6 +18,7 @@ provider "aws" {
   skip_metadata_api_check     = var.endpoint_url != null
 
   endpoints {
+    dlm            = var.endpoint_url
     ec2            = var.endpoint_url
     elasticache    = var.endpoint_url
     iam            = var.endpoint_url

@@ -156,6 +156,7 @@ module "store" {
   cluster           = var.cluster
   redis             = var.redis
   disk_gb           = var.ledger_disk_gb
+  backup            = var.ledger_backup
   managed_memory_gb = var.managed_redis_gb
 
   place = {

@@ -136,6 +136,17 @@ variable "ledger_disk_gb" {
   default     = 10
 }
 
+variable "ledger_backup" {
+  description = "Daily snapshots of a self-hosted ledger's disk: days to keep them (0: none), and one to restore from."
+  type        = object({ days = optional(number, 0), restore = optional(string) })
+  default     = {}
+
+  validation {
+    condition     = var.ledger_backup.days >= 0 && var.ledger_backup.days <= 365 && floor(var.ledger_backup.days) == var.ledger_backup.days
+    error_message = "ledger_backup.days must be from 0 to 365."
+  }
+}
+
 variable "control_plane_type" {
   description = "Machine type of the control plane."
   type        = string

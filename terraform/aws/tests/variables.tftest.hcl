@@ -13,6 +13,10 @@ mock_provider "aws" {
     defaults = { id = "ami-0c0ffee" }
   }
 
+  mock_resource "aws_iam_role" {
+    defaults = { arn = "arn:aws:iam::123456789012:role/made-by-test" }
+  }
+
   mock_resource "aws_subnet" {
     defaults = { cidr_block = "10.80.0.0/20" }
   }
@@ -157,4 +161,25 @@ run "private_and_open" {
   }
 
   expect_failures = [var.private]
+}
+
+run "backups" {
+  variables {
+    ledger_backup = { days = 7, restore = "snap-0123456789abcdef0" }
+  }
+
+  assert {
+    condition     = module.store.backup_days == 7
+    error_message = "the ledger's disk must have a policy for snapshots"
+  }
+}
+
+run "invalid_backups" {
+  command = plan
+
+  variables {
+    ledger_backup = { days = -1 }
+  }
+
+  expect_failures = [var.ledger_backup]
 }

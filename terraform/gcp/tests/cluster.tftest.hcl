@@ -225,3 +225,24 @@ run "private_and_open" {
 
   expect_failures = [var.private]
 }
+
+run "backups" {
+  variables {
+    ledger_backup = { days = 7, restore = "made-by-test-snapshot" }
+  }
+
+  assert {
+    condition     = module.store.backup_days == 7
+    error_message = "the ledger's disk must have a policy for snapshots"
+  }
+}
+
+run "invalid_backups" {
+  command = plan
+
+  variables {
+    ledger_backup = { days = -1 }
+  }
+
+  expect_failures = [var.ledger_backup]
+}

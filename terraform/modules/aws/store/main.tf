@@ -1,6 +1,7 @@
 locals {
-  managed = var.redis == "managed"
-  owned   = { "vcasgd:stack" = var.cluster }
+  managed   = var.redis == "managed"
+  backed_up = !local.managed && var.backup.days > 0
+  owned     = { "vcasgd:stack" = var.cluster }
 }
 
 # Separate from the machine that uses it, so that it survives the machine.
@@ -12,8 +13,94 @@ resource "aws_ebs_volume" "ledger" {
   type              = "gp3"
   encrypted         = true
   final_snapshot    = var.disk.final_snapshot
+  snapshot_id       = var.backup.restore
 
-  tags = merge(local.owned, { Name = "${var.cluster}-ledger" })
+  tags = merge(local.owned, { Name = "${var.cluster}-ledger", "vcasgd:ledger" = var.cluster })
+
+  lifecycle {
+    # Only a new disk is made from a snapshot; a change of the variable must not replace a live one.
+    ignore_changes = [snapshot_id]
+  }
+}
+
+data "aws_iam_policy_document" "backup_service" {
+  count = local.backed_up ? 1 : 0
+
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["dlm.amazonaws.com"]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "backup" {
+  count = local.backed_up ? 1 : 0
+
+  # Snapshots are made and deleted by tag, and these actions have no names of resources in advance.
+  statement {
+    actions = [
+      "ec2:CreateSnapshot",
+      "ec2:CreateSnapshots",
+      "ec2:DeleteSnapshot",
+      "ec2:DescribeInstances",
+      "ec2:DescribeSnapshots",
+      "ec2:DescribeVolumes",
+    ]
+    resources = ["*"]
+  }
+
+  statement {
+    actions   = ["ec2:CreateTags"]
+    resources = ["arn:*:ec2:*::snapshot/*"]
+  }
+}
+
+resource "aws_iam_role" "backup" {
+  count = local.backed_up ? 1 : 0
+
+  name               = "${var.cluster}-backup"
+  description        = "daily snapshots of the ledger's disk"
+  assume_role_policy = data.aws_iam_policy_document.backup_service[0].json
+}
+
+resource "aws_iam_role_policy" "backup" {
+  count = local.backed_up ? 1 : 0
+
+  name   = "vcasgd"
+  role   = aws_iam_role.backup[0].id
+  policy = data.aws_iam_policy_document.backup[0].json
+}
+
+# A snapshot is as consistent as the disk after a power failure, which the append-only file survives.
+resource "aws_dlm_lifecycle_policy" "ledger" {
+  count = local.backed_up ? 1 : 0
+
+  description        = "daily snapshots of the ledger of ${var.cluster}"
+  execution_role_arn = aws_iam_role.backup[0].arn
+  state              = "ENABLED"
+
+  policy_details {
+    resource_types = ["VOLUME"]
+    target_tags    = { "vcasgd:ledger" = var.cluster }
+
+    schedule {
+      name      = "daily"
+      copy_tags = true
+
+      create_rule {
+        interval      = 24
+        interval_unit = "HOURS"
+        times         = ["03:17"]
+      }
+
+      retain_rule {
+        count = var.backup.days
+      }
+    }
+  }
 }
 
 resource "aws_elasticache_subnet_group" "ledger" {

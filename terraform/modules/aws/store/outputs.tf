@@ -16,3 +16,8 @@ output "node_ids" {
   description = "Instance ID of each store node."
   value       = { for name, node in aws_instance.node : name => node.id }
 }
+
+output "backup_days" {
+  description = "Days for which snapshots of the ledger's disk are kept, or null."
+  value       = one(aws_dlm_lifecycle_policy.ledger[*].policy_details[0].schedule[0].retain_rule[0].count)
+}

@@ -53,6 +53,11 @@ variable "managed_node_type" {
   }
 }
 
+variable "backup" {
+  description = "Daily snapshots of the ledger's disk: days to keep them (0: none), and one that a new disk is made from."
+  type        = object({ days = number, restore = optional(string) })
+}
+
 variable "nodes" {
   description = "Store nodes: type and image, instance profile, and the address and user data of each."
   type = object({

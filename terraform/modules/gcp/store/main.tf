@@ -1,6 +1,7 @@
 locals {
-  managed = var.redis == "managed"
-  owned   = { "vcasgd-stack" = var.cluster }
+  managed   = var.redis == "managed"
+  backed_up = !local.managed && var.backup.days > 0
+  owned     = { "vcasgd-stack" = var.cluster }
 }
 
 # Separate from the machine that uses it, so that it survives the machine.
@@ -12,6 +13,42 @@ resource "google_compute_disk" "ledger" {
   type   = "pd-ssd"
   size   = var.disk_gb
   labels = local.owned
+
+  snapshot = var.backup.restore
+
+  lifecycle {
+    # Only a new disk is made from a snapshot; a change of the variable must not replace a live one.
+    ignore_changes = [snapshot]
+  }
+}
+
+# A snapshot is as consistent as the disk after a power failure, which the append-only file survives.
+resource "google_compute_resource_policy" "ledger" {
+  count = local.backed_up ? 1 : 0
+
+  name = "${var.cluster}-ledger"
+
+  snapshot_schedule_policy {
+    schedule {
+      daily_schedule {
+        days_in_cycle = 1
+        start_time    = "03:00"
+      }
+    }
+
+    retention_policy {
+      max_retention_days    = var.backup.days
+      on_source_disk_delete = "KEEP_AUTO_SNAPSHOTS"
+    }
+  }
+}
+
+resource "google_compute_disk_resource_policy_attachment" "ledger" {
+  count = local.backed_up ? 1 : 0
+
+  name = google_compute_resource_policy.ledger[0].name
+  disk = google_compute_disk.ledger[0].name
+  zone = var.place.zone
 }
 
 resource "google_redis_instance" "ledger" {

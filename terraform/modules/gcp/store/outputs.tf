@@ -14,3 +14,8 @@ output "managed_redis" {
     }
   ])
 }
+
+output "backup_days" {
+  description = "Days for which snapshots of the ledger's disk are kept, or null."
+  value       = one(google_compute_resource_policy.ledger[*].snapshot_schedule_policy[0].retention_policy[0].max_retention_days)
+}

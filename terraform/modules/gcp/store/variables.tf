@@ -43,6 +43,11 @@ variable "managed_memory_gb" {
   }
 }
 
+variable "backup" {
+  description = "Daily snapshots of the ledger's disk: days to keep them (0: none), and one that a new disk is made from."
+  type        = object({ days = number, restore = optional(string) })
+}
+
 variable "nodes" {
   description = "Store nodes: type and image, and the address and user data of each."
   type = object({

@@ -1,0 +1,28 @@
+"""Requests for machines of Google Cloud."""
+
+from __future__ import annotations
+
+import pytest
+
+from vcasgd.fleet.pools import GcpPoolSpec
+from vcasgd.fleet.providers.gcp.request import launch_resource
+
+
+@pytest.mark.parametrize(("spot", "gpus"), [(True, 0), (True, 1), (False, 1), (False, 0)])
+def test_machines_with_gpus_are_never_moved_while_they_run(spot: bool, gpus: int) -> None:
+    pool = GcpPoolSpec.model_validate(
+        {
+            "name": "gpu", "provider": "gcp", "region": "us-central1", "spot": spot, "gpus": gpus,
+            "zones": ["us-central1-a"], "instance_types": ["n1-standard-4"],
+            "template": {"project": "my-project-123", "instance_template": "workers"},
+        }
+    )  # fmt: skip
+
+    resource = launch_resource(
+        pool, cluster="c", names=["a"], token="t", kind="n1-standard-4", spot=spot, metadata={}
+    )
+
+    scheduling = resource["instance_properties"]["scheduling"]
+    fixed = spot or gpus > 0
+    assert scheduling.get("on_host_maintenance") == ("TERMINATE" if fixed else None)
+    assert scheduling["provisioning_model"] == ("SPOT" if spot else "STANDARD")
