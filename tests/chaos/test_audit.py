@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
+from pydantic import SecretStr
+from support.fuzzer import Fuzzer
+from support.hostile import Hostile
 
-from vcasgd.chaos.audit import AuditReport
+from vcasgd.chaos.audit import AuditOptions, AuditReport, audit, describe
+from vcasgd.chaos.audited_job import AuditedJob, counting_spec
 from vcasgd.chaos.killers import Target
 from vcasgd.chaos.plan import UNREPLICATED
+from vcasgd.errors import VcasgdError
+from vcasgd.settings import Settings
+from vcasgd.spec.job import JobState
+from vcasgd.store.admission import worker_environment
+
+#: Calls of a hostile worker between two pauses, and seconds of a pause; the two cores also train.
+CALLS, PAUSE_SECONDS = 20, 0.1
 
 
 @pytest.mark.slow
@@ -66,3 +81,78 @@ def test_report_counts_lost_and_repeated_samples(
 
 def test_fault_that_did_not_fire_fails_the_audit() -> None:
     assert not AuditReport(seed=0, failure="the fault did not fire").passed
+
+
+class HostileJobs(threading.Thread):
+    """Submits one job after the other, and misuses the credentials of its worker until it fails."""
+
+    def __init__(self, audited: AuditedJob) -> None:
+        super().__init__(daemon=True)
+        self._audited = audited
+        self.jobs = audited.jobs
+        self._random = random.Random(20)
+        self.stopped = threading.Event()
+        #: Jobs that were quarantined, and calls that a server executed.
+        self.quarantined: list[str] = []
+        self.accepted = 0
+
+    def credentials(self, job: str, worker: str) -> dict[str, str]:
+        settings = Settings(
+            ledger_url=SecretStr(self._audited.ledger_url),
+            tensors_url=SecretStr(" ".join(self._audited.tensors_urls())),
+            job_secret=SecretStr(self._audited.home.ensure_password("jobs")),
+        )
+        return worker_environment(settings, job, worker)
+
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            # Servers are killed at any moment.
+            with suppress(VcasgdError, AssertionError):
+                self._misuse(self._submit())
+
+    def _submit(self) -> str:
+        spec = counting_spec(2).model_copy(update={"name": "hostile"})
+        return self._audited.client.submit_directory(spec).id
+
+    def _misuse(self, job: str) -> None:
+        hostile = Hostile(self, job)
+        try:
+            hostile.sign_in(tensors=True)
+            fuzzer = Fuzzer(hostile, self._random)
+            while not (self.stopped.wait(PAUSE_SECONDS) or self._has_failed(job)):
+                for _ in range(CALLS):
+                    fuzzer.call()
+            self.accepted += fuzzer.accepted
+        finally:
+            hostile.close()
+
+    def _has_failed(self, job: str) -> bool:
+        if self.jobs.get(job).state is not JobState.FAILED:
+            return False
+        assert "job-quarantined" in {event["kind"] for event in self.jobs.events(job)}
+        self.quarantined.append(job)
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.timeout(1800)
+def test_nothing_is_lost_beside_a_hostile_job_with_20_kills() -> None:
+    hostile: list[HostileJobs] = []
+
+    @contextmanager
+    def fuzzed(job: AuditedJob) -> Iterator[None]:
+        hostile.append(HostileJobs(job))
+        hostile[0].start()
+        yield
+        hostile[0].stopped.set()
+        hostile[0].join()
+
+    report = audit(AuditOptions(kills=20, seed=20), print, fuzzed)
+
+    assert report.passed, "\n".join(describe(report))
+    assert sum(report.kills.values()) == 20
+    assert report.samples_applied == report.samples_expected > 0
+    assert report.samples_lost == report.samples_repeated == 0
+    assert hostile[0].quarantined, "the hostile jobs fail"
+    assert hostile[0].accepted > 100, "most calls are refused"

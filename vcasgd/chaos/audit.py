@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,9 +58,14 @@ class AuditOptions:
     replicas: int = 0
 
 
-def audit(options: AuditOptions, log: Print) -> AuditReport:
+def audit(
+    options: AuditOptions,
+    log: Print,
+    beside: Callable[[AuditedJob], AbstractContextManager[None]] = lambda _: nullcontext(),
+) -> AuditReport:
     """Run an audit on its own stack. Keeps the stack's folder only if the audit fails.
 
+    ``beside`` returns what else happens on the stack during the kills.
     Raises :class:`~vcasgd.errors.SpecError` for too few kills, and
     :class:`~vcasgd.errors.StackError` if the stack does not start.
     """
@@ -81,7 +86,8 @@ def audit(options: AuditOptions, log: Print) -> AuditReport:
             audited_job(settings, state, epochs, report, folder) as job,
         ):
             run = _Run(job, options, report, log)
-            run.kill_all(groups, rng)
+            with beside(job):
+                run.kill_all(groups, rng)
             run.finish(folder)
     report.seconds = round(time.monotonic() - started, 1)
     return report

@@ -151,26 +151,30 @@ class AuditedJob:
         token = self.home.token()
         if token is None:
             raise StackError("the stack has no token")
-        self._client = Client(state.api_url, token)
+        self.client = Client(state.api_url, token)
         self._hold = self.home.path.with_name("hold")
         self._hold.touch()
         self._epochs = epochs
         spec = counting_spec(epochs, self._hold, state.store_nodes)
-        self.id = self._client.submit_directory(spec, idempotency_key="audit").id
+        self.id = self.client.submit_directory(spec, idempotency_key="audit").id
         #: URLs of replicated servers by name.
         self.services = service_urls(self.home, state)
         self._state = state
-        self.ledger = connect(self._url("ledger"))
+        self.ledger = connect(self.ledger_url)
         self.jobs = Jobs(self.ledger)
         self.provider = LocalProvider(self.home.path, settings.cluster, LocalPool("local", WORKERS))
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
         self.ledger.close()
 
-    def tensors_url(self) -> str:
-        """Return the URL of the first tensors server."""
-        return self._url(part_names("tensors", self._state.store_nodes)[0])
+    def tensors_urls(self) -> list[str]:
+        """Return the URLs of the tensors servers."""
+        return [self._url(name) for name in part_names("tensors", self._state.store_nodes)]
+
+    @property
+    def ledger_url(self) -> str:
+        return self._url("ledger")
 
     def _url(self, name: str) -> str:
         password, port = self.home.ensure_password(name), self._state.ports[name]
@@ -185,12 +189,12 @@ class AuditedJob:
     def finish(self, report: CountReport, folder: Path) -> None:
         """Wait for the job and count samples. Raises :class:`StackError` if it did not succeed."""
         self._hold.unlink()
-        job = self._client.wait(self.id, FINISH_SECONDS)
+        job = self.client.wait(self.id, FINISH_SECONDS)
         report.updates_applied = job.totals.updates
         report.updates_rejected = sum(job.totals.rejected.values())
         if job.state != "succeeded":
             raise StackError(f"the job {job.state}: {job.reason}")
-        model = self._client.download(self.id, folder / "model.safetensors")
+        model = self.client.download(self.id, folder / "model.safetensors")
         report.count(load_file(model)["count"], self._epochs)
 
     def keep_evidence(self, report: CountReport, folder: Path) -> None:

@@ -175,7 +175,7 @@ class Progress(threading.Thread):
 
     def __init__(self, job: AuditedJob) -> None:
         super().__init__(name="progress", daemon=True)
-        self._client = connect(job.tensors_url(), answer_seconds=ANSWER_SECONDS)
+        self._client = connect(job.tensors_urls()[0], answer_seconds=ANSWER_SECONDS)
         self._snapshots = SnapshotStore(self._client, TensorKeys(job.id, 0))
         self._stopped = threading.Event()
         #: Times of the changes, by :func:`time.monotonic`; the first is the beginning.
