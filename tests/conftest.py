@@ -23,6 +23,7 @@ WHOLE_STACKS = (
     "chaos/test_whole_stack.py",
     "chaos/test_money_and_labels.py",
     "chaos/test_audit.py",
+    "chaos/test_priorities.py",
     "chaos/test_learners_on_machines.py",
     "chaos/test_evidence.py",
     "chaos/test_scenarios.py",

@@ -106,6 +106,11 @@ class Settings(BaseSettings):
     idle_seconds: float = Field(
         default=60.0, ge=0, description="Seconds after which an idle machine is terminated."
     )
+    hold_seconds: float = Field(
+        default=120.0,
+        ge=0,
+        description="Seconds for which a job keeps a machine that another job has a claim to.",
+    )
     orphan_seconds: float = Field(
         default=3600.0,
         ge=1,

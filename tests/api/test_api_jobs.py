@@ -203,6 +203,43 @@ def test_command_that_the_state_forbids_is_a_conflict(
     assert caught.value.remedy
 
 
+def test_priority_and_weight_change_until_the_job_ends(
+    api: Api, client: Client, http: httpx.Client
+) -> None:
+    job = api.submit()
+    changed = client.change(job, priority="high")
+    assert (changed.spec.priority, changed.spec.weight) == ("high", 1.0)
+    assert client.change(job, weight=2).spec.weight == 2.0
+    assert client.job(job).spec.priority == "high"
+    texts = [each.text for each in client.events(job) if each.kind == "changed"]
+    assert texts == ["priority is now high", "weight is now 2.0"]
+
+    for change, field in (({"priority": "top"}, "priority"), ({"weight": 0}, "weight"),
+                          ({"epochs": 9}, "epochs")):  # fmt: skip
+        problem = http.patch(f"jobs/{job}", json=change).json()
+        assert (problem["status"], problem["field"]) == (422, field)
+    assert client.change(job) == client.job(job), "no field, no change"
+
+    api.finish(job)
+    with pytest.raises(Conflict, match="is succeeded"):
+        client.change(job, priority="low")
+    with pytest.raises(NotFound):
+        client.change("nothing", priority="low")
+
+
+def test_job_that_waits_for_machines_says_why(api: Api, client: Client) -> None:
+    job, other = api.submit(), api.submit()
+    api.jobs.set_waiting({job: "waits for 3 of 4 machines: 2 jobs of higher priority"})
+    assert client.job(job).waiting == "waits for 3 of 4 machines: 2 jobs of higher priority"
+    assert client.job(other).waiting is None
+    api.start_job(job)
+    client.pause(job)
+    assert client.job(job).waiting is None, "a paused job waits for nothing"
+    api.jobs.set_waiting({job: ""})
+    client.resume(job)
+    assert client.job(job).waiting is None
+
+
 def test_finished_job_is_not_cancelled(api: Api, client: Client) -> None:
     job = api.submit()
     api.finish(job)

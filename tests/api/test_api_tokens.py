@@ -71,7 +71,7 @@ def test_each_route_refuses_lower_scopes_and_names_the_one_it_needs(
                 assert f"--scope {needed}" in answer.json()["remedy"]
                 refused += 1
 
-    assert refused == {Scope.READ: 11, Scope.SUBMIT: 5, Scope.ADMIN: 0}[scope]
+    assert refused == {Scope.READ: 12, Scope.SUBMIT: 5, Scope.ADMIN: 0}[scope]
 
 
 def test_a_wrong_token_is_401_and_an_insufficient_scope_403(api: Api, client: Client) -> None:

@@ -284,6 +284,18 @@ def test_pause_resume_and_cancel_change_the_state(run: Run, api: Api) -> None:
         assert api.jobs.get(job).state == state
 
 
+def test_set_changes_the_priority_and_the_weight(run: Run, api: Api) -> None:
+    job = api.submit()
+    text = stdout_of(run("set", job, "priority=high", "weight=2"))
+    assert text == f"{job}: priority high, weight 2\n"
+    assert "high, weight 2" in stdout_of(run("show", job))
+    assert "high, weight 2" in stdout_of(run("jobs"))
+    assert stdout_of(run("set", job, "weight=1")) == f"{job}: priority high\n"
+    assert_refused(run("set", job, "epochs=9"), "epochs: can't change", "only priority and weight")
+    assert_refused(run("set", job, "priority"), "priority: is not of the form field=value")
+    assert_refused(run("set", job, "priority=top"), "priority", "'high'")
+
+
 def test_delete_asks_before_it_deletes_a_job(run: Run, api: Api) -> None:
     job = api.submit()
     assert_refused(run("delete", job, "--yes"), f"job {job} has not ended", "vcasgd cancel")

@@ -169,6 +169,16 @@ class Budgets:
         )
 
 
+def test_demand_has_the_present_priority_and_weight(ledger: RedisClient, tmp_path: Path) -> None:
+    one = Budgets(tmp_path, ledger)
+    job = one.submit(None)
+    demand = one.demand(job, NOW)
+    assert (demand.priority, demand.weight) == (0, 1.0)
+    one.jobs.change(job.id, {"priority": "low", "weight": 0.5})
+    demand = one.demand(job, NOW)
+    assert (demand.priority, demand.weight) == (-1, 0.5)
+
+
 class TestBudget:
     @pytest.fixture
     def budgets(self, ledger: RedisClient, tmp_path: Path) -> Budgets:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, WorkerView
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.events import EventLog
-from vcasgd.store.ledger.jobs import Jobs
 
 
 def machine(name: str, state: InstanceState = InstanceState.RUNNING) -> Instance:
@@ -56,8 +57,8 @@ def test_timeline_starts_when_a_job_pays_for_the_machine(ledger: RedisClient) ->
 def test_machine_of_a_draining_worker_drains(ledger: RedisClient) -> None:
     timeline = TimelineRecorder(ledger)
     timeline.record(observed(machine("i"), nodes="i"), {}, 2.0)
-    Jobs(ledger).drain("A", worker_name("i", "A"))
-    timeline.record(observed(machine("i"), nodes="i"), {}, 3.0)
+    leaving = {worker_name("i", "A"): None}
+    timeline.record(replace(observed(machine("i"), nodes="i"), draining=leaving), {}, 3.0)
     timeline.record(observed(), {"i": "idle"}, 4.0)
 
     assert [state for state, _, _ in states(ledger, "i")] == [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.fleets import LIMITS, NOW, job, machine, observed, on
 
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, PoolView, with_history
-from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
+from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide, make_plan
 
 ROUND_SECONDS = 30.0
 #: Rounds without a loss or a change after which machines must no longer move.
@@ -200,6 +200,22 @@ def test_a_dearer_machine_than_its_price_is_no_use_to_a_job() -> None:
     state = observed(fleet_, [on("a"), on("b"), on("c")], jobs, pools=full)
     stops = [each for each in decide(with_history(state, NOW), NOW) if isinstance(each, StopWorker)]
     assert [each.name for each in stops] == ["A@b"]
+
+
+def test_reason_why_a_job_waits() -> None:
+    fleet_ = [machine(id_) for id_ in "abcd"]
+    jobs = [
+        job("A", 1, 1, priority=HIGH), job("B", 1, 1), job("C", 1, 1), job("D", 0, 3),
+        job("E", 1, 1, priority=LOW), job("F", 1, 1, pools=("moon",)),
+    ]  # fmt: skip
+    workers = [on("a", "A"), on("b", "B"), on("c", "C"), on("d", "E")]
+    full = [PoolView("local", capacity=4, reason="4 of 4 machines in use")]
+    state = observed(fleet_, workers, jobs, pools=full)
+    assert make_plan(with_history(state, NOW), NOW).waiting == {
+        "D": "waits for 3 of 3 machines: 1 job of higher priority, 2 jobs of the same priority, "
+        "1 job of lower priority, local: 4 of 4 machines in use",
+        "F": "waits for 1 of 1 machines: none is for sale",
+    }
 
 
 # -- properties ----------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ def test_defaults() -> None:
     assert (job.push_interval, job.keeps_optimizer) == (2, True)
     assert (job.push_every, job.seed, job.max_epoch_lead, job.working_dir) == (None, 0, 1, ".")
     assert (job.workers.min, job.workers.max, job.workers.pools) == (1, 4, None)
+    assert (job.priority, job.weight) == ("normal", 1.0)
     assert (job.checkpoint.every, job.checkpoint.keep) == (timedelta(minutes=5), 3)
     assert (job.stop.accuracy, job.stop.max_duration) == (None, None)
     assert job.known_subtasks == 300
@@ -127,6 +128,12 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
             "update.staleness.c",
             r"known fields: a, b, function",
         ),
+        ({"priority": "urgent"}, "priority", "must be 'low', 'normal' or 'high'; not 'urgent'"),
+        ({"priority": 1}, "priority", "must be 'low', 'normal' or 'high'; not 1"),
+        ({"weight": 0}, "weight", "must be greater than or equal to 0.01; not 0"),
+        ({"weight": 101}, "weight", "must be less than or equal to 100; not 101"),
+        ({"weight": "2"}, "weight", "must be a valid number; not '2'"),
+        ({"weight": float("nan")}, "weight", "must be "),
         ({"update": {"rule": "sgd"}}, "update.rule", "unknown rule 'sgd' .*'async-local-sgd'"),
         ({"update": "vc-asgd"}, "update", "must be a mapping of fields, not 'vc-asgd'"),
         ({"update": {"alpha": 1}}, "update.alpha", "between 0 and 1, exclusive, .* not 1$"),

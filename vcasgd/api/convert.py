@@ -43,6 +43,7 @@ def job_view(job: JobRecord, traffic: Traffic) -> JobView:
         name=job.spec.name,
         state=job.state,
         reason=job.reason,
+        waiting=job.waiting,
         traceback=job.traceback,
         created_at=job.created_at,
         started_at=job.started_at,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vcasgd.errors import SpecError
-from vcasgd.spec.job import JobSpec, load_job_mapping
+from vcasgd.spec.job import CHANGEABLE, JobSpec, load_job_mapping
 from vcasgd.spec.yaml import parse
 
 
@@ -31,20 +31,40 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
     return spec.model_copy(update={"working_dir": str(directory)})
 
 
-def _apply(value: dict[str, Any], change: str) -> None:
+def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of changes such as ``priority=high`` of a job that has been submitted.
+
+    Raises :class:`SpecError` for a field that can't change any more.
+    """
+    fields: dict[str, Any] = {}
+    for change in changes:
+        _apply(fields, change, option="")
+    fixed = [name for name in fields if name not in CHANGEABLE]
+    if fixed:
+        raise SpecError(
+            f"{fixed[0]}: can't change after the job was submitted",
+            remedy=f"only {' and '.join(CHANGEABLE)} can",
+            field=fixed[0],
+        )
+    return fields
+
+
+def _apply(value: dict[str, Any], change: str, option: str = "--set ") -> None:
     name, equals, text = change.partition("=")
     *parents, last = name.strip().split(".")
     if not equals or not last:
         raise SpecError(
-            f"--set {change}: is not of the form field=value",
-            remedy="for example --set epochs=5 or --set update.alpha=0.9",
+            f"{option}{change}: is not of the form field=value",
+            remedy=f"for example {option}weight=2 or {option}update.alpha=0.9"
+            if option
+            else "for example priority=high",
             field="set",
         )
     for parent in parents:
         value = value.setdefault(parent, {})
         if not isinstance(value, dict):
-            raise SpecError(f"--set {change}: {parent} has no fields", field=name)
+            raise SpecError(f"{option}{change}: {parent} has no fields", field=name)
     try:
         value[last] = parse(text)
     except SpecError as error:
-        raise SpecError(f"--set {change}: {error.message}", field=name) from error
+        raise SpecError(f"{option}{change}: {error.message}", field=name) from error

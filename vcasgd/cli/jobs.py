@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.jobfile import load_job
+from vcasgd.cli.jobfile import load_job, parse_changes
 from vcasgd.cli.money import Changes, confirm
 from vcasgd.cli.output import (
     Columns,
@@ -44,9 +44,11 @@ _JOBS: Columns = {
     "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs'] or '?'}",
     "ACCURACY": lambda row: percent(row["best_accuracy"]),
     "UPDATES": lambda row: row["totals"]["updates"],
+    "PRIORITY": lambda row: priority_text(row["spec"]["priority"], row["spec"]["weight"]),
     "EVICTIONS": lambda row: row["evictions"] + row["kills"],
     "OWNER": lambda row: row["owner"],
     "SUBMITTED": lambda row: ago(row["created_at"]),
+    "WAITING": lambda row: row.get("waiting"),
 }
 _CHECKPOINTS: Columns = {
     "CHECKPOINT": lambda row: row["name"],
@@ -79,6 +81,7 @@ def register(app: typer.Typer) -> None:
     )
     for command in (*commands, download, tensorboard):
         app.command(rich_help_panel="Jobs")(command)
+    app.command("set", rich_help_panel="Jobs")(set_fields)
 
 
 def submit(
@@ -195,6 +198,21 @@ def resume(
         _show_state(client.resume(job, max_cost_usd))
 
 
+def set_fields(
+    job: JobName,
+    changes: Annotated[
+        list[str], typer.Argument(metavar="FIELD=VALUE…", help="priority=… or weight=…")
+    ],
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Change the priority or the weight of a job that has not ended."""
+    fields = parse_changes(changes)
+    with open_client(url, token) as client:
+        spec = client.change(job, **fields).spec
+        out.print(f"{job}: priority {priority_text(spec.priority, spec.weight)}", markup=False)
+
+
 def cancel(job: JobName, url: Url = None, token: Token = None) -> None:
     """Cancel a job permanently. Its checkpoints are kept."""
     with open_client(url, token) as client:
@@ -280,6 +298,11 @@ def _conclusion(view: JobView) -> str:
     return f"{view.id} {view.state} after {seconds}, {view.totals.updates} updates{best}"
 
 
+def priority_text(priority: str, weight: float) -> str:
+    """Return the priority of a job, with its weight unless that is 1."""
+    return priority if weight == 1 else f"{priority}, weight {weight:g}"
+
+
 def _show_state(view: JobView) -> None:
     out.print(f"{view.id} is {view.state}", markup=False)
 
@@ -318,6 +341,8 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("job", view.id),
         ("state", f"{view.state}{f': {view.reason}' if view.reason else ''}"),
         ("owner", view.owner),
+        ("waiting", view.waiting),
+        ("priority", priority_text(view.spec.priority, view.spec.weight)),
         ("submitted", ago(view.created_at)),
         ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
         ("epoch", f"{epoch(view)} of {progress.epochs_text} ({progress.fraction:.0%})"),

@@ -77,6 +77,14 @@ class JobCalls:
         body = None if max_cost_usd is None else {"max_cost_usd": max_cost_usd}
         return self._command(job, "resume", body)
 
+    def change(self, job: str, **fields: Any) -> Job:
+        """Change the ``priority`` or the ``weight`` of a job.
+
+        Raises :class:`~vcasgd.errors.Conflict` if the job has ended, and
+        :class:`~vcasgd.errors.SpecError` for another field or an invalid value.
+        """
+        return self._bound(self._api.patch(Job, path_of("jobs", job), fields))
+
     def cancel(self, job: str) -> Job:
         """Cancel a job. Raises :class:`~vcasgd.errors.Conflict` if it has ended."""
         return self._command(job, "cancel")
@@ -245,6 +253,13 @@ class Job(JobView):
         Raises :class:`~vcasgd.errors.Conflict` if it is not paused.
         """
         return self._calls.resume(self.id, max_cost_usd)
+
+    def change(self, **fields: Any) -> Job:
+        """Change the ``priority`` or the ``weight`` of the job.
+
+        Raises :class:`~vcasgd.errors.Conflict` if it has ended.
+        """
+        return self._calls.change(self.id, **fields)
 
     def cancel(self) -> Job:
         """Cancel the job. Raises :class:`~vcasgd.errors.Conflict` if it has ended."""

@@ -79,6 +79,10 @@ class Transport:
             options["json"] = body
         return self._parsed(kind, self.call("POST", path, **options))
 
+    def patch(self, kind: type[Result], path: str, body: Any) -> Result:
+        """Change the resource at ``path``, and return it."""
+        return self._parsed(kind, self.call("PATCH", path, json=body))
+
     def pages(
         self, kind: type[Entry], path: str, after: str | None, **query: Any
     ) -> Iterator[Entry]:

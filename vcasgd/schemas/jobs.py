@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator
 
 from vcasgd.schemas.base import ReportedSpec, RequestBody, Schema
 from vcasgd.spec.evaluate import place_of
-from vcasgd.spec.job import JobSpec, JobState
+from vcasgd.spec.job import JobSpec, JobState, Priority, Weight
 
 #: Pattern of a package's name: the SHA-256 of the zip.
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
@@ -132,6 +132,9 @@ class JobView(Schema):
     name: str
     state: JobState
     reason: str | None
+    waiting: str | None = Field(
+        default=None, description="Why the job has fewer machines than it could use."
+    )
     traceback: str | None
     created_at: float
     started_at: float | None
@@ -175,6 +178,7 @@ class JobView(Schema):
         """Return the job as an HTML table, for notebooks."""
         facts = {
             "state": f"{self.state}: {self.reason}" if self.reason else self.state,
+            "machines": self.waiting or "",
             "epoch": f"{self.progress.finished_epochs} of {self.progress.epochs_text} done",
             "progress": f"{self.progress.fraction:.0%}",
             "best": "" if self.best is None else str(self.best),
@@ -207,6 +211,13 @@ class ResumeRequest(RequestBody):
         allow_inf_nan=False,
         description="New budget for the whole job. Without it, the job keeps its budget.",
     )
+
+
+class ChangeRequest(RequestBody):
+    """New values of the fields of a job that can change before it ends."""
+
+    priority: Priority | None = None
+    weight: Weight | None = None
 
 
 # -- job files ----------------------------------------------------------------------------------

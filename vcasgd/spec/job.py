@@ -48,6 +48,14 @@ LENGTHS = ("epochs", "max_samples", "max_steps")
 #: Local steps of a round by default, until the workers have measured how long an exchange takes.
 ROUND_STEPS = 2
 
+#: Priorities of jobs, and their order in the plan of the fleet.
+PRIORITIES = {"low": -1, "normal": 0, "high": 1}
+#: Fields that can change until the job ends.
+CHANGEABLE = ("priority", "weight")
+Priority = Literal["low", "normal", "high"]
+#: Machines in relation to other jobs of the same priority.
+Weight = Annotated[float, Field(ge=0.01, le=100, strict=True, allow_inf_nan=False)]
+
 #: A requirement on the pools that may process the data, such as ``confidential`` or ``eu-only``.
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
@@ -178,6 +186,12 @@ class JobSpec(StrictModel):
     update: Update = RoundsSpec()
     tuning: Tuning = Tuning()
     workers: Workers = Workers()
+    priority: Priority = Field(
+        default="normal", description="jobs of a higher priority get machines first"
+    )
+    weight: Weight = Field(
+        default=1.0, description="share of the machines among jobs of the same priority"
+    )
     checkpoint: Checkpoint = Checkpoint()
     evaluate: Evaluate = Evaluate()
     stop: Stop = Stop()

@@ -73,7 +73,8 @@ class LedgerKeys:
     @property
     def work(self) -> str:
         """Hash: finished, total, per_epoch, lead, shards, points (``epochs`` or ``samples``: what
-        numbers evaluations), evaluation_at. Read-only for workers."""
+        numbers evaluations), evaluation_at, waiting (why the job has fewer machines than it could
+        use). Read-only for workers."""
         return self._key("work")
 
     @property

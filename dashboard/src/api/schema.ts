@@ -137,7 +137,11 @@ export interface paths {
         delete: operations["delete_job"];
         options?: never;
         head?: never;
-        patch?: never;
+        /**
+         * Change Job
+         * @description Change the priority or the weight of a job that has not ended.
+         */
+        patch: operations["change_job"];
         trace?: never;
     };
     "/api/v1/jobs/{job}/pause": {
@@ -865,6 +869,16 @@ export interface components {
             expires_at: number | null;
         };
         /**
+         * ChangeRequest
+         * @description New values of the fields of a job that can change before it ends.
+         */
+        ChangeRequest: {
+            /** Priority */
+            priority?: ("low" | "normal" | "high") | null;
+            /** Weight */
+            weight?: number | null;
+        };
+        /**
          * Checkpoint
          * @description Interval of checkpoints, in addition to those of evaluated models, and how many to keep.
          */
@@ -1457,6 +1471,19 @@ export interface components {
              */
             workers: components["schemas"]["Workers-Input"];
             /**
+             * Priority
+             * @description jobs of a higher priority get machines first
+             * @default normal
+             * @enum {string}
+             */
+            priority: "low" | "normal" | "high";
+            /**
+             * Weight
+             * @description share of the machines among jobs of the same priority
+             * @default 1
+             */
+            weight: number;
+            /**
              * @default {
              *       "every": 300,
              *       "keep": 3
@@ -1572,6 +1599,19 @@ export interface components {
              */
             workers: components["schemas"]["Workers-Output"];
             /**
+             * Priority
+             * @description jobs of a higher priority get machines first
+             * @default normal
+             * @enum {string}
+             */
+            priority: "low" | "normal" | "high";
+            /**
+             * Weight
+             * @description share of the machines among jobs of the same priority
+             * @default 1
+             */
+            weight: number;
+            /**
              * @default {
              *       "every": 300,
              *       "keep": 3
@@ -1625,6 +1665,11 @@ export interface components {
             state: components["schemas"]["JobState"];
             /** Reason */
             reason: string | null;
+            /**
+             * Waiting
+             * @description Why the job has fewer machines than it could use.
+             */
+            waiting: string | null;
             /** Traceback */
             traceback: string | null;
             /** Created At */
@@ -3649,6 +3694,95 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The current state does not allow the request. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    change_job: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ChangeRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobView"];
+                };
             };
             /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {

@@ -37,6 +37,7 @@ export default function JobPage() {
         <Actions job={job.data} />
       </PageHead>
       <Problem job={job.data} />
+      {job.data.waiting && <Notice tone="warn" title={capitalized(job.data.waiting)} />}
       <Summary job={job.data} />
       <JobTabs job={job.data} />
     </div>
@@ -66,6 +67,10 @@ function JobTabs({ job }: { job: Job }) {
       ))}
     </Tabs>
   );
+}
+
+function capitalized(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 function Problem({ job }: { job: Job }) {

@@ -15,7 +15,7 @@ from vcasgd.errors import SpecError
 from vcasgd.fleet.pool_rows import choices
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.logging import isolated
-from vcasgd.schemas.jobs import JobView, ResumeRequest, SubmitRequest
+from vcasgd.schemas.jobs import ChangeRequest, JobView, ResumeRequest, SubmitRequest
 from vcasgd.spec.job import JobSpec, JobState
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
@@ -124,6 +124,16 @@ def list_jobs(
 def get_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
     """Show a job."""
     return _view(beats, jobs.get(job))
+
+
+@router.patch("/jobs/{job}", dependencies=SUBMIT, responses=documented(404, 409))
+def change_job(
+    jobs: JobsDep, beats: WorkerBeatsDep, caller: CallerDep, job: str, body: ChangeRequest
+) -> JobView:
+    """Change the priority or the weight of a job that has not ended."""
+    check_owner(caller, jobs.get(job))
+    changes = body.model_dump(exclude_none=True)
+    return _view(beats, jobs.change(job, changes) if changes else jobs.get(job))
 
 
 @router.delete(

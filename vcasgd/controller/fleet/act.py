@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vcasgd.controller.fleet.boot import node_boot
@@ -16,7 +16,7 @@ from vcasgd.controller.fleet.launch_history import FAILED_BOOT_SECONDS, LaunchHi
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
-from vcasgd.controller.fleet.worker_names import job_of, worker_name
+from vcasgd.controller.fleet.worker_names import instance_of, job_of, worker_name
 from vcasgd.errors import ClusterError, FleetError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker, Terminate
@@ -26,6 +26,7 @@ from vcasgd.logging import bound, isolated
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.admission import worker_environment
+from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.worker import main as worker
 
@@ -159,6 +160,8 @@ class WorkerActuator:
         self._restarts = restarts
         #: Deadlines of the workers that were asked to leave, in Unix seconds.
         self._draining: dict[str, float] = {}
+        #: Jobs that the machines of these workers were taken for.
+        self.successors: dict[str, str] = {}
 
     def start(self, actions: Sequence[StartWorker], state: Observed) -> None:
         """Start workers, except those that have to back off."""
@@ -190,6 +193,7 @@ class WorkerActuator:
     def stop(self, actions: Sequence[StopWorker]) -> None:
         """Ask workers to leave."""
         new = {each.name: each.reason for each in actions if each.name not in self._draining}
+        taken = [each for each in actions if each.name in new and each.successor]
         requests = self._jobs.requests_of({job_of(name) for name in new})
         self._jobs.drain_all((job_of(name), name) for name in new)
         for name, reason in new.items():
@@ -197,15 +201,35 @@ class WorkerActuator:
             with bound(job=job, worker=name, request=requests[job]):
                 log.info("stop %s: %s", name, reason)
             self._draining[name] = steady_time() + drain_seconds(self._settings)
+        self.successors |= {each.name: each.successor for each in taken if each.successor}
+        self._jobs.add_events([event for each in taken for event in preemption_events(each)])
 
-    def kill_lingering(self) -> None:
-        """Kill workers that did not leave in time. Raises :class:`ClusterError`."""
-        alive = self._ray.alive
+    def kill_lingering(self, draining: Collection[str]) -> None:
+        """Kill workers that did not leave in time. Raises :class:`ClusterError`.
+
+        ``draining``: all that were asked to leave; an earlier controller may have asked some.
+        """
+        alive, deadline = self._ray.alive, steady_time() + drain_seconds(self._settings)
+        self._draining = dict.fromkeys(draining, deadline) | self._draining
         self._draining = {name: at for name, at in self._draining.items() if name in alive}
+        self.successors = {name: job for name, job in self.successors.items() if name in alive}
         for name, deadline in self._draining.items():
             if steady_time() > deadline:
                 log.warning("%s did not leave in time", name)
                 self._ray.cluster.stop_worker(name)
+
+
+def preemption_events(stop: StopWorker) -> list[NewEvent]:
+    """Return the events of both jobs for a machine that one gives to the other one."""
+    donor, successor, machine = job_of(stop.name), stop.successor or "", instance_of(stop.name)
+    why = stop.reason.partition(", ")[2]
+    details = {"instance": machine, "from": donor, "to": successor}
+    given = f"{machine} goes to {successor}, {why}"
+    received = f"{machine} comes from {donor}, because the job {why.removeprefix('which ')}"
+    return [
+        NewEvent(donor, "machine-given", given, details),
+        NewEvent(successor, "machine-received", received, details),
+    ]
 
 
 def _matching_offers(action: Launch, state: Observed) -> list[Offer]:

@@ -13,11 +13,9 @@ from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Instance, Offer
 from vcasgd.logging import isolated
-from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.spec.job import PRIORITIES
+from vcasgd.store.ledger.job import WITH_MACHINES, JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
-
-#: States in which a job has machines.
-WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
 
 
 class Demands:
@@ -77,6 +75,8 @@ class Demands:
             affordable=left,
             rates=self._speeds.rates(job),
             learners=job.spec.tuning.learners_per_machine,
+            priority=PRIORITIES[job.spec.priority],
+            weight=job.spec.weight,
         )
 
     def unpaid(self, jobs: Sequence[JobRecord]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.controller.fleet.status import StatusPublisher
 from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
-from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate, decide
+from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate, make_plan
 from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
@@ -105,7 +105,7 @@ class FleetLoop:
         self._serve_requests()
         now = steady_time()
         try:
-            state = self._observer.observe(now)
+            state = self._observer.observe(now, self._workers.successors)
         except FleetError as error:
             log.warning("no decisions in this round: %s", error)
             return
@@ -113,10 +113,12 @@ class FleetLoop:
             # The machine may only have been interrupted early: back off as after a refusal.
             self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
         self._status.publish(state)
-        self._act_all(decide(state, now), state)
+        plan = make_plan(state, now)
+        self._status.publish_waiting(state, plan.waiting)
+        self._act_all(plan.actions, state)
         # Follows the plan, which decides about the first worker of each machine.
         self._act_all(self._learners.decide(state, self._ray.further, now), state)
-        self._workers.kill_lingering()
+        self._workers.kill_lingering(state.draining)
 
     def _serve_requests(self) -> None:
         """Execute what users requested through the API."""

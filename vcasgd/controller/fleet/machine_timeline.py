@@ -204,12 +204,11 @@ class TimelineRecorder:
     ) -> defaultdict[str, dict[str, Sighting]]:
         """Return, by job, the machines that work for it or that it pays for."""
         works_for = {each.instance_id: each.job for each in state.workers if each.alive}
-        draining = self._jobs.draining_of(active)
         sightings: defaultdict[str, dict[str, Sighting]] = defaultdict(dict)
         for one in state.instances:
             job = works_for.get(one.id) or state.payers.get(one.id)
             if job in active and one.state is not InstanceState.GONE and one.id not in ends:
-                leaving = worker_name(one.id, job) in draining[job]
+                leaving = worker_name(one.id, job) in state.draining
                 phase = _phase(one, joined=_has_joined(one, state), draining=leaving)
                 sightings[job][one.id] = Sighting(_described(one), phase, one.launched_at)
         return sightings

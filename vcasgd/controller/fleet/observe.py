@@ -38,6 +38,9 @@ BILLING_SECONDS = 60.0
 #: Seconds between the request to end a machine and the end of its bill.
 TERMINATE_SECONDS = 10.0
 
+#: Times that a machine is held until the job that it was taken from can take it back.
+RETURN_HOLDS = 10.0
+
 #: Heartbeats by job and worker.
 Beats = Mapping[str, Mapping[str, Heartbeat]]
 
@@ -71,20 +74,22 @@ class Observer:
         self._speeds = speeds
         self._history = ObservationTimes(since=steady_time())
 
-    def observe(self, now: float) -> Observed:
+    def observe(self, now: float, successors: Mapping[str, str]) -> Observed:
         """Return the state of everything.
 
+        ``successors``: the jobs that machines of leaving workers were taken for, by worker.
         Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost, and
         :class:`~vcasgd.errors.FleetError` if a cloud has never answered.
         """
-        state = with_history(self._observe(now), now)
+        state = with_history(self._observe(now, successors), now)
         self._history = state.history
         return state
 
-    def _observe(self, now: float) -> Observed:
+    def _observe(self, now: float, successors: Mapping[str, str]) -> Observed:
         jobs, limits = self._demands.active_jobs(self._pools.specs), self._limits()
         self._ray.refresh()
         names = [job.id for job in jobs]
+        draining = self._jobs.draining_of(names).values()
         beats, quarantined = self._beats.of_many(names), self._jobs.quarantined_of(names)
         machines = self._machines(beats, now)
         self._measure(jobs, beats, machines, limits, now)
@@ -108,6 +113,7 @@ class Observer:
             boot_errors=self._boot_errors(machines, now),
             payers=self._costs.payers,
             unpaid=self._demands.unpaid(jobs),
+            draining={one: successors.get(one) for workers in draining for one in workers},
         )
 
     def _job_demands(
@@ -133,6 +139,8 @@ class Observer:
         return Limits(
             idle_seconds=self._settings.idle_seconds,
             exit_seconds=self._settings.heartbeat + drain + TERMINATE_SECONDS,
+            hold_seconds=self._settings.hold_seconds,
+            return_seconds=RETURN_HOLDS * self._settings.hold_seconds,
             billing_seconds=0.0 if self._pools.only_local else BILLING_SECONDS,
         )
 

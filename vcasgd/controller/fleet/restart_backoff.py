@@ -39,11 +39,12 @@ class RestartBackoff:
     def record_end(self, worker: str, job: str, reason: str) -> None:
         """Record that a worker's process ended.
 
-        It is no crash if the worker's last heartbeat says why the worker leaves, or that its
-        machine is about to be taken.
+        It is no crash if the worker was asked to leave, or if its last heartbeat says why it
+        leaves, or that its machine is about to be taken.
         """
         beat = self._jobs.worker(job, worker)
-        if beat is not None and (beat.leaving or beat.notice == "terminate"):
+        leaves = beat is not None and (beat.leaving or beat.notice == "terminate")
+        if leaves or worker in self._jobs.draining(job):
             self._counts.pop(worker, None)
             return
         self._counts[worker] = self._counts.get(worker, 0) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from vcasgd.controller.fleet.events import FleetEvents, FleetRow
@@ -34,6 +35,8 @@ class StatusPublisher:
         ray_dir: Path | None,
     ) -> None:
         self._jobs = jobs
+        #: Reasons of active jobs that are in the ledger.
+        self._waiting: dict[str, str] = {}
         self._pools = pools
         self._events = events
         self._timeline = timeline
@@ -61,6 +64,14 @@ class StatusPublisher:
                 shutil.rmtree(self._ray_dir / instance, ignore_errors=True)
         for job, instances in of_job.items():
             self._remove_workers(job, instances)
+
+    def publish_waiting(self, state: Observed, reasons: Mapping[str, str]) -> None:
+        """Publish why jobs have fewer machines than they could use, as far as that has changed."""
+        waiting = {job.job: reasons.get(job.job, "") for job in state.jobs}
+        changed = {job: why for job, why in waiting.items() if self._waiting.get(job) != why}
+        if changed:
+            self._jobs.set_waiting(changed)
+        self._waiting = waiting
 
     def _remove_workers(self, job: str, instances: set[str]) -> None:
         """Remove the workers of a job's lost machines; learners beside the first report too."""

@@ -8,6 +8,7 @@
 ``staff``       which workers a job keeps
 ``shares``      in which order jobs get machines
 ``preemption``  which job gives a machine to which other one
+``waiting``     why a job has fewer machines than it could use
 
 Sharing. One worker runs on one machine. Each job first gets its minimum, by priority and then in
 order of submission. Each ``age_seconds`` that a job has lacked a part of its minimum count as one
@@ -70,7 +71,7 @@ from vcasgd.fleet.plan.actions import (
     launch_token,
     market_name,
 )
-from vcasgd.fleet.plan.decide import decide
+from vcasgd.fleet.plan.decide import decide, make_plan
 from vcasgd.fleet.plan.market import SPREAD_PREMIUM
 
 __all__ = [
@@ -83,5 +84,6 @@ __all__ = [
     "Terminate",
     "decide",
     "launch_token",
+    "make_plan",
     "market_name",
 ]

@@ -93,6 +93,13 @@ class Allocation:
         donors = Donors(held, self._shares, self._highest_price, self._does_not_return)
         return stops + preempt_for_share(waiting, donors, self._shares)
 
+    def missing(self) -> Counter[str]:
+        """Return the number of places that each job could not fill."""
+        missing: Counter[str] = Counter()
+        for claim in (*self._minimum_claims, *self._share_claims):
+            missing[claim.job.job] += claim.places
+        return missing
+
     def terminations(self) -> list[Terminate]:
         """Return the machines to end that have no worker."""
         return [

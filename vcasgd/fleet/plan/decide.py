@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan.actions import Action, Blame, StopWorker, Terminate
 from vcasgd.fleet.plan.allocation import Allocation
+from vcasgd.fleet.plan.waiting import reasons
 from vcasgd.fleet.providers.base import Instance
 
 #: Reason for ending a machine whose Ray node never appeared.
@@ -13,15 +16,28 @@ NOT_JOINED = "did not join in time"
 BOOT_FAILED = "did not boot: "
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Actions of a round, and why jobs have fewer machines than they could use."""
+
+    actions: list[Action]
+    waiting: dict[str, str]
+
+
 def decide(state: Observed, now: float) -> list[Action]:
-    """Return the actions for ``now`` (Unix seconds), given a state with a current history.
+    """Return the actions of :func:`make_plan`."""
+    return make_plan(state, now).actions
+
+
+def make_plan(state: Observed, now: float) -> Plan:
+    """Return the plan for ``now`` (Unix seconds), given a state with a current history.
 
     Stops come first and launches last, so carrying out only a part does no harm.
     """
     failed = _failed(state, now)
     blames = _blames(state, failed)
     allocation = Allocation(state, failed, blames, now)
-    return [
+    actions: list[Action] = [
         *_stop_unwanted(state),
         *allocation.handovers,
         *allocation.moves(),
@@ -33,6 +49,7 @@ def decide(state: Observed, now: float) -> list[Action]:
         *allocation.starts,
         *allocation.launches(),
     ]
+    return Plan(actions, reasons(state, allocation.missing()))
 
 
 def _failed(state: Observed, now: float) -> dict[str, str]:

@@ -17,7 +17,7 @@ from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_imp
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.spec.evaluate import place_of
-from vcasgd.spec.job import MOST_SUBTASKS, JobSpec
+from vcasgd.spec.job import CHANGEABLE, MOST_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
 from vcasgd.spec.stop import DEFAULT_METRICS, Metric
 from vcasgd.store.ledger.tuning import Tuned
@@ -36,6 +36,8 @@ from vcasgd.store.ledger.untrusted import (
 
 #: Name in place of a work item in the report of a process that ended unexpectedly.
 PROCESS = "process"
+#: States in which a job has machines.
+WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
 #: Most shards of a job; scripts on the ledger loop over them.
 MOST_SHARDS = 1024
 
@@ -154,6 +156,8 @@ class JobRecord:
     #: Why a part that workers write can't be read, if so; the record then lacks that part, and the
     #: controller fails the job.
     invalid: str | None = None
+    #: Why the job has fewer machines than it could use, as of the last round of the controller.
+    waiting: str | None = None
 
     @property
     def plan(self) -> EpochPlan | None:
@@ -309,7 +313,7 @@ def read_job(
     progress = ShardProgress.of(shards, facts.shards if facts else 1)
     read = JobRecord(
         id=job,
-        spec=JobSpec.parse(json.loads(text["spec"])),
+        spec=_spec(text),
         state=JobState(text["state"]),
         package=text["package"],
         created_at=float(text["created_at"]),
@@ -333,6 +337,12 @@ def read_job(
     of_shard = next((why for name, why in shards.items() if name.endswith(b":invalid")), b"")
     invalid = problem or wrong_result or of_shard.decode() or None
     return replace(read, evaluations=results, invalid=invalid)
+
+
+def _spec(text: Mapping[str, str]) -> JobSpec:
+    """Return the specification, with the fields that were changed later, which are JSON."""
+    changed = {name: json.loads(text[name]) for name in CHANGEABLE if text.get(name)}
+    return JobSpec.parse(json.loads(text["spec"]) | changed)
 
 
 def _read_facts(text: bytes | None) -> tuple[ModelFacts | None, str | None]:

@@ -15,13 +15,14 @@ from typing import Any
 from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, StoreFull
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.logging import request_id
-from vcasgd.spec.job import JobSpec
+from vcasgd.spec.job import CHANGEABLE, JobSpec
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog, event_text
 from vcasgd.store.ledger.heartbeats import Heartbeat, worker_name
 from vcasgd.store.ledger.job import (
+    WITH_MACHINES,
     Failure,
     JobRecord,
     JobState,
@@ -59,6 +60,7 @@ class Jobs(EventLog):
         self._ended: dict[str, JobState] = {}
         self._submit = ledger.script("ledger/submit")
         self._transition = ledger.script("ledger/transition")
+        self._change = ledger.script("ledger/change_job")
         self._roll_back = ledger.script("ledger/roll_back")
 
     # -- lifecycle ------------------------------------------------------------------------------
@@ -213,6 +215,13 @@ class Jobs(EventLog):
             raise NotFound(f"there is no job {job}", status=404)
         return bool(changed)
 
+    def set_waiting(self, reasons: Mapping[str, str]) -> None:
+        """Record why each of several jobs has fewer machines than it could use; empty for none."""
+        with self._ledger.pipeline() as pipe:
+            for job, reason in reasons.items():
+                pipe.hset(LedgerKeys(job).work, "waiting", reason)
+            pipe.execute()
+
     def set_plan(self, job: str, points: EvaluationPoints) -> None:
         """Record the job's division into subtasks, and the kind of its evaluation points.
 
@@ -257,6 +266,25 @@ class Jobs(EventLog):
         started = current.state is not JobState.PAUSED or current.started_at is not None
         to = JobState.RUNNING if started else JobState.STARTING
         return self._command(job, to, (JobState.PAUSED,), "resumed by request", **fields)
+
+    def change(self, job: str, fields: Mapping[str, Any]) -> JobRecord:
+        """Change some of the fields :data:`CHANGEABLE` of a job; their values must be valid.
+
+        Raises :class:`NotFound`, and :class:`Conflict` if the job has ended.
+        """
+        assert fields.keys() <= set(CHANGEABLE)
+        keys, stored = LedgerKeys(job), {name: json.dumps(each) for name, each in fields.items()}
+        text = ", ".join(f"{name} is now {each}" for name, each in fields.items())
+        event = event_text("changed", text, dict(fields), self._request(job))
+        changed, state = self._change(
+            keys=[keys.record, names.ACTIVE, keys.events], args=[job, event, *_flat(stored)]
+        )
+        if not state:
+            raise NotFound(f"there is no job {job}", status=404)
+        if not changed:
+            remedy = "only a job that has not ended can be changed"
+            raise Conflict(f"job {job} is {state.decode()}", remedy=remedy, status=409)
+        return self.get(job)
 
     def cancel(self, job: str) -> JobRecord:
         """Cancel a job. Raises :class:`Conflict` if it has ended."""
@@ -460,7 +488,7 @@ def _request_job(pipe: Any, job: str) -> None:
     keys = LedgerKeys(job)
     pipe.hgetall(keys.record)
     pipe.hget(keys.facts, "facts")
-    pipe.hget(keys.work, "finished")
+    pipe.hmget(keys.work, "finished", "waiting")
     pipe.hgetall(keys.shards)
     pipe.hgetall(keys.evaluations)
     pipe.hvals(keys.vanished)
@@ -470,14 +498,15 @@ def _request_job(pipe: Any, job: str) -> None:
 
 def _parsed_job(job: str, answers: Sequence[Any]) -> JobRecord:
     """Return a job. Raises :class:`NotFound`, :class:`JobUnreadable`."""
-    record, facts, finished, shards, evaluations, lost, tuned, counters = answers
+    record, facts, (finished, waiting), shards, evaluations, lost, tuned, counters = answers
     if not record:
         raise NotFound(f"there is no job {job}", status=404)
     losses = [each.decode() for each in lost]
     try:
         parsed = read_job(job, record, facts, int(finished or 0), shards, evaluations, losses)
         invalid = parsed.invalid or _wrong_counter(counters)
-        return replace(parsed, tuned=Tuned.of(tuned), invalid=invalid)
+        why = waiting.decode() if waiting and parsed.state in WITH_MACHINES else None
+        return replace(parsed, tuned=Tuned.of(tuned), invalid=invalid, waiting=why)
     except (ValueError, TypeError, KeyError, AttributeError, SpecError) as error:
         raise JobUnreadable(f"the stored data of job {job} is not valid: {error}") from error
 

@@ -23,6 +23,7 @@ export function Summary({ job }: { job: Job }) {
         value={ended ? 0 : workers.filter((each) => !each.quarantined).length}
         note={`${job.evictions} evicted, ${job.kills} killed`}
       />
+      <Stat label="Priority" value={job.spec.priority} note={`weight ${job.spec.weight}`} />
       <Stat
         label="Updates"
         value={count(totals.updates)}

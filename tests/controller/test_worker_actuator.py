@@ -1,0 +1,71 @@
+"""Workers that have to leave: events of a preemption, and the end of those that don't leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from support.fleet_records import PACKAGE, events_of, job_spec
+
+from vcasgd.controller.fleet.act import WorkerActuator, drain_seconds
+from vcasgd.controller.fleet.clearance import ClearancePolicy
+from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.controller.fleet.worker_names import worker_name
+from vcasgd.fleet.plan import StopWorker
+from vcasgd.settings import Settings
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.jobs import Jobs
+
+
+class Workers:
+    """Workers of which Ray says that they are alive; records those that are killed."""
+
+    def __init__(self, *alive: str) -> None:
+        self.alive = set(alive)
+        self.killed: list[str] = []
+        self.cluster = SimpleNamespace(stop_worker=self.killed.append)
+
+
+def actuator(ledger: RedisClient, ray: Any, **fields: Any) -> WorkerActuator:
+    settings, jobs = Settings(home=Path("/nowhere"), **fields), Jobs(ledger)
+    return WorkerActuator(
+        settings,
+        jobs=jobs,
+        ray=ray,
+        clearance=ClearancePolicy(settings, ledger),
+        restarts=RestartBackoff(jobs, 1.0),
+    )
+
+
+def test_both_jobs_have_one_event_of_a_preemption(ledger: RedisClient, jobs: Jobs) -> None:
+    donor, other = jobs.submit(job_spec(), PACKAGE).id, jobs.submit(job_spec(), PACKAGE).id
+    name = worker_name("m-1", donor)
+    one = actuator(ledger, Workers(name))
+    reason = f"its machine is reassigned to {other}, which has a higher priority"
+    for _ in range(2):
+        one.stop([StopWorker(name, reason, successor=other)])
+
+    (given,), (received,) = (
+        events_of(jobs, donor, "machine-given"),
+        events_of(jobs, other, "machine-received"),
+    )
+    assert given["text"] == f"m-1 goes to {other}, which has a higher priority"
+    assert received["text"] == f"m-1 comes from {donor}, because the job has a higher priority"
+    assert jobs.draining(donor) == {name}
+    assert one.successors == {name: other}
+
+
+def test_worker_that_an_earlier_controller_stopped_is_killed_in_time(
+    ledger: RedisClient, jobs: Jobs
+) -> None:
+    ray = Workers("A.m-1", "A.m-2")
+    patient = actuator(ledger, ray)
+    assert drain_seconds(Settings(home=Path("/nowhere"))) > 0
+    patient.kill_lingering({"A.m-1"})
+    assert not ray.killed
+
+    hasty = actuator(ledger, ray, heartbeat=1e-9)
+    hasty.kill_lingering({"A.m-1"})
+    hasty.kill_lingering({"A.m-1"})
+    assert set(ray.killed) == {"A.m-1"}
