@@ -255,3 +255,27 @@ def test_one_worker_trains_like_an_ordinary_loop(subtasks: int | None) -> None:
     outcome = Simulation(spec, Regression, Conditions(always(1), 0.1, latency=0.1)).run()
 
     assert outcome.points[-1].metrics["loss"] == pytest.approx(ordinary_loop(4), rel=1e-5)
+
+
+class Wide(Downhill):
+    """Task with a thousand weights."""
+
+    def model(self) -> nn.Module:
+        model = nn.Linear(1, 1000, bias=False)
+        nn.init.zeros_(model.weight)
+        return model
+
+
+def test_workers_fetch_steps_in_the_encoding_of_pushes() -> None:
+    whole, steps = (
+        simulate(always(2), make_task=Wide, push_every=1, update={"codec": codec})
+        for codec in ("float32", "ternary")
+    )
+
+    assert steps.updates == whole.updates
+    # Both fetch a whole model first, then one or two steps of two blocks of 128 bytes.
+    later = whole.bytes_fetched // 4000 - 2
+    assert 256 * later <= steps.bytes_fetched - 2 * 4000 <= 2 * 256 * later
+    # All weights move alike, so the encoding loses next to nothing.
+    ends = [each.points[-1].metrics["weight"] for each in (steps, whole)]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-3)

@@ -190,9 +190,9 @@ def test_unneeded_access_to_the_jobs_own_tensors_keys_is_denied(
 def test_snapshots_and_payloads_of_other_workers_are_not_writable(
     tensors_as_worker: RedisClient, world: World
 ) -> None:
-    snapshot = world.keys.snapshot_chunk(1, 1, "0")
+    snapshot, step = (world.keys.snapshot_chunk(1, 1, name) for name in ("0", "d0"))
     others = [world.keys.payload_chunk(f"{name}.1.1", 0) for name in ("w-2", "w-11", "w", "")]
-    for key in (snapshot, *others):
+    for key in (snapshot, step, *others):
         for command in ("SET", "UNLINK", "PERSIST"):
             assert denied(
                 lambda command=command, key=key: tensors_as_worker.execute_command(

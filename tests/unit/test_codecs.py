@@ -139,7 +139,8 @@ def test_a_vector_of_another_type_or_stride_is_converted() -> None:
 def test_codecs_are_found_by_name() -> None:
     assert [make_codec(codec.name).name for codec in CODECS] == ["float32", "bfloat16"]
     with pytest.raises(
-        SpecError, match="choose one of float32, bfloat16, int8, topk, partition"
+        SpecError,
+        match="choose one of float32, bfloat16, int8, int4, int2, ternary, topk, partition",
     ) as caught:
         make_codec("pickle")
     assert caught.value.field == "update.codec"

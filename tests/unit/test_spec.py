@@ -152,7 +152,7 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         (
             {"update": {"rule": "downpour", "codec": "gzip"}},
             "update.codec",
-            "must be 'float32', 'bfloat16', 'int8', 'topk', 'partition' or 'rows'",
+            "must be 'float32', 'bfloat16', 'int8', 'int4', 'int2', 'ternary', 'topk', 'partition'",
         ),
         ({"update": {"staleness": {"a": float("inf")}}}, "update.staleness.a", "finite number"),
         ({"push_every": 0}, "push_every", "number of local steps above 0 or the word subtask; not"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from support.harness import RedisServer
 from support.world import World
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
+from vcasgd.learning.encodings import Float32
+from vcasgd.learning.encodings.encoder import step_format
 from vcasgd.learning.shards import Cut
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.keys import TensorKeys
@@ -30,10 +33,12 @@ Eventually = Callable[..., Any]
 class ShardPair:
     """One job in two shards."""
 
-    def __init__(self, ledger: RedisServer, nodes: list[RedisServer], storage: Path) -> None:
+    def __init__(
+        self, ledger: RedisServer, nodes: list[RedisServer], storage: Path, **fields: Any
+    ) -> None:
         self.servers = nodes
         self.nodes = [node.client() for node in nodes]
-        self.world = World(ledger.connection, self.nodes[0], storage, running=False)
+        self.world = World(ledger.connection, self.nodes[0], storage, running=False, **fields)
         layout = self.world.layout
         self.cut = Cut(layout.floats, layout.parameters, 2)
         lease = self.world.leases("first").acquire()
@@ -47,7 +52,8 @@ class ShardPair:
 
     def group_with(self, patience: float) -> ShardGroup:
         group = ShardGroup(self.nodes, self.world.job, patience)
-        group.open(self.cut)
+        update, layout = self.world.spec.update, self.world.layout
+        group.open(self.cut, steps=lambda part: step_format(update, layout, part))
         return group
 
     def snapshots(self, shard: int) -> SnapshotStore:
@@ -68,7 +74,7 @@ class ShardPair:
         """Submit the update of an honest worker."""
         whole, name = self.world.delta(subtask, start, stop), f"u{next(self._named)}"
         for shard in shards:
-            payload = self.world.codec.encode(self.cut.parts[shard].of(whole))
+            payload = Float32().encode(self.cut.parts[shard].of(whole))
             header = Header(
                 update=name, worker="w", shard=shard, subtask=subtask, start=start, stop=stop,
                 base=0, token=1, codec="float32", size=len(payload), checksum=checksum(payload),
@@ -84,9 +90,15 @@ class ShardPair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[ShardPair]:
+    with pair_of(tmp_path) as pair:
+        yield pair
+
+
+@contextmanager
+def pair_of(tmp_path: Path, **fields: Any) -> Iterator[ShardPair]:
     ledger = RedisServer(tmp_path / "ledger", durable=False)
     nodes = [RedisServer(tmp_path / f"tensors-{node}", durable=False) for node in range(2)]
-    pair = ShardPair(ledger, nodes, tmp_path / "storage")
+    pair = ShardPair(ledger, nodes, tmp_path / "storage", **fields)
     try:
         yield pair
     finally:
@@ -233,6 +245,84 @@ class TestBase:
         pair.group.refresh(again=True)
 
         assert torch.equal(pair.group.base, pair.world.delta(0, 0, 4))
+
+
+class TestSteps:
+    """The base is made of the steps of each shard."""
+
+    @pytest.fixture
+    def stepped(self, tmp_path: Path) -> Iterator[ShardPair]:
+        update = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int4"}
+        with pair_of(tmp_path, samples=3000, update=update) as pair:
+            yield pair
+
+    @staticmethod
+    def fetched(pair: ShardPair) -> int:
+        return pair.group.counts()["fetched_bytes"] or 0
+
+    @staticmethod
+    def published(pair: ShardPair) -> torch.Tensor:
+        """Return what a new worker would fetch."""
+        out = torch.empty(pair.world.layout.floats)
+        for part in pair.cut.parts:
+            pair.snapshots(part.shard).fetch_rounded(part.of(out))
+        return out
+
+    def test_the_base_follows_with_fewer_bytes(
+        self, stepped: ShardPair, eventually: Eventually
+    ) -> None:
+        shards, whole = [stepped.shard(shard) for shard in range(2)], 4 * 3001
+        stepped.group.refresh(again=False)
+        assert self.fetched(stepped) == whole
+        for start in range(5):
+            stepped.submit((0, 1), 0, start, start + 1)
+            flush(stepped)
+            for shard in shards:
+                shard.turn()
+            before = self.fetched(stepped)
+            if start % 2:
+                stepped.group.prefetch(0.0)
+                eventually(lambda: all(stepped.group[shard].has_fetched for shard in range(2)))
+            # Also on top of what was prefetched.
+            stepped.group.refresh(again=start == 3)
+
+            assert 0 < self.fetched(stepped) - before < whole / 6
+            assert torch.equal(stepped.group.base, self.published(stepped))
+
+    def test_a_shard_that_was_away_adds_what_it_missed(self, stepped: ShardPair) -> None:
+        shards = [stepped.shard(shard) for shard in range(2)]
+        stepped.group.refresh(again=False)
+        for start in range(3):
+            stepped.submit((0, 1), 0, start, start + 1)
+            flush(stepped)
+            shards[0].turn()
+            if start == 1:
+                shards[1].turn()
+            stepped.group.refresh(again=False)
+        shards[1].turn()
+        stepped.group.refresh(again=False)
+
+        assert [stepped.group[shard].base for shard in range(2)] == [(3, 1), (3, 1)]
+        assert torch.equal(stepped.group.base, self.published(stepped))
+
+    def test_another_server_that_came_back_empty(self, stepped: ShardPair) -> None:
+        shards = [stepped.shard(shard) for shard in range(2)]
+        stepped.submit((0, 1), 0, 0, 1)
+        flush(stepped)
+        for shard in shards:
+            shard.turn()
+        stepped.group.refresh(again=False)
+        stepped.servers[1].kill()
+        stepped.servers[1].start()
+
+        shards[1].turn()
+        stepped.submit((0, 1), 0, 1, 2)
+        flush(stepped)
+        for shard in (*shards, *shards):
+            shard.turn()
+        stepped.group.refresh(again=True)
+
+        assert torch.equal(stepped.group.base, self.published(stepped))
 
 
 class TestSlow:

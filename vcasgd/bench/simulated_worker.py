@@ -21,7 +21,13 @@ class Fetched:
     """A snapshot that a worker fetched."""
 
     version: int
+    token: int
     base: Base
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """Version and writer, which identify it."""
+        return self.version, self.token
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.round_members import RoundMembers
 from vcasgd.spec.job import JobSpec
+from vcasgd.store.tensors.published_steps import path
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
 from vcasgd.store.tensors.updates import Header
 from vcasgd.task.task import Task
@@ -227,14 +228,16 @@ class Simulation:
 
     def _fetch(self, worker: SimulatedWorker) -> None:
         """Give a worker the present snapshot, which it receives in its encoding."""
-        model, version = self._model, self._model.meta.version
-        if worker.fetched is not None and worker.fetched.version == version:
+        model, meta = self._model, self._model.meta
+        if worker.fetched is not None and worker.fetched.version == meta.version:
             return
         halves = self._evaluator.halves
-        weights = model.weights.bfloat16().float() if halves else model.weights.clone()
-        base = Base(weights, model.integers.clone(), version=version, round=model.meta.round)
-        worker.fetched = Fetched(version, base)
-        self.outcome.bytes_fetched += weights.numel() * (2 if halves else 4)
+        weights = model.followed.bfloat16().float() if halves else model.followed.clone()
+        base = Base(weights, model.integers.clone(), version=meta.version, round=meta.round)
+        way = None if worker.fetched is None else path(meta, worker.fetched.stored)
+        worker.fetched = Fetched(meta.version, meta.token, base)
+        size = weights.numel() * (2 if halves else 4)
+        self.outcome.bytes_fetched += size if way is None else sum(step.size for step in way)
 
     def _finish(self, worker: SimulatedWorker, interval: SimulatedInterval) -> None:
         header, payload = worker.train(interval, f"u{next(self._numbers)}")

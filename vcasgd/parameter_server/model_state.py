@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.encodings.encoder import payload_formats
+from vcasgd.learning.encodings.encoder import payload_formats, step_format
 from vcasgd.learning.encodings.payload import PayloadFormat
+from vcasgd.learning.encodings.steps import PIECE_FLOATS, StepFormat, checksum
 from vcasgd.learning.rules import Context, Rounds, make_rule, merge_integers
 from vcasgd.learning.rules.rounds import round_weight
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import LARGEST_VALUE, Layout
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
+from vcasgd.store.tensors.published_steps import extended
 from vcasgd.store.tensors.snapshot import (
     MOST_STALENESS,
     Meta,
@@ -33,8 +35,6 @@ from vcasgd.store.tensors.updates import UNSIGNED, Header
 MOST_UPDATES = 32
 #: The same for a rule with rounds, which contain one update of each worker.
 MOST_IN_ROUND = 1024
-#: Numbers decoded and blended at a time: 1 MiB of float32, which stays in the cache.
-PIECE_FLOATS = 1 << 18
 
 
 class ShardConfig:
@@ -49,8 +49,12 @@ class ShardConfig:
         self.formats = payload_formats(spec.update, layout, self.part)
         #: Largest size of a payload in bytes.
         self.payload_size = max(each.size for each in self.formats.values())
-        #: Bytes of the weights and the rule's state.
-        self.snapshot_size = self.part.floats * 4 * (2 if self.rule.stateful else 1)
+        #: Format of steps of the published model; None if workers fetch the exact one.
+        self.steps = step_format(spec.update, layout, self.part)
+        # The weights, the rule's state, the published model and its steps.
+        vectors = 1 + self.rule.stateful + 2 * (self.steps is not None)
+        #: Most bytes of a version.
+        self.snapshot_size = self.part.floats * 4 * vectors
 
 
 @dataclass
@@ -80,6 +84,10 @@ class Batch:
     members: dict[str, Header] = field(default_factory=dict)
     #: True if it waits for no further update.
     final: bool = False
+    #: True if it goes back to an earlier model, to which no step leads.
+    jumps: bool = False
+    #: The step to its published model, if there is one.
+    step: memoryview | None = None
     #: True once it is decided what is published; the batch takes no further update.
     closed: bool = False
 
@@ -95,16 +103,26 @@ class ModelState:
     ``weights`` is float32 [floats], ``integers`` int64 [k], and ``state``, the rule's state,
     float32 [floats] or None if the rule has none. They are ahead of the published version by the
     updates in ``batch``; :meth:`published` starts a new batch.
+
+    ``followed`` is what workers train from, float32 [floats]: the weights themselves or, if workers
+    fetch steps, a vector that :meth:`close` moves towards them by an encoded step.
     """
 
     def __init__(
-        self, config: ShardConfig, snapshot: Snapshot, weights: Tensor, state: Tensor | None = None
+        self,
+        config: ShardConfig,
+        snapshot: Snapshot,
+        weights: Tensor,
+        state: Tensor | None = None,
+        followed: Tensor | None = None,
     ) -> None:
         self._config = config
         scratches = (each.scratch(PIECE_FLOATS) for each in config.formats.values())
         self._scratch = max(scratches, key=len)
         self._payload = memoryview(bytearray(config.payload_size))
-        self.weights = weights
+        self.weights = self.followed = weights
+        if config.steps is not None:
+            self.followed = weights.clone() if followed is None else followed
         if config.rule.stateful and state is None:
             # The first snapshot comes from a worker, which does not have the rule's state.
             state = torch.zeros_like(weights)
@@ -215,6 +233,7 @@ class ModelState:
                 memory.zero_()
         self.meta = replace(self.meta, rollbacks=rollbacks)
         self.batch.applied += 1
+        self.batch.jumps = True
         self.batch.weight, self.batch.final = 0.0, True
 
     def _staleness(self, header: Header) -> int:
@@ -238,6 +257,17 @@ class ModelState:
         if self._sum is not None and self.batch.weight:
             Rounds.finish(self.weights, self._sum, self.batch.weight, self.factor)
             self._sum.zero_()
+        if self._config.steps is not None and self.batch.applied:
+            self._follow(self._config.steps)
+
+    def _follow(self, steps: StepFormat) -> None:
+        """Move the model that workers train from by a step towards the weights, or all the way."""
+        if not self.batch.jumps:
+            self.batch.step = steps.encode(self.weights, self.followed)
+        if self.batch.step is None:
+            self.followed.copy_(self.weights)
+        else:
+            steps.apply(self.batch.step, self.followed)
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
         """Count an update that failed a check, and report it to its worker with the batch."""
@@ -287,7 +317,7 @@ class ModelState:
         """Return the description of the batch's version; the present one if it applied nothing."""
         if not self.batch.applied:
             return self.meta
-        version = self.meta.version + self.batch.applied
+        version, step = self.meta.version + self.batch.applied, self.batch.step
         return new_meta(
             self.meta,
             token,
@@ -296,6 +326,8 @@ class ModelState:
             exact=self.batch.exact,
             rule_state=self.state is not None,
             facts=self._round_facts(),
+            checksum=None if self._config.steps is None else checksum(self.followed),
+            steps=() if step is None else extended(self.meta, len(step)),
         )
 
     def _round_facts(self) -> RoundFacts:
@@ -348,7 +380,7 @@ class ModelState:
         Bases do not survive a restart; later updates from them are blended without.
         """
         if self._config.rule.history:
-            self._bases[self.meta.version] = self.weights.clone()
+            self._bases[self.meta.version] = self.followed.clone()
             while len(self._bases) > self._config.rule.history:
                 del self._bases[next(iter(self._bases))]
 

@@ -72,8 +72,11 @@ class Publisher:
         batch = model.batch
         unused: list[str] = []
         if batch.applied:
-            self._snapshots.write(meta, model.weights, model.state)
+            followed = model.followed if meta.stepped else None
+            self._snapshots.write(meta, model.weights, model.state, followed, batch.step)
+            listed = set(self._snapshots.step_keys(meta))
             unused = self._pins.unused_chunks(model.meta)
+            unused += [key for key in self._snapshots.step_keys(model.meta) if key not in listed]
         change = Change(
             base=model.meta.version,
             fields=model.changed_fields(meta),

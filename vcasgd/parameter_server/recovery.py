@@ -77,7 +77,10 @@ class Recovery:
             snapshot = self._snapshots.fetch(weights)
             # After the takeover no other server publishes, so the state has the same version.
             state = self._snapshots.fetch_state(snapshot.meta)
-            return ModelState(self._config, snapshot, weights, state)
+            followed = self._snapshots.fetch_published(snapshot.meta)
+            # Chunks of older steps may be missing.
+            snapshot = replace(snapshot, meta=replace(snapshot.meta, steps=()))
+            return ModelState(self._config, snapshot, weights, state, followed)
         except SnapshotMissing:
             return None
         except CheckpointDamaged as error:
@@ -90,7 +93,8 @@ class Recovery:
         if loaded is None:
             return None
         stored, weights, state = loaded.part(self._config.part)
-        meta = replace(stored.meta, token=self._token)
+        # A checkpoint has only the exact model.
+        meta = replace(stored.meta, token=self._token, stepped=False)
         snapshot = Snapshot(meta, stored.record)
         self._snapshots.install(self._token, meta, snapshot.record, weights, state)
         self._reports.add_event(
@@ -124,8 +128,11 @@ class Recovery:
         """
         self._check_newest()
         model.close()
-        meta, record = replace(model.next_meta(self._token), exact=True), model.stored_record()
-        parts = (meta, record, model.weights, model.state if meta.rule_state else None)
+        # The server may have lost the chunks of steps.
+        meta = replace(model.next_meta(self._token), exact=True, steps=())
+        record, state = model.stored_record(), model.state if meta.rule_state else None
+        followed = model.followed if meta.stepped else None
+        parts = (meta, record, model.weights, state, followed)
         if stored is None:
             self._snapshots.install(self._token, *parts, stored=False)
             self._pins.clear()
@@ -135,10 +142,10 @@ class Recovery:
                 self._snapshots.delete_orphans(self._token, [meta, *self._pins.load()])
         self._reports.published(model.batch.done, model.point)
         model.published(meta)
-        state = "empty" if stored is None else f"with version {stored}"
+        found = "empty" if stored is None else f"with version {stored}"
         self._reports.add_event(
             "republished",
-            f"the tensors server came back {state}; version {meta.version} was published again",
+            f"the tensors server came back {found}; version {meta.version} was published again",
             version=meta.version,
         )
 

@@ -38,7 +38,9 @@ class Staleness(StrictModel):
 POLYNOMIAL = Staleness(function="polynomial")
 
 _WeightsCodec = Literal["float32", "bfloat16"]
-_DeltaCodec = Literal["float32", "bfloat16", "int8", "topk", "partition", "rows"]
+_DeltaCodec = Literal[
+    "float32", "bfloat16", "int8", "int4", "int2", "ternary", "topk", "partition", "rows"
+]
 _Buffer = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 
 
@@ -70,7 +72,9 @@ class RoundsSpec(StrictModel):
     """
 
     rule: Literal["rounds"] = "rounds"
-    codec: Literal["float32", "bfloat16", "int8", "topk", "rows"] = "float32"
+    codec: Literal["float32", "bfloat16", "int8", "int4", "int2", "ternary", "topk", "rows"] = (
+        "float32"
+    )
 
 
 class FedAsyncSpec(StrictModel):

@@ -14,8 +14,9 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.divergence import learning_rate_factor
-from vcasgd.learning.encodings.encoder import Encoder, codec_of
+from vcasgd.learning.encodings.encoder import Encoder, codec_of, step_format
 from vcasgd.learning.encodings.payload import EncodedVector
+from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, interval_start, make_rule, payload_of
@@ -331,6 +332,10 @@ class Learner:
     def halves(self) -> bool:
         """True if workers fetch bfloat16 instead of float32."""
         return codec_of(self._spec.update).bfloat16_fetch
+
+    def steps(self, part: ShardRange) -> StepFormat | None:
+        """Return the format in which workers fetch a shard's steps; None if they fetch it whole."""
+        return step_format(self._spec.update, self.layout, part)
 
     def has_residual(self, part: ShardRange) -> bool:
         """Return True if the encoding kept back a part of the updates of a shard."""

@@ -70,7 +70,8 @@ class Setup:
             learner = self._learner or self._build(job)
             if job.facts is not None:
                 learner.check_against(job.facts)
-                self._shards.open(learner.cut(job.facts.shards), learner.most_unapplied)
+                cut = learner.cut(job.facts.shards)
+                self._shards.open(cut, learner.most_unapplied, learner.steps)
             self._learner = learner
         return self._learner
 

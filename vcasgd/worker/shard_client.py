@@ -29,6 +29,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
+from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.learning.shards import ShardRange
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -71,11 +72,14 @@ class ShardClient:
         key: str | None = None,
         *,
         most_unapplied: int = MAX_UNAPPLIED,
+        steps: StepFormat | None = None,
     ) -> None:
-        """``key`` signs the headers of updates; ``most_unapplied`` makes the client full."""
+        """``key`` signs the headers of updates; ``most_unapplied`` makes the client full; ``steps``
+        is the format of the model's steps, None if it is always fetched whole."""
         keys = TensorKeys(job, part.shard)
         self.part = part
         self._most_unapplied = most_unapplied
+        self._steps = steps
         self._snapshots = SnapshotStore(node, keys)
         self._sender = UpdateSender(node, keys, key)
         #: Version and writer of this shard in the training thread's base.
@@ -220,22 +224,22 @@ class ShardClient:
         """
         return self._join_or_request(lambda: self._check(patiently=patiently))
 
-    def refresh(self, out: Tensor, *, again: bool) -> Future[Any]:
+    def refresh(self, out: Tensor, base: Tensor, *, again: bool) -> Future[Any]:
         """Request what :meth:`settle` does, and fetch a snapshot that is newer than the base.
 
-        The snapshot goes to ``out``, float32 [part.floats]. A prefetched snapshot is new enough
-        unless ``again`` is True.
+        The snapshot goes to ``out``, float32 [part.floats]; ``base`` is the present one. A
+        prefetched snapshot is new enough unless ``again`` is True.
         """
         if self.has_fetched and not again:
             return self._last
-        return self._join_or_request(lambda: self._check_and_fetch(out))
+        return self._join_or_request(lambda: self._check_and_fetch(out, base))
 
-    def prefetch(self, out: Tensor, needed_at: float) -> None:
+    def prefetch(self, out: Tensor, base: Tensor, needed_at: float) -> None:
         """Request what :meth:`refresh` does, just in time for a moment of
         :func:`time.monotonic`. Any later request makes it start at once."""
         if self._last.done():
             self._hurry.clear()
-            self._request(lambda: self._fetch_in_time(out, needed_at))
+            self._request(lambda: self._fetch_in_time(out, base, needed_at))
 
     @property
     def has_fetched(self) -> bool:
@@ -296,17 +300,22 @@ class ShardClient:
             self._changed.notify_all()
         return status.version
 
-    def _check_and_fetch(self, out: Tensor) -> None:
-        newest = self._check()
-        if newest == self._newest_here:
+    def _check_and_fetch(self, out: Tensor, base: Tensor) -> None:
+        newest, here = self._check(), self._newest_here
+        if newest == here:
             return
+        if self._fetched is None and self._steps is not None:
+            out.copy_(base)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = None
         started = time.monotonic()
-        self._fetched = self._snapshots.fetch_rounded(out)
+        if self._steps is None:
+            self._fetched = self._snapshots.fetch_rounded(out)
+        else:
+            self._fetched = self._snapshots.follow(out, here, self._steps)
         self._fetch_seconds = time.monotonic() - started
 
-    def _fetch_in_time(self, out: Tensor, needed_at: float) -> None:
+    def _fetch_in_time(self, out: Tensor, base: Tensor, needed_at: float) -> None:
         wait = needed_at - FETCH_MARGIN * self._fetch_seconds - time.monotonic()
         if wait > 0:
             self._hurry.wait(wait)
@@ -314,7 +323,7 @@ class ShardClient:
         # The interval's own update may fill the client: then the caller waits for a commit, and
         # a snapshot from before that wait is too old.
         if self.unapplied + 1 < self._most_unapplied:
-            self._check_and_fetch(out)
+            self._check_and_fetch(out, base)
 
     @property
     def _newest_here(self) -> tuple[int, int] | None:

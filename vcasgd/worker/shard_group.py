@@ -8,7 +8,7 @@ all nodes at the same time.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
-from vcasgd.learning.shards import Cut
+from vcasgd.learning.encodings.steps import StepFormat
+from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.sharded import check_nodes
 from vcasgd.store.tensors.snapshot import RoundFacts
@@ -54,10 +55,16 @@ class ShardGroup:
         #: Facts of the round that made the base.
         self.base_round = RoundFacts()
 
-    def open(self, cut: Cut, most_unapplied: int = MAX_UNAPPLIED) -> None:
+    def open(
+        self,
+        cut: Cut,
+        most_unapplied: int = MAX_UNAPPLIED,
+        steps: Callable[[ShardRange], StepFormat | None] = lambda _: None,
+    ) -> None:
         """Connect to the shards of the job, once their number is known; later calls do nothing.
 
-        The worker waits while ``most_unapplied`` of its updates are unapplied.
+        The worker waits while ``most_unapplied`` of its updates are unapplied. ``steps`` returns
+        the format of the steps that it may fetch.
 
         Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
         """
@@ -67,7 +74,12 @@ class ShardGroup:
         self._next, self.base = torch.empty(cut.floats), torch.empty(cut.floats)
         self._clients = tuple(
             ShardClient(
-                self._nodes[part.shard], self._job, part, self._key, most_unapplied=most_unapplied
+                self._nodes[part.shard],
+                self._job,
+                part,
+                self._key,
+                most_unapplied=most_unapplied,
+                steps=steps(part),
             )
             for part in cut.parts
         )
@@ -182,11 +194,11 @@ class ShardGroup:
         unless ``again`` is True. Raises :class:`StoreUnavailable` and :class:`SnapshotMissing` if
         a shard has no part yet.
         """
-        _wait_for({each: each.refresh(self._out(each), again=again) for each in self._responsive()})
+        _wait_for({each: self._refresh(each, again=again) for each in self._responsive()})
         self._take_over()
         for client in self._clients:
             while client.base is None:
-                client.refresh(self._out(client), again=False).result()
+                self._refresh(client, again=False).result()
                 self._take_over()
                 if client.trouble:
                     raise client.trouble
@@ -196,7 +208,10 @@ class ShardGroup:
         """Start to fetch the base that is needed in so many seconds."""
         needed_at = time.monotonic() + seconds
         for client in self._clients:
-            client.prefetch(self._out(client), needed_at)
+            client.prefetch(self._out(client), client.part.of(self.base), needed_at)
+
+    def _refresh(self, client: ShardClient, *, again: bool) -> Future[Any]:
+        return client.refresh(self._out(client), client.part.of(self.base), again=again)
 
     def _out(self, client: ShardClient) -> Tensor:
         return client.part.of(self._next)

@@ -804,7 +804,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
             /**
              * Partitions
              * @description parts of codec partition
@@ -991,7 +991,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
             /**
              * Partitions
              * @description parts of codec partition
@@ -1041,7 +1041,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
             /**
              * Partitions
              * @description parts of codec partition
@@ -1092,7 +1092,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
             /**
              * Partitions
              * @description parts of codec partition
@@ -1298,7 +1298,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk" | "partition" | "rows";
+            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
             /**
              * Partitions
              * @description parts of codec partition
@@ -2281,7 +2281,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "topk" | "rows";
+            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "rows";
         };
         /**
          * Scope

@@ -81,6 +81,9 @@ class BlockFormat:
         """Bytes of every payload."""
         return sum(section.size for section in self.sections)
 
+    def encode(self, vector: Tensor) -> EncodedBlocks:
+        return EncodedBlocks(self, vector)
+
     def fits(self, size: int) -> bool:
         return size == self.size
 

@@ -5,13 +5,16 @@ Formats follow from the job and the model, so no header has to be trusted.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from vcasgd.learning.encodings import Codec, Float32, Partition, make_codec
+from vcasgd.learning.encodings import Codec, Float32, Int8, Partition, TopK, make_codec
 from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
 from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
 from vcasgd.learning.encodings.rows import NAME as ROWS
-from vcasgd.learning.encodings.rows import EncodedRows, RowsFormat, tables_of
+from vcasgd.learning.encodings.rows import RowsFormat, tables_of
+from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Layout
 from vcasgd.spec.update import Update
@@ -41,6 +44,20 @@ def payload_formats(update: Update, layout: Layout, part: ShardRange) -> dict[st
     return {usual.name: usual, whole.name: whole}
 
 
+def step_format(update: Update, layout: Layout, part: ShardRange) -> StepFormat | None:
+    """Return the format of the steps of a shard's published model; None if workers fetch it whole.
+
+    Sparse codecs would leave the published model far behind the exact one, so their jobs use int8.
+    """
+    usual = payload_formats(update, layout, part)[update.codec]
+    if isinstance(usual, BlockFormat):
+        if usual.codec.for_statistics:
+            return None
+        if isinstance(usual.codec, TopK | Partition):
+            usual = replace(usual, codec=Int8())
+    return StepFormat(usual, part.parameters, part.sent)
+
+
 class Encoder:
     """Encodes one worker's updates of one shard.
 
@@ -65,5 +82,5 @@ class Encoder:
         """
         sent = self._part.sent_of(vector)
         if self._rows is not None:
-            return EncodedRows(self._rows, sent)
+            return self._rows.encode(sent)
         return self._feedback.whole(sent) if last else self._feedback.encode(sent)

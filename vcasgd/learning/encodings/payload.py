@@ -52,6 +52,9 @@ class PayloadFormat(Protocol):
     def size(self) -> int:
         """Bytes of the largest payload."""
 
+    def encode(self, vector: Tensor) -> EncodedVector:
+        """Encode a vector, float32 ``[n]``, which must not change while it is sent."""
+
     def fits(self, size: int) -> bool:
         """Return True if a payload can have ``size`` bytes."""
 

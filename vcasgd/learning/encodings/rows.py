@@ -104,6 +104,9 @@ class RowsFormat:
         """Bytes of a payload with every row."""
         return self._size([table.rows for table in self.tables])
 
+    def encode(self, vector: Tensor) -> EncodedRows:
+        return EncodedRows(self, vector)
+
     def fits(self, size: int) -> bool:
         return self._size([0] * len(self.tables)) <= size <= self.size and size % _WORD == 0
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from vcasgd.errors import JobUnreadable
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.store.tensors.published_steps import MOST_STEPS, PublishedStep
 
 #: Largest staleness that is counted separately, because the counts are part of every snapshot.
 MOST_STALENESS = 32
@@ -76,6 +77,9 @@ class Meta:
     float32 [floats] in chunks ``r…``. ``halves`` is True if the vector is split into high and low
     halves (:mod:`vcasgd.store.tensors.bf16_split`), and ``exact`` if the low halves are stored.
     ``rollbacks`` is the number of times that training diverged and went back to an earlier model.
+    ``stepped`` is True if workers train from another vector than the exact one, float32 [floats] in
+    chunks ``p…`` with this ``checksum``, to which ``steps`` lead from earlier versions
+    (:mod:`vcasgd.learning.encodings.steps`).
 
     The field names are part of the stored format.
     """
@@ -93,6 +97,9 @@ class Meta:
     exact: bool = True
     rollbacks: _Count = 0
     round: RoundFacts = RoundFacts()
+    stepped: bool = False
+    checksum: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    steps: Annotated[tuple[PublishedStep, ...], Field(max_length=MOST_STEPS)] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -219,7 +226,9 @@ class SnapshotView:
 
 def pin_text(snapshot: Snapshot) -> str:
     """Return the stored form of a pinned snapshot."""
-    return json.dumps({"meta": asdict(snapshot.meta), "record": snapshot.record.to_dict()})
+    # Steps are deleted as soon as newer versions no longer list them.
+    meta = asdict(replace(snapshot.meta, steps=()))
+    return json.dumps({"meta": meta, "record": snapshot.record.to_dict()})
 
 
 def new_meta(
@@ -231,8 +240,13 @@ def new_meta(
     exact: bool,
     rule_state: bool,
     facts: RoundFacts,
+    checksum: int | None = None,
+    steps: tuple[PublishedStep, ...] = (),
 ) -> Meta:
-    """Return the description of the next version. ``integers`` is int64 [k]."""
+    """Return the description of the next version. ``integers`` is int64 [k].
+
+    ``checksum`` is that of the vector that workers train from, None if it is the exact one.
+    """
     return replace(
         old,
         version=version,
@@ -242,6 +256,9 @@ def new_meta(
         exact=exact or not old.halves,
         rule_state=rule_state,
         round=facts,
+        stepped=checksum is not None,
+        checksum=checksum or 0,
+        steps=steps,
     )
 
 

@@ -7,6 +7,7 @@ sees the old snapshot or the new one, never a mixture.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -14,10 +15,18 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import JobUnreadable, SnapshotMissing, StoreError, StoreUnavailable
+from vcasgd.learning.encodings.steps import StepFormat, checksum
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.bf16_split import chunk_names, outgoing, receive
+from vcasgd.store.tensors.bf16_split import (
+    chunk_count,
+    chunk_names,
+    chunks_of,
+    outgoing,
+    receive,
+)
+from vcasgd.store.tensors.published_steps import add_steps, chunks_of_step, path, steps_to
 from vcasgd.store.tensors.snapshot import (
     Change,
     Meta,
@@ -31,6 +40,8 @@ from vcasgd.store.tensors.snapshot import (
     stored_count,
 )
 
+log = logging.getLogger(__name__)
+
 #: Attempts of a reader, which starts over each time a publication replaces the snapshot.
 READ_ATTEMPTS = 50
 REPLACED_TOO_OFTEN = "the snapshot was replaced faster than it could be read"
@@ -38,6 +49,9 @@ REPLACED_TOO_OFTEN = "the snapshot was replaced faster than it could be read"
 NOTHING_SAFE = -1
 #: Pinned snapshots at a time; each takes the memory of a model.
 MOST_PINS = 4
+#: First letters of the chunks of the rule's state, and of the vector that workers train from if it
+#: is not the exact one.
+STATE, PUBLISHED = "r", "p"
 
 
 class SnapshotStore:
@@ -101,10 +115,30 @@ class SnapshotStore:
         """Read the present parameters into ``out``, float32 [floats].
 
         They are rounded to bfloat16 if the snapshot is split into halves, which reads half the
-        bytes. Raises as :meth:`fetch`.
+        bytes. If it is stepped, they are those that workers train from. Raises as :meth:`fetch`.
         """
         for _ in range(READ_ATTEMPTS):
             meta = self.read_meta()
+            if self._receive(meta, out, rounded=True):
+                return meta
+        raise StoreUnavailable(REPLACED_TOO_OFTEN)
+
+    def follow(self, out: Tensor, base: tuple[int, int] | None, steps: StepFormat) -> Meta:
+        """Do what :meth:`fetch_rounded` does, with fewer bytes if possible.
+
+        ``out`` has the version and the writer ``base``, to which this adds the steps since then.
+        """
+        for _ in range(READ_ATTEMPTS):
+            meta = self.read_meta()
+            if base == (meta.version, meta.token):
+                return meta
+            way = path(meta, base)
+            if way and add_steps(self._transfer, self._keys, way, out, steps):
+                if checksum(out) == meta.checksum:
+                    return meta
+                log.warning("version %d is not what its steps lead to", meta.version)
+            # A part of the steps may have been added.
+            base = None
             if self._receive(meta, out, rounded=True):
                 return meta
         raise StoreUnavailable(REPLACED_TOO_OFTEN)
@@ -127,6 +161,8 @@ class SnapshotStore:
             )
         exact = meta.exact and not rounded
         keys = self._vector_keys(replace(meta, exact=exact))
+        if rounded and meta.stepped:
+            keys = self._keys_beside(meta, PUBLISHED)
         try:
             receive(self._transfer, keys, out, split=meta.halves, exact=exact)
         except Missing:
@@ -144,25 +180,50 @@ class SnapshotStore:
             return None
         out = torch.empty(meta.floats)
         try:
-            receive(self._transfer, self._state_keys(meta), out, split=False, exact=True)
+            keys = self._keys_beside(meta, STATE)
+            receive(self._transfer, keys, out, split=False, exact=True)
         except Missing as error:
             raise SnapshotMissing("the snapshot is no longer complete") from error
         except WrongLength as error:
             raise StoreError(f"chunk {error.index} of a rule's state is {error.value}") from error
         return out
 
+    def fetch_published(self, meta: Meta) -> Tensor | None:
+        """Return the vector that workers train from in the present version, float32 [floats].
+
+        Returns None if it is the exact one. Raises :class:`SnapshotMissing`.
+        """
+        if not meta.stepped:
+            return None
+        out = torch.empty(meta.floats)
+        if not self._receive(meta, out, rounded=True):
+            raise SnapshotMissing("the snapshot is no longer complete")
+        return out
+
     # -- writing: by the parameter server, or by a worker if there is no snapshot yet ----------
 
-    def write(self, meta: Meta, vector: Tensor, state: Tensor | None = None) -> None:
+    def write(
+        self,
+        meta: Meta,
+        vector: Tensor,
+        state: Tensor | None = None,
+        published: Tensor | None = None,
+        step: memoryview | None = None,
+    ) -> None:
         """Write the chunks of a version, which readers do not see before it is committed.
 
-        ``state``, if given, is the update rule's; it belongs to ``meta.rule_state``.
+        ``state``, if given, is the update rule's; it belongs to ``meta.rule_state``. ``published``
+        belongs to ``meta.stepped``, and ``step``, which leads to it, to the last of ``meta.steps``.
         """
         chunks = outgoing(vector, split=meta.halves, exact=meta.exact)
         self._transfer.store(zip(self._vector_keys(meta), chunks, strict=True))
-        if state is not None:
-            chunks = outgoing(state, split=False)
-            self._transfer.store(zip(self._state_keys(meta), chunks, strict=True))
+        for beside, name in ((state, STATE), (published, PUBLISHED)):
+            if beside is not None:
+                chunks = outgoing(beside, split=False)
+                self._transfer.store(zip(self._keys_beside(meta, name), chunks, strict=True))
+        if step is not None and meta.steps:
+            keys = self.step_keys(meta)[-chunk_count(len(step)) :]
+            self._transfer.store(zip(keys, chunks_of(step), strict=True))
 
     def complete(self, meta: Meta, vector: Tensor) -> Meta:
         """Add the low halves to a version, and return its new description, to be committed.
@@ -194,6 +255,7 @@ class SnapshotStore:
         record: Record,
         vector: Tensor,
         state: Tensor | None = None,
+        published: Tensor | None = None,
         *,
         stored: bool = True,
     ) -> bool:
@@ -202,7 +264,7 @@ class SnapshotStore:
         ``stored``: the snapshot can be restored from elsewhere (no update was applied yet, or
         there is a checkpoint), so workers need not wait until it is on the replicas.
         """
-        self.write(meta, vector, state)
+        self.write(meta, vector, state, published)
         keys = self._keys
         safe = meta.version if stored or not self._tensors.replicated else NOTHING_SAFE
         installed = self._install(
@@ -222,6 +284,7 @@ class SnapshotStore:
         record: Record,
         vector: Tensor,
         state: Tensor | None = None,
+        published: Tensor | None = None,
         *,
         first_open: int,
     ) -> bool:
@@ -230,7 +293,7 @@ class SnapshotStore:
         ``first_open`` is the first subtask of the first unfinished epoch. Raises as
         :meth:`commit` does.
         """
-        self.write(meta, vector, state)
+        self.write(meta, vector, state, published)
         keys = self._keys
         safe = NOTHING_SAFE if self._tensors.replicated else meta.version
         replaced = self._replace(
@@ -280,6 +343,8 @@ class SnapshotStore:
         if applied and meta and not replicated:
             change = replace(change, fields={**change.fields, "safe": meta.version})
         chunks = self.chunk_keys(meta) if meta else []
+        if meta and meta.steps:
+            chunks += self.step_keys(meta)[-chunk_count(meta.steps[-1].size) :]
         committed = self._commit(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
                   keys.rejected, keys.pins, keys.places, keys.news, *chunks, *remove],
@@ -290,8 +355,15 @@ class SnapshotStore:
             self.advance(token, meta.version)
 
     def chunk_keys(self, meta: Meta) -> list[str]:
-        """Return the keys of all chunks of a version."""
-        return self._vector_keys(meta) + self._state_keys(meta)
+        """Return the keys of all chunks of a version, without those of steps."""
+        keys = self._vector_keys(meta)
+        if meta.rule_state:
+            keys += self._keys_beside(meta, STATE)
+        return keys + self._keys_beside(meta, PUBLISHED) if meta.stepped else keys
+
+    def step_keys(self, meta: Meta) -> list[str]:
+        """Return the keys of the chunks of all steps in a description, the newest last."""
+        return [key for step in steps_to(meta) for key in chunks_of_step(self._keys, step)]
 
     def _vector_keys(self, meta: Meta) -> list[str]:
         return [
@@ -299,9 +371,13 @@ class SnapshotStore:
             for name in chunk_names(meta.floats, split=meta.halves, exact=meta.exact)
         ]
 
-    def _state_keys(self, meta: Meta) -> list[str]:
-        names = chunk_names(meta.floats, split=False) if meta.rule_state else []
-        return [self._keys.snapshot_chunk(meta.version, meta.token, f"r{name}") for name in names]
+    def _keys_beside(self, meta: Meta, kind: str) -> list[str]:
+        """Return the keys of another float32 vector of a version, :data:`STATE` or
+        :data:`PUBLISHED`."""
+        names = chunk_names(meta.floats, split=False)
+        return [
+            self._keys.snapshot_chunk(meta.version, meta.token, f"{kind}{name}") for name in names
+        ]
 
     def remove(self, metas: Sequence[Meta]) -> None:
         """Delete the chunks of versions."""
