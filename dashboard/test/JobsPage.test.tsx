@@ -2,20 +2,15 @@ import { screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { expect, test } from "vitest";
 import { JobsPage } from "../src/pages/JobsPage";
-import { aCost, aJob, anApi, show } from "./factories";
+import { aBrief, anApi, show } from "./factories";
 
 const JOBS = [
-  aJob({ id: "digits-abc123" }),
-  aJob({ id: "mnist-def456", state: "succeeded", best_accuracy: 0.99, ended_at: 1_700_000_090 }),
+  aBrief({ id: "digits-abc123" }),
+  aBrief({ id: "mnist-def456", state: "succeeded", best_accuracy: 0.99, ended_at: 1_700_000_090 }),
 ];
 
 function anApiWithJobs() {
-  anApi({
-    "/api/v1/jobs": { body: JOBS },
-    "/api/v1/jobs/digits-abc123/cost": { body: aCost("digits-abc123") },
-    "/api/v1/jobs/mnist-def456/cost": { body: aCost("mnist-def456", { on_demand_usd: 0 }) },
-    "/api/v1/workers": { body: [{ name: "w", job: "digits-abc123" }] },
-  });
+  anApi({ "/api/v1/overview": { body: JOBS } });
 }
 
 test("a row shows state, progress, workers, cost and savings", async () => {
@@ -53,14 +48,14 @@ test("jobs can be searched by name and sorted by accuracy", async () => {
 });
 
 test("an empty list shows how to submit a job", async () => {
-  anApi({ "/api/v1/jobs": { body: [] } });
+  anApi({ "/api/v1/overview": { body: [] } });
   show(<JobsPage />);
   expect(await screen.findByText("No jobs yet")).toBeTruthy();
 });
 
 test("an error shows the API's message and remedy", async () => {
   const problem = { detail: "the token is wrong", remedy: "send another one" };
-  anApi({ "/api/v1/jobs": { status: 422, body: problem } });
+  anApi({ "/api/v1/overview": { status: 422, body: problem } });
   show(<JobsPage />);
   expect(await screen.findByText("the token is wrong")).toBeTruthy();
   expect(screen.getByText("send another one")).toBeTruthy();

@@ -5,7 +5,7 @@ import type { ReactNode } from "react";
 import { MemoryRouter } from "react-router";
 import { vi } from "vitest";
 import { makeQueryClient } from "../src/api/cache";
-import type { Cost, Job, Machine, Plan, Span } from "../src/api/types";
+import type { Brief, Cost, Instance, Job, Machine, Plan, Span } from "../src/api/types";
 
 export const START = 1_700_000_000;
 
@@ -45,6 +45,34 @@ export function aJob(changes: Partial<Job> = {}): Job {
     tuned: { shares: {}, implicit_momentum: 0, mixing: 1, learners: {} },
     ...changes,
   } as Job;
+}
+
+export function aBrief(changes: Partial<Brief> = {}): Brief {
+  const id = changes.id ?? "digits-abc123";
+  return {
+    id,
+    name: id.split("-")[0] ?? id,
+    created_at: START,
+    ended_at: null,
+    state: "running",
+    finished_epochs: 3,
+    fraction: 0.34,
+    version: 17,
+    updates: 17,
+    accuracy: 0.91,
+    best_accuracy: 0.912,
+    workers: 1,
+    most_workers: 4,
+    evictions: 0,
+    kills: 0,
+    spent_usd: 0.3,
+    on_demand_usd: 1,
+    ...changes,
+  };
+}
+
+export function anInstance(id: string, state = "running"): Instance {
+  return { id, state } as Instance;
 }
 
 export function aCost(job: string, changes: Partial<Cost> = {}): Cost {

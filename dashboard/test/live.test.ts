@@ -1,6 +1,9 @@
+import { QueryClient } from "@tanstack/react-query";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { follow, stale, throttled } from "../src/api/live";
+import { INSTANCES, OVERVIEW, patch } from "../src/api/patches";
 import { KEPT, merged } from "../src/api/tail";
+import { aBrief, anInstance } from "./factories";
 
 /** Fake EventSource; the browser test covers the real one. */
 class Source {
@@ -106,17 +109,44 @@ test("merged drops duplicates and the oldest entries", () => {
 
 test("an event makes only related queries stale", () => {
   const keys = [
-    ["jobs", "list"],
+    ["jobs", "overview"],
     ["job", "a", "metrics"],
     ["job", "a", "machines"],
     ["job", "a", "events"],
     ["job", "b", "metrics"],
     ["fleet", "pools"],
+    ["fleet", "instances"],
     ["store"],
   ];
   const staleKeys = (kind: string) => keys.filter(stale(kind, "a")).map((key) => key.join(" "));
-  expect(staleKeys("job")).toEqual(["jobs list", "job a metrics"]);
+  expect(staleKeys("job")).toEqual(["job a metrics"]);
   expect(staleKeys("event")).toEqual(["job a metrics", "job a machines", "job a events"]);
-  expect(staleKeys("fleet")).toEqual(["job a machines", "fleet pools"]);
+  expect(staleKeys("fleet")).toEqual(["fleet pools"]);
+  expect(staleKeys("machines")).toEqual(["job a machines", "fleet pools"]);
   expect(staleKeys("store")).toEqual(["store"]);
+});
+
+test("changes are applied to cached lists, and lists that are not cached stay so", () => {
+  const queries = new QueryClient();
+  const send = (kind: string, data: unknown) => patch(queries, kind, JSON.stringify(data));
+  send("machines", { whole: true, changed: [anInstance("a")], removed: [] });
+  expect(queries.getQueryData(INSTANCES)).toBeUndefined();
+
+  queries.setQueryData(INSTANCES, [anInstance("a"), anInstance("b"), anInstance("c")]);
+  send("machines", { whole: false, changed: [anInstance("b", "leaving")], removed: ["c"] });
+  send("machines", { whole: false, changed: [anInstance("aa")], removed: [] });
+  expect(queries.getQueryData(INSTANCES)).toEqual([
+    anInstance("a"),
+    anInstance("aa"),
+    anInstance("b", "leaving"),
+  ]);
+  send("machines", { whole: true, changed: [anInstance("d")], removed: [] });
+  expect(queries.getQueryData(INSTANCES)).toEqual([anInstance("d")]);
+
+  const old = aBrief({ id: "old-1" });
+  queries.setQueryData(OVERVIEW, [old]);
+  const created = aBrief({ id: "new-1", created_at: old.created_at + 1 });
+  send("job", created);
+  send("job", { ...old, state: "succeeded" });
+  expect(queries.getQueryData(OVERVIEW)).toEqual([created, { ...old, state: "succeeded" }]);
 });

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -53,11 +53,57 @@ def test_stream_sends_the_state_and_its_changes(api: Api, http: httpx.Client) ->
         api.servers.beat("node-0", {"versions": {job: 3}, "queued": {job: 1}})
         api.start_job(job)
 
-        _, fleet = until(messages, "fleet", usd_per_hour=2.0)
-        assert fleet["machines"]["i-1"]["state"] == "running"
+        _, machines = until(messages, "machines", whole=False)
+        assert machines["changed"][0] | {"id": "i-1", "state": "running"} == machines["changed"][0]
+        until(messages, "fleet", usd_per_hour=2.0, machines=1)
         _, store = until(messages, "store")
         assert store["nodes"]["node-0"]["versions"] == {job: 3}
         assert until(messages, "job", id=job, state="running")[1]["fraction"] == 0.0
+
+
+def test_more_readers_cost_the_ledger_nothing(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    api.start_job(job)
+
+    def cost_of_changes(readers: int, first: int) -> int:
+        """Return the ledger's requests in five changes that every reader receives."""
+        with ExitStack() as stack:
+            streams = [stack.enter_context(following(http)) for _ in range(readers)]
+            for messages in streams:
+                until(messages, "job", id=job)
+            before = api.connection.info("stats")["total_reads_processed"]
+            for version in range(first, first + 5):
+                api.account(job, version, 0)
+                for messages in streams:
+                    until(messages, "job", version=version)
+            return int(api.connection.info("stats")["total_reads_processed"] - before)
+
+    alone, together = cost_of_changes(1, 1), cost_of_changes(30, 6)
+    assert together < 2 * alone
+
+
+def test_a_reader_that_does_not_read_stalls_no_other(api: Api, http: httpx.Client) -> None:
+    rows = {f"i-{number}": {"pool": "p", "state": "running"} for number in range(20_000)}
+    api.control.publish(rows, {})
+    job = api.submit()
+    with following(http), following(http) as messages:
+        # The first one never reads the 4 MB of the state
+        until(messages, "job", id=job)
+        for version in range(1, 4):
+            api.account(job, version, 0)
+            until(messages, "job", version=version)
+    api.control.publish({}, {})
+
+
+def test_overview_has_the_rows_of_the_stream(api: Api, http: httpx.Client) -> None:
+    first, second = api.submit(), api.submit()
+    api.finish(first)
+    with following(http) as messages:
+        _, row = until(messages, "job", id=second)
+    found = [each for each in http.get("overview").json() if each["id"] in (first, second)]
+    assert [each["id"] for each in found] == [second, first]
+    assert found[0] == row
+    assert found[1]["state"] == "succeeded"
 
 
 def test_reconnecting_reader_receives_each_event_once(api: Api, http: httpx.Client) -> None:

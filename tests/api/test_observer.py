@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.fleet_records import PACKAGE, job_spec
 from support.harness import RedisServer
 
-from vcasgd.api.observer import PlatformObserver, PlatformState, changed
+from vcasgd.api.changes import BLOCK_BYTES, MOST_BYTES, MOST_CHANGES, Changes, StateChange, packed
+from vcasgd.api.observer import PlatformObserver, PlatformState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.events import EventCursor, EventFeed
+from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control, Servers
 
@@ -54,6 +59,23 @@ def requests(ledger: RedisClient) -> int:
     return int(ledger.info("stats")["total_reads_processed"])
 
 
+def messages(blocks: Iterable[bytes]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the kinds and the data of encoded messages."""
+    lines = b"".join(blocks).decode().split("\r\n")
+    kinds = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    return list(zip(kinds, data, strict=True))
+
+
+def changes_since(
+    observer: PlatformObserver, before: PlatformState, clock: Clock
+) -> list[tuple[str, dict[str, Any]]]:
+    clock.now += 1
+    found = observer.changes.after(before.version, observer.observe().version)
+    assert found is not None
+    return messages(block for change in found for block in change.blocks)
+
+
 def test_observation_takes_few_round_trips_and_readers_share_it(
     ledger: RedisClient, observer: PlatformObserver, clock: Clock
 ) -> None:
@@ -63,29 +85,36 @@ def test_observation_takes_few_round_trips_and_readers_share_it(
             jobs.submit(job_spec(), PACKAGE)
         clock.now += 10
         before = requests(ledger)
-        state = observer.observe()
-        assert observer.observe() is state is observer.fresh()
+        state, opening = observer.opening()
+        assert observer.observe() is state
+        assert observer.opening()[1] is opening
         cost[count] = requests(ledger) - before
         assert len(state.pieces) == len(state.jobs) + 2
     assert cost[18] <= cost[2] + 3
 
-    clock.now += 10
-    assert observer.fresh() is None
 
-
-def test_pieces_that_did_not_change_are_the_same_objects(
+def test_only_what_changed_is_sent(
     ledger: RedisClient, observer: PlatformObserver, clock: Clock
 ) -> None:
-    jobs = Jobs(ledger)
-    first, second = (jobs.submit(job_spec(), PACKAGE).id for _ in range(2))
-    before = observer.observe()
-    jobs.cancel(second)
-    clock.now += 10
-    after = observer.observe()
+    jobs, control = Jobs(ledger), Control(ledger)
+    _, second = (jobs.submit(job_spec(), PACKAGE).id for _ in range(2))
+    rows = {f"i-{number}": {"pool": "p", "state": "running"} for number in range(500)}
+    control.publish(rows, {})
+    before, opening = observer.opening()
+    first = [data for kind, data in messages(opening) if kind == "machines"]
+    assert [len(each["changed"]) for each in first] == [200, 200, 100]
+    assert [each["whole"] for each in first] == [True, False, False]
+    assert changes_since(observer, before, clock) == []
 
-    assert changed(before.pieces, after.pieces).keys() == {("job", second)}
-    assert after.pieces["job", first] is before.pieces["job", first]
-    assert '"cancelled"' in after.pieces["job", second].text
+    jobs.cancel(second)
+    control.update({"i-7": {"pool": "p", "state": "leaving"}}, ["i-8"], None)
+
+    found = dict(changes_since(observer, before, clock))
+    assert found.keys() - {"event"} == {"job", "machines", "fleet"}
+    assert (found["job"]["id"], found["job"]["state"]) == (second, "cancelled")
+    assert [row["id"] for row in found["machines"]["changed"]] == ["i-7"]
+    assert (found["machines"]["whole"], found["machines"]["removed"]) == (False, ["i-8"])
+    assert found["fleet"]["machines"] == 499
 
 
 def test_readers_share_events(
@@ -93,26 +122,75 @@ def test_readers_share_events(
 ) -> None:
     jobs = Jobs(ledger)
     job = jobs.submit(job_spec(), PACKAGE).id
-    start = EventCursor(observer.observe().at)
     seen = []
     for number in range(3):
+        state = observer.observe()
         jobs.event(job, "count", str(number))
         # An observation has the events of earlier milliseconds
         sent = EventFeed(ledger).now()
-        while (state := observer.observe()).at <= sent:
+        while observer.observe().at <= sent:
             clock.now += 1
-        events = state.events_after(start)
-        assert events
-        seen.append([text for _, text in events])
-        assert state.events_after(events[-1][0]) == ()
-    assert [len(each) for each in seen] == [1, 2, 3]
-    assert all('"count"' in text for text in seen[-1])
+        seen += [data["text"] for kind, data in changes_since(observer, state, clock)
+                 if kind == "event" and data["kind"] == "count"]  # fmt: skip
+    assert seen == ["0", "1", "2"]
 
 
-def test_events_before_the_kept_ones_are_not_known() -> None:
-    cursors = [EventCursor(ms, 0, "a") for ms in (10, 12, 15)]
-    state = PlatformState({}, ("a",), 20, tuple((each, "") for each in cursors), 10)
-    assert state.events_after(EventCursor(9, 5, "z")) is None
-    assert state.events_after(EventCursor(10)) == state.events
-    assert state.events_after(cursors[1]) == state.events[2:]
-    assert state.events_after(EventCursor(19)) == ()
+def test_overview_reads_jobs_that_ended_long_ago_once(
+    ledger: RedisClient, observer: PlatformObserver
+) -> None:
+    jobs = Jobs(ledger)
+    names = [jobs.submit(job_spec(), PACKAGE).id for _ in range(60)]
+    for name in names[:-1]:
+        jobs.transition(name, JobState.CANCELLED, [JobState.STARTING], why="", ended_at=1.0)
+    observer.observe()
+    cost = []
+    for _ in range(2):
+        before = requests(ledger)
+        assert [each.id for each in observer.overview(100)] == names[::-1]
+        cost.append(requests(ledger) - before)
+    assert cost[1] <= 4 < cost[0]
+
+
+# -- readers -------------------------------------------------------------------------------------
+
+
+def change(version: int, *numbers: int, size: int = 1) -> StateChange:
+    events = tuple((EventCursor(number), b"%d" % number) for number in numbers)
+    return StateChange(version, EventCursor(numbers[0] - 1), (b"." * size,), events)
+
+
+def test_reader_gets_the_changes_that_it_lacks() -> None:
+    changes = Changes()
+    for version in range(1, 4):
+        changes.add(change(version, 10 * version, 10 * version + 1))
+
+    assert [each.version for each in changes.after(1, 3) or ()] == [2, 3]
+    assert [each.version for each in changes.after(1, 2) or ()] == [2]
+    assert changes.after(3, 3) == []
+    (last,) = changes.after(2, 3) or ()
+    assert last.after(EventCursor(5)) is last.blocks == (b".3031",)
+    assert last.after(EventCursor(30)) == (b".31",)
+    assert last.after(EventCursor(40)) == (b".",)
+
+
+def test_reader_far_behind_needs_the_whole_state() -> None:
+    changes = Changes()
+    for version in range(1, MOST_CHANGES + 3):
+        changes.add(change(version, version))
+    assert changes.after(1, MOST_CHANGES + 2) is None
+    assert changes.after(2, MOST_CHANGES + 2) is not None
+    changes.add(replace(change(MOST_CHANGES + 3, 99), events=None))
+    assert changes.after(MOST_CHANGES + 2, MOST_CHANGES + 3) is None, "it lacks events"
+
+
+def test_kept_changes_are_bounded_in_bytes() -> None:
+    changes = Changes()
+    for version in range(1, 4):
+        changes.add(change(version, version, size=MOST_BYTES // 2))
+    assert changes.after(2, 3) is not None
+    assert changes.after(1, 3) is None
+
+
+def test_blocks_have_whole_messages_and_a_bounded_size() -> None:
+    found = packed([b"a" * (BLOCK_BYTES // 2)] * 3 + [b"b" * (2 * BLOCK_BYTES)])
+    assert [len(each) for each in found] == [BLOCK_BYTES, BLOCK_BYTES // 2, 2 * BLOCK_BYTES]

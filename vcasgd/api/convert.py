@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from math import isfinite, nan
 from typing import Any
 
-from vcasgd.fleet.costs import CostReport, PoolCost
+from vcasgd.fleet.costs import CostReport, PoolCost, report
 from vcasgd.fleet.estimate import Estimate
+from vcasgd.schemas.base import finite
 from vcasgd.schemas.costs import (
     CostView,
     OfferView,
@@ -29,6 +30,7 @@ from vcasgd.schemas.jobs import (
     TrafficView,
     TunedView,
 )
+from vcasgd.schemas.stream import JobBrief
 from vcasgd.store.gauges import ServerGauges
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.traffic import Traffic
@@ -53,14 +55,7 @@ def job_view(job: JobRecord, traffic: Traffic) -> JobView:
         totals=TotalsView.model_validate(job.totals),
         traffic=TrafficView.model_validate(traffic),
         evaluations=[EvaluationView.model_validate(each) for each in job.evaluations],
-        best_accuracy=max(
-            (
-                accuracy
-                for each in job.evaluations
-                if isfinite(accuracy := each.metrics.get("accuracy", nan))
-            ),
-            default=None,
-        ),
+        best_accuracy=_best_accuracy(job),
         best=_best(job),
         version=job.version,
         model=job.model,
@@ -72,6 +67,36 @@ def job_view(job: JobRecord, traffic: Traffic) -> JobView:
         tuned=TunedView.model_validate(job.tuned),
         store_nodes=job.facts.shards if job.facts else None,
     )
+
+
+def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> JobBrief:
+    """Return the row of a job in the overview. ``amounts``: its costs in the ledger."""
+    accuracy = job.evaluations[-1].metrics.get("accuracy") if job.evaluations else None
+    costs = report(amounts)
+    return JobBrief(
+        id=job.id,
+        name=job.spec.name,
+        created_at=job.created_at,
+        ended_at=job.ended_at,
+        state=job.state,
+        finished_epochs=job.finished_epochs,
+        fraction=fraction(job),
+        version=job.version,
+        updates=job.totals.get("updates", 0),
+        accuracy=finite(accuracy),
+        best_accuracy=_best_accuracy(job),
+        workers=0 if job.state.over else workers,
+        most_workers=job.spec.workers.max,
+        evictions=job.evictions,
+        kills=job.kills,
+        spent_usd=costs.spent_usd,
+        on_demand_usd=costs.on_demand_usd,
+    )
+
+
+def _best_accuracy(job: JobRecord) -> float | None:
+    values = (each.metrics.get("accuracy", nan) for each in job.evaluations)
+    return max((value for value in values if isfinite(value)), default=None)
 
 
 def _best(job: JobRecord) -> BestView | None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 
+from vcasgd.api.broadcast import Broadcast
 from vcasgd.api.callers import Callers
 from vcasgd.api.observer import PlatformObserver
 from vcasgd.api.series import Curves
@@ -28,6 +29,7 @@ def provide(
     """Create the services that the routes of ``app`` depend on."""
     jobs, control, servers = Jobs(ledger), Control(ledger), Servers(ledger)
     costs, feed = Costs(ledger), EventFeed(ledger)
+    observer = PlatformObserver(jobs, control, servers, costs, feed, ledger)
     app.state.services = {
         Settings: settings,
         RedisClient: ledger,
@@ -40,9 +42,9 @@ def provide(
         WorkerBeats: WorkerBeats(ledger),
         Costs: costs,
         Workloads: Workloads(ledger),
-        EventFeed: feed,
         Curves: Curves(ledger),
-        PlatformObserver: PlatformObserver(jobs, control, servers, costs, feed, ledger),
+        PlatformObserver: observer,
+        Broadcast: Broadcast(observer, feed),
     }
 
 
@@ -65,6 +67,6 @@ ServersDep = Annotated[Servers, _service(Servers)]
 WorkerBeatsDep = Annotated[WorkerBeats, _service(WorkerBeats)]
 CostsDep = Annotated[Costs, _service(Costs)]
 WorkloadsDep = Annotated[Workloads, _service(Workloads)]
-EventFeedDep = Annotated[EventFeed, _service(EventFeed)]
 CurvesDep = Annotated[Curves, _service(Curves)]
+BroadcastDep = Annotated[Broadcast, _service(Broadcast)]
 ObserverDep = Annotated[PlatformObserver, _service(PlatformObserver)]

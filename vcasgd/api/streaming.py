@@ -15,10 +15,10 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from vcasgd.api.observer import PlatformObserver, StateParts, changed
+from vcasgd.api.broadcast import Broadcast
 from vcasgd.errors import VcasgdError
 from vcasgd.schemas.base import finite
-from vcasgd.store.ledger.events import EventCursor, EventFeed
+from vcasgd.store.ledger.events import EventCursor
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 
@@ -30,17 +30,12 @@ MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 0.25
 #: Entries of a history that are read at a time.
 BATCH = 500
-#: Seconds between two observations of the platform; people can't read faster.
-OBSERVE_SECONDS = 0.5
-#: Events of the platform that are read at a time.
-MOST_EVENTS = 200
 #: Seconds between two comments; proxies commonly close connections that are silent for 60 s.
 KEEP_ALIVE_SECONDS = 10
 #: Seconds after which a client that accepts no data is disconnected.
 SEND_SECONDS = 30
 #: Streams have their own threads, so that many clients don't delay other requests.
 _HISTORY_THREADS = CapacityLimiter(16)
-_PLATFORM_THREADS = CapacityLimiter(8)
 
 Entry = dict[str, Any]
 #: Returns False once the reader's token or session is no longer valid; the stream then ends.
@@ -58,7 +53,7 @@ async def _in_thread(work: Callable[[], Result], threads: CapacityLimiter) -> Re
     return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=threads)
 
 
-def _response(messages: AsyncIterator[ServerSentEvent]) -> Response:
+def _response(messages: AsyncIterator[ServerSentEvent] | AsyncIterator[bytes]) -> Response:
     return EventSourceResponse(messages, ping=KEEP_ALIVE_SECONDS, send_timeout=SEND_SECONDS)
 
 
@@ -131,56 +126,21 @@ async def _history(tail: Tail, after: str, valid: StillValid) -> AsyncIterator[S
 # -- the platform -------------------------------------------------------------------------------
 
 
-async def platform_stream(
-    observer: PlatformObserver, feed: EventFeed, after: str | None, valid: StillValid
-) -> Response:
+async def platform_stream(broadcast: Broadcast, after: str | None, valid: StillValid) -> Response:
     """Return a stream of the platform's state, its changes, and events after a position.
 
     Raises :class:`~vcasgd.errors.StoreUnavailable`.
     """
     # observe before the stream starts: later, the response can't report an error
-    state = await _in_thread(observer.observe, _PLATFORM_THREADS)
+    state, opening = await broadcast.opening()
     cursor = EventCursor.parse(after) if after else EventCursor(state.at)
-    return _response(_changes(observer, feed, cursor, valid))
+    return _response(_until_outage(broadcast.follow(state, opening, cursor, valid)))
 
 
-async def _changes(
-    observer: PlatformObserver, feed: EventFeed, cursor: EventCursor, valid: StillValid
-) -> AsyncIterator[ServerSentEvent]:
-    sent: StateParts = {}
-    # a job that has ended may be missing from the next observation, but not its last events
-    earlier_jobs: tuple[str, ...] = ()
+async def _until_outage(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
-        while await valid():
-            # most readers find what another one has just observed
-            state = observer.fresh()
-            if state is None:
-                state = await _in_thread(observer.observe, _PLATFORM_THREADS)
-            for (kind, _), piece in changed(sent, state.pieces).items():
-                yield _message(kind, cursor, piece.text)
-            sent, jobs = state.pieces, tuple({*earlier_jobs, *state.jobs})
-            events, complete = state.events_after(cursor), True
-            if events is None:
-                # this reader resumes far behind
-                older = await _in_thread(
-                    partial(feed.events, jobs, cursor, state.at, limit=MOST_EVENTS),
-                    _PLATFORM_THREADS,
-                )
-                events = tuple((at, json.dumps(finite(event))) for at, event in older)
-                complete = len(events) < MOST_EVENTS
-            for cursor, text in events:
-                yield _message("event", cursor, text)
-            earlier_jobs = jobs
-            if complete:
-                # it has everything before, so that it needn't be read again
-                cursor = max(cursor, EventCursor(state.at))
-                earlier_jobs = state.jobs
-                await anyio.sleep(OBSERVE_SECONDS)
+        async for block in blocks:
+            yield block
     except VcasgdError as error:
         # the client reconnects with the last ID and then gets the error as a response
         log.warning("stream: %s", error)
-
-
-def _message(kind: str, cursor: EventCursor, data: str) -> ServerSentEvent:
-    # every message has the position, so that a client without any event can resume too
-    return ServerSentEvent(id=str(cursor), event=kind, data=data)

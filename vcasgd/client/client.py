@@ -20,7 +20,14 @@ from vcasgd.schemas.fleet import (
     StoreView,
 )
 from vcasgd.schemas.jobs import Validation
-from vcasgd.schemas.stream import FleetBrief, JobBrief, JobEventRow, StoreBrief, StreamMessage
+from vcasgd.schemas.stream import (
+    FleetBrief,
+    JobBrief,
+    JobEventRow,
+    MachinesBrief,
+    StoreBrief,
+    StreamMessage,
+)
 from vcasgd.schemas.tokens import CallerView, NewToken, TokenView
 from vcasgd.settings import load_settings
 from vcasgd.spec.access import Scope
@@ -30,9 +37,10 @@ from vcasgd.task.package import digest_of, pack
 #: Default limit for the size of a package in MB.
 PACKAGE_LIMIT_MB = 100.0
 
-_STREAM_DATA: dict[str, type[JobBrief | FleetBrief | StoreBrief | JobEventRow]] = {
+_STREAM_DATA: dict[str, type[JobBrief | FleetBrief | MachinesBrief | StoreBrief | JobEventRow]] = {
     "job": JobBrief,
     "fleet": FleetBrief,
+    "machines": MachinesBrief,
     "store": StoreBrief,
     "event": JobEventRow,
 }

@@ -7,40 +7,47 @@ from typing import Literal
 from pydantic import Field
 
 from vcasgd.schemas.base import Schema
+from vcasgd.schemas.fleet import InstanceRow
 from vcasgd.schemas.history import EventRow
 from vcasgd.spec.job import JobState
 
 
 class JobBrief(Schema):
-    """The numbers of a job that change while it runs."""
+    """The numbers of a job that change while it runs, as the overview shows them."""
 
     id: str
+    name: str
+    created_at: float
+    ended_at: float | None
     state: JobState
     finished_epochs: int
     fraction: float
     version: int
     updates: int
-    accuracy: float | None
+    accuracy: float | None = Field(description="From the newest evaluation.")
+    best_accuracy: float | None
     workers: int
+    most_workers: int = Field(description="Workers that the job may have.")
     evictions: int
     kills: int
     spent_usd: float
+    on_demand_usd: float = Field(description="Cost of the same machines on demand.")
 
 
-class MachineBrief(Schema):
-    """State of a machine."""
+class MachinesBrief(Schema):
+    """Changes of machines. Without `changed` and `removed`, there are none."""
 
-    pool: str | None = None
-    state: str | None = None
-    joined: bool | None = None
-    job: str | None = None
+    whole: bool = Field(description="True if no other machines are left.")
+    changed: list[InstanceRow]
+    removed: list[str]
 
 
 class FleetBrief(Schema):
-    """State of all machines."""
+    """Sums over all machines."""
 
     controller: bool = Field(description="True if a controller is running.")
-    machines: dict[str, MachineBrief]
+    machines: int
+    joined: int = Field(description="Machines that are part of the cluster.")
     blocked: dict[str, str] = Field(description="Reasons of pools that are backing off.")
     usd_per_hour: float
 
@@ -70,5 +77,5 @@ class StreamMessage(Schema):
     """An entry of the stream: a new state of a part of the platform, or an event."""
 
     id: str = Field(description="Position in the stream; pass it as `after` to resume there.")
-    type: Literal["job", "fleet", "store", "event"]
-    data: JobBrief | FleetBrief | StoreBrief | JobEventRow
+    type: Literal["job", "fleet", "machines", "store", "event"]
+    data: JobBrief | FleetBrief | MachinesBrief | StoreBrief | JobEventRow

@@ -1,6 +1,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { api, body } from "./client";
 import { usePolling } from "./live";
+import { INSTANCES } from "./patches";
 
 export function useStatus() {
   return useQuery({
@@ -20,7 +21,7 @@ export function usePools() {
 
 export function useInstances() {
   return useQuery({
-    queryKey: ["fleet", "instances"],
+    queryKey: INSTANCES,
     queryFn: async () => body(await api.GET("/api/v1/instances")),
     refetchInterval: usePolling(),
   });

@@ -1,8 +1,9 @@
-import { useMutation, useQueries, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { SQUARES } from "../lib/subtasks";
 import { api, body } from "./client";
 import { usePolling } from "./live";
-import type { Cost, Job } from "./types";
+import { OVERVIEW } from "./patches";
+import type { Job } from "./types";
 
 const LIST_LIMIT = 500;
 /** Points of a curve; about one per pixel of a narrow panel. */
@@ -15,39 +16,13 @@ export function isOver(job: Pick<Job, "state">): boolean {
   return ENDED.includes(job.state);
 }
 
-export function useJobs() {
+/** Jobs, newest first. The stream keeps them up to date. */
+export function useOverview() {
   return useQuery({
-    queryKey: ["jobs", "list"],
+    queryKey: OVERVIEW,
     queryFn: async () =>
-      body(await api.GET("/api/v1/jobs", { params: { query: { limit: LIST_LIMIT } } })),
+      body(await api.GET("/api/v1/overview", { params: { query: { limit: LIST_LIMIT } } })),
     refetchInterval: usePolling(),
-  });
-}
-
-/** Number of workers of each active job. */
-export function useWorkerCounts() {
-  return useQuery({
-    queryKey: ["jobs", "workers"],
-    queryFn: async () => {
-      const counts = new Map<string, number>();
-      for (const worker of body(await api.GET("/api/v1/workers"))) {
-        if (!worker.quarantined) counts.set(worker.job, (counts.get(worker.job) ?? 0) + 1);
-      }
-      return counts;
-    },
-    refetchInterval: usePolling(),
-  });
-}
-
-/** Costs of jobs by ID; the costs of an ended job no longer change. */
-export function useCosts(jobs: Job[]): Map<string, Cost> {
-  return useQueries({
-    queries: jobs.map((job) => ({
-      ...costQuery(job.id),
-      staleTime: isOver(job) ? Number.POSITIVE_INFINITY : 5_000,
-    })),
-    combine: (answers) =>
-      new Map(answers.flatMap((each) => (each.data ? [[each.data.job, each.data] as const] : []))),
   });
 }
 

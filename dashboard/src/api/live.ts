@@ -1,5 +1,6 @@
 import { type QueryKey, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useSyncExternalStore } from "react";
+import { INSTANCES, patch } from "./patches";
 
 export type Connection = "connecting" | "live" | "broken";
 
@@ -12,20 +13,25 @@ const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 10_000;
 
 /** Kinds of stream events. */
-const KINDS = ["job", "event", "fleet", "store"];
+const KINDS = ["job", "event", "fleet", "machines", "store"];
 /** Queries that change with every update of a job; others change with its events. */
 const PER_UPDATE = ["view", "metrics", "staleness", "subtasks", "cost"];
+
+/** Data of the fleet, without the machines, which the stream contains. */
+const isFleet = (key: QueryKey) => key[0] === "fleet" && key[1] !== INSTANCES[1];
 
 /** Returns a test for the queries that a stream event makes stale; `job` is its job, if any. */
 export function stale(kind: string, job: string): (key: QueryKey) => boolean {
   const own = (key: QueryKey) => key[0] === "job" && key[1] === job;
   switch (kind) {
     case "job":
-      return (key) => key[0] === "jobs" || (own(key) && PER_UPDATE.includes(String(key[2])));
+      return (key) => own(key) && PER_UPDATE.includes(String(key[2]));
     case "event":
       return own;
+    case "machines":
+      return (key) => isFleet(key) || (key[0] === "job" && key[2] === "machines");
     case "fleet":
-      return (key) => key[0] === "fleet" || (key[0] === "job" && key[2] === "machines");
+      return isFleet;
     default:
       return (key) => key[0] === kind;
   }
@@ -64,8 +70,10 @@ export function useLive(): Connection {
       const isStale = stale(kind, job);
       queries.invalidateQueries({ predicate: ({ queryKey }) => isStale(queryKey) });
     }, REFRESH_MS);
-    const onEvent = (kind: string, event: MessageEvent<string>) =>
+    const onEvent = (kind: string, event: MessageEvent<string>) => {
+      patch(queries, kind, event.data);
       refresh.call(`${kind} ${subject(kind, event.data)}`);
+    };
     const stop = follow(STREAM, KINDS, onEvent, (next) => {
       // The stream may have missed events meanwhile.
       if (next === "live" && state === "broken") queries.invalidateQueries();

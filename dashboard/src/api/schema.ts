@@ -385,6 +385,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/overview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Overview
+         * @description List the active jobs and the newest ones, newest first, with what changes while they run.
+         *     The stream has the same rows.
+         */
+        get: operations["get_overview"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/stream": {
         parameters: {
             query?: never;
@@ -397,8 +418,10 @@ export interface paths {
          * @description Stream the current state, and then its changes at most twice a second.
          *
          *     `job` (one for each job), `fleet`, and `store` contain the current state of a part of the
-         *     platform. `event` is an event of a job, with the job's name. If you reconnect with the last
-         *     ID, you receive each event exactly once. Without an ID, you receive new events only.
+         *     platform. `machines` contains the machines that changed or are gone; with `whole`, forget all
+         *     others. A reader that falls far behind receives the current state again. `event` is an event of
+         *     a job, with the job's name. If you reconnect with the last ID, you receive each event exactly
+         *     once. Without an ID, you receive new events only.
          */
         get: operations["follow_everything"];
         put?: never;
@@ -1382,6 +1405,54 @@ export interface components {
             advised_at: number | null;
         } & {
             [key: string]: unknown;
+        };
+        /**
+         * JobBrief
+         * @description The numbers of a job that change while it runs, as the overview shows them.
+         */
+        JobBrief: {
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /** Created At */
+            created_at: number;
+            /** Ended At */
+            ended_at: number | null;
+            state: components["schemas"]["JobState"];
+            /** Finished Epochs */
+            finished_epochs: number;
+            /** Fraction */
+            fraction: number;
+            /** Version */
+            version: number;
+            /** Updates */
+            updates: number;
+            /**
+             * Accuracy
+             * @description From the newest evaluation.
+             */
+            accuracy: number | null;
+            /** Best Accuracy */
+            best_accuracy: number | null;
+            /** Workers */
+            workers: number;
+            /**
+             * Most Workers
+             * @description Workers that the job may have.
+             */
+            most_workers: number;
+            /** Evictions */
+            evictions: number;
+            /** Kills */
+            kills: number;
+            /** Spent Usd */
+            spent_usd: number;
+            /**
+             * On Demand Usd
+             * @description Cost of the same machines on demand.
+             */
+            on_demand_usd: number;
         };
         /**
          * JobSpec
@@ -4826,6 +4897,73 @@ export interface operations {
             };
         };
     };
+    get_overview: {
+        parameters: {
+            query?: {
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobBrief"][];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     follow_everything: {
         parameters: {
             query?: {
@@ -4841,7 +4979,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Events of the types `job`, `fleet`, `store`, and `event`. */
+            /** @description Events of the types `job`, `fleet`, `machines`, `store`, and `event`. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -4850,7 +4988,7 @@ export interface operations {
                     "text/event-stream": {
                         id?: string;
                         /** @enum {unknown} */
-                        event?: "job" | "fleet" | "store" | "event";
+                        event?: "job" | "fleet" | "machines" | "store" | "event";
                         data?: string;
                     };
                 };

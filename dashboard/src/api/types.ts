@@ -16,6 +16,8 @@ type Posted<P extends keyof paths> = paths[P] extends {
 export type Session = Got<"/api/v1/session">;
 export type Job = Got<"/api/v1/jobs/{job}">;
 export type JobState = Job["state"];
+/** Row of the overview. */
+export type Brief = Got<"/api/v1/overview">[number];
 export type Cost = Got<"/api/v1/jobs/{job}/cost">;
 export type Worker = Got<"/api/v1/workers">[number];
 export type Instance = Got<"/api/v1/instances">[number];

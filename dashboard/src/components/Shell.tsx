@@ -72,8 +72,8 @@ function FullLedger() {
   if (!data?.ledger.full) return null;
   return (
     <Notice tone="bad" title="The ledger is at its memory limit">
-      New jobs are refused; running jobs continue, but their histories may have gaps. Delete jobs that
-      have ended, or raise the ledger's maxmemory.
+      New jobs are refused; running jobs continue, but their histories may have gaps. Delete jobs
+      that have ended, or raise the ledger's maxmemory.
     </Notice>
   );
 }

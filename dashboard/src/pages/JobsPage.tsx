@@ -2,8 +2,8 @@ import { Button, Code, Pagination, Select, Skeleton, TextInput } from "@mantine/
 import { IconPlus, IconSearch, IconStack2 } from "@tabler/icons-react";
 import { useState } from "react";
 import { Link } from "react-router";
-import { isOver, useCosts, useJobs, useWorkerCounts } from "../api/jobs";
-import type { Cost, Job } from "../api/types";
+import { isOver, useOverview } from "../api/jobs";
+import type { Brief } from "../api/types";
 import { type Column, DataTable } from "../components/DataTable";
 import { EmptyState } from "../components/EmptyState";
 import { ErrorState } from "../components/ErrorState";
@@ -19,7 +19,7 @@ const PAGE = 25;
 const STATES = ["starting", "running", "paused", "finishing", "succeeded", "failed", "cancelled"];
 
 export function JobsPage() {
-  const jobs = useJobs();
+  const jobs = useOverview();
   const [text, setText] = useState("");
   const [state, setState] = useState<string | null>(null);
   const [page, setPage] = useState(1);
@@ -79,31 +79,18 @@ function countOf(shown: number, all: number): string {
   return shown === all ? jobs : `${count(shown)} of ${jobs}`;
 }
 
-function matches(job: Job, text: string, state: string | null): boolean {
+function matches(job: Brief, text: string, state: string | null): boolean {
   return (state === null || job.state === state) && job.id.includes(text.trim().toLowerCase());
 }
 
-function JobsTable({ jobs }: { jobs: Job[] }) {
-  const costs = useCosts(jobs);
-  const workers = useWorkerCounts();
+function JobsTable({ jobs }: { jobs: Brief[] }) {
   const now = useNow(jobs.some((job) => !isOver(job)));
-  return (
-    <DataTable
-      label="Jobs"
-      columns={columns(costs, workers.data, now)}
-      rows={jobs}
-      id={(job) => job.id}
-    />
-  );
+  return <DataTable label="Jobs" columns={columns(now)} rows={jobs} id={(job) => job.id} />;
 }
 
-function columns(
-  costs: Map<string, Cost>,
-  workers: Map<string, number> | undefined,
-  now: number,
-): Column<Job>[] {
-  const workersOf = (job: Job) => (isOver(job) ? null : (workers?.get(job.id) ?? 0));
-  const age = (job: Job) => (job.ended_at ?? now) - job.created_at;
+function columns(now: number): Column<Brief>[] {
+  const workersOf = (job: Brief) => (isOver(job) ? null : job.workers);
+  const age = (job: Brief) => (job.ended_at ?? now) - job.created_at;
   return [
     {
       name: "Job",
@@ -121,11 +108,11 @@ function columns(
     },
     {
       name: "Progress",
-      key: (job) => job.progress.fraction,
+      key: (job) => job.fraction,
       cell: (job) => (
         <Meter
-          fraction={job.progress.fraction}
-          text={percent(job.progress.fraction, 0)}
+          fraction={job.fraction}
+          text={percent(job.fraction, 0)}
           label={`Progress of ${job.id}`}
           done={job.state === "succeeded"}
         />
@@ -142,21 +129,21 @@ function columns(
       right: true,
       wide: true,
       key: workersOf,
-      cell: (job) => (isOver(job) ? DASH : `${workersOf(job)} / ${job.spec.workers?.max ?? DASH}`),
+      cell: (job) => (isOver(job) ? DASH : `${job.workers} / ${job.most_workers}`),
     },
     {
       name: "Cost",
       right: true,
       wide: true,
-      key: (job) => costs.get(job.id)?.spent_usd,
-      cell: (job) => usd(costs.get(job.id)?.spent_usd),
+      key: (job) => job.spent_usd,
+      cell: (job) => usd(job.spent_usd),
     },
     {
       name: "Saved",
       right: true,
       wide: true,
-      key: (job) => saving(costs.get(job.id)),
-      cell: (job) => percent(saving(costs.get(job.id)), 0),
+      key: (job) => saving(job),
+      cell: (job) => percent(saving(job), 0),
     },
     { name: "Age", right: true, wide: true, key: age, cell: (job) => duration(age(job)) },
   ];

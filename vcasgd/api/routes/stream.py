@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 
 from vcasgd.api.access import READ, StillValidDep
-from vcasgd.api.dependencies import EventFeedDep, ObserverDep
+from vcasgd.api.dependencies import BroadcastDep, ObserverDep
 from vcasgd.api.streaming import MEDIA_TYPE, platform_stream
+from vcasgd.schemas.stream import JobBrief
 
 router = APIRouter(tags=["stream"])
 
@@ -25,14 +26,14 @@ LastEventId = Annotated[
 ]
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "Events of the types `job`, `fleet`, `store`, and `event`.",
+        "description": "Events of the types `job`, `fleet`, `machines`, `store`, and `event`.",
         "content": {
             MEDIA_TYPE: {
                 "schema": {
                     "type": "object",
                     "properties": {
                         "id": {"type": "string"},
-                        "event": {"enum": ["job", "fleet", "store", "event"]},
+                        "event": {"enum": ["job", "fleet", "machines", "store", "event"]},
                         "data": {"type": "string", "contentMediaType": "application/json"},
                     },
                 }
@@ -42,10 +43,18 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
+@router.get("/overview", dependencies=READ)
+def get_overview(
+    observer: ObserverDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> list[JobBrief]:
+    """List the active jobs and the newest ones, newest first, with what changes while they run.
+    The stream has the same rows."""
+    return observer.overview(limit)
+
+
 @router.get("/stream", dependencies=READ, response_class=Response, responses=_STREAM)
 async def follow_everything(
-    observer: ObserverDep,
-    feed: EventFeedDep,
+    broadcast: BroadcastDep,
     valid: StillValidDep,
     after: After = None,
     last_event_id: LastEventId = None,
@@ -53,7 +62,9 @@ async def follow_everything(
     """Stream the current state, and then its changes at most twice a second.
 
     `job` (one for each job), `fleet`, and `store` contain the current state of a part of the
-    platform. `event` is an event of a job, with the job's name. If you reconnect with the last
-    ID, you receive each event exactly once. Without an ID, you receive new events only.
+    platform. `machines` contains the machines that changed or are gone; with `whole`, forget all
+    others. A reader that falls far behind receives the current state again. `event` is an event of
+    a job, with the job's name. If you reconnect with the last ID, you receive each event exactly
+    once. Without an ID, you receive new events only.
     """
-    return await platform_stream(observer, feed, last_event_id or after, valid)
+    return await platform_stream(broadcast, last_event_id or after, valid)

@@ -206,6 +206,11 @@ class Control:
         """Return the published view of instances."""
         return self._rows(names.INSTANCES)
 
+    def instance_texts(self) -> dict[str, bytes]:
+        """Return the rows of :meth:`instances` as JSON, which a reader can compare."""
+        rows = self._ledger.hgetall(names.INSTANCES)
+        return {name.decode(): text for name, text in rows.items()}
+
     def pools(self) -> dict[str, dict[str, Any]]:
         """Return the published view of pools."""
         return self._rows(names.POOLS)

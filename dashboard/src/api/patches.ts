@@ -1,0 +1,45 @@
+import type { QueryClient, QueryKey } from "@tanstack/react-query";
+import type { Brief, Instance } from "./types";
+
+export const OVERVIEW: QueryKey = ["jobs", "overview"];
+export const INSTANCES: QueryKey = ["fleet", "instances"];
+
+/** Changes of machines; with `whole`, no others are left. */
+export type Machines = { whole: boolean; changed: Instance[]; removed: string[] };
+
+/** Returns the jobs, newest first, with a new or changed one. */
+export function withJob(jobs: Brief[], job: Brief): Brief[] {
+  if (!jobs.some((each) => each.id === job.id)) {
+    return [...jobs, job].sort((one, other) => other.created_at - one.created_at);
+  }
+  return jobs.map((each) => (each.id === job.id ? job : each));
+}
+
+/** Returns the machines after changes, by ID. */
+export function withMachines(machines: Instance[], { whole, changed, removed }: Machines) {
+  const rows = new Map(whole ? [] : machines.map((each) => [each.id, each]));
+  for (const id of removed) rows.delete(id);
+  for (const row of changed) rows.set(row.id, row);
+  return [...rows.values()].sort((one, other) => (one.id < other.id ? -1 : 1));
+}
+
+/** Applies a change from the stream to what is cached, so that lists are not fetched again. */
+export function patch(queries: QueryClient, kind: string, data: string) {
+  if (kind === "job") {
+    const job = JSON.parse(data) as Brief;
+    apply<Brief[]>(queries, OVERVIEW, (jobs) => withJob(jobs, job));
+  }
+  if (kind === "machines") {
+    const changes = JSON.parse(data) as Machines;
+    apply<Instance[]>(queries, INSTANCES, (machines) => withMachines(machines, changes));
+  }
+}
+
+function apply<T>(queries: QueryClient, queryKey: QueryKey, change: (old: T) => T) {
+  // An answer in transit may be older than the change.
+  if (queries.isFetching({ queryKey, exact: true })) {
+    queries.invalidateQueries({ queryKey, exact: true });
+  } else {
+    queries.setQueryData<T>(queryKey, (old) => old && change(old));
+  }
+}
