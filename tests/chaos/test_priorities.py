@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vcasgd.chaos.audit import AuditOptions, audit_spec
+from vcasgd.chaos.audited_job import counting_spec
 from vcasgd.client import Client
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -35,7 +35,7 @@ class Sharing:
         """Submit a job that takes its time until :meth:`finish`."""
         hold = self.folder / name
         hold.touch()
-        spec = audit_spec(AuditOptions(kills=7, epochs=3), hold).model_dump(mode="json")
+        spec = counting_spec(3, hold).model_dump(mode="json")
         spec["args"]["step_seconds"] = HELD_SECONDS
         spec |= {"name": name, "workers": {"min": least, "max": MACHINES}, **fields}
         return self.client.submit_directory(JobSpec.parse(spec)).id
