@@ -23,7 +23,6 @@ def test_a_data_set_with_methods_of_its_own_keeps_its_leases(harness: Harness) -
     assert harness.jobs.work(training.job).get("expired", 0) == 0
 
 
-@pytest.mark.extended
 def test_a_full_ledger_lets_jobs_go_on_and_accepts_no_new_ones(harness: Harness) -> None:
     # Given a job that trains
     training = Training(harness, samples=200)
