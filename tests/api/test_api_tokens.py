@@ -150,8 +150,10 @@ def test_a_caller_sees_itself(api: Api, client: Client) -> None:
     assert (client.me().name, client.me().scope) == ("bootstrap", "admin")
     with user(api, "ann", "submit", max_machines=4, expires="30d") as ann:
         me = ann.me()
+        job = ann.submit(spec(), zipped()).id
     assert (me.name, me.scope, me.max_machines) == ("ann", "submit", 4)
     assert me.expires_at is not None
+    assert (api.jobs.get(job).owner, api.jobs.get(job).owner_limit) == ("ann", 4)
 
 
 def test_tokens_are_listed_with_their_use_and_without_their_secret(

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
+from support.fleets import job as demand
+from support.fleets import observed
 
 from vcasgd.controller.fleet.boot import cache_name
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.costs import CostLedger
-from vcasgd.controller.fleet.demands import Demands
+from vcasgd.controller.fleet.demands import Demands, owner_limits
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.speeds import MEASURE_SECONDS, Speeds
+from vcasgd.controller.fleet.status import limit_events
 from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.observed import JobDemand, Limits
+from vcasgd.fleet.plan import within_limits
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.settings import Settings
+from vcasgd.spec.access import Scope
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.costs import Workloads
 from vcasgd.store.ledger.heartbeats import Heartbeat
@@ -247,3 +254,33 @@ class TestActiveJobs:
         failed = budgets.jobs.get(job.id)
         assert (failed.state, failed.reason) == (JobState.FAILED, reason)
         assert budgets.demands.active_jobs(["east"]) == []
+
+
+class TestLimits:
+    def test_a_token_limits_its_users_jobs_also_after_it_was_revoked(
+        self, ledger: RedisClient, jobs: Jobs
+    ) -> None:
+        tokens = ApiTokens(ledger)
+        ann, _ = tokens.create("ann", Scope.SUBMIT, max_machines=3)
+        tokens.create("bob", Scope.SUBMIT)
+        submitted = [
+            jobs.submit(job_spec(), PACKAGE, owner=owner, owner_limit=limit)
+            for owner, limit in (("ann", 5), ("ann", 4), ("bob", None), (None, None))
+        ]
+
+        assert owner_limits(submitted, tokens.all()) == {"ann": ann.max_machines}
+        tokens.revoke("ann")
+        assert owner_limits(submitted, tokens.all()) == {"ann": 4}
+        tokens.create("ann", Scope.SUBMIT)
+        assert owner_limits(submitted, tokens.all()) == {}
+
+    def test_a_limit_is_named_once_in_the_events(self) -> None:
+        demands = [demand("A", 1, 4, owner="ann"), demand("B", 1, 4)]
+        state = within_limits(replace(observed(jobs=demands), owner_limits={"ann": 2}), NOW)
+        why = "all jobs of ann together may have 2 machines"
+
+        (event,) = limit_events({}, state)
+
+        assert (event.job, event.kind) == ("A", "machines-limited")
+        assert event.text == f"it may have 2 machines: {why}"
+        assert limit_events({"A": why}, state) == []

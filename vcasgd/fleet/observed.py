@@ -56,6 +56,10 @@ class JobDemand:
     """Jobs with a higher one get machines first."""
     weight: float = 1.0
     """Share of the machines among jobs of the same priority."""
+    owner: str | None = None
+    """User who submitted it."""
+    limited: str | None = None
+    """Why it may have fewer machines than it could use; see :mod:`vcasgd.fleet.plan.limits`."""
 
     @property
     def desired(self) -> int:
@@ -191,6 +195,9 @@ class Observed:
     """Why an instance's payer stops paying for it as soon as possible."""
     draining: Mapping[str, str | None] = field(default_factory=dict)
     """Workers that were asked to leave, each with the job that its machine was taken for."""
+
+    owner_limits: Mapping[str, int] = field(default_factory=dict)
+    """Most machines of all jobs of a user together, for users with a limit."""
 
     def staying(self) -> tuple[Instance, ...]:
         """Return instances without a notice, which can still be relied on."""

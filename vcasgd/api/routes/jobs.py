@@ -61,7 +61,13 @@ def submit_job(
     """Create a job. A repeated request with the same `Idempotency-Key` returns the same job."""
     _check_package(storage, body.package)
     _check_pools(control, body.spec)
-    job, created = jobs.submit_once(body.spec, body.package, idempotency_key, owner=caller.name)
+    job, created = jobs.submit_once(
+        body.spec,
+        body.package,
+        idempotency_key,
+        owner=caller.name,
+        owner_limit=caller.max_machines,
+    )
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     if not created:
         response.status_code = status.HTTP_200_OK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.costs import CostLedger
@@ -14,6 +14,7 @@ from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Instance, Offer
 from vcasgd.logging import isolated
 from vcasgd.spec.job import PRIORITIES
+from vcasgd.store.ledger.api_tokens import ApiToken
 from vcasgd.store.ledger.job import WITH_MACHINES, JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 
@@ -77,6 +78,7 @@ class Demands:
             learners=job.spec.tuning.learners_per_machine,
             priority=PRIORITIES[job.spec.priority],
             weight=job.spec.weight,
+            owner=job.owner,
         )
 
     def unpaid(self, jobs: Sequence[JobRecord]) -> dict[str, str]:
@@ -120,6 +122,21 @@ class Demands:
             except (NotFound, JobUnreadable):
                 self._ended[job] = None
         return self._ended[job]
+
+
+def owner_limits(jobs: Iterable[JobRecord], tokens: Mapping[str, ApiToken]) -> dict[str, int]:
+    """Return the most machines of all jobs of a user together, for users with a limit.
+
+    It is that of the user's token. If the token was revoked, the limit at the time of submission
+    continues, the lowest one if it was different for each job.
+    """
+    limits: dict[str, int] = {}
+    for job in jobs:
+        token = tokens.get(job.owner or "")
+        limit = job.owner_limit if token is None else token.max_machines
+        if job.owner is not None and limit is not None:
+            limits[job.owner] = min(limit, limits.get(job.owner, limit))
+    return limits
 
 
 def _work_items(job: JobRecord, work: Mapping[str, int]) -> int:

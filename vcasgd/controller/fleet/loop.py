@@ -29,6 +29,7 @@ from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
@@ -66,6 +67,7 @@ class FleetLoop:
             jobs=jobs,
             beats=beats,
             demands=Demands(jobs, costs, self._clearance, speeds),
+            tokens=ApiTokens(ledger),
             pools=pools,
             cloud=self._cloud,
             ray=self._ray,

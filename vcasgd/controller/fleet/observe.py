@@ -8,7 +8,7 @@ from dataclasses import replace
 from vcasgd.controller.fleet.act import drain_seconds
 from vcasgd.controller.fleet.cloud_cache import CloudCache
 from vcasgd.controller.fleet.costs import CostLedger
-from vcasgd.controller.fleet.demands import Demands
+from vcasgd.controller.fleet.demands import Demands, owner_limits
 from vcasgd.controller.fleet.launch_history import LaunchHistory
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import RayView
@@ -22,10 +22,12 @@ from vcasgd.fleet.observed import (
     PoolView,
     with_history,
 )
+from vcasgd.fleet.plan import within_limits
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
+from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
@@ -55,6 +57,7 @@ class Observer:
         jobs: Jobs,
         beats: WorkerBeats,
         demands: Demands,
+        tokens: ApiTokens,
         pools: PoolRegistry,
         cloud: CloudCache,
         ray: RayView,
@@ -66,6 +69,7 @@ class Observer:
         self._jobs = jobs
         self._beats = beats
         self._demands = demands
+        self._tokens = tokens
         self._pools = pools
         self._cloud = cloud
         self._ray = ray
@@ -81,7 +85,7 @@ class Observer:
         Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost, and
         :class:`~vcasgd.errors.FleetError` if a cloud has never answered.
         """
-        state = with_history(self._observe(now, successors), now)
+        state = with_history(within_limits(self._observe(now, successors), now), now)
         self._history = state.history
         return state
 
@@ -114,6 +118,7 @@ class Observer:
             payers=self._costs.payers,
             unpaid=self._demands.unpaid(jobs),
             draining={one: successors.get(one) for workers in draining for one in workers},
+            owner_limits=owner_limits(jobs, self._tokens.all()),
         )
 
     def _job_demands(

@@ -16,6 +16,7 @@ from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.pool_rows import to_row
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.steady_time import steady_time
+from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 
 
@@ -41,6 +42,8 @@ class StatusPublisher:
         self._events = events
         self._timeline = timeline
         self._ray_dir = ray_dir
+        #: Why jobs may have fewer machines than they could use, as of the last observation.
+        self._limited: dict[str, str] = {}
 
     def failed_boots(self, state: Observed) -> list[Blame]:
         """Return the machines that disappeared before they joined; call it before publishing."""
@@ -55,6 +58,8 @@ class StatusPublisher:
         job_of = {worker.instance_id: worker.job for worker in state.workers if worker.alive}
         rows = {one.id: _row(one, state, job_of.get(one.id)) for one in state.instances}
         self._timeline.record(state, self._events.ends(rows.keys()), steady_time())
+        self._jobs.add_events(limit_events(self._limited, state))
+        self._limited = {job.job: job.limited for job in state.jobs if job.limited}
         lost = self._events.publish(rows, self._pool_rows(state))
         of_job: defaultdict[str, set[str]] = defaultdict(set)
         for instance, job in lost.items():
@@ -92,6 +97,23 @@ class StatusPublisher:
             )
             for position, view in enumerate(state.pools)
         }
+
+
+def limit_events(before: Mapping[str, str], state: Observed) -> list[NewEvent]:
+    """Return the events of jobs that a limit of their user now gives fewer machines.
+
+    ``before``: the reasons of the jobs that it did before.
+    """
+    return [
+        NewEvent(
+            job.job,
+            "machines-limited",
+            f"it may have {job.desired} machines: {job.limited}",
+            {"machines": job.desired},
+        )
+        for job in state.jobs
+        if job.limited is not None and before.get(job.job) != job.limited
+    ]
 
 
 def _is_warm(one: Instance, state: Observed) -> bool:

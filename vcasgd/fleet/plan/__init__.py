@@ -9,6 +9,7 @@
 ``shares``      in which order jobs get machines
 ``preemption``  which job gives a machine to which other one
 ``waiting``     why a job has fewer machines than it could use
+``limits``      how many machines all jobs of one user may have
 
 Sharing. One worker runs on one machine. Each job first gets its minimum, by priority and then in
 order of submission. Each ``age_seconds`` that a job has lacked a part of its minimum count as one
@@ -24,6 +25,11 @@ that still has a smaller share afterwards. The last two wait until the job has b
 ``claim_seconds`` and the worker has run for ``hold_seconds``. They don't return a machine to the
 job that it was taken from within ``return_seconds``. A worker within its job's minimum is never
 preempted.
+
+Limits. All jobs of a user with a limit together get no more machines than that. The limit is
+divided like the machines: minimum first, then priority and weight, whether or not machines are
+available. Surplus and leaving workers count until they are gone, so a machine is not replaced ahead
+of time at the limit. Machines with a notice don't count.
 
 Buying. Pools are used in the job's order. Within a pool, the cheapest measured sample decides.
 Zones and types that cost up to :data:`SPREAD_PREMIUM` more are equally good, and the zone with the
@@ -72,6 +78,7 @@ from vcasgd.fleet.plan.actions import (
     market_name,
 )
 from vcasgd.fleet.plan.decide import decide, make_plan
+from vcasgd.fleet.plan.limits import within_limits
 from vcasgd.fleet.plan.market import SPREAD_PREMIUM
 
 __all__ = [
@@ -86,4 +93,5 @@ __all__ = [
     "launch_token",
     "make_plan",
     "market_name",
+    "within_limits",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
 from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan.limits import OwnerRooms
 from vcasgd.fleet.plan.market import Markets
 from vcasgd.fleet.plan.preemption import (
     Claim,
@@ -48,6 +49,7 @@ class Allocation:
         )
         self._coming = self._coming_machines()
         self._shares = Shares(state.jobs)
+        self._rooms = OwnerRooms(state, self._machines)
         self._lacking: Counter[str] = Counter()
         self._donations: list[Donation] = []
         self._minimum_claims: list[Claim] = []
@@ -137,15 +139,16 @@ class Allocation:
         while filled < len(numbers) and self._place(job, numbers[filled]):
             filled += 1
         if filled < len(numbers):
-            claim = Claim(job, len(numbers) - filled, on_demand=on_demand)
-            self._lacking[job.job] += claim.places
-            self._minimum_claims.append(claim)
+            self._lacking[job.job] += len(numbers) - filled
+            places = self._rooms.take(job, len(numbers) - filled)
+            self._minimum_claims.append(Claim(job, places, on_demand=on_demand))
 
     def _place_beyond(self, job: JobDemand, number: int) -> bool:
         if self._place(job, number):
             return True
         on_demand = number < job.on_demand_minimum
-        self._share_claims.append(Claim(job, job.desired - number, on_demand=on_demand))
+        places = self._rooms.take(job, job.desired - number)
+        self._share_claims.append(Claim(job, places, on_demand=on_demand))
         return False
 
     def _place(self, job: JobDemand, number: int) -> bool:
@@ -163,13 +166,18 @@ class Allocation:
         return True
 
     def _find(self, job: JobDemand, *, on_demand: bool, beyond: bool) -> bool:
-        return (
+        if not self._rooms.take(job, 1):
+            return False
+        found = (
             self._reuse(job, on_demand)
             or self._succeed(job, on_demand)
             or self._take_over(job, on_demand)
             or self._await(job, on_demand)
             or self._markets.buy(job, on_demand=on_demand, last_resort=not beyond)
         )
+        if not found:
+            self._rooms.give_back(job)
+        return found
 
     def _reuse(self, job: JobDemand, on_demand: bool) -> bool:
         for pool in job.pools:

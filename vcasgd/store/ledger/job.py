@@ -134,6 +134,8 @@ class JobRecord:
     request: str | None = None
     #: User who submitted it: the name of an API token. None in jobs of version 0.1.0.
     owner: str | None = None
+    #: Most machines of all jobs of the owner when it was submitted; its token may have another one.
+    owner_limit: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
     reason: str | None = None
@@ -319,6 +321,7 @@ def read_job(
         created_at=float(text["created_at"]),
         request=text.get("request") or None,
         owner=text.get("owner") or None,
+        owner_limit=_whole(text.get("owner_limit")),
         started_at=_number(text.get("started_at")),
         ended_at=_number(text.get("ended_at")),
         reason=text.get("reason") or None,

@@ -72,13 +72,16 @@ class Jobs(EventLog):
         idempotency_key: str | None = None,
         *,
         owner: str | None = None,
+        owner_limit: int | None = None,
     ) -> JobRecord:
         """Create a job of a user. The same idempotency key of the user returns the same job.
 
         Raises :class:`Conflict` if the key was used for another request, and
         :class:`~vcasgd.errors.StoreFull` near the ledger's memory limit.
         """
-        return self.submit_once(spec, package, idempotency_key, owner=owner)[0]
+        return self.submit_once(
+            spec, package, idempotency_key, owner=owner, owner_limit=owner_limit
+        )[0]
 
     def submit_once(
         self,
@@ -87,6 +90,7 @@ class Jobs(EventLog):
         idempotency_key: str | None = None,
         *,
         owner: str | None = None,
+        owner_limit: int | None = None,
     ) -> tuple[JobRecord, bool]:
         """Like :meth:`submit`; also return True if this call created the job."""
         suffix = "".join(secrets.choice(_LETTERS) for _ in range(6))
@@ -100,7 +104,7 @@ class Jobs(EventLog):
         record = {
             "spec": body, "state": JobState.STARTING.value, "package": package,
             "created_at": time.time(), "labels": " ".join(spec.required_labels),
-            "request": request_id(), "owner": owner,
+            "request": request_id(), "owner": owner, "owner_limit": owner_limit,
         }  # fmt: skip
         event = event_text("submitted", f"{spec.name} was submitted", {}, request_id())
         try:

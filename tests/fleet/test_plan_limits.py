@@ -1,0 +1,145 @@
+"""Limits of machines for each user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fleets import NOW, job, machine, observed, on
+
+from vcasgd.fleet.observed import JobDemand, Observed, PoolView, with_history
+from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide, within_limits
+
+ROUND_SECONDS = 30.0
+
+
+def ann(name: str, minimum: int = 0, maximum: int = 4, **fields: object) -> JobDemand:
+    return job(name, minimum, maximum, owner="ann", **fields)
+
+
+@pytest.mark.parametrize(
+    ("limit", "jobs", "expected"),
+    [
+        (9, [ann("A", 1, 4), ann("B", 1, 4)], {"A": 4, "B": 4}),
+        (4, [ann("A", 1, 4), ann("B", 1, 4)], {"A": 2, "B": 2}),
+        (4, [ann("A", 1, 9, weight=3.0), ann("B", 1, 9)], {"A": 3, "B": 1}),
+        (4, [ann("A", 1, 4), ann("B", 1, 4, priority=1)], {"A": 1, "B": 3}),
+        (1, [ann("A", 1, 4), ann("B", 1, 4)], {"A": 1, "B": 0}),
+        (3, [ann("A", 3, 4), ann("B", 3, 4)], {"A": 3, "B": 0}),
+        (2, [ann("A", 1, 4), job("B", 1, 4, owner="bob"), job("C", 1, 4)],
+         {"A": 2, "B": 4, "C": 4}),
+        (2, [ann("A", 1, 4, running=False), ann("B", 1, 4)], {"A": 0, "B": 2}),
+        (2, [ann("A", 0, 4, wants=1), ann("B", 0, 4)], {"A": 1, "B": 1}),
+    ],
+)  # fmt: skip
+def test_a_limit_is_divided_among_the_jobs_of_its_user(
+    limit: int, jobs: list[JobDemand], expected: dict[str, int]
+) -> None:
+    state = replace(observed(jobs=jobs), owner_limits={"ann": limit})
+
+    limited = within_limits(state, NOW).jobs
+
+    assert {each.job: each.desired for each in limited} == expected
+    for before, after in zip(jobs, limited, strict=True):
+        why = f"all jobs of ann together may have {limit} machines"
+        assert after.limited == (why if after.desired < before.desired else None)
+
+
+def plan_round(state: Observed, now: float) -> Observed:
+    """Return the state after a round of the plan in which workers leave one round later."""
+    state = with_history(within_limits(state, now), now)
+    machines = {one.id: one for one in state.instances}
+    workers = {one.name: one for one in state.workers if one.name not in state.draining}
+    draining: dict[str, str | None] = {}
+    for number, action in enumerate(decide(state, now)):
+        match action:
+            case Launch(count=count):
+                for index in range(count):
+                    new = machine(f"n{now:.0f}-{number}-{index}")
+                    machines[new.id] = new
+            case StartWorker(instance_id, job_):
+                workers |= {(worker := on(instance_id, job_)).name: worker}
+            case StopWorker(name, _, successor):
+                draining[name] = successor
+            case Terminate(instance_id):
+                machines.pop(instance_id)
+    alive = [one for one in workers.values() if one.instance_id in machines]
+    return replace(
+        state,
+        instances=tuple(machines.values()),
+        nodes=frozenset(machines),
+        workers=tuple(alive),
+        draining={name: job for name, job in draining.items() if name in workers},
+    )
+
+
+demands = st.lists(
+    st.builds(
+        lambda minimum, more, priority, owner: job(
+            "", minimum, max(1, minimum + more), priority=priority, owner=owner
+        ),
+        st.integers(0, 2),
+        st.integers(0, 5),
+        st.sampled_from([-1, 0, 1]),
+        st.sampled_from(["ann", "bob", None]),
+    ),
+    min_size=1,
+    max_size=6,
+).map(lambda found: [replace(one, job="ABCDEF"[at]) for at, one in enumerate(found)])
+
+
+@settings(max_examples=50)
+@given(demands, demands, st.integers(1, 8), st.integers(0, 12))
+def test_a_user_never_gets_more_machines_than_the_limit(
+    first: list[JobDemand], second: list[JobDemand], limit: int, capacity: int
+) -> None:
+    state, now = observed(pools=[PoolView("local", capacity=capacity)]), NOW
+    state = replace(state, owner_limits={"ann": limit})
+    for jobs in (first, second):
+        owners = {each.job: each.owner for each in jobs}
+        running = tuple(one for one in state.workers if one.job in owners)
+        # a job of the second list with the same name is another one, which may have another owner
+        state = replace(state, jobs=tuple(jobs), workers=running if jobs is first else ())
+        for _ in range(30):
+            now += ROUND_SECONDS
+            # the demands are new in each round, as those that the controller observes
+            state = plan_round(replace(state, jobs=tuple(jobs)), now)
+            counts = Counter(owners[one.job] for one in state.workers)
+            assert counts["ann"] <= limit
+    could = sum(each.desired for each in second if each.owner == "ann")
+    others = sum(each.desired for each in second if each.owner != "ann")
+    if capacity >= could + others:
+        assert counts["ann"] == min(limit, could), "and gets what the limit allows"
+
+
+def test_a_lower_limit_takes_machines_back_and_gives_none_meanwhile() -> None:
+    jobs = [ann("A", 1, 4), ann("B", 1, 4, priority=1)]
+    fleet = [machine(id_) for id_ in "abcd"]
+    state = observed(fleet, [on(id_, "A") for id_ in "abcd"], jobs)
+    state, now, most = replace(state, owner_limits={"ann": 2}), NOW, 4
+    for _ in range(20):
+        now += ROUND_SECONDS
+        state = plan_round(replace(state, jobs=tuple(jobs)), now)
+        assert len(state.workers) <= most
+        most = max(2, len(state.workers))
+    assert Counter(one.job for one in state.workers) == {"A": 1, "B": 1}
+
+
+def test_a_limited_job_takes_no_machine_of_another_user() -> None:
+    jobs = [ann("A", 1, 4, priority=1), job("B", 0, 4, owner="bob")]
+    fleet = [machine(id_) for id_ in "abcd"]
+    state = observed(
+        fleet,
+        [on("a", "A"), *(on(id_, "B") for id_ in "bcd")],
+        jobs,
+        pools=[PoolView("local", capacity=4)],
+    )
+    now = NOW
+    state = replace(state, owner_limits={"ann": 1})
+    for _ in range(20):
+        now += ROUND_SECONDS
+        state = plan_round(replace(state, jobs=tuple(jobs)), now)
+    assert Counter(one.job for one in state.workers) == {"A": 1, "B": 3}
