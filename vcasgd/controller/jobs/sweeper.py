@@ -61,11 +61,11 @@ class Sweeper(EssentialThread):
             self._cursors[node], found = scan_jobs(self._nodes[node], self._cursors[node])
             for job in found:
                 if self._jobs.is_over(job):
-                    self._delete(job)
+                    self._delete_job(job)
         except StoreError as error:
             log.warning("store node %d: %s", node, error)
 
-    def _delete(self, job: str) -> None:
+    def _delete_job(self, job: str) -> None:
         found_at = self._found_at.setdefault(job, time.monotonic())
         if time.monotonic() - found_at < self._grace_seconds:
             return
