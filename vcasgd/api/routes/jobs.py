@@ -132,7 +132,7 @@ def get_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
     return _view(beats, jobs.get(job))
 
 
-@router.patch("/jobs/{job}", dependencies=SUBMIT, responses=documented(404, 409))
+@router.patch("/jobs/{job}", dependencies=SUBMIT, responses=documented(404, 409, 413))
 def change_job(
     jobs: JobsDep, beats: WorkerBeatsDep, caller: CallerDep, job: str, body: ChangeRequest
 ) -> JobView:
