@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from vcasgd.errors import StoreError
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.length import plan_for
-from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.spec.job import JobSpec
-from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect, script_source
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
@@ -97,7 +97,7 @@ class Job:
         storage = Storage(f"file://{tempfile.gettempdir()}")
         self.shard = Shard(
             jobs.get(self.job), 1, tensors=tensors, ledger=ledger,
-            checkpoints=Checkpoints(storage, self.job), executor=ThreadPoolExecutor(1),
+            checkpoints=ModelCheckpoints(storage, self.job), executor=ThreadPoolExecutor(1),
         )  # fmt: skip
         self.sender = UpdateSender(tensors, self.keys)
         self.payload = memoryview(bytes(4 * FLOATS))

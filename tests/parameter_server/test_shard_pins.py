@@ -7,7 +7,7 @@ from collections.abc import Callable
 from support.world import World
 
 from vcasgd.store.ledger.evaluations import Evaluations
-from vcasgd.store.tensors.snapshot_store import MOST_PINS
+from vcasgd.store.tensors.snapshot_index import MOST_PINS
 
 MakeWorld = Callable[..., World]
 

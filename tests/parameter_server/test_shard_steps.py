@@ -18,8 +18,7 @@ from vcasgd.learning.encodings.steps import checksum
 from vcasgd.learning.shards import Cut
 from vcasgd.parameter_server import shard as shard_module
 from vcasgd.parameter_server.shard import Shard
-from vcasgd.store.tensors.published_steps import PublishedStep
-from vcasgd.store.tensors.snapshot import Meta
+from vcasgd.store.tensors.snapshot import Meta, PublishedStep
 
 MakeWorld = Callable[..., World]
 SAMPLES = 3000

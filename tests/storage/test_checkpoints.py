@@ -15,9 +15,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from vcasgd.errors import CheckpointDamaged, NotFound
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut
-from vcasgd.learning.vector import Layout, gather
-from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint, parse
+from vcasgd.learning.vector import gather
+from vcasgd.storage.checkpoints import StoredCheckpoint
+from vcasgd.storage.model_checkpoints import ModelCheckpoints as Checkpoints
+from vcasgd.storage.model_checkpoints import parse
 from vcasgd.storage.objects import Storage
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, UpdateTotals, encode_integers
 

@@ -25,12 +25,12 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import StoreError
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut
-from vcasgd.learning.vector import Layout
 from vcasgd.logging import configure_logging
 from vcasgd.settings import Settings, load_settings
 from vcasgd.spec.job import JobSpec
-from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import worker_environment
 from vcasgd.store.connection import RedisClient, connect
@@ -457,8 +457,8 @@ class Harness:
         data[len(data) // 2] ^= 1
         self.storage.put(path, bytes(data))
 
-    def checkpoints(self, job: str) -> Checkpoints:
-        return Checkpoints(self.storage, job)
+    def checkpoints(self, job: str) -> ModelCheckpoints:
+        return ModelCheckpoints(self.storage, job)
 
     def snapshots(self, job: str, shard: int = 0) -> SnapshotStore:
         return SnapshotStore(self.nodes[shard].connection, TensorKeys(job, shard))

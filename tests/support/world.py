@@ -21,13 +21,14 @@ from torch import Tensor
 from support.exact import counts_after
 from vcasgd.errors import Fenced, SnapshotMissing
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.subtask_set import SubtaskSet
-from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.spec.job import JobSpec
-from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
+from vcasgd.storage.checkpoints import StoredCheckpoint
+from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys, TensorKeys
@@ -100,7 +101,7 @@ class World:
         self.sender = UpdateSender(tensors, self.keys)
         self.reader = UpdateReader(tensors, self.keys)
         self.accounts = Accounts(ledger, self.job)
-        self.checkpoints = Checkpoints(self.storage, self.job)
+        self.checkpoints = ModelCheckpoints(self.storage, self.job)
         self.now = 1000.0
         self._tokens = itertools.count(1)
         self._named = itertools.count(1)

@@ -15,7 +15,7 @@ import torch
 
 from vcasgd.bench.presence import always
 from vcasgd.bench.simulation import Conditions, Outcome, Simulation
-from vcasgd.learning.vector import Layout
+from vcasgd.learning.layout import Layout
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import load_task
 

@@ -13,7 +13,7 @@ from support.servers import KINDS
 from support.training import Training
 from support.waiting import await_truth
 
-from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.servers import Servers, node_name
 from vcasgd.store.tensors.snapshot import Meta

@@ -15,8 +15,8 @@ from vcasgd.errors import InvalidUpdate, JobUnreadable
 from vcasgd.learning.encodings.encoder import step_format
 from vcasgd.learning.encodings.steps import StepFormat, checksum
 from vcasgd.learning.shards import Cut
-from vcasgd.store.tensors.published_steps import MOST_STEPS, PublishedStep, extended, path
-from vcasgd.store.tensors.snapshot import Meta
+from vcasgd.store.tensors.published_steps import extended, path
+from vcasgd.store.tensors.snapshot import MOST_STEPS, Meta, PublishedStep
 
 LOW_BITS = ("int8", "int4", "int2", "ternary")
 

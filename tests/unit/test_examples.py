@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from vcasgd.errors import TaskImportError
 from vcasgd.learning.applied_record import AppliedRecord
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.rules import Context, make_rule, merge_integers
 from vcasgd.learning.training import batches, build, evaluate, seed_for, train
-from vcasgd.learning.vector import Layout, gather, scatter
+from vcasgd.learning.vector import gather, scatter
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.update import VcAsgdSpec
 from vcasgd.task.task import Task, load_task

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.encodings.rows import LEAST_ROWS, EncodedRows, RowsFormat, Table, tables_of
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import Cut, ShardRange
-from vcasgd.learning.vector import Layout, TensorEntry, TensorKind, gather
+from vcasgd.learning.vector import gather
 
 #: Two tables of three rows among five other numbers.
 SMALL = RowsFormat(5 + 3 * 2 + 3, (Table(2, 3, 2), Table(9, 3, 1)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.rules import (
     Context,
     Payload,
@@ -20,7 +21,7 @@ from vcasgd.learning.rules import (
     merge_integers,
     payload_of,
 )
-from vcasgd.learning.vector import Layout, gather
+from vcasgd.learning.vector import gather
 from vcasgd.spec.update import (
     AsyncLocalSgdSpec,
     DcAsgdSpec,

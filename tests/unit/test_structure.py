@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -41,3 +43,13 @@ def test_files_in_the_order_of_the_tests_exist(pytestconfig: pytest.Config) -> N
     (order,) = [each.LONGEST_FIRST for each in plugins if hasattr(each, "LONGEST_FIRST")]
 
     assert [path for path in order if not (TESTS / path).is_file()] == []
+
+
+@pytest.mark.parametrize("process", ["cli.app", "api.app", "controller.main", "stack.__main__"])
+def test_process_without_models_does_not_import_torch(process: str) -> None:
+    """It takes two seconds and 170 MB of memory."""
+    program = f"import sys, vcasgd.{process}; sys.exit('torch' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", program], timeout=120, check=False)
+
+    assert done.returncode == 0

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
-from vcasgd.learning.vector import Layout, TensorEntry, TensorKind, gather, named_tensors, scatter
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
+from vcasgd.learning.vector import gather, named_tensors, scatter
 
 
 class Net(nn.Module):

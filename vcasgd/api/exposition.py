@@ -23,9 +23,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from vcasgd.store.gauges import ServerGauges
-from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.job import MOST_STALENESS, JobRecord, JobState
 from vcasgd.store.ledger.traffic import Traffic
-from vcasgd.store.tensors.snapshot import MOST_STALENESS
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: Number of the newest active jobs that are exported; each has about forty series.

@@ -36,7 +36,7 @@ from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings
 from vcasgd.steady_time import steady_time
-from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import TensorsAdmission
 from vcasgd.store.connection import RedisClient, check_server, connect, patiently, without_secret
@@ -315,7 +315,7 @@ class ParameterServer:
             tensors=self._tensors,
             ledger=self._ledger,
             prompt=self._prompt,
-            checkpoints=Checkpoints(self._storage, job.id),
+            checkpoints=ModelCheckpoints(self._storage, job.id),
             job_secret=self._secret,
             number=self._number,
             executor=self._reporter,

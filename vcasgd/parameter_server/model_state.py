@@ -13,15 +13,15 @@ from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.encodings.encoder import payload_formats, step_format
 from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.encodings.steps import PIECE_FLOATS, StepFormat, checksum
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.rules import Context, Rounds, make_rule, merge_integers
 from vcasgd.learning.rules.rounds import round_weight
 from vcasgd.learning.shards import Cut
-from vcasgd.learning.vector import LARGEST_VALUE, Layout
+from vcasgd.learning.vector import LARGEST_VALUE
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.ledger.job import ModelFacts
+from vcasgd.store.ledger.job import MOST_STALENESS, ModelFacts
 from vcasgd.store.tensors.published_steps import extended
 from vcasgd.store.tensors.snapshot import (
-    MOST_STALENESS,
     Meta,
     Record,
     RoundFacts,

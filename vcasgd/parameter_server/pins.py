@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, SnapshotView
-from vcasgd.store.tensors.snapshot_store import MOST_PINS, SnapshotStore
+from vcasgd.store.tensors.snapshot_index import MOST_PINS
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 
 class Pins:

@@ -17,7 +17,7 @@ from vcasgd.errors import (
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
-from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.tensors.snapshot import Snapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
@@ -38,7 +38,7 @@ class Recovery:
         snapshots: SnapshotStore,
         pins: Pins,
         reports: Reports,
-        checkpoints: Checkpoints,
+        checkpoints: ModelCheckpoints,
         *,
         token: int,
         shards: int,

@@ -19,7 +19,7 @@ from vcasgd.parameter_server.publish import Publisher
 from vcasgd.parameter_server.recovery import Recovery
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.parameter_server.round_members import RoundMembers
-from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.acl import worker_key
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -55,7 +55,7 @@ class Shard:
         *,
         tensors: RedisClient,
         ledger: RedisClient,
-        checkpoints: Checkpoints,
+        checkpoints: ModelCheckpoints,
         prompt: RedisClient | None = None,
         job_secret: str | None = None,
         number: int = 0,

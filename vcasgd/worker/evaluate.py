@@ -12,7 +12,8 @@ from vcasgd.errors import SnapshotMissing
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store.ledger.job import Evaluation, completed
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.tensors.sharded import ModelSnapshot, ShardedSnapshots, versions_of
+from vcasgd.store.tensors.model_pins import ModelSnapshot, versions_of
+from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot import Record
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS

@@ -17,6 +17,7 @@ from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings.encoder import Encoder, codec_of, step_format
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.encodings.steps import StepFormat
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, interval_start, make_rule, payload_of
@@ -24,7 +25,7 @@ from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import batch_size_of, batches, build, evaluate, seed_for, train
 from vcasgd.learning.tuning import Momenta, local_steps
-from vcasgd.learning.vector import Layout, gather, is_sound, scatter, unfrozen_parameters
+from vcasgd.learning.vector import gather, is_sound, scatter, unfrozen_parameters
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.tuning import Tuning
 from vcasgd.store.ledger.job import ModelFacts

@@ -13,9 +13,6 @@ from vcasgd.logging import configure_logging, exit_status, identify
 from vcasgd.settings import load_settings
 from vcasgd.worker.loop import Worker
 
-#: The function that a Ray actor calls.
-ENTRY = "vcasgd.worker.main:run"
-
 #: Parameters of mallopt, from <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 

@@ -19,7 +19,7 @@ from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
 from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.tensors.sharded import check_nodes
+from vcasgd.store.tensors.model_pins import check_nodes
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED, Settled
 from vcasgd.worker.shard_client import ShardClient

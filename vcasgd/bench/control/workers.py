@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from vcasgd.errors import StoreDenied, StoreError, VcasgdError
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.length import plan_for
-from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
 from vcasgd.logging import configure_logging
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.acl import lease_pass

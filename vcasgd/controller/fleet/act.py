@@ -28,7 +28,7 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.admission import worker_environment
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.worker import main as worker
+from vcasgd.worker import ENTRY
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class WorkerActuator:
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
         env = worker_environment(self._settings, action.job, name)
         try:
-            self._ray.cluster.start_worker(action.instance_id, name, worker.ENTRY, arguments, env)
+            self._ray.cluster.start_worker(action.instance_id, name, ENTRY, arguments, env)
         except ClusterError as error:
             # The next round observes that the worker is missing.
             log.warning("%s: %s", action, error)

@@ -1,4 +1,4 @@
-"""Checkpoints of one job: when to write which snapshot, and which files to keep."""
+"""ModelCheckpoints of one job: when to write which snapshot, and which files to keep."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from typing import Any
 
 from vcasgd.backoff import backoff
 from vcasgd.errors import NotFound, SnapshotMissing, StorageUnavailable, StoreUnavailable
-from vcasgd.learning.shards import Cut
-from vcasgd.learning.vector import Layout
 from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.ledger.job import Evaluation, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.tensors.sharded import (
+from vcasgd.store.tensors.model_pins import (
+    ModelPins,
     ModelSnapshot,
     PinnedSnapshots,
-    ShardedSnapshots,
     versions_of,
 )
 
@@ -61,10 +59,11 @@ class CheckpointWriter:
         self._jobs = jobs
         self._nodes = nodes
         self._checkpoints = Checkpoints(storage, job)
+        self._storage = storage
         self._evaluations = evaluations
         self._executor = executor
         self._clock = clock
-        self._model: ShardedSnapshots | None = None
+        self._model: ModelPins | None = None
         self._reported_missing_nodes = False
         self._writing: tuple[str, Future[StoredCheckpoint]] | None = None
         self._written_at = clock()
@@ -157,17 +156,15 @@ class CheckpointWriter:
 
     # -- models -------------------------------------------------------------------------------
 
-    def _snapshots(self, job: JobRecord) -> ShardedSnapshots:
+    def _snapshots(self, job: JobRecord) -> ModelPins:
         """Return the job's snapshots.
 
         Raises :class:`StoreUnavailable` if not all of its store nodes are configured.
         """
         if self._model is None:
             assert job.facts is not None
-            layout = Layout.from_json(job.facts.layout)
-            cut = Cut(layout.floats, layout.parameters, job.facts.shards, layout.sent)
             try:
-                self._model = ShardedSnapshots(self._nodes, job.id, cut)
+                self._model = ModelPins(self._nodes, job.id, job.facts.shards)
             except StoreUnavailable as error:
                 if not self._reported_missing_nodes:
                     text = f"{error.message}; {error.remedy}"
@@ -227,14 +224,13 @@ class CheckpointWriter:
         self._writing = (pin, future)
 
     def _write_pinned(self, job: JobRecord, pin: str) -> StoredCheckpoint:
+        # It needs torch, and a controller without jobs doesn't need that much memory.
+        from vcasgd.controller.jobs.pinned_model import write_pinned
+
         assert job.facts is not None
-        whole, floats = self._snapshots(job).fetch_pinned(pin)
-        present = self._checkpoints.find(versions_of(whole))
-        if present is not None:
-            return present
-        state = self._snapshots(job).fetch_states(whole)
-        stored = self._checkpoints.write(whole, Layout.from_json(job.facts.layout), floats, state)
-        self._list(job, stored, pin, whole)
+        stored, whole = write_pinned(self._nodes, self._storage, job.id, job.facts, pin)
+        if whole is not None:
+            self._list(job, stored, pin, whole)
         return stored
 
     def _list(

@@ -21,7 +21,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.tensors.sharded import delete_job
+from vcasgd.store.tensors.model_pins import delete_job
 
 
 class JobLifecycle:

@@ -15,8 +15,8 @@ from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.encodings.rows import RowsFormat, tables_of
 from vcasgd.learning.encodings.steps import StepFormat
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import Layout
 from vcasgd.spec.update import Update
 
 

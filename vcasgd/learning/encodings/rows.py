@@ -24,8 +24,8 @@ from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.encodings import Float32
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import Layout, TensorEntry, TensorKind
 
 NAME = "rows"
 #: Rows of the smallest table; a smaller one is sent whole, which costs next to nothing.

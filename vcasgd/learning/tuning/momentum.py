@@ -17,9 +17,10 @@ same factor. Adam normalizes its averages and needs no correction.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.optim import Optimizer
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 #: Not 0: optimizers create their buffer only if there is momentum, and may need it later.
 LEAST_MOMENTUM = 0.001

@@ -40,6 +40,8 @@ PROCESS = "process"
 WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
 #: Most shards of a job; scripts on the ledger loop over them.
 MOST_SHARDS = 1024
+#: Largest staleness that is counted separately, because the counts are part of every snapshot.
+MOST_STALENESS = 32
 
 
 @dataclass(frozen=True)

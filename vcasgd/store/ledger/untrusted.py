@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from vcasgd.errors import CheckpointDamaged
-from vcasgd.learning.vector import Layout
+from vcasgd.learning.layout import Layout
 
 #: Longest entry of a stream and longest result in bytes; real ones have some hundred.
 LONGEST_ENTRY = 1 << 20

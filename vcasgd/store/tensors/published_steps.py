@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Protocol
 
-from pydantic import Field
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
@@ -20,23 +19,9 @@ from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import chunk_count, chunks_of
+from vcasgd.store.tensors.snapshot import MOST_STEPS, PublishedStep
 
 log = logging.getLogger(__name__)
-
-#: Steps that a description lists at most.
-MOST_STEPS = 32
-
-_Count = Annotated[int, Field(ge=0, lt=2**53)]
-
-
-@dataclass(frozen=True)
-class PublishedStep:
-    """A step of ``size`` bytes from a version, which the server with ``token`` wrote, to the
-    next one in the list. The field names are part of the stored format."""
-
-    version: _Count
-    token: _Count
-    size: _Count
 
 
 class Version(Protocol):

@@ -13,7 +13,7 @@ from vcasgd.store.bulk_transfer import DEPTH
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
-from vcasgd.store.tensors.snapshot_store import MOST_PINS
+from vcasgd.store.tensors.snapshot_index import MOST_PINS
 
 #: Seconds after which the slot of a silent worker is released.
 SLOT_SECONDS = 30.0

@@ -10,21 +10,23 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 from pydantic import Field, TypeAdapter, ValidationError
-from torch import Tensor
 
 from vcasgd.errors import JobUnreadable
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.store.tensors.published_steps import MOST_STEPS, PublishedStep
 
-#: Largest staleness that is counted separately, because the counts are part of every snapshot.
-MOST_STALENESS = 32
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
+#: Steps that a description lists at most.
+MOST_STEPS = 32
+
+_Number = Annotated[int, Field(ge=0, lt=2**53)]
 #: Count in a snapshot. A worker makes the first one, so it may be anything; sums stay exact.
 _Count = Annotated[int, Field(ge=0, lt=2**52)]
 _Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
@@ -42,7 +44,7 @@ class UpdateTotals:
     staleness_max: _Count = 0
     loss_sum: float = 0.0
     rejected: dict[_Reason, _Count] = field(default_factory=dict)
-    #: Updates by staleness; the last count, :data:`MOST_STALENESS`, includes larger ones.
+    #: Updates by staleness; the last count, ``MOST_STALENESS``, includes larger ones.
     staleness: dict[_Staleness, _Count] = field(default_factory=dict)
 
     @property
@@ -53,6 +55,16 @@ class UpdateTotals:
     def to_json(self, **more: int | list[int]) -> str:
         """Return the totals, their mean staleness, and ``more`` as JSON."""
         return json.dumps({**asdict(self), "staleness_mean": self.staleness_mean, **more})
+
+
+@dataclass(frozen=True)
+class PublishedStep:
+    """A step of ``size`` bytes from a version, which the server with ``token`` wrote, to the
+    next one in the list. The field names are part of the stored format."""
+
+    version: _Number
+    token: _Number
+    size: _Number
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,7 @@ class Meta:
         """
         try:
             meta = _META.validate_json(text, strict=True)
-            meta.integer_vector()
+            meta._counters()
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
@@ -128,9 +140,12 @@ class Meta:
 
     def integer_vector(self) -> Tensor:
         """Return the counters beside the float vector, int64 [integers]."""
-        return torch.from_numpy(
-            np.frombuffer(base64.b64decode(self.integers), dtype="<i8").astype(np.int64)
-        )
+        from torch import from_numpy  # A caller that needs tensors has imported torch.
+
+        return from_numpy(self._counters())
+
+    def _counters(self) -> NDArray[np.int64]:
+        return np.frombuffer(base64.b64decode(self.integers), dtype="<i8").astype(np.int64)
 
 
 _META = TypeAdapter(Meta)

@@ -32,34 +32,26 @@ from vcasgd.store.tensors.snapshot import (
     Meta,
     Record,
     Snapshot,
-    SnapshotView,
-    from_pin,
     pin_text,
-    read_record,
     record_fields,
-    stored_count,
 )
+from vcasgd.store.tensors.snapshot_index import NOTHING_SAFE, SnapshotIndex, escaped
 
 log = logging.getLogger(__name__)
 
 #: Attempts of a reader, which starts over each time a publication replaces the snapshot.
 READ_ATTEMPTS = 50
 REPLACED_TOO_OFTEN = "the snapshot was replaced faster than it could be read"
-#: The value of ``safe`` if no version is known to be on the replicas.
-NOTHING_SAFE = -1
-#: Pinned snapshots at a time; each takes the memory of a model.
-MOST_PINS = 4
 #: First letters of the chunks of the rule's state, and of the vector that workers train from if it
 #: is not the exact one.
 STATE, PUBLISHED = "r", "p"
 
 
-class SnapshotStore:
+class SnapshotStore(SnapshotIndex):
     """The snapshots of one shard of one job. Methods raise as those of the client do."""
 
     def __init__(self, tensors: RedisClient, keys: TensorKeys) -> None:
-        self._tensors = tensors
-        self._keys = keys
+        super().__init__(tensors, keys)
         self._transfer = BulkTransfer(tensors)
         # Workers rely on the results of these scripts, so they wait for the replicas.
         acknowledged = tensors.waiting()
@@ -71,33 +63,6 @@ class SnapshotStore:
         self._pin = tensors.script("tensors/pin")
 
     # -- reading -------------------------------------------------------------------------------
-
-    def version(self) -> int:
-        """Return the present version. Raises :class:`SnapshotMissing`."""
-        version = self._tensors.hget(self._keys.applied, "version")
-        if version is None:
-            raise SnapshotMissing("the tensors server holds no snapshot of this job")
-        return stored_count(version)
-
-    def read(self) -> Snapshot:
-        """Read the snapshot without its parameters. Raises :class:`SnapshotMissing`."""
-        with self._tensors.pipeline(transaction=True) as pipe:
-            pipe.get(self._keys.meta)
-            pipe.hgetall(self._keys.applied)
-            meta, applied = pipe.execute()
-        if meta is None:
-            raise SnapshotMissing("the tensors server holds no snapshot of this job")
-        snapshot = Snapshot(Meta.from_json(meta), read_record(applied))
-        if stored_count(applied.get(b"version", b"")) != snapshot.meta.version:
-            raise JobUnreadable("the stored snapshot and its applied record differ in version")
-        return snapshot
-
-    def read_meta(self) -> Meta:
-        """Read the description of the snapshot alone. Raises :class:`SnapshotMissing`."""
-        meta = self._tensors.get(self._keys.meta)
-        if meta is None:
-            raise SnapshotMissing("the tensors server holds no snapshot of this job")
-        return Meta.from_json(meta)
 
     def fetch(self, out: Tensor) -> Snapshot:
         """Read the present parameters into ``out``, float32 [floats], with the applied record.
@@ -240,14 +205,6 @@ class SnapshotStore:
         """Reject writes under older tokens from now on. Raises :class:`Fenced` if one is newer."""
         self._takeover(keys=[self._keys.fence], args=[token])
 
-    def fence(self) -> int:
-        """Return the token of the parameter server that may write, 0 if none has taken over."""
-        return int(self._tensors.get(self._keys.fence) or 0)
-
-    def taken_over(self) -> bool:
-        """Return True if a parameter server has taken over this shard."""
-        return bool(self._tensors.exists(self._keys.fence))
-
     def install(
         self,
         token: int,
@@ -385,46 +342,6 @@ class SnapshotStore:
         if chunks:
             self._tensors.unlink(*chunks)
 
-    def view(self) -> SnapshotView:
-        """Read the state of the shard in one round trip."""
-        with self._tensors.pipeline(transaction=True) as pipe:
-            pipe.hmget(self._keys.applied, "version", "token", "safe")
-            pipe.hkeys(self._keys.pins)
-            pipe.smembers(self._keys.wanted)
-            pipe.get(self._keys.fence)
-            (version, writer, safe), pins, wanted, token = pipe.execute()
-        return SnapshotView(
-            None if version is None else stored_count(version),
-            stored_count(writer or b"0"),
-            NOTHING_SAFE if safe in (None, b"-1") else stored_count(safe),
-            int(token or 0),
-            frozenset(name.decode() for name in pins),
-            tuple(sorted(name.decode(errors="replace") for name in wanted)),
-        )
-
-    # -- pins: names under which snapshots are kept --------------------------------------------
-
-    def request_pin(self, name: str) -> None:
-        """Ask the parameter server to pin the present snapshot under a name."""
-        self._tensors.sadd(self._keys.wanted, name)
-
-    def pinned(self, name: str) -> Snapshot | None:
-        """Return the snapshot pinned under a name, without its parameters, or None."""
-        text = self._tensors.hget(self._keys.pins, name)
-        return None if text is None else from_pin(text)
-
-    def pins(self) -> dict[str, Snapshot]:
-        """Return all pinned snapshots by name, without their parameters."""
-        texts = self._tensors.hgetall(self._keys.pins)
-        return {name.decode(): from_pin(text) for name, text in texts.items()}
-
-    def unpin(self, name: str) -> None:
-        """Remove a pin, or a request; the parameter server deletes the chunks in its next turn."""
-        with self._tensors.pipeline(transaction=True) as pipe:
-            pipe.srem(self._keys.wanted, name)
-            pipe.hdel(self._keys.pins, name)
-            pipe.execute()
-
     def pin(self, token: int, names: Sequence[str], snapshot: Snapshot) -> None:
         """Pin the present snapshot under names, and remove their requests.
 
@@ -436,11 +353,6 @@ class SnapshotStore:
             args=[token, snapshot.meta.version, pin_text(snapshot), *names],
         )
 
-    def delete_all(self) -> int:
-        """Delete all keys of this shard, and return their number."""
-        keys = list(self._tensors.scan_iter(match=f"{_escaped(self._keys.prefix)}*", count=1000))
-        return self._unlink(keys)
-
     def delete_orphans(self, token: int, keep: Iterable[Meta]) -> int:
         """Delete the snapshot chunks of interrupted publications, and return their number.
 
@@ -448,18 +360,13 @@ class SnapshotStore:
         publishing now.
         """
         kept = {key.encode() for meta in keep for key in self.chunk_keys(meta)}
-        pattern = f"{_escaped(self._keys.prefix)}s:*"
+        pattern = f"{escaped(self._keys.prefix)}s:*"
         orphans = [
             key
             for key in self._tensors.scan_iter(match=pattern, count=1000)
             if key not in kept and _writer(key) <= token
         ]
         return self._unlink(orphans)
-
-    def _unlink(self, keys: Sequence[bytes]) -> int:
-        for start in range(0, len(keys), 500):
-            self._tensors.unlink(*keys[start : start + 500])
-        return len(keys)
 
 
 def _check_chunks(answer: int) -> None:
@@ -470,7 +377,3 @@ def _check_chunks(answer: int) -> None:
 def _writer(chunk: bytes) -> int:
     """Return the token in the name of a chunk, ``…s:<version>.<token>:<index>``."""
     return int(chunk.split(b":")[-2].partition(b".")[2])
-
-
-def _escaped(prefix: str) -> str:
-    return prefix.replace("[", r"\[").replace("]", r"\]").replace("*", r"\*")
