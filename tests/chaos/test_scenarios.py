@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.harness import Process as Program
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
+from vcasgd.chaos import network
 from vcasgd.chaos.lasting import Freeze, SlowFsync
+from vcasgd.chaos.network import ControlGroup, Direction, OneWayLoss, PacketFilter
 from vcasgd.chaos.scenario import Expectations, Scenario, longest_gap, schedule, shortfalls
 from vcasgd.errors import SpecError, StackError
 from vcasgd.fleet.providers.local.processes import Process
@@ -51,6 +55,9 @@ def test_shipped_scenarios_are_valid(path: Path) -> None:
         ({"times": 2, "every": 5}, "every must be longer than for"),
         ({"what": "slow-fsync"}, "delay is required with what: slow-fsync"),
         ({"what": "slow-fsync", "delay": 1, "where": "api"}, "slow-fsync needs where: ledger"),
+        ({"what": "drop"}, "direction is required with what: drop"),
+        ({"what": "drop", "direction": "up"}, "faults.0.direction: must be"),
+        ({"what": "drop", "direction": "to-server", "where": "api"}, "drop needs where: ledger or"),
         ({"where": "worker"}, "use kill"),
         ({"untl": 3}, "there is no such field"),
     ],
@@ -67,7 +74,7 @@ def test_invalid_faults_are_refused(tmp_path: Path, fault: dict[str, Any], messa
 def test_remedy_lists_the_fields_of_a_fault(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, {**FREEZE, "until": 3})
-    assert "delay, every, for, longest_pause" in (caught.value.remedy or "")
+    assert "delay, direction, every, for, longest_pause" in (caught.value.remedy or "")
 
 
 def test_schedule_is_in_order_of_time() -> None:
@@ -176,6 +183,80 @@ def test_slow_fsync_of_a_dead_process_did_not_fire(syncing: tuple[Program, Proce
         SlowFsync("it", process, 0.1).begin()
 
 
+# -- faults on a network ---------------------------------------------------------------------------
+
+ECHO = """
+import socket, sys
+sys.stdin.readline()
+server = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+while data := server.recv(100):
+    server.sendall(data)
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[ControlGroup]:
+    try:
+        group = ControlGroup()
+        PacketFilter(group, 1, "to-server").close()
+    except StackError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    yield group
+    group.close()
+    assert not group.path.exists()
+
+
+@pytest.mark.parametrize("direction", ["to-server", "to-worker"])
+def test_packets_of_one_process_are_lost_in_one_direction(
+    group: ControlGroup, direction: Direction
+) -> None:
+    # Given a server that asks two processes, one of which is in a group of its own
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as ends:
+        port = server.getsockname()[1]
+        argv = [sys.executable, "-c", ECHO, str(port)]
+        connections = []
+        for confined in (True, False):
+            process = ends.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, text=True))
+            ends.callback(process.kill)
+            if confined:
+                group.take([process.pid])
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+            connections.append(ends.enter_context(server.accept()[0]))
+        victim, other = connections
+        for connection in connections:
+            connection.settimeout(PATIENCE)
+            connection.sendall(b"1")
+            assert connection.recv(1) == b"1"
+
+        # When the packets of that one are lost
+        packets = PacketFilter(group, port, direction)
+        assert packets.dropped() == 0
+        victim.sendall(b"2")
+        await_truth(packets.dropped)
+
+        # Then the other one answers, and that one only afterwards
+        other.sendall(b"2")
+        assert other.recv(1) == b"2"
+        victim.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            victim.recv(1)
+        packets.close()
+        victim.settimeout(PATIENCE)
+        assert victim.recv(1) == b"2"
+
+
+def test_a_loss_without_packets_did_not_fire(
+    group: ControlGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "FIRE_SECONDS", 0.1)
+    with pytest.raises(StackError, match="the fault did not fire: no packet of it"):
+        OneWayLoss("it", group, 1, "to-server").begin()
+
+
 # -- shipped scenarios -----------------------------------------------------------------------------
 
 
@@ -187,7 +268,7 @@ def test_scenario_costs_no_more_than_expected(path: Path) -> None:
     argv = [sys.executable, "-m", "vcasgd.cli", "chaos", "run", str(path), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=1100, check=False)
 
-    for reason in ("slow-fsync needs strace", "strace did not delay"):
+    for reason in ("slow-fsync needs strace", "strace did not delay", "drop needs the right"):
         if reason in done.stdout and os.environ.get("CI") != "true":
             pytest.skip(reason)
     assert done.stdout, done.stderr[-4000:]
@@ -196,3 +277,4 @@ def test_scenario_costs_no_more_than_expected(path: Path) -> None:
     assert len(report["faults"]) == len(schedule(Scenario.load(path)))
     assert report["samples_applied"] == report["samples_expected"] > 0
     assert report["samples_lost"] == report["samples_repeated"] == 0
+    assert all(fault.get("dropped_packets", 1) > 0 for fault in report["faults"])

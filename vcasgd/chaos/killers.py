@@ -99,7 +99,7 @@ class Killer:
 
     def kill_part(self, target: str, rng: random.Random) -> Fault:
         """Kill a part's process and all of its helpers, as a power failure would."""
-        name = self._name_of(target, rng)
+        name = self.name_of(target, rng)
         self._await_replica(name)
         return self._kill_named(target, name)
 
@@ -107,11 +107,12 @@ class Killer:
         self, kind: str, rng: random.Random
     ) -> tuple[str, Process, Callable[[], set[Process]]]:
         """Return a part's name, its process, and a function that finds its helpers, too."""
-        name = self._name_of(kind, rng)
+        name = self.name_of(kind, rng)
         process = await_result(lambda: self._part_process(name), f"{name} to disturb")
         return name, process, lambda: processes_of(mark(self._home, name), process)
 
-    def _name_of(self, kind: str, rng: random.Random) -> str:
+    def name_of(self, kind: str, rng: random.Random) -> str:
+        """Return the name of a random part of a kind."""
         parts = StackState.read(self._home.path).parts
         return rng.choice(sorted(name for name in parts if kind_of(name) == kind))
 

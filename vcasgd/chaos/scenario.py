@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from vcasgd.chaos.network import Direction
 from vcasgd.errors import SpecError
 from vcasgd.spec.duration import Duration
 from vcasgd.spec.job import spec_error
@@ -18,8 +19,9 @@ from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.yaml import load_mapping
 
 #: Kind of a fault. ``freeze`` is SIGSTOP, and SIGCONT in the end; ``kill`` is SIGKILL;
-#: ``slow-fsync`` delays each fsync of the process.
-FaultKind = Literal["freeze", "kill", "slow-fsync"]
+#: ``slow-fsync`` delays each fsync of the process; ``drop`` loses packets in one direction between
+#: one machine and the server.
+FaultKind = Literal["freeze", "kill", "slow-fsync", "drop"]
 #: Kind of a part of the stack, or a random machine that trains, which can only be killed.
 Place = Literal["ledger", "tensors", "server", "controller", "api", "head", "worker"]
 
@@ -39,6 +41,7 @@ class FaultSpec(StrictModel):
     times: int = Field(default=1, ge=1, le=1000, strict=True, description="number of faults")
     length: Duration | None = Field(default=None, alias="for", description="duration of a fault")
     delay: Duration | None = Field(default=None, description="duration of an fsync")
+    direction: Direction | None = Field(default=None, description="direction of lost packets")
     longest_pause: Duration | None = Field(
         default=None, description="expected longest time without progress, instead of the total's"
     )
@@ -49,8 +52,14 @@ class FaultSpec(StrictModel):
             "every": self.times > 1,
             "for": self.what != "kill",
             "delay": self.what == "slow-fsync",
+            "direction": self.what == "drop",
         }
-        given = {"every": self.every, "for": self.length, "delay": self.delay}
+        given = {
+            "every": self.every,
+            "for": self.length,
+            "delay": self.delay,
+            "direction": self.direction,
+        }
         for name, is_needed in needed.items():
             if is_needed and given[name] is None:
                 reason = "times" if name == "every" else f"what: {self.what}"
@@ -61,6 +70,8 @@ class FaultSpec(StrictModel):
             raise ValueError("every must be longer than for")
         if self.what == "slow-fsync" and self.where != "ledger":
             raise ValueError("slow-fsync needs where: ledger, the only part that syncs a file")
+        if self.what == "drop" and self.where not in ("ledger", "tensors"):
+            raise ValueError("drop needs where: ledger or tensors, the servers of a worker")
         if self.what == "freeze" and self.where == "worker":
             raise ValueError("a machine can't be frozen, because it is then replaced; use kill")
         return self
@@ -105,11 +116,13 @@ class Injection:
     where: Place
     seconds: float
     delay: float
+    direction: Direction | None
     longest_pause: float
 
     def __str__(self) -> str:
+        direction = f" {self.direction}" if self.direction else ""
         lasting = f" for {self.seconds:g} s" if self.seconds else ""
-        return f"{self.what} {self.where}{lasting}"
+        return f"{self.what} {self.where}{direction}{lasting}"
 
     @property
     def end(self) -> float:
@@ -126,6 +139,7 @@ def schedule(scenario: Scenario) -> list[Injection]:
                 where=fault.where,
                 seconds=_seconds(fault.length),
                 delay=_seconds(fault.delay),
+                direction=fault.direction,
                 longest_pause=_seconds(fault.longest_pause or scenario.expect.longest_pause),
             )
             for fault in scenario.faults

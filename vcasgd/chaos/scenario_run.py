@@ -21,8 +21,10 @@ from vcasgd.chaos.audited_job import (
 )
 from vcasgd.chaos.killers import Killer, Target, await_result
 from vcasgd.chaos.lasting import Freeze, LastingFault, SlowFsync
+from vcasgd.chaos.network import ControlGroup, OneWayLoss
 from vcasgd.chaos.scenario import Injection, Scenario, longest_gap, schedule, shortfalls
 from vcasgd.errors import StackError, StoreError, VcasgdError
+from vcasgd.fleet.providers.local.processes import processes_of
 from vcasgd.stack import StackState, running
 from vcasgd.store.connection import connect
 from vcasgd.store.keys import TensorKeys
@@ -40,7 +42,8 @@ ANSWER_SECONDS, POLL_SECONDS = 1.0, 0.1
 class ScenarioReport(CountReport):
     """Report of a scenario; ``vcasgd chaos run --json`` prints its fields."""
 
-    #: For each fault: what it was, and the longest time without progress until the next one.
+    #: For each fault: what it was, and the longest time without progress until the next one;
+    #: for ``drop``, also how many packets were lost.
     faults: list[dict[str, Any]] = field(default_factory=list)
     #: Machines that were lost between the first fault and the end.
     lost_machines: int = 0
@@ -61,8 +64,8 @@ def run_scenario(scenario: Scenario, log: Callable[[str], None]) -> ScenarioRepo
             running(settings) as state,
             audited_job(settings, state, epochs, report, folder) as job,
         ):
-            run = _ScenarioRun(job, settings.heartbeat, report, log)
-            pauses = run.inject_all(plan)
+            with _ScenarioRun(job, settings.heartbeat, report, log, plan) as run:
+                pauses = run.inject_all()
             job.finish(report, folder)
             problems = shortfalls(
                 scenario.expect,
@@ -86,21 +89,38 @@ class _ScenarioRun:
         heartbeat: float,
         report: ScenarioReport,
         log: Callable[[str], None],
+        plan: list[Injection],
     ) -> None:
         self._job = job
+        self._plan = plan
         self._report = report
         self._print = log
         self._killer = Killer(
             job.home, job.provider, job.jobs, job.id, heartbeat=heartbeat, services=job.services
         )
         self._errors: list[str] = []
+        #: Lost packets by fault.
+        self._dropped: dict[Injection, int] = {}
+        #: Processes of the machine whose network fails.
+        self._group: ControlGroup | None = None
+        self._victim: str | None = None
 
-    def inject_all(self, plan: list[Injection]) -> list[tuple[Injection, float]]:
+    def __enter__(self) -> _ScenarioRun:
+        if any(each.what == "drop" for each in self._plan):
+            self._group = ControlGroup()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    def inject_all(self) -> list[tuple[Injection, float]]:
         """Return each fault with its longest time without progress.
 
         Raises :class:`StackError` if a fault did not fire or training does not go on.
         """
-        await_result(lambda: len(self._killer.busy_machines()) >= WORKERS, "training machines")
+        plan = self._plan
+        await_result(self._all_machines_train, "training machines")
         machines, restarts = self._machines(), self._restarts()
         with Progress(self._job) as progress:
             start = time.monotonic()
@@ -124,17 +144,38 @@ class _ScenarioRun:
         }
         pauses = _pauses(plan, progress.moments, start, end)
         self._report.faults = [
-            {"fault": str(each), "at": each.at, "pause": round(pause, 1)} for each, pause in pauses
+            {"fault": str(each), "at": each.at, "pause": round(pause, 1)}
+            | ({"dropped_packets": self._dropped[each]} if each in self._dropped else {})
+            for each, pause in pauses
         ]
         return pauses
+
+    def _all_machines_train(self) -> bool:
+        self._group_a_machine()
+        return len(self._killer.busy_machines()) >= WORKERS
+
+    def _group_a_machine(self) -> None:
+        """Move a machine's processes to the group for its network, before they open connections."""
+        if self._group is None:
+            return
+        if self._victim is None:
+            self._victim = min(self._machines(), default=None)
+        if self._victim is not None:
+            found = {each.pid for each in processes_of(self._victim, None)}
+            self._group.take(found - self._group.processes())
 
     def _settle(self, progress: Progress) -> None:
         """Wait for progress after the last fault, and then for its later effects."""
         ended = time.monotonic()
         await_result(lambda: progress.moments[-1] > ended, "progress after the last fault")
+        if self._victim is not None:
+            await_result(self._victim_trains, f"training on {self._victim} after the last fault")
         time.sleep(SETTLE_SECONDS)
         if self._job.has_ended():
             raise StackError("the job ended before the scenario did")
+
+    def _victim_trains(self) -> bool:
+        return self._victim in {one.id for one in self._killer.busy_machines()}
 
     def _inject(self, injection: Injection, start: float) -> None:
         time.sleep(max(0.0, start + injection.at - time.monotonic()))
@@ -147,6 +188,8 @@ class _ScenarioRun:
             fault.begin()
             time.sleep(injection.seconds)
             fault.end()
+            if isinstance(fault, OneWayLoss):
+                self._dropped[injection] = fault.dropped
         except (VcasgdError, OSError) as error:
             self._errors.append(f"{injection}: {error}")
 
@@ -157,6 +200,10 @@ class _ScenarioRun:
             self._killer.kill_part(where, random.Random())
 
     def _lasting(self, injection: Injection) -> LastingFault:
+        if injection.direction and self._group is not None:
+            name = self._killer.name_of(injection.where, random.Random())
+            port = StackState.read(self._job.home.path).ports[name]
+            return OneWayLoss(name, self._group, port, injection.direction)
         name, process, find = self._killer.processes_of_a_part(injection.where, random.Random())
         if injection.what == "slow-fsync":
             return SlowFsync(name, process, injection.delay)
@@ -216,7 +263,8 @@ def _pauses(
 def describe_scenario(report: ScenarioReport) -> Iterator[str]:
     """Yield the report as lines of text."""
     for fault in report.faults:
-        yield f"{fault['fault']}: longest time without progress {fault['pause']} s"
+        dropped = f", {fault['dropped_packets']} packets lost" if "dropped_packets" in fault else ""
+        yield f"{fault['fault']}: longest time without progress {fault['pause']} s{dropped}"
     restarts = ", ".join(f"{count} × {name}" for name, count in sorted(report.restarts.items()))
     yield f"machines lost: {report.lost_machines}; restarts: {restarts or 'none'}"
     yield from report.describe_counts()
