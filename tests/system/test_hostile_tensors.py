@@ -43,10 +43,10 @@ def hostile(harness: Harness) -> Iterator[Hostile]:
     hostile.close()
 
 
-def _write(hostile: Hostile, meta: str, record: dict[str, str]) -> None:
+def _write(hostile: Hostile, meta: str, record: dict[str, str], version: int = 0) -> None:
     """Write a first model, as the worker that leases it may, and the facts."""
     keys = hostile.tensor_keys
-    tensors, chunk = hostile.tensors, keys.snapshot_chunk(0, 0, "0")
+    tensors, chunk = hostile.tensors, keys.snapshot_chunk(version, 0, "0")
     tensors.set(chunk, b"\0" * 16)
     tensors.hset(keys.applied, mapping=record)
     tensors.set(keys.meta, meta)
@@ -96,10 +96,10 @@ def test_a_first_model_that_can_not_be_read_ends_its_job(
 def test_a_record_that_changes_later_ends_neither_the_server_nor_other_jobs(
     harness: Harness, hostile: Hostile
 ) -> None:
-    # Given a parameter server that has loaded the first model
-    _write(hostile, META.to_json(), RECORD)
+    # Given a parameter server that has loaded the first model; before, it reports version 0
+    _write(hostile, replace(META, version=1).to_json(), {**RECORD, "version": "1"}, version=1)
     ledger, tensors = harness.ledger.connection, harness.tensors.connection
-    await_truth(lambda: hostile.job in _served(harness))
+    await_truth(lambda: _served(harness).get(hostile.job) == 1)
     before = harness.server.pid
 
     # When the record changes as in a write that a worker sent before it lost the permission
