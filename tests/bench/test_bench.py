@@ -135,7 +135,9 @@ def test_soak_reports_memory_growth_of_each_process(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)]
+)
 def test_interrupted_measurement_cleans_up(
     number: signal.Signals, folder: Path, eventually: Callable[..., Any]
 ) -> None:

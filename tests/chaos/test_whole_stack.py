@@ -324,6 +324,7 @@ def test_restarted_controller_finds_its_machines(
     assert {one.id for one in stack.provider.instances()} == before, "no duplicate, no orphan"
 
 
+@pytest.mark.extended
 def test_paused_job_releases_its_workers_and_continues_when_resumed(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
@@ -377,6 +378,7 @@ def test_client_follows_events_through_the_death_of_the_api(
     assert sum(bucket.updates for bucket in buckets) == view.totals.updates
 
 
+@pytest.mark.extended
 def test_missing_capacity_is_shown_and_the_job_starts_once_it_exists(
     stack: Stack, eventually: Eventually, tmp_path: Path
 ) -> None:

@@ -448,6 +448,7 @@ def test_ledger_head_and_an_instance_can_die_at_once(
     assert_counts_on(rig, "survivor", pid, number + 10)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_only_the_head_ends_with_its_ledger(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]

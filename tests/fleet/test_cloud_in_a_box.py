@@ -116,6 +116,7 @@ def test_job_continues_in_another_cloud(
         )
 
 
+@pytest.mark.extended
 def test_controller_that_dies_after_a_purchase_leaks_nothing(
     aws: AwsBackend, tmp_path: Path, eventually: Eventually
 ) -> None:

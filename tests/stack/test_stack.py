@@ -160,6 +160,7 @@ def test_killed_parts_restart(stack: StackHarness) -> None:
     assert stack.state().ports == before.ports
 
 
+@pytest.mark.extended
 def test_store_nodes_restart_independently(stack: StackHarness) -> None:
     kinds = (*REDIS, "server")
     before = stack.up(kinds, store_nodes=2)
@@ -261,6 +262,7 @@ def test_killed_head_takes_its_helpers_along_and_restarts(stack: StackHarness) -
     assert not scratch.exists()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_down_cleans_up_after_all_were_killed_at_once(stack: StackHarness) -> None:
     state = stack.up(("ledger", "head"))

@@ -16,7 +16,9 @@ CHECK = Path(__file__).parents[2] / "docs" / "protocol" / "check.py"
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "options", [[], pytest.param(["--deep"], marks=pytest.mark.extended)], ids=["small", "deep"]
+    "options",
+    [["--quick"], pytest.param(["--deep"], marks=pytest.mark.extended)],
+    ids=["quick", "deep"],
 )
 def test_spin_finds_no_error_and_finds_each_missing_check(options: list[str]) -> None:
     for program in ("spin", "cc"):
