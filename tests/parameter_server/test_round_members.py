@@ -39,6 +39,21 @@ def test_a_lost_worker_costs_one_interval_once() -> None:
     assert members.complete(14.0)
 
 
+def test_a_worker_that_is_known_to_be_lost_costs_nothing() -> None:
+    members = after_a_round_of("a", "b")
+    members.arrive("a", INTERVAL, 10.0)
+    assert not members.complete(10.1)
+
+    members.lose({"b", "c"})
+
+    assert members.complete(10.1)
+    # It was alive after all.
+    members.arrive("b", INTERVAL, 10.2)
+    members.end()
+    members.arrive("a", INTERVAL, 12.0)
+    assert not members.complete(12.1)
+
+
 def test_a_late_worker_is_expected_again() -> None:
     members = after_a_round_of("a", "b")
     members.arrive("a", INTERVAL, 10.0)

@@ -86,6 +86,18 @@ def test_nothing_is_published_before_all_have_pushed(world: World) -> None:
     assert world.fate(header) == "applied"
 
 
+def test_a_round_does_not_wait_for_a_lost_worker(world: World) -> None:
+    shard = first_round(world)
+    header = push(world, "a", 0, 1, 2, 4.0)
+    shard.turn()
+    assert world.fate(header) == "pending"
+
+    shard.lose({"b"})
+    shard.turn()
+
+    assert world.fate(header) == "applied"
+
+
 def test_an_open_round_survives_its_parameter_server(world: World) -> None:
     shard = first_round(world)
     push(world, "a", 0, 1, 2, 4.0, seconds=0.0)

@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 from support.world import World
 
+from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger import lost_workers
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import Failure, JobState
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
+from vcasgd.store.ledger.lost_workers import LostWorkers
 
 pytestmark = pytest.mark.both_servers
 
+#: A lease that doesn't expire during a test.
+HOUR = 3600.0
 MakeWorld = Callable[..., World]
 Eventually = Callable[..., Any]
 
@@ -131,6 +136,99 @@ class TestAcquire:
         assert sorted(lease.number for lease in everything) == list(range(40))
         assert len({lease.token for lease in everything}) == 40
         world.partition().assert_whole()
+
+
+class TestOvertaking:
+    """With one epoch of lead, no worker waits for the oldest lease."""
+
+    def idle_beside(self, world: World, *, first: str = "slow") -> Leases:
+        """Lease subtask 0 to a worker, and let another one train all others that it gets."""
+        assert lease_of(world.leases(first, HOUR).acquire()).number == 0
+        fast = world.leases("fast", HOUR)
+        # Applied ones are no longer leased, so that the border is all that is left.
+        for number in range(1, 6):
+            assert lease_of(fast.acquire()).number == number
+        return fast
+
+    def test_an_idle_worker_takes_over_the_oldest_lease(self, world: World) -> None:
+        fast = self.idle_beside(world)
+
+        assert isinstance(fast.acquire(), Wait), "its updates may not be applied yet"
+        taken = lease_of(fast.acquire(idle=True))
+
+        assert (taken.number, world.jobs.leases(world.job)["train:0"]) == (0, "fast")
+        assert world.jobs.work(world.job)["overtaken"] == 1
+        assert isinstance(fast.acquire(idle=True), Wait), "its own leases are left"
+
+    def test_not_from_a_worker_that_is_less_than_two_subtasks_behind(self, world: World) -> None:
+        fast = self.idle_beside(world, first="gone")
+        LostWorkers(world.ledger).report(world.job, ["gone"])
+        assert lease_of(world.leases("new", HOUR).acquire()).number == 0
+
+        assert fast.acquire(idle=True) == Wait("nothing left to lease")
+
+    def test_it_is_not_taken_back(self, world: World) -> None:
+        slow = world.leases("slow", HOUR)
+        held = [lease_of(slow.acquire()) for _ in range(3)]
+        fast = world.leases("fast", HOUR)
+        for _ in range(3):
+            fast.acquire()
+
+        assert [lease_of(fast.acquire(idle=True)).number for _ in range(3)] == [0, 1, 2]
+
+        assert slow.renew({}, held).lost == {each.piece for each in held}
+        assert isinstance(slow.acquire(idle=True), Wait)
+        world.partition().assert_whole()
+
+    def test_not_for_one_kind_only(self, world: World) -> None:
+        assert self.idle_beside(world).acquire(WorkKind.EVALUATE, idle=True) == Wait("no evaluate")
+
+
+class TestLostWorkers:
+    def test_their_leases_are_free_at_once(self, world: World) -> None:
+        lost, other = world.leases("lost", HOUR), world.leases("other", HOUR)
+        held = [lease_of(lost.acquire()), lease_of(lost.acquire())]
+        kept = lease_of(other.acquire())
+        report = LostWorkers(world.ledger).report
+
+        assert report(world.job, ["lost", "unknown"]) == 2
+        assert report(world.job, ["lost"]) == 0
+
+        assert [lease_of(other.acquire()).number for _ in range(2)] == [0, 1]
+        # It was alive after all.
+        assert lost.renew({}, held).lost == {"train:0", "train:1"}
+        assert other.renew({}, [kept]).lost == frozenset()
+        world.partition().assert_whole()
+
+    def test_other_kinds_of_work_too(self, make_world: MakeWorld) -> None:
+        world = make_world(running=False)
+        first = lease_of(world.leases("lost", HOUR).acquire())
+
+        LostWorkers(world.ledger).report(world.job, ["lost"])
+
+        assert lease_of(world.leases("other").acquire()).piece == first.piece
+
+    def test_each_reader_gets_each_loss_once(self, world: World) -> None:
+        reports, reader = LostWorkers(world.ledger), LostWorkers(world.ledger)
+        assert reader.news([]) == reader.news([world.job]) == {}
+        reports.report(world.job, ["a", "b"])
+
+        assert reader.news([world.job, "other"]) == {world.job: {"a", "b"}}
+        assert reader.news([world.job]) == {}
+        reports.report(world.job, ["b"])
+        assert reader.news([world.job]) == {world.job: {"b"}}
+        assert LostWorkers(world.ledger).news([world.job]) == {world.job: {"a", "b"}}
+
+    def test_a_bounded_number_is_kept(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lost_workers, "MOST_KEPT", 3)
+        for number in range(9):
+            LostWorkers(world.ledger).report(world.job, [f"w{number}"])
+
+        assert LostWorkers(world.ledger).news([world.job]) == {world.job: {"w6", "w7", "w8"}}
+
+    def test_nothing_is_written_for_a_job_that_is_deleted(self, world: World) -> None:
+        assert LostWorkers(world.ledger).report("deleted", ["a"]) == 0
+        assert not world.ledger.exists(LedgerKeys("deleted").lost)
 
 
 class TestStates:

@@ -32,6 +32,7 @@ from support.world import HonestWorker, World, run_to_end
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.tensors.updates import PushResult, UpdateSender
 
 WORKERS = ("ann", "bob", "cyd")
@@ -100,6 +101,11 @@ class History(RuleBasedStateMachine):
     def time_passes(self) -> None:
         """Let all leases expire; their holders are zombies from now on."""
         self.world.expire()
+
+    @rule(workers=st.sets(st.sampled_from(WORKERS)))
+    def workers_are_reported_lost(self, workers: set[str]) -> None:
+        """Free the leases of workers that may be alive and train on."""
+        LostWorkers(self.world.ledger).report(self.world.job, workers)
 
     @rule(target=pushed, lease=leases, lengths=st.lists(st.integers(1, 3), min_size=1, max_size=3))
     def push_some(self, lease: tuple[str, Lease], lengths: list[int]) -> Any:

@@ -201,7 +201,8 @@ class Training:
         Each was killed in the middle of a push interval. On a busy machine, the lease of a living
         worker can expire, too; that also costs its unapplied updates.
         """
-        expired = self.harness.jobs.work(self.job).get("expired", 0)
+        work = self.harness.jobs.work(self.job)
+        expired = work.get("expired", 0) + work.get("overtaken", 0)
         assert expired >= killed
         return self.interval * (killed + (1 + MAX_UNAPPLIED) * (expired - killed))
 

@@ -467,7 +467,7 @@ class HonestWorker:
         return True
 
     def _acquire(self) -> bool:
-        answer = self.leases.acquire()
+        answer = self.leases.acquire(idle=not self.unapplied)
         if isinstance(answer, Wait):
             return False
         if answer.kind is Work.TRAIN:

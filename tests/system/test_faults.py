@@ -13,10 +13,13 @@ from support.metadata import Metadata, MetadataServer
 from support.training import BATCH, Training
 
 from vcasgd.store.keys import LedgerKeys, TensorKeys
+from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.tensors.bf16_split import bytes_of
 from vcasgd.store.tensors.updates import Header, checksum
 
 Eventually = Callable[..., Any]
+#: Long enough for a notice to be seen, and some steps.
+NOTICE_SECONDS = 5.0
 
 
 # --- workers, with notice --------------------------------------------------------------
@@ -68,13 +71,13 @@ def test_a_worker_evicted_with_notice_loses_nothing(
     training.await_steps(evicted, 5)
 
     # When the cloud gives notice
-    gone_at = time.time() + 600.0
+    gone_at = time.time() + NOTICE_SECONDS
     cloud.metadata.notify(gone_at)
 
-    # Then the worker reports it, and leaves well before the machine is taken
+    # Then the worker reports it, trains on, and leaves before the machine is taken
+    eventually(lambda: training.heartbeat(evicted).notice == "terminate")
+    training.await_steps(evicted, len(training.steps_of(evicted)) + 5)
     assert training.worker(evicted).wait() == 0
-    assert time.time() < gone_at
-    assert training.heartbeat(evicted).notice == "terminate"
     assert training.heartbeat(evicted).notice_at == pytest.approx(gone_at, abs=1.0)
     assert training.heartbeat(evicted).leaving == "notice of eviction"
     assert evicted not in harness.jobs.leases(training.job).values()
@@ -164,6 +167,29 @@ def test_a_killed_worker_costs_at_most_one_push_interval(harness: Harness) -> No
     # Then the other one trains the rest of its subtask when the lease has expired
     training.finish()
     assert 0 < training.repeated_samples() <= training.most_repeated_samples()
+
+
+@pytest.mark.parametrize("reported", [True, False], ids=["reported", "unknown"])
+def test_nobody_waits_for_the_lease_of_a_lost_worker(harness: Harness, reported: bool) -> None:
+    # Given a worker in the middle of a push interval, with a lease of eight minutes
+    training = Training(harness)
+    training.start(1)
+    harness.env["VCASGD_HEARTBEAT"] = "60"
+    (victim,) = training.add_workers(1)
+    training.freeze_mid_interval(victim)
+
+    # When it is killed, and its provider may tell
+    training.worker(victim).kill()
+    assert victim in harness.jobs.leases(training.job).values()
+    if reported:
+        assert LostWorkers(harness.ledger.connection).report(training.job, [victim])
+
+    # Then the other one trains the rest of its subtask: at once, or when it has nothing else to do
+    training.finish()
+    work = harness.jobs.work(training.job)
+    assert "expired" not in work
+    assert ("overtaken" in work) is not reported
+    assert 0 < training.repeated_samples() <= training.interval
 
 
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])

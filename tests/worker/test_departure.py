@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.leases import Lease, Renewal, WorkKind
-from vcasgd.worker.departure import Departure
+from vcasgd.worker.departure import Departure, last_moment
 from vcasgd.worker.held_leases import HeldLeases
 
 
@@ -52,11 +53,50 @@ def test_the_first_reason_counts() -> None:
     assert departure.reason == "SIGTERM"
 
 
-def test_a_notice_to_terminate_ends_the_work_at_once() -> None:
+@pytest.mark.parametrize(
+    ("gone_at", "push_seconds", "leave_at"),
+    [
+        (None, 0.0, 1000.0),
+        (1005.0, 0.0, 1004.0),
+        (1005.0, 1.5, 1002.5),
+        (1120.0, 0.4, 1116.0),
+        # Too short, or over already: at once.
+        (1005.0, 60.0, 944.0),
+        (990.0, 0.0, 989.0),
+    ],
+)
+def test_a_worker_trains_until_it_has_to_push(
+    gone_at: float | None, push_seconds: float, leave_at: float
+) -> None:
+    assert last_moment(1000.0, gone_at, push_seconds) == pytest.approx(leave_at)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "push_seconds", "leaves"),
+    [(600.0, 0.0, False), (600.0, 700.0, True), (-1, 0, True)],
+)
+def test_a_notice_to_terminate_ends_the_work_in_time(
+    seconds: float, push_seconds: float, leaves: bool
+) -> None:
+    departure = Departure(8.0, lambda: push_seconds)
+    departure.on_notice(Notice("terminate", at=steady_time() + seconds))
+
+    assert departure.leaving is leaves
+    assert departure.reason == ("notice of eviction" if leaves else "")
+
+
+def test_a_notice_without_a_time_ends_the_work_at_once() -> None:
+    departure = Departure(8.0)
+    departure.on_notice(Notice("terminate"))
+
+    assert departure.leaving
+    assert departure.seconds_left() == 8.0
+
+
+def test_a_last_push_has_a_moment_even_if_the_time_is_over() -> None:
     departure = Departure(8.0)
     departure.on_notice(Notice("terminate", at=1.0))
 
-    assert departure.leaving
     assert departure.seconds_left() == 0.5
 
 

@@ -43,6 +43,7 @@ from vcasgd.store.connection import RedisClient, check_server, connect, patientl
 from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.servers import Control, Servers, node_name
 from vcasgd.store.tensors.updates import wait_for_entries
 from vcasgd.store.watchdog import Watchdog
@@ -94,10 +95,12 @@ class NodeGauges:
 
 @dataclass(frozen=True)
 class JobsView:
-    """Names of all active jobs, and the records of those that were not known yet."""
+    """Names of all active jobs, the records of those that were not known yet, and the workers that
+    the others have lost."""
 
     active: tuple[str, ...]
     added: tuple[JobRecord, ...]
+    lost: Mapping[str, frozenset[str]]
 
 
 class ParameterServer:
@@ -118,6 +121,7 @@ class ParameterServer:
         self._number = settings.node
         self._node = node_name(settings.node)
         self._jobs = Jobs(ledger)
+        self._lost = LostWorkers(ledger)
         self._servers = Servers(ledger)
         self._storage = Storage(settings.required("storage_url"))
         self._gauges = NodeGauges(tensors)
@@ -258,7 +262,7 @@ class ParameterServer:
                     added.append(self._jobs.get(job))
         if self._admission is not None:
             self._admission.refresh(active)
-        return JobsView(tuple(active), tuple(added))
+        return JobsView(tuple(active), tuple(added), self._lost.news(known))
 
     def _admit(self) -> None:
         if self._admission is None:
@@ -301,6 +305,8 @@ class ParameterServer:
             if job.id not in self._shards:
                 with isolated(job.id, job.request):
                     self._add(job)
+        for name in view.lost.keys() & self._shards.keys():
+            self._shards[name].lose(view.lost[name])
         self._starting = set(view.active) - self._shards.keys()
         for shard in self._shards.values():
             shard.memory_share = 1 / len(self._shards)

@@ -5,6 +5,7 @@ Pure: times are seconds of any clock, which the caller passes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 #: Least seconds for which a round waits for a worker after its first update. A worker that is
@@ -20,7 +21,7 @@ class RoundMembers:
 
     A round waits for them as long as its slowest worker so far took to train its update, from the
     first update on: a worker on time arrives well before that, and a lost one costs no more than
-    one interval. It isn't expected again until it pushes.
+    one interval, or less if its loss becomes known. It isn't expected again until it pushes.
     """
 
     _expected: frozenset[str] = frozenset()
@@ -46,6 +47,10 @@ class RoundMembers:
         if deadline is None or now >= deadline:
             return True
         return bool(self._expected) and self._expected <= self._arrived
+
+    def lose(self, workers: Collection[str]) -> None:
+        """Don't wait for workers that are known to be lost. One that pushes is expected again."""
+        self._expected -= frozenset(workers)
 
     def end(self) -> None:
         """Start the next round, which expects those that arrived in this one."""

@@ -8,7 +8,7 @@ everything that it needs in the tensors server.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
 from vcasgd.errors import CheckpointDamaged, Fenced, InvalidUpdate, NotFound, StoreUnavailable
@@ -150,6 +150,10 @@ class Shard:
     def publications(self) -> int:
         """Number of versions that this process has published."""
         return self._publisher.publications
+
+    def lose(self, workers: Collection[str]) -> None:
+        """Wait for lost workers no longer."""
+        self._members.lose(workers)
 
     def superseded(self) -> bool:
         """Return True if the fence shows that a newer parameter server has taken over."""

@@ -80,8 +80,8 @@ class LedgerKeys:
     @property
     def counters(self) -> str:
         """Hash: next (the next subtask to lease), highest (it has been at most), tokens, expired,
-        and ``again:<subtask>`` for a subtask that was leased more than once. Leasing writes it, so
-        workers can too."""
+        overtaken, and ``again:<subtask>`` for a subtask that was leased more than once. Leasing
+        writes it, so workers can too."""
         return self._key("counters")
 
     @property
@@ -160,6 +160,11 @@ class LedgerKeys:
         return self._key("refused")
 
     @property
+    def lost(self) -> str:
+        """Sorted set: lost worker → number of its loss; the empty name has the newest number."""
+        return self._key("lost")
+
+    @property
     def failures(self) -> str:
         """List: errors of the user's code."""
         return self._key("failures")
@@ -235,6 +240,7 @@ class LedgerKeys:
         """Keys that no script of a worker uses. Single commands on them may still be granted."""
         return (
             self.tuning,
+            self.lost,
             self.failures,
             self.vanished,
             self.machines,

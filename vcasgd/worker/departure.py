@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import JobState
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 0.2
 #: Fraction of the time until an eviction that pushing may take; the rest is for the last heartbeat.
 FLUSH_SHARE = 0.8
+#: Part of a notice that a worker keeps in reserve beyond the time of its last push, in seconds and
+#: as a share of the notice; the larger one counts.
+MARGIN_SECONDS, MARGIN_SHARE = 1.0, 0.03
 #: State of a job that is no longer in the ledger.
 GONE = "gone"
 
@@ -24,23 +28,33 @@ GONE = "gone"
 class Departure:
     """Collects the reasons to leave: the job's state, a notice of eviction, a signal, an error.
 
-    Called by all threads of a worker. ``lease_seconds`` bounds the time for a last subtask.
+    Called by all threads of a worker. ``lease_seconds`` bounds the time for a last subtask, and
+    ``push_seconds()`` is the time from now until a last update would be pushed.
     """
 
-    def __init__(self, lease_seconds: float) -> None:
+    def __init__(
+        self, lease_seconds: float, push_seconds: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self._lease_seconds = lease_seconds
+        self._push_seconds = push_seconds
         self._event = threading.Event()
         self._job_state = JobState.STARTING.value
         #: Deadline for finishing the current subtask, which is the last one; None if it isn't.
         self._finish_by: float | None = None
         #: Why the worker leaves; empty while it stays.
         self.reason = ""
-        #: The last notice of eviction.
+        #: The last notice of eviction, and when it arrived.
         self.notice: NoticeLike | None = None
+        self._noticed_at = 0.0
 
     @property
     def leaving(self) -> bool:
         """True once the worker has to stop training."""
+        notice = self.notice
+        if notice is not None and notice.kind == "terminate" and not self._event.is_set():
+            leave_at = last_moment(self._noticed_at, notice.at, self._push_seconds())
+            if steady_time() >= leave_at:
+                self.leave("notice of eviction")
         return self._event.is_set()
 
     @property
@@ -89,11 +103,10 @@ class Departure:
             self.leave(renewal.leave)
 
     def on_notice(self, notice: NoticeLike) -> None:
-        """React to a notice of eviction."""
+        """React to a notice of eviction: train on until :func:`last_moment`."""
         log.info("notice: %s at %s", notice.kind, notice.at)
+        self._noticed_at = steady_time()
         self.notice = notice
-        if notice.kind == "terminate":
-            self.leave("notice of eviction")
 
     def _finish_and_leave(self) -> None:
         """Leave after the current subtask.
@@ -105,6 +118,17 @@ class Departure:
             self._finish_by = time.monotonic() + self._lease_seconds
         elif time.monotonic() >= self._finish_by:
             self.leave("drain")
+
+
+def last_moment(noticed_at: float, gone_at: float | None, push_seconds: float) -> float:
+    """Return when a worker has to stop training after a notice, in Unix seconds.
+
+    The machine goes at ``gone_at``; if that is unknown, at any moment.
+    """
+    if gone_at is None:
+        return noticed_at
+    margin = max(MARGIN_SECONDS, MARGIN_SHARE * (gone_at - noticed_at))
+    return gone_at - margin - push_seconds
 
 
 def _is_over(state: str) -> bool:

@@ -65,7 +65,7 @@ class Worker:
         self._instance = instance
         self._status = WorkerStatus()
         self._held = HeldLeases()
-        self._departure = Departure(settings.lease_seconds)
+        self._departure = Departure(settings.lease_seconds, self._push_seconds)
         self.shards = ShardGroup(context.nodes, job, settings.patience_seconds, context.key)
         self._tuned = TunedSettings(context.ledger, job, name)
         self._setup = Setup(context, self.shards, self._status, build)
@@ -208,7 +208,7 @@ class Worker:
         return self._acquire_or_idle()
 
     def _acquire(self, only: WorkKind | None = None) -> Lease | Wait:
-        answer = self._context.leases.acquire(only)
+        answer = self._context.leases.acquire(only, idle=not self.shards.subtasks())
         if isinstance(answer, Lease):
             self._held.add(answer)
         return answer
@@ -228,6 +228,11 @@ class Worker:
         self._departure.wait()
 
     # -- called by other threads -------------------------------------------------------------------
+
+    def _push_seconds(self) -> float:
+        """Return the seconds until a last update would be pushed: after the local step in progress,
+        and one more for what encodings have kept back."""
+        return 2 * (self._status.step_seconds or 0.0) + self.shards.push_seconds
 
     def _on_renewal(self, renewal: Renewal) -> None:
         self._departure.on_renewal(renewal)

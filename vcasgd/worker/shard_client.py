@@ -49,6 +49,9 @@ RETRY_SECONDS = 0.1
 COMMIT_WAIT_SECONDS = 0.2
 #: A prefetch starts this many times earlier than the duration of the last fetch requires.
 FETCH_MARGIN = 1.5
+#: Fraction of the longest push that still counts after the next one.
+PUSH_DECAY = 0.8
+FLOAT32_BYTES = 4
 #: Seconds that :meth:`ShardClient.close` waits for the push thread.
 CLOSE_SECONDS = 5.0
 
@@ -102,6 +105,9 @@ class ShardClient:
         self._changed = threading.Condition()
         self._pending = PendingUpdates()
         self._closed = False
+        #: Seconds from the submission of an update until the server had accepted it, for one in
+        #: float32, as a worker's last update is. The longest of the last ones.
+        self.push_seconds = 0.0
         #: What ended the push thread; raised in the training thread.
         self._push_error: Exception | None = None
         self._push_thread = self._start(self._push_all, "push")
@@ -367,10 +373,16 @@ class ShardClient:
             self._record(lambda pending: pending.discard(update, rework=True))
         else:
             if pushed.accepted:
+                self._measure(update, len(update.payload))
                 self._record(lambda pending: pending.on_accepted(update))
             else:
                 self._record(lambda pending: pending.on_refused(update, pushed.position))
         return True
+
+    def _measure(self, update: PendingUpdate, size: int) -> None:
+        seconds = time.monotonic() - update.submitted_at
+        whole = seconds * max(1.0, FLOAT32_BYTES * self.part.floats / max(size, 1))
+        self.push_seconds = max(whole, PUSH_DECAY * self.push_seconds)
 
     def _record(self, change: Callable[[PendingUpdates], None]) -> None:
         with self._changed:

@@ -173,6 +173,11 @@ class ShardGroup:
         for client in self._clients:
             client.forget(subtask)
 
+    @property
+    def push_seconds(self) -> float:
+        """Seconds that a push of a whole vector takes at most, by the last ones."""
+        return max((client.push_seconds for client in self._clients), default=0.0)
+
     def flush(self, seconds: float) -> bool:
         """Wait until all updates are in the streams; False if it takes longer than ``seconds``."""
         deadline = time.monotonic() + seconds

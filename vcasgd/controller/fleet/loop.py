@@ -31,6 +31,7 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
 
@@ -61,7 +62,8 @@ class FleetLoop:
         launches, events = LaunchHistory(self._control), FleetEvents(self._control, jobs)
         self._pools, self._cloud = pools, CloudCache(pools)
         self._clearance = ClearancePolicy(settings, ledger)
-        self._ray = RayView(connect, restarts)
+        lost = LostWorkers(ledger)
+        self._ray = RayView(connect, restarts, lost)
         self._observer = Observer(
             settings,
             jobs=jobs,
@@ -91,6 +93,7 @@ class FleetLoop:
             jobs=jobs,
             pools=pools,
             events=events,
+            lost=lost,
             timeline=TimelineRecorder(ledger),
             ray_dir=settings.ray_dir,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 from vcasgd.cluster import ActorState, Cluster
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
@@ -11,6 +12,7 @@ from vcasgd.errors import ClusterError
 from vcasgd.fleet.observed import WorkerView
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
+from vcasgd.store.ledger.lost_workers import LostWorkers
 
 #: Seconds in which the controller must connect to Ray, also on a busy machine.
 CONNECT_SECONDS = 120.0
@@ -19,9 +21,14 @@ CONNECT_SECONDS = 120.0
 class RayView:
     """The cluster as of the last :meth:`refresh`."""
 
-    def __init__(self, connect: Callable[[], Cluster], restarts: RestartBackoff) -> None:
+    def __init__(
+        self, connect: Callable[[], Cluster], restarts: RestartBackoff, lost: LostWorkers
+    ) -> None:
         self._connect = connect
         self._restarts = restarts
+        self._lost = lost
+        #: Workers that Ray lists as dead.
+        self._dead: frozenset[str] = frozenset()
         self._cluster: Cluster | None = None
         #: Instances whose node is alive.
         self.nodes: frozenset[str] = frozenset()
@@ -43,7 +50,8 @@ class RayView:
         return further | {worker.name for worker in self.workers if worker.alive}
 
     def refresh(self) -> None:
-        """Read nodes and workers, and record the crashes of workers whose machine is alive.
+        """Read nodes and workers, free the leases of workers that ended, and record the crashes of
+        those whose machine is alive.
 
         Raises :class:`ClusterError` if Ray's head was lost.
         """
@@ -58,6 +66,11 @@ class RayView:
             )
             for name, state in states.items()
         ]
+        dead = frozenset(view.name for view in views if not view.alive)
+        living = {view.name for view in views if view.alive}
+        # An earlier controller may not have seen the end of those that are listed as dead.
+        self._report_lost((before - living) | (dead - self._dead))
+        self._dead = dead
         self.nodes = frozenset(node for node in nodes if node is not None)
         self.workers = tuple(view for view in views if learner_of(view.name) == 1)
         self.further = {view.name: view.alive for view in views if learner_of(view.name) > 1}
@@ -66,6 +79,15 @@ class RayView:
                 with isolated(worker.job):
                     self._restarts.record_end(worker.name, worker.job, states[worker.name].reason)
         self._restarts.confirm(self.nodes)
+
+    def _report_lost(self, workers: Iterable[str]) -> None:
+        """Free the leases of workers whose process or node has ended."""
+        by_job: defaultdict[str, list[str]] = defaultdict(list)
+        for name in workers:
+            by_job[job_of(name)].append(name)
+        for job, names in by_job.items():
+            with isolated(job):
+                self._lost.report(job, names)
 
     def _connected(self) -> Cluster:
         if self._cluster is None:

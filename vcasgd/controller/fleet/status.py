@@ -18,6 +18,7 @@ from vcasgd.fleet.providers.base import Instance
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.lost_workers import LostWorkers
 
 
 class StatusPublisher:
@@ -32,6 +33,7 @@ class StatusPublisher:
         jobs: Jobs,
         pools: PoolRegistry,
         events: FleetEvents,
+        lost: LostWorkers,
         timeline: TimelineRecorder,
         ray_dir: Path | None,
     ) -> None:
@@ -40,6 +42,7 @@ class StatusPublisher:
         self._waiting: dict[str, str] = {}
         self._pools = pools
         self._events = events
+        self._lost = lost
         self._timeline = timeline
         self._ray_dir = ray_dir
         #: Why jobs may have fewer machines than they could use, as of the last observation.
@@ -79,9 +82,14 @@ class StatusPublisher:
         self._waiting = waiting
 
     def _remove_workers(self, job: str, instances: set[str]) -> None:
-        """Remove the workers of a job's lost machines; learners beside the first report too."""
+        """Remove the workers of a job's lost machines, and free their leases.
+
+        Learners beside the first report too.
+        """
         reported = {name for name in self._jobs.worker_names(job) if instance_of(name) in instances}
-        self._jobs.remove_workers(job, reported | {worker_name(one, job) for one in instances})
+        workers = reported | {worker_name(one, job) for one in instances}
+        self._lost.report(job, workers)
+        self._jobs.remove_workers(job, workers)
 
     def _pool_rows(self, state: Observed) -> dict[str, dict[str, object]]:
         machines = Counter(one.pool for one in state.instances)

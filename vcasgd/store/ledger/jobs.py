@@ -44,7 +44,7 @@ FAILURES_KEPT = 200
 #: Jobs that are read in one round trip; leases must not wait long.
 JOBS_AT_ONCE = 50
 #: Counters of leases that workers can write.
-COUNTERS = ("next", "tokens", "expired")
+COUNTERS = ("next", "tokens", "expired", "overtaken")
 #: Counters of work that the platform writes.
 WORK = ("finished", "total", "per_epoch", "lead")
 #: Characters of job IDs, without those that look alike.

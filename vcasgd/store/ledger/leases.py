@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,8 @@ from vcasgd.store.keys import CLEARANCES, LedgerKeys
 MOST_REPORTED, MOST_LOOKS = 1000, 4000
 #: Blocks of an applied record in one call, 128 KiB.
 MOST_BLOCKS_STORED = 256
+#: Subtasks that an idle worker has trained since another one leased the subtask that it takes over.
+OVERTAKING = 2
 #: Start of the reason if a worker gets no work because its pool lacks a clearance.
 UNCLEARED = "not cleared"
 
@@ -91,23 +94,33 @@ class Leases:
         self._pass = lease_pass
         self._worker = worker
         self._lease_ms = int(lease_seconds * 1000)
+        #: Tokens of the last subtasks.
+        self._trained: deque[int] = deque(maxlen=OVERTAKING)
         self._acquire = ledger.script("ledger/acquire")
         self._renew = ledger.script("ledger/renew")
         self._release = ledger.script("ledger/release")
         self._report = ledger.script("ledger/report")
 
-    def acquire(self, only: WorkKind | None = None) -> Lease | Wait:
-        """Lease the next work item, optionally ``only`` of one kind."""
+    def acquire(self, only: WorkKind | None = None, *, idle: bool = False) -> Lease | Wait:
+        """Lease the next work item, optionally ``only`` of one kind.
+
+        ``idle``: everything that this worker trained is applied. If there is nothing else to do, it
+        then takes over the subtask of one that is lost or much slower; the token makes that safe.
+        """
         keys = self._keys
+        before = self._trained[0] if idle and len(self._trained) == OVERTAKING else 0
         answer = self._acquire(
             keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine,
                   keys.blocks, keys.counters, keys.placed, CLEARANCES, keys.refused, keys.events,
                   keys.shards],
-            args=[self._worker, self._lease_ms, only or "", self._pass],
+            args=[self._worker, self._lease_ms, only or "", self._pass, before],
         )  # fmt: skip
         if answer[0] == b"wait":
             return Wait(answer[1].decode())
-        return Lease(WorkKind(answer[0].decode()), int(answer[1]), int(answer[2]))
+        lease = Lease(WorkKind(answer[0].decode()), int(answer[1]), int(answer[2]))
+        if lease.kind is WorkKind.TRAIN:
+            self._trained.append(lease.token)
+        return lease
 
     def renew(self, heartbeat: Mapping[str, Any], held: Iterable[Lease]) -> Renewal:
         """Send a heartbeat and renew the leases that are ``held``."""

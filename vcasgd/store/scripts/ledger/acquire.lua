@@ -3,12 +3,13 @@
 -- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 blocks  8 counters
 --       9 placed  10 clearances  11 refused  12 events  13 shards
 -- ARGV  1 worker  2 lease in ms  3 kind of work item, '' for any  4 the worker's pass
+--       5 take over a subtask that was leased before this token if there is nothing else to do
 -- Includes ledger/clearance.lua
 -- Includes ledger/applied.lua
 -- Returns {kind, number, token, deadline} or {'wait', reason}.
 -- Work items are named kind:number. Order: items that lost their holder, with the first snapshot
 -- and evaluations before subtasks; then the next subtask, at most `lead` epochs ahead of the
--- slowest unfinished one.
+-- slowest unfinished one; else the oldest lease of another worker.
 -- Includes expect_keys.lua
 expect_keys('record', 'work', 'leases', 'holders', 'open', 'quarantine', 'blocks', 'counters',
   'placed', 'clearances', 'refused', 'events', 'shards')
@@ -93,4 +94,18 @@ elseif steps < 500 then
 end
 if next > first then redis.call('HSET', KEYS[8], 'next', next) end
 if next < stop then return {'wait', 'skipping applied work'} end
+
+-- Of the leases that were not renewed for longest, one of a lost or frozen worker is the first; the
+-- others change with every heartbeat, so that all have their turn.
+local oldest, least = nil, tonumber(ARGV[5])
+for _, piece in ipairs(redis.call('ZRANGE', KEYS[3], 0, 31)) do
+  local holder, token = string.match(redis.call('HGET', KEYS[4], piece) or '', '^(.*)|(%d+)$')
+  if holder and holder ~= ARGV[1] and string.find(piece, '^train:%d+$') and tonumber(token) < least then
+    oldest, least = piece, tonumber(token)
+  end
+end
+if oldest then
+  redis.call('HINCRBY', KEYS[8], 'overtaken', 1)
+  return grant(oldest, true)
+end
 return {'wait', stop == total and 'nothing left to lease' or 'epoch lead'}

@@ -1,0 +1,81 @@
+"""Leases of lost machines and workers are free after one round of the fleet loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from support.world import World
+
+from vcasgd.bench.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
+from vcasgd.cluster import ActorState
+from vcasgd.controller.fleet.loop import FleetLoop
+from vcasgd.controller.fleet.worker_names import worker_name
+from vcasgd.settings import Settings
+from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.worker_beats import WorkerBeats
+
+HOUR = 3600.0
+
+
+class Cloud(SimulatedCloud):
+    """Simulated machines, on which single workers can crash."""
+
+    def crash(self, worker: str) -> None:
+        """End a worker's process, of which its machine's node tells."""
+        self._workers[worker] = replace(self._workers[worker], state=ActorState.DEAD)
+
+    def take(self, machine: str) -> None:
+        """Take a machine of which the provider tells, and its worker stays listed."""
+        del self._machines[machine]
+
+
+@pytest.mark.parametrize("how", ["the machine is gone", "the worker is dead", "both"])
+def test_leases_are_free_after_one_round(
+    how: str, make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    # Given a job with two workers, whose leases last for an hour
+    world = make_world(workers={"min": 2, "max": 2})
+    cloud = Cloud(4, [StringIO()])
+    settings = Settings(
+        home=tmp_path,
+        ray_address="127.0.0.1:1",
+        storage_url=f"file://{tmp_path}",
+        # Nothing connects to them.
+        ledger_url=SecretStr("redis://ledger"),
+        tensors_url=SecretStr("redis://tensors"),
+    )
+
+    def fleet_loop() -> FleetLoop:
+        pools, beats = SimulatedPools(cloud, 4), WorkerBeats(world.ledger)
+        return FleetLoop(settings, world.ledger, pools, beats, lambda: as_cluster(cloud))
+
+    fleet = fleet_loop()
+    for _ in range(3):
+        fleet.round()
+    first, second = sorted(cloud.workers())
+    lease = world.leases(first, HOUR).acquire()
+    assert isinstance(lease, Lease)
+    machine = first.partition(".")[2]
+    assert first == worker_name(machine, world.job)
+
+    # When one of them is lost
+    if how != "the worker is dead":
+        cloud.take(machine)
+    if how != "the machine is gone":
+        cloud.crash(first)
+    fleet.round()
+
+    # Then the other one can continue its work at once, and rounds don't wait for it
+    again = world.leases(second, HOUR).acquire()
+    assert isinstance(again, Lease)
+    assert (again.piece, again.token > lease.token) == (lease.piece, True)
+    assert first in LostWorkers(world.ledger).news([world.job])[world.job]
+    # A controller that starts later reports it again, which changes nothing
+    fleet_loop().round()
+    assert world.jobs.leases(world.job)[lease.piece] == second
