@@ -28,6 +28,7 @@ WHOLE_STACKS = (
     "chaos/test_evidence.py",
     "chaos/test_scenarios.py",
     "chaos/test_mnist.py",
+    "bench/test_goodput.py",
     "cli/test_demo.py",
     "terraform/test_terraform_local.py",
 )

@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import asdict
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +32,16 @@ class Socket(StrEnum):
 
     TCP = "tcp"
     UNIX = "unix"
+
+
+class KilledPart(StrEnum):
+    """Part of a stack that ``vcasgd bench goodput`` kills."""
+
+    SERVER = "server"
+    TENSORS = "tensors"
+    LEDGER = "ledger"
+    CONTROLLER = "controller"
+    HEAD = "head"
 
 
 @app.callback()
@@ -118,6 +129,56 @@ def control_command(
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in figures.items():
+        table.add_row(name, json.dumps(value))
+    Console(highlight=False).print(table)
+
+
+@app.command("goodput")
+def goodput_command(
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Number of machines.")] = 4,
+    seconds: Annotated[float, typer.Option(min=1, help="Duration with faults.")] = 60.0,
+    quiet_seconds: Annotated[
+        float, typer.Option(min=1, help="Duration before that, for comparison.")
+    ] = 15.0,
+    evict_every: Annotated[
+        float, typer.Option(min=0, help="Seconds between two losses; 0 for none.")
+    ] = 15.0,
+    at_once: Annotated[int, typer.Option(min=1, help="Machines that are lost at a time.")] = 1,
+    notice: Annotated[
+        float | None, typer.Option(min=0, help="Seconds of notice. [default: kill machines]")
+    ] = None,
+    kill_part: Annotated[
+        KilledPart | None, typer.Option(help="Kill a part of the stack instead of machines.")
+    ] = None,
+    pace_ms: Annotated[
+        float, typer.Option(min=1, help="Milliseconds in which a machine trains 64 samples.")
+    ] = 80.0,
+    slow: Annotated[float, typer.Option(min=1, help="How much slower one machine is.")] = 1.0,
+    trace: Annotated[
+        Path | None, typer.Option(help="JSON file with the number of machines over time.")
+    ] = None,
+    faster: Annotated[float, typer.Option(min=1e-6, help="Speed-up factor for the trace.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed for the machines that are lost.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure what losses of machines cost, with local machines and steps that only take time.
+
+    Goodput is the samples that were applied over what the same machines do in as many
+    machine-seconds without faults. Starts a stack in a temporary folder.
+    """
+    from vcasgd.bench.goodput_run import GoodputOptions, measure_goodput
+    from vcasgd.settings import load_settings
+
+    options = GoodputOptions(
+        workers, seconds, quiet_seconds, evict_every, at_once, notice,
+        kill_part.value if kill_part else None, pace_ms, slow, trace, faster, seed,
+    )  # fmt: skip
+    figures = measure_goodput(options, load_settings(), lambda text: typer.echo(text, err=True))
+    if as_json:
+        typer.echo(json.dumps(figures.to_dict()))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in figures.to_dict().items():
         table.add_row(name, json.dumps(value))
     Console(highlight=False).print(table)
 
