@@ -27,6 +27,7 @@ WHOLE_STACKS = (
     "chaos/test_learners_on_machines.py",
     "chaos/test_evidence.py",
     "chaos/test_scenarios.py",
+    "chaos/test_two_controllers.py",
     "chaos/test_mnist.py",
     "bench/test_goodput.py",
     "cli/test_demo.py",

@@ -56,7 +56,12 @@ class Fleet(threading.Thread):
         self.cloud = SimulatedCloud(MACHINES, [io.StringIO()])
         pools = SimulatedPools(self.cloud, MACHINES)
         self._loop = FleetLoop(
-            settings, ledger, pools, WorkerBeats(ledger), lambda: as_cluster(self.cloud)
+            settings,
+            ledger,
+            pools,
+            WorkerBeats(ledger),
+            lambda: as_cluster(self.cloud),
+            leads=lambda: True,
         )
         self._stopped = threading.Event()
         self.rounds = 0

@@ -96,7 +96,14 @@ class Controller:
     def _run_fleet(self) -> None:
         settings, pools = self._settings, self.make_pools()
         fleet = patiently(
-            lambda: FleetLoop(settings, self._ledger, pools, self._beats, self.connect_cluster),
+            lambda: FleetLoop(
+                settings,
+                self._ledger,
+                pools,
+                self._beats,
+                self.connect_cluster,
+                lambda: self._leadership.sure,
+            ),
             settings.patience_seconds,
         )
         failures = 0

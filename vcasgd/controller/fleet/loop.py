@@ -51,11 +51,14 @@ class FleetLoop:
         pools: PoolRegistry,
         beats: WorkerBeats,
         connect: Callable[[], Cluster],
+        leads: Callable[[], bool],
     ) -> None:
         """Raise :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable.
 
-        ``connect`` returns a connection to Ray, at the first round.
+        ``connect`` returns a connection to Ray, at the first round. ``leads`` is False when another
+        controller may act; the rest of a round is then left to that one.
         """
+        self._leads = leads
         jobs, self._control = Jobs(ledger), Control(ledger)
         costs, speeds = CostLedger(ledger), Speeds(ledger)
         restarts = RestartBackoff(jobs, LOST_HEARTBEATS * settings.heartbeat)
@@ -137,6 +140,8 @@ class FleetLoop:
     def _act_all(self, actions: Sequence[Action], state: Observed) -> None:
         """Execute actions in order, those for workers together."""
         for kind, group in groupby(actions, type):
+            if not self._leads():
+                return
             if kind is StartWorker:
                 self._workers.start(
                     [each for each in group if isinstance(each, StartWorker)], state
@@ -145,7 +150,9 @@ class FleetLoop:
                 self._workers.stop([each for each in group if isinstance(each, StopWorker)])
             else:
                 for action in group:
-                    self._act(action, state)
+                    # Clouds can take longer for an action than the leadership lasts.
+                    if self._leads():
+                        self._act(action, state)
 
     def _act(self, action: Action, state: Observed) -> None:
         try:

@@ -1,0 +1,144 @@
+"""Two controllers that both act, because the ledger's clock steps while one of them launches."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import SecretStr
+from safetensors.torch import load_file
+from support.clocks import SteppingServer
+from support.harness import Process
+
+from vcasgd.chaos.audited_job import counting_spec
+from vcasgd.client import Client
+from vcasgd.fleet.providers.local.processes import MARKER
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.settings import Settings
+from vcasgd.spec.job import JobSpec
+from vcasgd.stack import StackHome, StackState, running
+from vcasgd.store.keys import CONTROLLER
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+Eventually = Callable[..., Any]
+HOUR = 3600
+#: Machines of the job, and of the pool, which would have room if each controller bought them.
+WORKERS, CAPACITY = 2, 6
+EPOCHS = 3
+#: Seconds of a local step until the test lets the job end.
+HELD_SECONDS = 0.5
+
+
+@pytest.fixture
+def stepping(tmp_path: Path) -> Iterator[SteppingServer]:
+    server = SteppingServer(tmp_path / "ledger", durable=True)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def settings(stepping: SteppingServer, tmp_path: Path) -> Iterator[Settings]:
+    settings = Settings(
+        home=tmp_path / "home",
+        api_port=0,
+        local_capacity=CAPACITY,
+        idle_seconds=300.0,
+        ledger_url=SecretStr(stepping.url),
+    )
+    with running(settings):
+        yield settings
+
+
+@pytest.fixture
+def second(settings: Settings, tmp_path: Path) -> Iterator[Process]:
+    """A second controller with the environment of the stack's."""
+    first = StackState.read(settings.home_path).parts["controller"].pid
+    words = Path(f"/proc/{first}/environ").read_text().rstrip("\0").split("\0")
+    env = dict(word.split("=", 1) for word in words) | {MARKER: "second"}
+    process = Process([sys.executable, "-m", "vcasgd.controller"], tmp_path / "second.log", env)
+    yield process
+    process.end()
+    sys.stdout.write((tmp_path / "second.log").read_text()[-4000:])
+
+
+def test_no_machine_is_bought_twice_and_no_update_is_repeated(
+    stepping: SteppingServer,
+    settings: Settings,
+    second: Process,
+    tmp_path: Path,
+    eventually: Eventually,
+) -> None:
+    state, home = StackState.read(settings.home_path), StackHome(settings.home_path)
+    first = state.parts["controller"].pid
+    provider = LocalProvider(home.path, settings.cluster, LocalPool("local", CAPACITY))
+    (hold := tmp_path / "hold").touch()
+    with Client(state.api_url, home.token() or "") as client:
+        # Given a job on two machines, and two controllers, one of which stands by
+        spec = counting_spec(EPOCHS, hold).model_dump(mode="json")
+        spec["workers"] = {"min": 1, "max": WORKERS}
+        spec["args"]["step_seconds"] = HELD_SECONDS
+        job = client.submit_directory(JobSpec.parse(spec)).id
+        eventually(lambda: sum(bool(row.steps) for row in client.workers(job)) == WORKERS)
+        token = int(stepping.connection.hget(CONTROLLER, "token") or 0)
+        before = launched(settings)
+        assert len(before) == WORKERS
+
+        # When the first one is suspended while it replaces a machine, and the ledger's clock steps
+        with (home.path / "instances" / ".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            provider.kill(min(before))
+            eventually(lambda: launches(first))
+            os.kill(first, signal.SIGSTOP)
+        assert launches(first), "the fault fired: it is in the middle of a launch"
+        stepping.set_clock(HOUR)
+
+        # Then the other one takes over and replaces the machine
+        eventually(lambda: int(stepping.connection.hget(CONTROLLER, "token") or 0) == token + 1)
+        eventually(lambda: launched(settings) - before)
+        (bought,) = launched(settings) - before
+        eventually(lambda: has_launched(tmp_path / "second.log", bought))
+
+        # and the first one, which finishes its launch, gets the same machine
+        os.kill(first, signal.SIGCONT)
+        eventually(lambda: has_launched(home.logs / "controller.log", bought))
+        eventually(lambda: len(trains(client, job)) == WORKERS)
+        hold.unlink()
+        view = client.wait(job, 300)
+        assert view.state == "succeeded", view.reason
+        assert view.progress.samples_repeated == 0
+        counts = load_file(client.download(job, tmp_path / "model.safetensors"))["count"]
+        assert torch.equal(counts, torch.full_like(counts, EPOCHS))
+        assert launched(settings) - before == {bought}
+        assert second.alive
+
+
+def launched(settings: Settings) -> set[str]:
+    """Return all machines that were ever bought."""
+    return {path.name for path in (settings.home_path / "instances").glob("local-*")}
+
+
+def has_launched(log: Path, machine: str) -> bool:
+    return f"launched in local: {machine}" in log.read_text()
+
+
+def trains(client: Client, job: str) -> set[str]:
+    """Return the present machines of a job's workers."""
+    return {row.id for row in client.instances() if row.job == job}
+
+
+def launches(process: int) -> bool:
+    """Return True if a process waits for the lock of launches."""
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # It was closed meanwhile.
+            if str(link.readlink()).endswith("instances/.lock"):
+                return True
+    return False
