@@ -8,6 +8,7 @@ from pathlib import Path
 from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
 
 from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, CloudCache
+from vcasgd.controller.fleet.cloud_calls import CloudCalls
 from vcasgd.controller.fleet.events import FleetEvents, FleetRow
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.settings import Settings
@@ -56,7 +57,7 @@ def test_machine_that_disappears_before_it_joins_is_reported_once(
 
 
 def test_launched_machine_is_unlisted_for_a_limited_time(tmp_path: Path) -> None:
-    cloud = CloudCache(PoolRegistry(Settings(home=tmp_path)))
+    cloud = CloudCache(PoolRegistry(Settings(home=tmp_path)), CloudCalls())
     cloud.launched([machine("m-1")], NOW)
 
     assert cloud.instances(NOW + LAUNCH_UNLISTED_SECONDS / 2) == []

@@ -254,6 +254,25 @@ def test_launch_with_a_lost_response_is_found_again(aws: AwsBackend) -> None:
         provider.terminate(id_)
 
 
+def test_a_protected_machine_keeps_no_other_one_alive(aws: AwsBackend) -> None:
+    """EC2 refuses a call for many machines because of one that can't be ended."""
+    provider = aws.provider()
+    granted = provider.launch(aws.pool, 6, BOOT, "t1")
+    aws.ec2.ec2().modify_instance_attribute(
+        InstanceId=granted[2], DisableApiTermination={"Value": True}
+    )
+    with pytest.raises(CloudDenied, match="OperationNotPermitted"):
+        provider.terminate(*granted, "i-0123456789abcdef0")
+    assert aws.alive() == {granted[2]}
+
+    # A refusal that concerns all machines is not repeated for each
+    calls = aws.ec2.calls.count("TerminateInstances")
+    aws.ec2.refuse("TerminateInstances", "UnauthorizedOperation", 403)
+    with pytest.raises(CloudDenied, match="UnauthorizedOperation"):
+        provider.terminate(*granted)
+    assert aws.ec2.calls.count("TerminateInstances") == calls + 1
+
+
 def test_no_notice_on_request_from_ec2(aws: AwsBackend) -> None:
     with pytest.raises(FleetError, match="Fault Injection"):
         aws.provider().evict("i-1")

@@ -34,7 +34,7 @@ ENVIRONMENT = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-#: Timeout in seconds for one call of moto.
+#: Timeout in seconds for one call of moto, and for one that gets no answer.
 CALL_SECONDS = 20.0
 XMLNS = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 
@@ -54,9 +54,15 @@ class EmulatedEc2:
     #: Refusals by action; each is returned once, in order.
     refusals: list[tuple[str, str, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    #: While it is cleared, calls get no answer; ``waiting`` counts them.
+    answers: threading.Event = field(default_factory=threading.Event)
+    waiting: int = 0
     #: Called once after EC2 created machines, before the response.
     made: Callable[[], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.answers.set()
 
     def refuse(self, action: str, code: str, status: int = 400) -> None:
         with self.lock:
@@ -108,6 +114,10 @@ class EmulatedEc2:
     def answer(self, form: dict[str, str]) -> tuple[int, str] | None:
         """Return the proxy's response, or None to forward the changed form to moto."""
         action = form.get("Action", "")
+        if not self.answers.is_set():
+            with self.lock:
+                self.waiting += 1
+            self.answers.wait(CALL_SECONDS)
         with self.lock:
             self.calls.append(action)
             for index, (wanted, code, status) in enumerate(self.refusals):

@@ -91,8 +91,8 @@ class PoolView:
     launches: int = 0
     """Launches with a recorded outcome, including refusals; determines the next token."""
     launching: int = 0
-    """Granted machines that are not listed among the instances yet. One that is never listed stops
-    counting after a while."""
+    """Machines that are ordered, or granted and not listed among the instances yet. One that is
+    never listed stops counting after a while."""
     capacity: int | None = None
     """None if only the provider knows it."""
     blocked_until: float = 0.0
@@ -198,9 +198,15 @@ class Observed:
 
     owner_limits: Mapping[str, int] = field(default_factory=dict)
     """Most machines of all jobs of a user together, for users with a limit."""
+    ending: frozenset[str] = frozenset()
+    """Instances that the provider is being asked to end."""
 
     def staying(self) -> tuple[Instance, ...]:
         """Return instances without a notice, which can still be relied on."""
+        return tuple(one for one in self.occupying() if one.id not in self.ending)
+
+    def occupying(self) -> tuple[Instance, ...]:
+        """Return instances that count for the capacity of their pool: all without a notice."""
         states = (InstanceState.BOOTING, InstanceState.RUNNING)
         return tuple(one for one in self.instances if one.state in states)
 

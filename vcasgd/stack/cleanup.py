@@ -79,9 +79,11 @@ def _cloud_providers(settings: Settings) -> list[Provider]:
 
 def _terminate_all(provider: Provider) -> None:
     try:
-        for one in provider.instances():
-            log.info("terminate %s", one.id)
-            provider.terminate(one.id)
+        machines = [one.id for one in provider.instances()]
+        for start in range(0, len(machines), provider.most_terminated):
+            some = machines[start : start + provider.most_terminated]
+            log.info("terminate %s", ", ".join(some))
+            provider.terminate(*some)
     except FleetError as error:
         log.error("machines of %s may still run: %s", provider.name, error)
     finally:

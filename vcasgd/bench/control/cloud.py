@@ -25,6 +25,7 @@ class SimulatedCloud:
     """
 
     name = "local"
+    most_terminated = 1000
 
     def __init__(self, machines: int, processes: Sequence[TextIO]) -> None:
         self._most = machines
@@ -93,9 +94,10 @@ class SimulatedCloud:
     def boot_error(self, instance_id: str) -> None:
         """Return None: every machine boots."""
 
-    def terminate(self, instance_id: str) -> None:
+    def terminate(self, *instance_ids: str) -> None:
         with self._lock:
-            self._end(instance_id)
+            for instance_id in instance_ids:
+                self._end(instance_id)
 
     def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
         self.terminate(instance_id)

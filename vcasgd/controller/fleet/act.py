@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from vcasgd.controller.fleet.boot import node_boot
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.cloud_cache import CloudCache
+from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.controller.fleet.events import FleetEvents
 from vcasgd.controller.fleet.launch_history import FAILED_BOOT_SECONDS, LaunchHistory
@@ -19,7 +22,14 @@ from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.worker_names import instance_of, job_of, worker_name
 from vcasgd.errors import ClusterError, FleetError
 from vcasgd.fleet.observed import Observed
-from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan import (
+    Blame,
+    Launch,
+    StartWorker,
+    StopWorker,
+    Terminate,
+    market_name,
+)
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, Provider
 from vcasgd.logging import bound, isolated
@@ -51,11 +61,13 @@ class MachineActuator:
         jobs: Jobs,
         pools: PoolRegistry,
         cloud: CloudCache,
+        calls: CloudCalls,
         launches: LaunchHistory,
         costs: CostLedger,
         events: FleetEvents,
     ) -> None:
         self._settings = settings
+        self._calls = calls
         self._jobs = jobs
         self._pools = pools
         self._cloud = cloud
@@ -64,21 +76,37 @@ class MachineActuator:
         self._events = events
 
     def launch(self, action: Launch, state: Observed) -> None:
-        """Launch machines in a market; record the answer of its provider."""
+        """Request machines in a market; its provider's answer is recorded when it arrives."""
         offers = _matching_offers(action, state)
+        provider = self._pools.providers[action.pool]
+        request = partial(
+            provider.launch,
+            action.pool,
+            action.count,
+            self._boot(action.pool, offers),
+            action.token,
+            zones=None if action.zone is None else (action.zone,),
+            instance_types=action.instance_types,
+            spot=action.spot,
+        )
+        spot = self._pools.specs[action.pool].spot if action.spot is None else action.spot
+        market = market_name(action.pool, action.zone, action.spot)
+        take = partial(self._take_launch, action, offers, spot)
+        # While a launch is under way, the next one would have the same token.
+        if self._calls.start(CallKind.LAUNCH, provider, market, request, take):
+            names = [f"{action.token}/{number}" for number in range(action.count)]
+            expected = [_launched_machine(name, action, offers) for name in names]
+            self._cloud.order(action.token, expected, action.jobs)
+
+    def _take_launch(
+        self, action: Launch, offers: list[Offer], spot: bool, call: Future[list[str]]
+    ) -> None:
+        """Record the answer to a launch."""
+        self._cloud.forget_order(action.token)
         try:
-            granted = self._pools.providers[action.pool].launch(
-                action.pool,
-                action.count,
-                self._boot(action.pool, offers),
-                action.token,
-                zones=None if action.zone is None else (action.zone,),
-                instance_types=action.instance_types,
-                spot=action.spot,
-            )
+            granted = call.result()
         except FleetError as error:
-            spot = self._pools.specs[action.pool].spot if action.spot is None else action.spot
-            held = sum(one.pool == action.pool and one.spot == spot for one in state.staying())
+            held = self._cloud.held(action.pool, spot=spot)
             self._launches.refused(action, error, held, steady_time())
             return
         log.info("launched in %s: %s", action.pool, ", ".join(granted))
@@ -89,25 +117,53 @@ class MachineActuator:
         self._costs.launched(machines, action.jobs)
         self._launches.granted(action)
 
-    def terminate(self, action: Terminate) -> None:
-        """Terminate a machine. Raises :class:`FleetError`."""
-        log.info("terminate %s: %s", action.instance_id, action.reason)
-        self._events.mark_terminated(action.instance_id, action.reason)
-        self._provider_of(action.instance_id).terminate(action.instance_id)
-        self._cloud.invalidate()
+    def terminate(self, actions: Sequence[Terminate]) -> None:
+        """Request the end of machines, many in one call."""
+        reasons: defaultdict[Provider, dict[str, str]] = defaultdict(dict)
+        for action in actions:
+            try:
+                provider = self._provider_of(action.instance_id)
+            except FleetError as error:
+                log.warning("%s: %s", action, error)
+                continue
+            reasons[provider][action.instance_id] = action.reason
+        for provider, why in reasons.items():
+            machines = list(why)
+            for start in range(0, len(machines), provider.most_terminated):
+                some = machines[start : start + provider.most_terminated]
+                self._terminate(provider, {one: why[one] for one in some})
+
+    def _terminate(self, provider: Provider, reasons: Mapping[str, str]) -> None:
+        request = partial(provider.terminate, *reasons)
+        take = partial(self._take_end, tuple(reasons))
+        # A machine is in one call at most, because the plan leaves alone those that are ending.
+        if self._calls.start(CallKind.TERMINATE, provider, next(iter(reasons)), request, take):
+            self._cloud.end(reasons)
+            for machine, reason in reasons.items():
+                log.info("terminate %s: %s", machine, reason)
+                self._events.mark_terminated(machine, reason)
+
+    def _take_end(self, machines: Sequence[str], call: Future[None]) -> None:
+        """Take the answer. Raises :class:`FleetError`; the plan then decides again."""
+        self._cloud.ended(machines, confirmed=call.exception() is None)
+        call.result()
 
     def evict(self, instance: str, request: Mapping[str, Any]) -> None:
-        """Evict or kill a machine on a user's request."""
+        """Request the eviction or the end of a machine, for a user."""
         kill = bool(request.get("kill"))
         log.info("request: %s %s", "kill" if kill else "evict", instance)
         try:
             provider = self._provider_of(instance)
-            if kill:
-                provider.kill(instance)
-            else:
-                provider.evict(instance, request.get("notice_seconds"))
         except FleetError as error:
             log.warning("evict %s: %s", instance, error)
+            return
+        call = (
+            partial(provider.kill, instance)
+            if kill
+            else partial(provider.evict, instance, request.get("notice_seconds"))
+        )
+        if not self._calls.start(CallKind.REQUEST, provider, instance, call, Future.result):
+            log.warning("evict %s: too many requests, or one is under way", instance)
 
     def record_failed_boot(
         self, blame: Blame, waits: tuple[float, float] = FAILED_BOOT_SECONDS

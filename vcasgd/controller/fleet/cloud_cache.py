@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
+from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.errors import FleetError, VcasgdError
-from vcasgd.fleet.providers.base import Instance, Offer, Provider
+from vcasgd.fleet.providers.base import Instance, InstanceState, Offer, Provider
 
 log = logging.getLogger(__name__)
 
@@ -19,62 +23,111 @@ LIST_SECONDS_IN_CLOUDS = 5.0
 OFFERS_SECONDS = 2.0
 #: Seconds before a request for prices that failed is repeated.
 RETRY_SECONDS = 30.0
+#: Seconds between two requests for the boot report of a machine.
+BOOT_REPORT_SECONDS = 5.0
 #: Seconds after which a launched machine that was never listed counts as never launched.
 LAUNCH_UNLISTED_SECONDS = 60.0
+#: Seconds that a round waits for new lists and prices. Later ones count from the next round on.
+ANSWER_SECONDS = 0.5
+
+
+@dataclass
+class _Listing:
+    """Machines of a provider. Times are those of the cache's clock, in seconds."""
+
+    machines: list[Instance]
+    answered: bool = False
+    """False if the machines are those of an earlier provider or process."""
+    due: float = float("-inf")
 
 
 @dataclass
 class _CachedOffers:
-    offers: tuple[Offer, ...] | None
-    problem: str | None
-    due: float
+    offers: tuple[Offer, ...] | None = None
+    problem: str | None = None
+    due: float = float("-inf")
+    answered: bool = False
+
+
+@dataclass
+class _Boot:
+    due: float = float("-inf")
+    report: str | None = None
+
+
+@dataclass
+class _Order:
+    """Launch under way: the machines that it may get, and the jobs that will pay for them."""
+
+    machines: list[Instance]
+    jobs: tuple[str, ...]
 
 
 class CloudCache:
     """The last answer of each provider.
 
-    The machines of a provider that is unavailable are those that it listed last. A launched
-    machine is in :meth:`unlisted` until its provider lists it.
+    The machines of a provider that is unavailable are those that it listed last, in this process or
+    in an earlier one (``known``). A launched machine is in :meth:`unlisted` until its provider
+    lists it.
     """
 
-    def __init__(self, pools: PoolRegistry) -> None:
+    def __init__(
+        self,
+        pools: PoolRegistry,
+        calls: CloudCalls,
+        known: Iterable[Instance] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pools = pools
-        self._machines: dict[int, tuple[float, list[Instance]]] = {}
+        self._calls = calls
+        self._clock = clock
+        self._listings: dict[Provider, _Listing] = {}
+        #: Machines whose provider was replaced.
+        self._orphans = list(known)
         self._unlisted: dict[str, tuple[Instance, float]] = {}
         self._offers: dict[str, _CachedOffers] = {}
         self._provider_of: dict[str, Provider] = {}
-        self._boot_errors: dict[str, tuple[float, str | None]] = {}
+        self._boots: dict[str, _Boot] = {}
+        self._orders: dict[str, _Order] = {}
+        #: Machines that are being ended, and when their provider has confirmed it, if it has.
+        self._ending: dict[str, float | None] = {}
+        self._changed_at = float("-inf")
 
-    def invalidate(self) -> None:
-        """List machines again at the next request, because the controller changed some."""
-        self._machines = {key: (0.0, machines) for key, (_, machines) in self._machines.items()}
+    def refresh(self) -> None:
+        """Request what is due, wait a moment, and take the answers of all calls that are done.
+
+        Raises :class:`~vcasgd.errors.StoreError` as :meth:`CloudCalls.collect` does.
+        """
+        providers = dict.fromkeys(self._pools.providers.values())
+        for gone in self._listings.keys() - providers.keys():
+            self._orphans += self._listings.pop(gone).machines
+        for provider in providers:
+            if provider not in self._listings:
+                self._listings[provider] = _Listing(self._adopt(provider))
+            self._request_list(provider)
+        self._orphans = []
+        for pool in self._pools.specs:
+            self._request_offers(pool)
+        self._calls.collect(ANSWER_SECONDS, CallKind.LIST, CallKind.PRICES)
 
     def invalidate_offers(self) -> None:
         """Request prices again, because the pools changed."""
         self._offers = {}
 
-    def launched(self, machines: Iterable[Instance], now: float) -> None:
-        """Add machines that a provider granted and may not list yet."""
-        self._unlisted |= {one.id: (one, now) for one in machines}
-        self.invalidate()
+    def unknown(self, pool: str) -> str | None:
+        """Return why a pool can't be judged yet, as text for users, or None."""
+        if not self._listings[self._pools.providers[pool]].answered:
+            return "its machines are not listed yet"
+        return None if self._offers[pool].answered else "its prices are not known yet"
 
-    def unlisted(self) -> list[Instance]:
-        """Return the launched machines that no provider lists yet."""
-        return [one for one, _ in self._unlisted.values()]
+    # -- machines ------------------------------------------------------------------------------
 
     def instances(self, now: float) -> list[Instance]:
-        """Return the machines of all pools.
-
-        Raises :class:`FleetError` if a provider has never answered: unknown machines are not the
-        same as no machines.
-        """
-        providers = {id(each): each for each in self._pools.providers.values()}
-        self._machines = {key: each for key, each in self._machines.items() if key in providers}
-        for provider in providers.values():
-            self._list(provider, now)
-        listed = [one for _, machines in self._machines.values() for one in machines]
+        """Return the machines of all pools as of the last :meth:`refresh`."""
+        listed = [one for each in self._listings.values() for one in each.machines]
         names = {one.id for one in listed}
-        self._boot_errors = {id_: each for id_, each in self._boot_errors.items() if id_ in names}
+        self._boots = {id_: each for id_, each in self._boots.items() if id_ in names}
+        self._ending = {id_: each for id_, each in self._ending.items() if id_ in names}
         self._unlisted = {
             id_: (one, at)
             for id_, (one, at) in self._unlisted.items()
@@ -86,49 +139,143 @@ class CloudCache:
         """Return the provider that listed a machine."""
         return self._provider_of.get(instance)
 
-    def boot_error(self, one: Instance, now: float) -> str | None:
-        """Return what a machine reported about its failed boot, or None."""
-        due, text = self._boot_errors.get(one.id, (0.0, None))
-        provider = self._provider_of.get(one.id)
-        if now < due or provider is None:
-            return text
-        try:
-            text = provider.boot_error(one.id)
-        except FleetError as error:
-            log.warning("%s: the boot report can't be read: %s", one.id, error)
-        period = LIST_SECONDS.get(provider.name, LIST_SECONDS_IN_CLOUDS)
-        self._boot_errors[one.id] = now + period, text
-        return text
+    def launched(self, machines: Iterable[Instance], now: float) -> None:
+        """Add machines that a provider granted and may not list yet."""
+        self._unlisted |= {one.id: (one, now) for one in machines}
+        self._list_again()
 
-    def offers(self, pool: str, now: float) -> tuple[tuple[Offer, ...] | None, str | None]:
+    def unlisted(self) -> list[Instance]:
+        """Return the launched machines that no provider lists yet."""
+        return [one for one, _ in self._unlisted.values()]
+
+    def held(self, pool: str, *, spot: bool) -> int:
+        """Return the number of a pool's machines of a kind, including those not listed yet."""
+        listed = (one for each in self._listings.values() for one in each.machines)
+        states = (InstanceState.BOOTING, InstanceState.RUNNING)
+        return sum(
+            (one.pool, one.spot) == (pool, spot) and one.state in states
+            for one in (*listed, *self.unlisted())
+        )
+
+    def order(self, token: str, machines: Sequence[Instance], jobs: Sequence[str]) -> None:
+        """Add the machines that a launch may get, until :meth:`forget_order`."""
+        self._orders[token] = _Order(list(machines), tuple(jobs))
+
+    def forget_order(self, token: str) -> None:
+        """Remove a launch that was answered."""
+        self._orders.pop(token, None)
+
+    def ordered(self, job: str | None = None) -> list[Instance]:
+        """Return the machines that launches under way may get, all or those for a job."""
+        return [
+            one
+            for order in self._orders.values()
+            for position, one in enumerate(order.machines)
+            if job is None or order.jobs[position : position + 1] == (job,)
+        ]
+
+    @property
+    def ending(self) -> frozenset[str]:
+        """Listed machines that are being ended."""
+        return frozenset(self._ending)
+
+    def end(self, machines: Iterable[str]) -> None:
+        """Add machines that a provider is asked to end."""
+        self._ending |= dict.fromkeys(machines)
+
+    def ended(self, machines: Iterable[str], *, confirmed: bool) -> None:
+        """Take the provider's answer. Without its confirmation, the machines stay."""
+        for id_ in machines:
+            if confirmed:
+                self._ending[id_] = self._clock()
+            else:
+                self._ending.pop(id_, None)
+        self._list_again()
+
+    def boot_error(self, one: Instance) -> str | None:
+        """Return what a machine last reported about its failed boot, or None; request it if due."""
+        provider, boot = self._provider_of.get(one.id), self._boots.setdefault(one.id, _Boot())
+        if provider is not None and self._clock() >= boot.due:
+            call = partial(provider.boot_error, one.id)
+            self._calls.start(
+                CallKind.BOOT_REPORT, provider, one.id, call, partial(self._take_report, boot)
+            )
+        return boot.report
+
+    def offers(self, pool: str) -> tuple[tuple[Offer, ...] | None, str | None]:
         """Return the offers of a pool and the present problem, if any.
 
         The offers are None if the provider has never answered.
         """
-        cached = self._offers.get(pool)
-        if cached is None or now >= cached.due:
-            cached = self._offers[pool] = self._request_offers(pool, cached, now)
+        cached = self._offers[pool]
         return cached.offers, cached.problem
 
-    def _list(self, provider: Provider, now: float) -> None:
-        due, last = self._machines.get(id(provider), (0.0, None))
-        if now < due:
-            return
-        try:
-            machines = provider.instances()
-        except FleetError as error:
-            if last is None:
-                raise
-            log.warning("%s: the machines can't be listed: %s", provider.name, error)
-            machines = last
-        self._provider_of |= dict.fromkeys((one.id for one in machines), provider)
-        due = now + LIST_SECONDS.get(provider.name, LIST_SECONDS_IN_CLOUDS)
-        self._machines[id(provider)] = (due, machines)
+    # -- requests and answers ------------------------------------------------------------------
 
-    def _request_offers(self, pool: str, last: _CachedOffers | None, now: float) -> _CachedOffers:
-        provider = self._pools.providers[pool]
+    def _adopt(self, provider: Provider) -> list[Instance]:
+        """Return machines of a new provider that an earlier one listed."""
+        providers = self._pools.providers
+        adopted = [
+            one
+            for one in self._orphans
+            if providers.get(one.pool) is provider
+            or (one.pool not in providers and self._was_kind(one, provider))
+        ]
+        self._provider_of |= dict.fromkeys((one.id for one in adopted), provider)
+        return adopted
+
+    def _was_kind(self, one: Instance, provider: Provider) -> bool:
+        before = self._provider_of.get(one.id)
+        return before is not None and before.name == provider.name
+
+    def _list_again(self) -> None:
+        self._changed_at = self._clock()
+        for listing in self._listings.values():
+            listing.due = float("-inf")
+
+    def _request_list(self, provider: Provider) -> None:
+        began = self._clock()
+        if began >= self._listings[provider].due:
+            take = partial(self._take_list, provider, began)
+            self._calls.start(CallKind.LIST, provider, "", provider.instances, take)
+
+    def _take_list(self, provider: Provider, began: float, call: Future[list[Instance]]) -> None:
+        if provider not in self._listings:
+            return
+        listing = self._listings[provider]
+        period = LIST_SECONDS.get(provider.name, LIST_SECONDS_IN_CLOUDS)
+        # What changed during the call may be missing from its answer.
+        listing.due = self._clock() + period if began >= self._changed_at else float("-inf")
         try:
-            return _CachedOffers(tuple(provider.offers(pool)), None, now + OFFERS_SECONDS)
+            machines = call.result()
+        except FleetError as error:
+            log.warning("%s: the machines can't be listed: %s", provider.name, error)
+            return
+        listing.machines, listing.answered = machines, True
+        self._provider_of |= dict.fromkeys((one.id for one in machines), provider)
+        for one in machines:
+            confirmed_at = self._ending.get(one.id)
+            if confirmed_at is not None and began > confirmed_at:
+                # It is still listed, so the plan decides about it again.
+                del self._ending[one.id]
+
+    def _request_offers(self, pool: str) -> None:
+        cached = self._offers.setdefault(pool, _CachedOffers())
+        if self._clock() >= cached.due:
+            provider = self._pools.providers[pool]
+            call, take = partial(provider.offers, pool), partial(self._take_offers, pool, cached)
+            self._calls.start(CallKind.PRICES, provider, pool, call, take)
+
+    def _take_offers(self, pool: str, cached: _CachedOffers, call: Future[list[Offer]]) -> None:
+        cached.due = self._clock() + RETRY_SECONDS
+        try:
+            cached.offers, cached.problem = tuple(call.result()), None
+            cached.due = self._clock() + OFFERS_SECONDS
         except VcasgdError as error:
             log.warning("%s: no prices: %s", pool, error)
-            return _CachedOffers(last.offers if last else None, str(error), now + RETRY_SECONDS)
+            cached.problem = str(error)
+        cached.answered = True
+
+    def _take_report(self, boot: _Boot, call: Future[str | None]) -> None:
+        boot.due = self._clock() + BOOT_REPORT_SECONDS
+        boot.report = call.result()

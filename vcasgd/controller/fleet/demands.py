@@ -50,15 +50,17 @@ class Demands:
         limits: Limits,
         now: float,
         work: Mapping[str, int],
+        ordered: Sequence[Instance] = (),
     ) -> JobDemand:
         """Return the demand of a job; pause the job first if its budget is used up.
 
-        ``machines`` includes those that were launched and are not listed yet. ``work`` is
-        :meth:`Jobs.work`.
+        ``machines`` includes those that were launched and are not listed yet, ``ordered`` those
+        that launches under way may get for the job. ``work`` is :meth:`Jobs.work`.
         """
         workers = job.spec.workers
         pools, barred = self._clearance.divide(job)
-        left, why = self._budget(job, machines, limits, _least_cost(limits, pools, offers), now)
+        own = [*self._costs.paid_by(job.id, machines), *ordered]
+        left, why = self._budget(job, own, limits, _least_cost(limits, pools, offers), now)
         has_machines = job.state in WITH_MACHINES
         if has_machines and why:
             self._jobs.transition(job.id, JobState.PAUSED, WITH_MACHINES, why=why)
@@ -94,19 +96,19 @@ class Demands:
     def _budget(
         self,
         job: JobRecord,
-        machines: Sequence[Instance],
+        own: Sequence[Instance],
         limits: Limits,
         least: float,
         now: float,
     ) -> tuple[float | None, str | None]:
         """Return the USD that the job can still commit, and why it must be paused.
 
-        ``least``: the cost of the cheapest machine. A job that can't pay it would wait forever.
+        ``own``: the machines that it pays for. ``least``: the cost of the cheapest machine. A job
+        that can't pay it would wait forever.
         """
         budget = job.spec.stop.max_cost_usd
         if budget is None:
             return None, None
-        own = self._costs.paid_by(job.id, machines)
         spent = self._costs.spent(job.id, now)
         committed = commitment(own, limits, now)
         why = pause_reason(budget, spent, committed)

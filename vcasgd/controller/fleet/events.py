@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
@@ -40,6 +41,23 @@ class FleetRow:
     advised_at: float | None = None
     was_up: bool = False
 
+    def instance(self, name: str) -> Instance:
+        """Return the machine with this name."""
+        return Instance(
+            id=name,
+            pool=self.pool,
+            state=InstanceState(self.state),
+            launched_at=self.launched_at,
+            notice_at=self.notice_at,
+            host=self.host,
+            price_per_hour=self.price_per_hour,
+            spot=self.spot,
+            zone=self.zone,
+            instance_type=self.instance_type,
+            on_demand_price_per_hour=self.on_demand_price_per_hour,
+            advised_at=self.advised_at,
+        )
+
 
 class FleetEvents:
     """Compares each observation with the previous one, which the ledger keeps over a restart."""
@@ -59,6 +77,10 @@ class FleetEvents:
         """Return the pool of a machine in the previous observation."""
         row = self._rows.get(instance)
         return row.pool if row else None
+
+    def machines(self) -> list[Instance]:
+        """Return the machines of the previous observation."""
+        return [row.instance(name) for name, row in self._rows.items()]
 
     def mark_terminated(self, instance: str, why: str) -> None:
         """Record that the controller terminates a machine, so that its end counts as no loss."""

@@ -10,6 +10,7 @@ from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.cloud_cache import CloudCache
+from vcasgd.controller.fleet.cloud_calls import CloudCalls
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.controller.fleet.demands import Demands
 from vcasgd.controller.fleet.events import FleetEvents
@@ -63,7 +64,8 @@ class FleetLoop:
         costs, speeds = CostLedger(ledger), Speeds(ledger)
         restarts = RestartBackoff(jobs, LOST_HEARTBEATS * settings.heartbeat)
         launches, events = LaunchHistory(self._control), FleetEvents(self._control, jobs)
-        self._pools, self._cloud = pools, CloudCache(pools)
+        self._pools, self._calls = pools, CloudCalls()
+        self._cloud = CloudCache(pools, self._calls, events.machines())
         self._clearance = ClearancePolicy(settings, ledger)
         lost = LostWorkers(ledger)
         self._ray = RayView(connect, restarts, lost)
@@ -85,6 +87,7 @@ class FleetLoop:
             jobs=jobs,
             pools=pools,
             cloud=self._cloud,
+            calls=self._calls,
             launches=launches,
             costs=costs,
             events=events,
@@ -109,14 +112,12 @@ class FleetLoop:
         """
         if self._pools.refresh():
             self._cloud.invalidate_offers()
+            while self._pools.replaced:
+                self._calls.retire(self._pools.replaced.pop())
         self._clearance.set_pools(self._pools.specs)
         self._serve_requests()
         now = steady_time()
-        try:
-            state = self._observer.observe(now, self._workers.successors)
-        except FleetError as error:
-            log.warning("no decisions in this round: %s", error)
-            return
+        state = self._observer.observe(now, self._workers.successors)
         for blame in self._status.failed_boots(state):
             # The machine may only have been interrupted early: back off as after a refusal.
             self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
@@ -138,7 +139,7 @@ class FleetLoop:
                     log.warning("unknown request %s", request["kind"])
 
     def _act_all(self, actions: Sequence[Action], state: Observed) -> None:
-        """Execute actions in order, those for workers together."""
+        """Execute actions in order, those of a kind together where that is cheaper."""
         for kind, group in groupby(actions, type):
             if not self._leads():
                 return
@@ -148,6 +149,8 @@ class FleetLoop:
                 )
             elif kind is StopWorker:
                 self._workers.stop([each for each in group if isinstance(each, StopWorker)])
+            elif kind is Terminate:
+                self._machines.terminate([each for each in group if isinstance(each, Terminate)])
             else:
                 for action in group:
                     # Clouds can take longer for an action than the leadership lasts.
@@ -159,8 +162,6 @@ class FleetLoop:
             match action:
                 case Launch():
                     self._machines.launch(action, state)
-                case Terminate():
-                    self._machines.terminate(action)
                 case Blame():
                     self._machines.record_failed_boot(action)
         except FleetError as error:

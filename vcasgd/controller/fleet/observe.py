@@ -40,6 +40,8 @@ BILLING_SECONDS = 60.0
 #: Seconds between the request to end a machine and the end of its bill.
 TERMINATE_SECONDS = 10.0
 
+#: Seconds for which a pool that can't be judged yet is not used; each round judges again.
+UNKNOWN_SECONDS = 1.0
 #: Times that a machine is held until the job that it was taken from can take it back.
 RETURN_HOLDS = 10.0
 
@@ -82,14 +84,14 @@ class Observer:
         """Return the state of everything.
 
         ``successors``: the jobs that machines of leaving workers were taken for, by worker.
-        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost, and
-        :class:`~vcasgd.errors.FleetError` if a cloud has never answered.
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
         """
         state = with_history(within_limits(self._observe(now, successors), now), now)
         self._history = state.history
         return state
 
     def _observe(self, now: float, successors: Mapping[str, str]) -> Observed:
+        self._cloud.refresh()
         jobs, limits = self._demands.active_jobs(self._pools.specs), self._limits()
         self._ray.refresh()
         names = [job.id for job in jobs]
@@ -114,11 +116,12 @@ class Observer:
             quarantined=frozenset(
                 instance_of(worker) for workers in quarantined.values() for worker in workers
             ),
-            boot_errors=self._boot_errors(machines, now),
+            boot_errors=self._boot_errors(machines),
             payers=self._costs.payers,
             unpaid=self._demands.unpaid(jobs),
             draining={one: successors.get(one) for workers in draining for one in workers},
             owner_limits=owner_limits(jobs, self._tokens.all()),
+            ending=self._cloud.ending,
         )
 
     def _job_demands(
@@ -132,7 +135,8 @@ class Observer:
         work = self._jobs.work_of([job.id for job in jobs])
         for job in jobs:
             with isolated(job.id, job.request):
-                yield self._demands.of(job, machines, offers, limits, now, work[job.id])
+                ordered = self._cloud.ordered(job.id)
+                yield self._demands.of(job, machines, offers, limits, now, work[job.id], ordered)
 
     def _limits(self) -> Limits:
         """Return the plan's limits.
@@ -167,11 +171,11 @@ class Observer:
         listed = self._cloud.instances(now)
         return tuple(_with_notice(one, reports.get(one.id), now) for one in listed)
 
-    def _boot_errors(self, machines: Iterable[Instance], now: float) -> dict[str, str]:
+    def _boot_errors(self, machines: Iterable[Instance]) -> dict[str, str]:
         """Return the boot errors that machines report which never joined, by instance."""
         joined = {*self._history.joined, *self._ray.nodes}
         reports = {
-            one.id: self._cloud.boot_error(one, now)
+            one.id: self._cloud.boot_error(one)
             for one in machines
             if one.state in STAYING and one.id not in joined
         }
@@ -203,11 +207,14 @@ class Observer:
 
     def _pool(self, name: str, machines: Sequence[Instance], now: float) -> PoolView:
         spec, stored = self._pools.specs[name], self._launches.pool(name)
-        offers, problem = self._cloud.offers(name, now)
+        offers, problem = self._cloud.offers(name)
         capacity = self._capacity(name)
         in_use = sum(one.pool == name and one.state in STAYING for one in machines)
-        unlisted = [one for one in self._cloud.unlisted() if one.pool == name]
-        reasons = self._launches.reasons(name, now)
+        coming = [*self._cloud.unlisted(), *self._cloud.ordered()]
+        unlisted = [one for one in coming if one.pool == name]
+        reasons, unknown = self._launches.reasons(name, now), self._cloud.unknown(name)
+        if unknown is not None:
+            reasons.append(unknown)
         if problem is not None:
             reasons.append(f"no prices: {problem}")
         if capacity is not None and in_use >= capacity and not reasons:
@@ -217,7 +224,8 @@ class Observer:
             launches=stored.launches,
             launching=len(unlisted),
             capacity=capacity,
-            blocked_until=stored.blocked_until,
+            # It must not buy what it may already have.
+            blocked_until=max(stored.blocked_until, now + UNKNOWN_SECONDS if unknown else 0.0),
             reason="; ".join(reasons) or None,
             refused_since=stored.refused_since,
             spot=spec.spot,

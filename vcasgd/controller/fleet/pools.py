@@ -29,6 +29,8 @@ class PoolRegistry:
         self._read = self._stamp()
         self.specs: dict[str, PoolSpec] = {}
         self.providers: dict[str, Provider] = {}
+        #: Providers that were replaced and are still open.
+        self.replaced: list[Provider] = []
         self._replace(configured_pools(settings))
 
     def refresh(self) -> bool:
@@ -52,8 +54,7 @@ class PoolRegistry:
 
     def _replace(self, pools: tuple[PoolSpec, ...]) -> None:
         providers = make_providers(self._settings, pools)
-        for old in {id(each): each for each in self.providers.values()}.values():
-            old.close()
+        self.replaced += dict.fromkeys(self.providers.values())
         self.specs, self.providers = {pool.name: pool for pool in pools}, providers
 
     def _stamp(self) -> tuple[int, int] | None:

@@ -179,7 +179,7 @@ class Markets:
 
     def _rooms(self) -> dict[tuple[str, bool | None], float]:
         """Return how many machines may be requested, by pool, and by pool and spot or on demand."""
-        held = Counter((one.pool, one.spot) for one in self._state.staying())
+        held = Counter((one.pool, one.spot) for one in self._state.occupying())
         rooms: dict[tuple[str, bool | None], float] = {}
         for pool in self._state.pools:
             staying = held[pool.name, True] + held[pool.name, False]

@@ -19,6 +19,8 @@ from vcasgd.errors import InvalidRequest
 INSTANCE_ID = "{instance_id}"
 #: Maximum number of characters of a boot error; the image's scripts write no more.
 BOOT_ERROR_LENGTH = 250
+#: Calls to one provider that may be under way at the same time.
+CONNECTIONS = 20
 #: Placeholder for the machine's Python, which has vcasgd installed.
 PYTHON = "{python}"
 
@@ -97,7 +99,7 @@ class Boot:
 
 
 class Provider(Protocol):
-    """Source of machines. Several processes may call all methods.
+    """Source of machines. Several processes and threads may call all methods.
 
     Each method raises a :class:`~vcasgd.errors.FleetError` if the cloud can't be reached or
     refuses. If its ``retryable`` is true, the caller retries later with the same arguments;
@@ -109,6 +111,11 @@ class Provider(Protocol):
     @property
     def name(self) -> str:
         """``local``, ``aws``, or ``gcp``."""
+        ...
+
+    @property
+    def most_terminated(self) -> int:
+        """Number of machines that one :meth:`terminate` should end at most."""
         ...
 
     def offers(self, pool: str) -> list[Offer]:
@@ -166,10 +173,11 @@ class Provider(Protocol):
         """
         ...
 
-    def terminate(self, instance_id: str) -> None:
-        """End a machine that is no longer needed. Idempotent; does nothing if there is none.
+    def terminate(self, *instance_ids: str) -> None:
+        """End machines that are no longer needed. Idempotent; ignores those that don't exist.
 
-        Returns soon; the machine may be listed for a while longer.
+        Returns soon; the machines may be listed for a while longer. One that can't be ended keeps
+        no other one alive: its error is raised at the end.
         """
         ...
 

@@ -33,7 +33,15 @@ from vcasgd.fleet.providers.aws.request import (
     tagged,
     template_of,
 )
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed, one_line
+from vcasgd.fleet.providers.base import (
+    CONNECTIONS,
+    Boot,
+    Instance,
+    InstanceState,
+    Offer,
+    narrowed,
+    one_line,
+)
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 log = logging.getLogger(__name__)
@@ -48,6 +56,10 @@ USER_DATA_BYTES = 16_384
 TAG_SECONDS, TAG_POLL_SECONDS = 10.0, 0.5
 #: Machines in one page of a listing.
 PAGE = 1000
+#: EC2's documented limit on the values of a filter.
+FILTER_VALUES = 200
+#: Refusals of a call for several machines because of one of them; EC2 then ends none in its zone.
+ABOUT_ONE_MACHINE = ("OperationNotPermitted", "IncorrectInstanceState", "UnsupportedOperation")
 
 #: States of machines that still exist.
 _STATES = {
@@ -66,6 +78,8 @@ class AwsProvider:
     """
 
     name = "aws"
+    #: EC2's documented limit on machines in one TerminateInstances.
+    most_terminated = 1000
 
     def __init__(
         self,
@@ -154,10 +168,22 @@ class AwsProvider:
         """See the contract. The error is a tag, as last listed."""
         return self._boot_errors.get(instance_id)
 
-    def terminate(self, instance_id: str) -> None:
+    def terminate(self, *instance_ids: str) -> None:
         """See the contract. Ignores machines without the cluster's tag."""
-        if any(self._described(filtered("instance-id", instance_id))):
-            self._call("terminate_instances", None, {"InstanceIds": [instance_id]})
+        own = [
+            row["InstanceId"]
+            for start in range(0, len(instance_ids), FILTER_VALUES)
+            for row in self._described(
+                filtered("instance-id", *instance_ids[start : start + FILTER_VALUES])
+            )
+        ]
+        errors = [
+            error
+            for start in range(0, len(own), self.most_terminated)
+            for error in self._terminate(own[start : start + self.most_terminated])
+        ]
+        if errors:
+            raise errors[0]
 
     def kill(self, instance_id: str) -> None:
         """See the contract. EC2 shuts the system down first."""
@@ -174,6 +200,18 @@ class AwsProvider:
     def close(self) -> None:
         """See the contract."""
         self._ec2.close()
+
+    def _terminate(self, machines: list[str]) -> list[FleetError]:
+        """Terminate machines; halve the call while EC2 refuses it because of one of them."""
+        try:
+            self._call("terminate_instances", None, {"InstanceIds": machines})
+        except FleetError as error:
+            about_one = error.code in ABOUT_ONE_MACHINE or isinstance(error, InvalidRequest)
+            if len(machines) == 1 or not about_one:
+                return [error]
+            middle = len(machines) // 2
+            return [*self._terminate(machines[:middle]), *self._terminate(machines[middle:])]
+        return []
 
     def _pool(self, name: str) -> AwsPoolSpec:
         if name not in self._pools:
@@ -278,6 +316,7 @@ def client(service: str, region: str) -> Any:
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        max_pool_connections=CONNECTIONS,
     )
     try:
         return boto3.session.Session().client(service, region_name=region, config=config)

@@ -83,6 +83,7 @@ class LocalProvider:
     """
 
     name = "local"
+    most_terminated = 10
 
     def __init__(
         self,
@@ -192,9 +193,10 @@ class LocalProvider:
         """See the contract. Returns None: a process writes its errors to its log."""
         return None
 
-    def terminate(self, instance_id: str) -> None:
+    def terminate(self, *instance_ids: str) -> None:
         """See the contract. Usually nothing is alive when it returns."""
-        self._end_by_id(instance_id, "terminated")
+        for instance_id in instance_ids:
+            self._end_by_id(instance_id, "terminated")
 
     def kill(self, instance_id: str) -> None:
         """See the contract. Usually nothing is alive when it returns."""

@@ -1,0 +1,231 @@
+"""A cloud that is slow, silent, or busy delays neither decisions nor other clouds."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fleet_records import PACKAGE, job_spec
+from support.harness import RedisServer
+from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
+from support.two_clouds import TwoClouds
+from support.waiting import await_truth
+
+from vcasgd.bench.control.cloud import POOL, SimulatedCloud
+from vcasgd.controller.fleet.cloud_calls import MOST_CALLS, CallKind, CloudCalls
+from vcasgd.controller.fleet.costs import CostLedger
+from vcasgd.errors import CloudUnavailable
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.jobs import Jobs
+
+MANY = 1000
+
+
+@pytest.fixture
+def aws() -> Iterator[AwsBackend]:
+    with aws_backend() as backend:
+        yield backend
+
+
+@pytest.fixture
+def gcp() -> Iterator[GcpBackend]:
+    with gcp_backend() as backend:
+        yield backend
+
+
+@pytest.fixture
+def clouds(
+    tmp_path: Path, ledger: RedisClient, ledger_server: RedisServer, aws: AwsBackend,
+    gcp: GcpBackend,
+) -> Iterator[TwoClouds]:  # fmt: skip
+    assert ledger.dbsize() == 0
+    yield TwoClouds(tmp_path, ledger_server, aws, gcp)
+    aws.ec2.answers.set()
+
+
+def submit(jobs: Jobs, pool: str, machines: int) -> str:
+    workers = {"min": machines, "max": machines, "pools": [pool]}
+    return jobs.submit(job_spec(workers=workers, subtasks_per_epoch=MANY), PACKAGE).id
+
+
+def test_a_silent_cloud_delays_no_decision_about_another_one(
+    clouds: TwoClouds, jobs: Jobs, ledger: RedisClient, aws: AwsBackend, gcp: GcpBackend
+) -> None:
+    # Given a machine in a cloud that then answers no call any more, not even to a new controller
+    first = submit(jobs, aws.pool, 1)
+    clouds.run(clouds.controller(), clouds.control.instances)
+    (machine,) = clouds.control.instances()
+    aws.ec2.answers.clear()
+    loop = clouds.controller()
+
+    # When another cloud is to provide machines, and then others are to replace them
+    submit(jobs, gcp.pool, 2)
+    clouds.run(loop, lambda: gcp.alive() and gcp.alive() <= clouds.joined())
+    lost = gcp.alive()
+    assert len(lost) == 2
+    for one in lost:
+        gcp.remove(one)
+    clouds.run(loop, lambda: len(gcp.alive() - lost) == 2 and aws.ec2.waiting > 0)
+
+    # Then it does, and the machine of the first one is neither lost nor bought again
+    assert machine in clouds.control.instances()
+    assert CostLedger(ledger).payers[machine] == first
+    aws.ec2.answers.set()
+    jobs.cancel(first)
+    clouds.run(loop, lambda: not aws.alive())
+    assert aws.ec2.calls.count("CreateFleet") == 1
+
+
+def test_a_controller_that_dies_during_a_launch_leaks_no_machine(
+    clouds: TwoClouds, jobs: Jobs, aws: AwsBackend
+) -> None:
+    # Given a controller that never gets the answer to its launch
+    job, made, gone = submit(jobs, aws.pool, 3), threading.Event(), threading.Event()
+
+    def lose_the_answer() -> None:
+        made.set()
+        gone.wait()
+
+    aws.ec2.made = lose_the_answer
+    clouds.run(clouds.controller(), made.is_set)
+    bought = aws.alive()
+    assert len(bought) == 3
+
+    # When the next one takes over
+    loop = clouds.controller()
+    clouds.run(loop, lambda: clouds.control.instances().keys() == bought)
+    gone.set()
+
+    # Then it uses the machines, and ends them
+    assert aws.alive() == bought
+    jobs.cancel(job)
+    clouds.run(loop, lambda: not aws.alive())
+
+
+class CountingCloud(SimulatedCloud):
+    """Cloud that counts the calls that change it."""
+
+    def __init__(self) -> None:
+        super().__init__(MANY, [io.StringIO()])
+        self.calls: Counter[str] = Counter()
+
+    def launch(self, *arguments: Any, **options: Any) -> list[str]:
+        self.calls["launch"] += 1
+        return super().launch(*arguments, **options)
+
+    def terminate(self, *instance_ids: str) -> None:
+        self.calls["terminate"] += 1
+        super().terminate(*instance_ids)
+
+
+def test_a_thousand_machines_are_replaced_and_ended_in_few_calls(
+    clouds: TwoClouds, jobs: Jobs
+) -> None:
+    # Given a thousand machines
+    cloud = CountingCloud()
+    loop, job = clouds.controller_of(cloud, MANY), submit(jobs, POOL, MANY)
+    clouds.run(loop, lambda: len(cloud.workers()) == MANY)
+
+    # When all disappear
+    cloud.calls.clear()
+    cloud.lose(MANY)
+    clouds.run(loop, lambda: len(cloud.workers()) == MANY)
+
+    # Then one call for each zone replaces them
+    assert cloud.counts()["launched"] == 2 * MANY
+    assert cloud.calls == {"launch": 3}
+
+    # And when they are no longer needed, one ends all of them
+    cloud.calls.clear()
+    jobs.cancel(job)
+    clouds.run(loop, lambda: not cloud.instances())
+    assert cloud.calls == {"terminate": 1}
+
+
+@pytest.mark.extended
+def test_all_machines_on_ec2_are_ended_in_one_call(
+    clouds: TwoClouds, jobs: Jobs, aws: AwsBackend
+) -> None:
+    # Moto takes seconds for a list of a hundred machines, so there are not a thousand.
+    loop, job = clouds.controller(), submit(jobs, aws.pool, 100)
+    clouds.run(loop, lambda: len(clouds.joined()) == 100)
+    jobs.cancel(job)
+    clouds.run(loop, lambda: not clouds.control.instances())
+    assert aws.alive() == set()
+    assert aws.ec2.calls.count("TerminateInstances") == 1
+
+
+class TestCloudCalls:
+    def test_of_equal_calls_one_is_under_way(self, tmp_path: Path) -> None:
+        calls, provider, answers = CloudCalls(), local(tmp_path), list[int]()
+        release = threading.Event()
+
+        def take(call: Future[int]) -> None:
+            answers.append(call.result())
+
+        def slow() -> int:
+            release.wait()
+            return 1
+
+        assert calls.start(CallKind.LAUNCH, provider, "market", slow, take)
+        assert not calls.start(CallKind.LAUNCH, provider, "market", slow, take)
+        assert calls.start(CallKind.LIST, provider, "", lambda: 2, take)
+        await_truth(lambda: (calls.collect(), answers)[1])
+        assert answers == [2]
+        release.set()
+        await_truth(lambda: (calls.collect(), answers == [2, 1])[1])
+        assert calls.start(CallKind.LAUNCH, provider, "market", slow, take)
+
+    def test_no_more_calls_are_accepted_than_will_soon_be_made(self, tmp_path: Path) -> None:
+        calls, provider, release = CloudCalls(), local(tmp_path), threading.Event()
+        started = [
+            calls.start(CallKind.TERMINATE, provider, str(number), release.wait, Future.result)
+            for number in range(MOST_CALLS + 1)
+        ]
+        release.set()
+        assert started == [True] * MOST_CALLS + [False]
+
+    def test_an_error_is_logged_and_delays_no_other_answer(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        calls, provider, answers = CloudCalls(), local(tmp_path), list[str]()
+
+        def fail(error: Exception) -> str:
+            raise error
+
+        def take(call: Future[str]) -> None:
+            answers.append(call.result())
+
+        errors = {"refused": CloudUnavailable("no answer"), "broken": KeyError("defect")}
+        for name, error in errors.items():
+            calls.start(CallKind.REQUEST, provider, name, lambda error=error: fail(error), take)
+        calls.start(CallKind.REQUEST, provider, "good", lambda: "good", take)
+        with caplog.at_level(logging.WARNING):
+            await_truth(lambda: (calls.collect(), answers and len(caplog.records) == 2)[1])
+        assert {record.levelname for record in caplog.records} == {"WARNING", "ERROR"}
+        assert answers == ["good"]
+
+    def test_a_replaced_provider_is_closed_after_its_last_call(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls, provider, release = CloudCalls(), local(tmp_path), threading.Event()
+        closed: list[bool] = []
+        monkeypatch.setattr(provider, "close", lambda: closed.append(True))
+        calls.start(CallKind.LIST, provider, "", release.wait, Future.result)
+        calls.retire(provider)
+        calls.collect()
+        assert closed == []
+        release.set()
+        await_truth(lambda: (calls.collect(), closed)[1])
+
+
+def local(home: Path) -> LocalProvider:
+    return LocalProvider(home, "test", LocalPool("local", 1))

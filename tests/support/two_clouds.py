@@ -1,0 +1,108 @@
+"""A fleet loop over emulated EC2 and a fake Compute Engine, with a simulated cluster."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from support.harness import RedisServer
+from support.provider_backends import AwsBackend, GcpBackend
+from support.waiting import await_truth
+from vcasgd.bench.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
+from vcasgd.cluster import ActorState, Node, WorkerState
+from vcasgd.controller.fleet.loop import FleetLoop
+from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.fleet.pools import PoolSpec
+from vcasgd.fleet.prices import PriceTable
+from vcasgd.fleet.providers.aws.provider import AwsProvider
+from vcasgd.fleet.providers.base import Provider
+from vcasgd.fleet.providers.gcp.provider import GcpProvider
+from vcasgd.settings import Settings
+from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.worker_beats import WorkerBeats
+
+
+class Joined(SimulatedCloud):
+    """Cluster that machines join as soon as the controller publishes them."""
+
+    def __init__(self, control: Control) -> None:
+        super().__init__(0, [io.StringIO()])
+        self._control = control
+
+    def nodes(self) -> list[Node]:
+        rows = self._control.instances()
+        return [Node(name, name, alive=True, host="10.0.0.1") for name in rows]
+
+    def workers(self) -> dict[str, WorkerState]:
+        present = self._control.instances()
+        return {n: one for n, one in self._workers.items() if one.instance_id in present}
+
+    def start_worker(
+        self, instance_id: str, name: str, _entry: str, _arguments: Any, _env: Any
+    ) -> None:
+        self._workers[name] = WorkerState(name, instance_id, ActorState.ALIVE)
+
+    def stop_worker(self, name: str) -> None:
+        self._workers.pop(name, None)
+
+
+class Pools(PoolRegistry):
+    """One pool of each cloud."""
+
+    def __init__(self, *pools: tuple[PoolSpec, Provider]) -> None:
+        self.specs = {spec.name: spec for spec, _ in pools}
+        self.providers = {spec.name: provider for spec, provider in pools}
+
+    def refresh(self) -> bool:
+        return False
+
+
+class TwoClouds:
+    """Both clouds, and fleet loops that are controllers one after the other."""
+
+    def __init__(self, home: Path, server: RedisServer, aws: AwsBackend, gcp: GcpBackend) -> None:
+        self._ledger = server.connection
+        self._aws, self._gcp = aws, gcp
+        self._settings = Settings(
+            home=home,
+            cluster="test",
+            heartbeat=0.05,
+            idle_seconds=0.0,
+            ledger_url=SecretStr(server.url),
+            tensors_url=SecretStr(server.url),
+            storage_url=f"file://{home}",
+            ray_address="127.0.0.1:1",
+        )
+        self.control = Control(self._ledger)
+
+    def controller_of(self, cloud: SimulatedCloud, machines: int) -> FleetLoop:
+        """Start a controller of a simulated cloud alone."""
+        return self._loop(SimulatedPools(cloud, machines), cloud)
+
+    def controller(self) -> FleetLoop:
+        """Start a controller, which knows only the ledger and the clouds."""
+        specs = self._aws.spec(), self._gcp.spec()
+        ec2 = AwsProvider("test", specs[:1], PriceTable.load("aws"), price_seconds=0.0)
+        compute = GcpProvider("test", specs[1:], PriceTable.load("gcp"), url=self._gcp.url)
+        pools = Pools((specs[0], ec2), (specs[1], compute))
+        return self._loop(pools, Joined(self.control))
+
+    def _loop(self, pools: PoolRegistry, cluster: SimulatedCloud) -> FleetLoop:
+        beats = WorkerBeats(self._ledger)
+        return FleetLoop(self._settings, self._ledger, pools, beats, lambda: as_cluster(cluster))
+
+    def joined(self) -> set[str]:
+        """Return the machines that the controller has seen in the cluster."""
+        return {name for name, row in self.control.instances().items() if row["was_up"]}
+
+    def run(self, loop: FleetLoop, until: Any) -> None:
+        """Run rounds until a condition holds."""
+
+        def done() -> bool:
+            loop.round()
+            return bool(until())
+
+        await_truth(done)
