@@ -10,12 +10,12 @@ import pytest
 import yaml
 from support.api_harness import Api, spec
 
-from vcasgd.api.series import thinned_indices
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Accounts, Lease, WorkKind
+from vcasgd.store.ledger.thinning import thinned_indices
 
 BORN = {"pool": "local", "zone": "", "instance_type": "process", "spot": True,
         "price_per_hour": 0.1, "replaced_by": None, "reason": None, "lost": False}  # fmt: skip

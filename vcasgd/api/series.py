@@ -6,15 +6,12 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import Evaluation
 from vcasgd.store.ledger.metrics import MetricColumns
+from vcasgd.store.ledger.thinning import thinned_indices
 
 #: Series whose extremes are kept by default. The others grow steadily, so any point will do.
 SPIKY = ("loss", "updates_per_second", "staleness_mean", "staleness_max", "workers")
@@ -58,35 +55,6 @@ class Curves:
             while len(self._cache) > JOBS_CACHED:
                 self._cache.popitem(last=False)
             return entry
-
-
-def thinned_indices(series: Sequence[NDArray[np.float64]], count: int, most: int) -> list[int]:
-    """Return the indices of at most ``most`` of ``count`` points, in order.
-
-    They include the first point, the last one, and the extremes of each series in each of
-    several equal stretches. Each series is float64 [count], NaN where it has no value.
-    """
-    if count <= most:
-        return list(range(count))
-    indices = {0, count - 1}
-    series = series[: max(1, (most - 2) // 2)]
-    stretches = max(1, (most - len(indices)) // max(1, 2 * len(series)))
-    edges = np.linspace(0, count, stretches + 1).astype(int)
-    for values in series:
-        indices |= _extremes(values, edges)
-    return sorted(indices)[:most]
-
-
-def _extremes(values: NDArray[np.float64], edges: NDArray[np.int_]) -> set[int]:
-    """Return the indices of the highest and the lowest value of each stretch."""
-    indices = set()
-    low = np.where(np.isnan(values), np.inf, values)
-    high = np.where(np.isnan(values), -np.inf, values)
-    for start, stop in pairwise(edges):
-        if start < stop:
-            indices.add(int(start + low[start:stop].argmin()))
-            indices.add(int(start + high[start:stop].argmax()))
-    return indices
 
 
 def with_evaluations(

@@ -200,6 +200,11 @@ class LedgerKeys:
         return self._key("metrics")
 
     @property
+    def thinned(self) -> str:
+        """Stream: a part of :attr:`metrics` that is about to replace it."""
+        return self._key("thinned")
+
+    @property
     def logs(self) -> str:
         """Stream: lines that workers printed."""
         return self._key("logs")
@@ -247,6 +252,7 @@ class LedgerKeys:
             self.costs,
             self.checkpoints,
             self.metrics,
+            self.thinned,
             self.logs,
             self.traffic,
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from vcasgd.controller.jobs.history import HistoryThread
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
 from vcasgd.controller.jobs.sweeper import Sweeper
 from vcasgd.controller.jobs.tuning import Tuner
@@ -64,6 +65,7 @@ class JobLoop(EssentialThread):
         self._jobs = Jobs(ledger)
         linger_seconds = LINGER_LEASES * settings.lease_seconds
         self._sweeper = Sweeper(self._jobs, nodes, leadership, linger_seconds)
+        self._history = HistoryThread(settings, ledger, leadership)
         self._storage = Storage(settings.required("storage_url"))
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._admission = (
@@ -89,6 +91,7 @@ class JobLoop(EssentialThread):
     def work(self) -> None:
         """Step all jobs while this controller is the leader, until :meth:`stop`."""
         self._sweeper.start()
+        self._history.start()
         while not self._stopped.is_set():
             if self._leadership.sure:
                 self._step_all()
@@ -98,6 +101,7 @@ class JobLoop(EssentialThread):
         """Stop the thread; with ``checkpoint``, write a last checkpoint of each job."""
         self._stopped.set()
         self._sweeper.stop()
+        self._history.stop()
         self.join(timeout=STEP_SECONDS)
         if checkpoint:
             for job, lifecycle in self._lifecycles.items():

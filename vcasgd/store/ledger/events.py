@@ -18,9 +18,9 @@ from vcasgd.store.ledger.untrusted import Event, LogLine, stream_entry
 
 log = logging.getLogger(__name__)
 
-#: Entries kept of each stream; older ones are dropped.
+#: Entries that a writer leaves in each stream, also while no controller enforces the limits of the
+#: settings; see :mod:`vcasgd.store.ledger.history_limits`.
 EVENTS_KEPT = 20_000
-#: More than a day with one point per second.
 METRICS_KEPT = 100_000
 LOG_LINES_KEPT = 10_000
 #: Largest part of a stream ID, which has 64 bits. A client can send any number.

@@ -39,15 +39,19 @@ class MetricColumns:
 
     def refresh(self) -> None:
         """Read new points, and drop those that the ledger has dropped."""
-        with self._ledger.pipeline() as pipe:
+        with self._ledger.pipeline(transaction=True) as pipe:
             pipe.xrange(self._key, count=1)
             pipe.xrange(self._key, self._last, self._last)
-            oldest, newest = pipe.execute()
+            pipe.xlen(self._key)
+            oldest, newest, length = pipe.execute()
         if not newest:
             # the last point is gone: the ledger was restored to an earlier state
             self._clear()
         elif oldest:
             self._drop_before(oldest[0][0].decode())
+        if len(self) > length:
+            # some in between are gone: the ledger's points were thinned
+            self._clear()
         while entries := self._ledger.xread({self._key: self._last}, count=BATCH):
             self._append(entries[0][1])
 
@@ -58,13 +62,21 @@ class MetricColumns:
         """
         return np.array(self._columns[name])
 
+    def times(self) -> NDArray[np.float64]:
+        """Return the time of each point, float64 ``[points]``, in ms of the ledger's clock."""
+        return np.array(self._ms, dtype=np.float64)
+
+    def ids(self, indices: Iterable[int]) -> list[str]:
+        """Return the IDs of some points."""
+        return [self._id(index) for index in indices]
+
     def after(self, entry: str) -> int:
         """Return the index of the first point after an ID."""
         return int((self._older(entry) | self._same(entry)).sum())
 
     def rows(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return complete points with their ``id``, without those dropped in the meantime."""
-        names = [self._id(index) for index in indices]
+        names = self.ids(indices)
         with self._ledger.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.xrange(self._key, name, name)
