@@ -6,7 +6,7 @@ import math
 import os
 import pydoc_data.topics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from vcasgd.spec.job import JobSpec, load_job_mapping
 from vcasgd.task.task import Task, load_task
 
 HERE = Path(__file__).resolve().parent
-TASKS = ("text", "svm", "embeddings", "lstm", "finetune", "mnist", "cifar10")
+TASKS = ("text", "svm", "embeddings", "lstm", "finetune", "mnist", "cifar10", "vae")
 SEEDS = (0, 1, 2)
+#: More seeds, where rounding alone changes a result by more than the targets.
+MORE_SEEDS = {"text": range(6)}
 #: Default folder of the data sets, and the folder of files that the tasks write.
 DATA = HERE / "data"
 #: Arguments of tasks that name a file.
@@ -89,6 +91,11 @@ class Run:
     @property
     def asynchronous(self) -> bool:
         return COLUMNS[self.column].workers > 0
+
+
+def seeds_of(task: str) -> Sequence[int]:
+    """Return the seeds of a task."""
+    return MORE_SEEDS.get(task, SEEDS)
 
 
 def job_fields(task: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from columns import COLUMNS, HERE, SEEDS, Run, conditions, job_fields, job_spec
+from columns import COLUMNS, HERE, SEEDS, Run, conditions, job_fields, job_spec, seeds_of
 from order import order
 
 import vcasgd
@@ -195,14 +195,14 @@ def _finite(value: Any) -> Any:
 def missing(
     tasks: Iterable[str],
     columns: Iterable[str],
-    seeds: Sequence[int],
+    seeds: Sequence[int] | None,
     rows: dict[Run, Row],
     is_current: Any,
 ) -> list[Run]:
     """Return the runs without a current row that can start now, in order.
 
     The learning rate of data parallelism is chosen first: until all rates have run with
-    :data:`RATE_SEED`, the other seeds can't start.
+    :data:`RATE_SEED`, the other seeds can't start. Without ``seeds``, each task has its own.
     """
     current = {run: row for run, row in rows.items() if is_current(run, row)}
     wanted: list[Run] = []
@@ -213,7 +213,7 @@ def missing(
                 wanted += [Run(task, name, RATE_SEED, rate) for rate in rates]
             best = best_rate(task, name, current)
             if best is not None:
-                wanted += [Run(task, name, seed, best) for seed in seeds]
+                wanted += [Run(task, name, seed, best) for seed in seeds or seeds_of(task)]
     return [run for run in dict.fromkeys(wanted) if run not in current]
 
 
@@ -238,4 +238,4 @@ def badness(task: str, row: Row) -> float:
 
 def metric(task: str) -> str:
     """Return the name of the metric that decides for a task."""
-    return "loss" if task in ("text", "lstm") else "accuracy"
+    return "loss" if task in ("text", "lstm", "vae") else "accuracy"

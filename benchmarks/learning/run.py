@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
-from columns import COLUMNS, DATA, SEEDS, TASKS, Run, execute
+from columns import COLUMNS, DATA, TASKS, Run, execute, seeds_of
 from rows import Row, append, confirm, digest, missing, probes, read, same_outcome
 
 _digest = cache(digest)
@@ -27,7 +27,7 @@ _digest = cache(digest)
 class Options:
     tasks: Sequence[str]
     columns: Sequence[str]
-    seeds: Sequence[int]
+    seeds: Sequence[int] | None
     jobs: int
     data: Path
     list: bool
@@ -40,7 +40,7 @@ def options() -> Options:
                         help=", ".join(TASKS))  # fmt: skip
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS),
                         metavar="COLUMN", help=", ".join(COLUMNS))  # fmt: skip
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--seeds", nargs="+", type=int, help="default: those of the task")
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the data sets")
     parser.add_argument("--list", action="store_true", help="list what is missing, run nothing")
@@ -150,7 +150,9 @@ def _and_later(left: Sequence[Run], chosen: Options) -> Iterator[Run]:
     yield from left
     rates_open = {(run.task, run.column) for run in left if len(COLUMNS[run.column].rates) > 1}
     for task, column in rates_open:
-        later = set(chosen.seeds) - {run.seed for run in left if run.column == column}
+        later = set(chosen.seeds or seeds_of(task)) - {
+            run.seed for run in left if run.column == column
+        }
         yield from (Run(task, column, seed) for seed in later)
 
 
