@@ -22,6 +22,8 @@ from functools import cache, partial
 from itertools import count
 from typing import Any
 
+from torch import Tensor
+
 from vcasgd.bench.presence import Life
 from vcasgd.bench.simulated_worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
@@ -35,6 +37,7 @@ from vcasgd.store.tensors.updates import Header
 from vcasgd.task.task import Task
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
+from vcasgd.worker.member import SHARING_SECONDS, Member
 from vcasgd.worker.shard_client import FETCH_MARGIN
 
 
@@ -136,6 +139,10 @@ class Simulation:
         self._members = RoundMembers()
         #: Workers of the blended updates that aren't published yet.
         self._pushed_by: list[SimulatedWorker] = []
+        #: Second moments that workers share, and the steps behind them.
+        self._moments: tuple[Tensor, int] | None = None
+        #: When they are written next.
+        self._sharing_at = 0.0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.outcome = Outcome()
 
@@ -208,6 +215,7 @@ class Simulation:
             if worker.ended is not None:
                 worker.learner.member.measure_exchange(self._now - worker.ended)
             worker.learner.member.follow(worker.fetched.base)
+            self._adopt_moments(worker.learner.member)
         stop = worker.learner.interval_stop(worker.subtask, worker.position)
         interval = worker.interval(stop, self._conditions.seconds_per_sample)
         ready = self._now + interval.seconds
@@ -242,12 +250,27 @@ class Simulation:
     def _finish(self, worker: SimulatedWorker, interval: SimulatedInterval) -> None:
         header, payload = worker.train(interval, f"u{next(self._numbers)}")
         worker.ended = self._now
+        self._share_moments(worker)
         self._pushed[header.subtask] = header.stop
         self.outcome.bytes_pushed += len(payload)
         # Even without latency, the worker starts its next interval first.
         applied = self._now + self._conditions.latency
         self._at(applied, lambda: self._apply(worker, header, payload))
         self._continue(worker)
+
+    def _adopt_moments(self, member: Member) -> None:
+        if self._moments is not None and member.lacking:
+            member.adopt(*self._moments)
+
+    def _share_moments(self, worker: SimulatedWorker) -> None:
+        """Let a worker share its second moments if it is its turn."""
+        assert worker.learner is not None
+        member = worker.learner.member
+        if member is None or not member.can_share or self._now < self._sharing_at:
+            return
+        moments, made = member.shared()
+        self._moments = moments.bfloat16().float(), made
+        self._sharing_at = self._now + SHARING_SECONDS
 
     def _lose(self, worker: SimulatedWorker, samples: int) -> None:
         """End a worker with its machine, and return its subtask."""

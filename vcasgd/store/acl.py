@@ -180,6 +180,7 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
 
 def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
     snapshots, payloads = _any(keys, "s:*"), _any(keys, f"u:{worker}.*")
+    moments = _any(keys, "o:*")
     fence, meta, applied, pushed, tokens, stream, rejected, pins, requests, places, window, news = (
         _on_any_shard(keys, key)
         for key in (keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
@@ -187,7 +188,7 @@ def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
     )  # fmt: skip
     return (
         _scripts(TENSORS_SCRIPTS, (_any(keys, "*"),)),
-        Grant("R", "get mget", (fence, meta, snapshots, window)),
+        Grant("R", "get mget", (fence, meta, snapshots, window, moments)),
         Grant("R", "exists", (fence, meta, snapshots, payloads)),
         Grant("R", "hget hmget hgetall", (applied, pushed, tokens, rejected, pins)),
         Grant("R", "xrange", (stream,)),
@@ -196,6 +197,7 @@ def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
         Grant("W", "zadd zrem", (places,)),
         Grant("W", "hset", (pushed, tokens)),
         Grant("W", "set persist unlink", (payloads,)),
+        Grant("W", "set", (moments,)),
         Grant("W", "xadd", (stream,)),
         Grant("W", "sadd", (requests,)),
     )

@@ -334,6 +334,11 @@ class TensorKeys:
         """Set: names under which the current snapshot is to be pinned."""
         return self._key("wanted")
 
+    def moments(self, name: str) -> str:
+        """Return a key of the optimizer's second moments: ``steps`` and ``turn``, strings, or a
+        chunk. Workers write them."""
+        return self._key(f"o:{name}")
+
     def snapshot_chunk(self, version: int, token: int, name: str) -> str:
         """Return the key of one chunk of a snapshot."""
         return self._key(f"s:{version}.{token}:{name}")

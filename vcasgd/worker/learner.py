@@ -190,7 +190,7 @@ class Learner:
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
         if self.member is not None:
-            self.member.use(self._optimizer)
+            self.member.use(self._optimizer, keeps=self._spec.keeps_optimizer)
         # The user's code may change the momentum itself, so it is tuned only on request.
         momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
         correction = {"correction": momenta.correction} if momenta else {}

@@ -31,6 +31,7 @@ from vcasgd.worker.heartbeat import HeartbeatSender, WorkerStatus, capacity
 from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.log_capture import LineCapture
+from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.notices import NoticeLike, NoticePoll, NoticeWatch
 from vcasgd.worker.setup import Setup
 from vcasgd.worker.shard_group import ShardGroup
@@ -69,8 +70,10 @@ class Worker:
         self.shards = ShardGroup(context.nodes, job, settings.patience_seconds, context.key)
         self._tuned = TunedSettings(context.ledger, job, name)
         self._setup = Setup(context, self.shards, self._status, build)
+        self._moments = MomentsExchange(context.nodes, job, name)
         self._trainer = Trainer(
-            name, self.shards, self._held, self._departure, self._status, self._tuned
+            *(name, self.shards, self._held, self._departure, self._status, self._tuned),
+            self._moments,
         )
         self._evaluator = Evaluator(context, self._status)
         self._errors = ErrorHandler(context, self.shards, self._held, self._departure, self._status)
@@ -117,6 +120,7 @@ class Worker:
         except (StoreUnavailable, StoreDenied, StoreFull):
             log.warning("could not return the leases; they will expire")
         self.shards.close()
+        self._moments.close()
         self._setup.close()
         self._status.doing = f"left: {self._departure.reason}"
         self._heartbeat.stop()

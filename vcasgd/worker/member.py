@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
+from vcasgd.learning import second_moments
 from vcasgd.learning.local_batch import LocalBatch
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.store.tensors.snapshot import RoundFacts
@@ -20,6 +23,10 @@ ALONE_SECONDS = 1.0
 MOST_STEPS = 16
 #: Last exchanges of which the shortest counts: it waited least for other workers.
 EXCHANGES = 5
+#: Steps of an optimizer before other workers take over its second moments.
+LEAST_STEPS = 20
+#: Seconds between two times that a worker shares its second moments.
+SHARING_SECONDS = 10.0
 
 
 class Member:
@@ -39,6 +46,8 @@ class Member:
         self._alone = False
         self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
         self._moments: LocalMoments | None = None
+        #: The optimizer whose second moments are shared, if there is one.
+        self._sharing: Optimizer | None = None
 
     @property
     def batch(self) -> float:
@@ -76,9 +85,38 @@ class Member:
         """Record the time between two intervals, in seconds."""
         self._exchanges.append(seconds)
 
-    def use(self, optimizer: Optimizer) -> None:
-        """Use a new optimizer."""
+    def use(self, optimizer: Optimizer, *, keeps: bool = True) -> None:
+        """Use a new optimizer; ``keeps`` is False if only for one subtask."""
         self._moments = LocalMoments(optimizer)
+        self._sharing = optimizer if keeps and second_moments.count(optimizer) else None
+
+    # -- second moments that outlive a worker --------------------------------------------------
+
+    @property
+    def lacking(self) -> int:
+        """Number of second moments that a new optimizer lacks; 0 if it has its own, or none."""
+        if self._sharing is None or second_moments.steps(self._sharing):
+            return 0
+        return second_moments.count(self._sharing)
+
+    def adopt(self, moments: Tensor, made: int) -> bool:
+        """Take over second moments; see :func:`vcasgd.learning.second_moments.adopt`."""
+        assert self._sharing is not None
+        return second_moments.adopt(self._sharing, moments, made)
+
+    @property
+    def can_share(self) -> bool:
+        """True if other workers should take over this optimizer's second moments."""
+        return self._sharing is not None and second_moments.steps(self._sharing) >= LEAST_STEPS
+
+    def shared(self) -> tuple[Tensor, int]:
+        """Return the second moments for others, float32 [n], and the steps that they are from."""
+        assert self._sharing is not None
+        out = torch.empty(second_moments.count(self._sharing))
+        second_moments.read(self._sharing, out)
+        return out, second_moments.steps(self._sharing)
+
+    # -- intervals -----------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start an interval: from now on, the optimizer's state is that of the whole batch."""

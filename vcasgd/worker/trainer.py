@@ -29,6 +29,7 @@ from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
+from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.pending_updates import Settled
 from vcasgd.worker.shard_group import ShardGroup
 
@@ -91,6 +92,7 @@ class Trainer:
         departure: Departure,
         status: WorkerStatus,
         tuned: TunedSettings,
+        moments: MomentsExchange,
     ) -> None:
         self._name = name
         self._shards = shards
@@ -98,6 +100,7 @@ class Trainer:
         self._departure = departure
         self._status = status
         self._tuned = tuned
+        self._moments = moments
         self._pushes = 0
         #: Measured in the last interval; None before the first one.
         self._seconds_per_sample: float | None = None
@@ -127,9 +130,13 @@ class Trainer:
                 if ended is not None:
                     learner.member.measure_exchange(time.monotonic() - ended)
                 learner.member.follow(self._base())
+                self._moments.open(len(positions))
+                self._moments.adopt(learner.member, self._shards.rollbacks)
                 # The local batch may have changed.
                 step = next_step(positions, work.size, reach) or step
             stop, ended = self._train_interval(work, step)
+            if learner.member is not None:
+                self._moments.share(learner.member, self._shards.rollbacks)
             for shard in step.shards:
                 positions[shard] = stop
 

@@ -1415,11 +1415,6 @@ export interface components {
             id: string;
             /** Name */
             name: string;
-            /**
-             * Owner
-             * @description User who submitted it.
-             */
-            owner: string | null;
             /** Created At */
             created_at: number;
             /** Ended At */
