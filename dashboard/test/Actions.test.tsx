@@ -1,8 +1,8 @@
-import { screen } from "@testing-library/react";
+import { screen, waitFor } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { expect, test } from "vitest";
 import { Actions } from "../src/pages/job/Actions";
-import { aCost, aJob, anApi, show } from "./factories";
+import { aCaller, aCost, aJob, anApi, show } from "./factories";
 
 test.each([
   ["running", ["Pause", "Cancel"]],
@@ -13,6 +13,39 @@ test.each([
   show(<Actions job={aJob({ state })} />);
   expect(screen.queryAllByRole("button").map((each) => each.textContent)).toEqual(names);
 });
+
+test.each([
+  [aCaller("read"), "This needs a token with scope submit; ann has scope read."],
+  [
+    aCaller("submit", "bob"),
+    "The job belongs to ann; jobs of others need a token with scope admin.",
+  ],
+])("a token that may not change a job is told why", async (caller, reason) => {
+  const requests = anApi({ "/api/v1/me": { body: caller } });
+  show(<Actions job={aJob()} />);
+
+  for (const name of ["Pause", "Cancel"]) {
+    const disabled = () => screen.getByRole("button", { name }).getAttribute("aria-disabled");
+    await waitFor(() => expect(disabled()).toBe("true"));
+    await userEvent.click(screen.getByRole("button", { name }));
+    expect((await screen.findAllByText(reason)).length).toBeGreaterThan(0);
+  }
+  expect(requests.filter((each) => each.method === "POST")).toEqual([]);
+  expect(screen.queryByRole("dialog")).toBeNull();
+});
+
+test.each([aCaller("submit"), aCaller("admin", "bob")])(
+  "$name with scope $scope may",
+  async (caller) => {
+    const requests = anApi({ "/api/v1/me": { body: caller }, "/api/v1/jobs": { body: aJob() } });
+    show(<Actions job={aJob()} />);
+    await waitFor(() => expect(requests.length).toBe(1));
+
+    await userEvent.click(screen.getByRole("button", { name: "Pause" }));
+
+    await waitFor(() => expect(requests.some((each) => each.method === "POST")).toBe(true));
+  },
+);
 
 test("a job with an exhausted budget resumes with a new one", async () => {
   const paused = aJob({ state: "paused" });
@@ -44,14 +77,15 @@ test("a finished model can be downloaded", () => {
 
 test("cancelling asks for confirmation and sends the request header", async () => {
   const requests = anApi({ "/api/v1/jobs": { body: aJob({ state: "cancelled" }) } });
+  const sent = () => requests.filter((each) => each.method === "POST");
   show(<Actions job={aJob()} />);
 
   await userEvent.click(screen.getByRole("button", { name: "Cancel" }));
-  expect(requests).toHaveLength(0);
+  expect(sent()).toHaveLength(0);
   await userEvent.click(await screen.findByRole("button", { name: "Cancel the job" }));
 
-  expect(requests.map((each) => `${each.method} ${new URL(each.url).pathname}`)).toEqual([
+  expect(sent().map((each) => `${each.method} ${new URL(each.url).pathname}`)).toEqual([
     "POST /api/v1/jobs/digits-abc123/cancel",
   ]);
-  expect(requests[0]?.headers.get("X-Vcasgd-Request")).toBe("dashboard");
+  expect(sent()[0]?.headers.get("X-Vcasgd-Request")).toBe("dashboard");
 });

@@ -2,10 +2,10 @@ import { screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { expect, test } from "vitest";
 import { JobsPage } from "../src/pages/JobsPage";
-import { aBrief, anApi, show } from "./factories";
+import { aBrief, aCaller, anApi, show } from "./factories";
 
 const JOBS = [
-  aBrief({ id: "digits-abc123" }),
+  aBrief({ id: "digits-abc123", owner: "bob" }),
   aBrief({ id: "mnist-def456", state: "succeeded", best_accuracy: 0.99, ended_at: 1_700_000_090 }),
 ];
 
@@ -13,7 +13,7 @@ function anApiWithJobs() {
   anApi({ "/api/v1/overview": { body: JOBS } });
 }
 
-test("a row shows state, progress, workers, cost and savings", async () => {
+test("a row shows state, owner, progress, workers, cost and savings", async () => {
   anApiWithJobs();
   show(<JobsPage />);
 
@@ -21,6 +21,7 @@ test("a row shows state, progress, workers, cost and savings", async () => {
   const cells = within(row as HTMLElement);
   await cells.findByText("70%");
   expect(cells.getByText("running")).toBeTruthy();
+  expect(cells.getByText("bob")).toBeTruthy();
   expect(cells.getByRole("progressbar").getAttribute("aria-valuenow")).toBe("34");
   expect(cells.getByText("91.2%")).toBeTruthy();
   expect(cells.getByText("$0.30")).toBeTruthy();
@@ -51,6 +52,17 @@ test("an empty list shows how to submit a job", async () => {
   anApi({ "/api/v1/overview": { body: [] } });
   show(<JobsPage />);
   expect(await screen.findByText("No jobs yet")).toBeTruthy();
+});
+
+test("a token that may only read is told why it can't submit", async () => {
+  anApi({ "/api/v1/overview": { body: JOBS }, "/api/v1/me": { body: aCaller("read", "eve") } });
+  show(<JobsPage />);
+
+  const button = await screen.findByRole("button", { name: "Submit a job" });
+  await userEvent.hover(button);
+
+  expect(await screen.findByText(/scope submit; eve has scope read/)).toBeTruthy();
+  expect(screen.queryByRole("link", { name: "Submit a job" })).toBeNull();
 });
 
 test("an error shows the API's message and remedy", async () => {

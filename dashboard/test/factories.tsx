@@ -5,7 +5,7 @@ import type { ReactNode } from "react";
 import { MemoryRouter } from "react-router";
 import { vi } from "vitest";
 import { makeQueryClient } from "../src/api/cache";
-import type { Brief, Cost, Instance, Job, Machine, Plan, Span } from "../src/api/types";
+import type { Brief, Caller, Cost, Instance, Job, Machine, Plan, Span } from "../src/api/types";
 
 export const START = 1_700_000_000;
 
@@ -39,6 +39,7 @@ export function aJob(changes: Partial<Job> = {}): Job {
     version: 17,
     model: null,
     package: "0".repeat(64),
+    owner: "ann",
     evictions: 0,
     kills: 0,
     store_nodes: 1,
@@ -52,6 +53,7 @@ export function aBrief(changes: Partial<Brief> = {}): Brief {
   return {
     id,
     name: id.split("-")[0] ?? id,
+    owner: "ann",
     created_at: START,
     ended_at: null,
     state: "running",
@@ -69,6 +71,10 @@ export function aBrief(changes: Partial<Brief> = {}): Brief {
     on_demand_usd: 1,
     ...changes,
   };
+}
+
+export function aCaller(scope: Caller["scope"], name = "ann"): Caller {
+  return { name, scope, max_machines: null, expires_at: null };
 }
 
 export function anInstance(id: string, state = "running"): Instance {

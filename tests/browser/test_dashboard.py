@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from support.pages import Dashboard, PageLog, Site, held_example
 
 from vcasgd.client import Client
+from vcasgd.spec.access import Scope
 
 pytestmark = pytest.mark.slow
 
@@ -121,6 +122,23 @@ def test_wrong_token_is_refused(signed_out: Dashboard) -> None:
     signed_out.page.get_by_label("Token", exact=True).fill("not-the-token")
     signed_out.page.get_by_role("button", name="Sign in").click()
     expect(signed_out.page.get_by_text("Invalid token.")).to_be_visible()
+
+
+def test_pages_offer_what_the_token_allows(signed_out: Dashboard, job: str) -> None:
+    page, client = signed_out.page, signed_out.site.client
+
+    signed_out.sign_in(client.create_token("reader", Scope.READ).token)
+
+    submit = page.get_by_role("button", name="Submit a job")
+    expect(submit).to_have_attribute("aria-disabled", "true")
+    submit.hover()
+    expect(page.get_by_role("tooltip")).to_contain_text("scope submit; reader has scope read")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name=job.replace("-", " ")))
+    expect(row.get_by_role("cell", name="bootstrap")).to_be_visible()
+    signed_out.open(f"/jobs/{job}")
+    expect(page.get_by_text("by bootstrap")).to_be_visible()
+    expect(page.locator("li[data-machine]").first).to_be_visible()
+    expect(page.get_by_role("button", name="Evict")).to_have_count(0)
 
 
 def test_sign_out_ends_the_session(dashboard: Dashboard) -> None:

@@ -19,7 +19,13 @@ from support.two_clouds import TwoClouds
 from support.waiting import await_truth
 
 from vcasgd.bench.control.cloud import POOL, SimulatedCloud
-from vcasgd.controller.fleet.cloud_calls import MOST_CALLS, CallKind, CloudCalls
+from vcasgd.controller.fleet.cloud_calls import (
+    MOST_CALLS,
+    THREADS,
+    CallKind,
+    CloudCalls,
+    NotLeading,
+)
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.errors import CloudUnavailable
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
@@ -192,6 +198,25 @@ class TestCloudCalls:
         ]
         release.set()
         assert started == [True] * MOST_CALLS + [False]
+
+    def test_a_call_that_waited_is_not_made_after_another_controller_took_over(
+        self, tmp_path: Path
+    ) -> None:
+        leads, release, made = threading.Event(), threading.Event(), list[str]()
+        leads.set()
+        calls, provider = CloudCalls(leads.is_set), local(tmp_path)
+        errors: list[BaseException | None] = []
+        for number in range(THREADS[CallKind.LAUNCH]):
+            calls.start(CallKind.LAUNCH, provider, str(number), release.wait, Future.result)
+        calls.start(
+            CallKind.LAUNCH, provider, "late", lambda: made.append("late"),
+            lambda call: errors.append(call.exception()),
+        )  # fmt: skip
+        leads.clear()
+        release.set()
+        await_truth(lambda: (calls.collect(), errors)[1])
+        assert isinstance(errors[0], NotLeading)
+        assert made == []
 
     def test_an_error_is_logged_and_delays_no_other_answer(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from support.waiting import await_truth
 from support.world import World
 
 from vcasgd.bench.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
@@ -53,11 +54,12 @@ def test_leases_are_free_after_one_round(
 
     def fleet_loop() -> FleetLoop:
         pools, beats = SimulatedPools(cloud, 4), WorkerBeats(world.ledger)
-        return FleetLoop(settings, world.ledger, pools, beats, lambda: as_cluster(cloud))
+        return FleetLoop(
+            settings, world.ledger, pools, beats, lambda: as_cluster(cloud), lambda: True
+        )
 
     fleet = fleet_loop()
-    for _ in range(3):
-        fleet.round()
+    await_truth(lambda: (fleet.round(), len(cloud.workers()) == 2)[1])
     first, second = sorted(cloud.workers())
     lease = world.leases(first, HOUR).acquire()
     assert isinstance(lease, Lease)

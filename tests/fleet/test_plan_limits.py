@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from support.fleets import NOW, job, machine, observed, on
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolView, with_history
-from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide, within_limits
+from vcasgd.fleet.plan import (
+    Launch,
+    StartWorker,
+    StopWorker,
+    Terminate,
+    decide,
+    make_plan,
+    within_limits,
+)
 
 ROUND_SECONDS = 30.0
 
@@ -44,8 +52,29 @@ def test_a_limit_is_divided_among_the_jobs_of_its_user(
 
     assert {each.job: each.desired for each in limited} == expected
     for before, after in zip(jobs, limited, strict=True):
-        why = f"all jobs of ann together may have {limit} machines"
+        why = f"all jobs of ann together may have {limit} machine{'s' if limit > 1 else ''}"
         assert after.limited == (why if after.desired < before.desired else None)
+
+
+def test_a_job_that_waits_because_of_the_limit_says_so() -> None:
+    jobs = [ann("A", 1, 4), ann("B", 1, 4), job("C", 1, 1, owner="bob")]
+    fleet = [machine(id_) for id_ in "abc"]
+    state = observed(fleet, [on("a", "A"), on("b", "B"), on("c", "C")], jobs)
+    state = within_limits(replace(state, owner_limits={"ann": 2}), NOW)
+
+    why = "waits for 3 of 4 machines: all jobs of ann together may have 2 machines"
+    assert make_plan(with_history(state, NOW), NOW).waiting == {"A": why, "B": why}
+
+
+def test_a_job_waits_because_of_the_limit_and_a_full_pool() -> None:
+    full = [PoolView("local", capacity=1, reason="1 of 1 machines in use")]
+    state = observed([machine("c")], [on("c", "C")], [ann("A", 1, 4), job("C", 1, 1)], pools=full)
+    state = within_limits(replace(state, owner_limits={"ann": 2}), NOW)
+
+    assert make_plan(with_history(state, NOW), NOW).waiting == {
+        "A": "waits for 4 of 4 machines: 1 job of the same priority, local: 1 of 1 machines in "
+        "use, all jobs of ann together may have 2 machines"
+    }
 
 
 def plan_round(state: Observed, now: float) -> Observed:

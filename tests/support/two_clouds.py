@@ -92,7 +92,14 @@ class TwoClouds:
 
     def _loop(self, pools: PoolRegistry, cluster: SimulatedCloud) -> FleetLoop:
         beats = WorkerBeats(self._ledger)
-        return FleetLoop(self._settings, self._ledger, pools, beats, lambda: as_cluster(cluster))
+        return FleetLoop(
+            self._settings,
+            self._ledger,
+            pools,
+            beats,
+            lambda: as_cluster(cluster),
+            leads=lambda: True,
+        )
 
     def joined(self) -> set[str]:
         """Return the machines that the controller has seen in the cluster."""

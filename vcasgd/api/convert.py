@@ -76,6 +76,7 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
     return JobBrief(
         id=job.id,
         name=job.spec.name,
+        owner=job.owner,
         created_at=job.created_at,
         ended_at=job.ended_at,
         state=job.state,

@@ -60,6 +60,8 @@ class JobDemand:
     """User who submitted it."""
     limited: str | None = None
     """Why it may have fewer machines than it could use; see :mod:`vcasgd.fleet.plan.limits`."""
+    withheld: int = 0
+    """Number of machines that it could use beyond those."""
 
     @property
     def desired(self) -> int:

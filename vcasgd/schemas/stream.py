@@ -17,6 +17,7 @@ class JobBrief(Schema):
 
     id: str
     name: str
+    owner: str | None = Field(default=None, description="User who submitted it.")
     created_at: float
     ended_at: float | None
     state: JobState

@@ -1415,6 +1415,11 @@ export interface components {
             id: string;
             /** Name */
             name: string;
+            /**
+             * Owner
+             * @description User who submitted it.
+             */
+            owner: string | null;
             /** Created At */
             created_at: number;
             /** Ended At */

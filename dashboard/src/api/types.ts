@@ -14,6 +14,8 @@ type Posted<P extends keyof paths> = paths[P] extends {
   : never;
 
 export type Session = Got<"/api/v1/session">;
+/** Token of the user. */
+export type Caller = Got<"/api/v1/me">;
 export type Job = Got<"/api/v1/jobs/{job}">;
 export type JobState = Job["state"];
 /** Row of the overview. */

@@ -4,7 +4,7 @@ import type { ReactNode } from "react";
 import { NavLink } from "react-router";
 import { useStore } from "../api/cluster";
 import { useLive } from "../api/live";
-import { useSignOut } from "../api/session";
+import { useCaller, useSignOut } from "../api/session";
 import type { Session } from "../api/types";
 import mark from "../mark.svg";
 import { Connection } from "./Connection";
@@ -21,6 +21,7 @@ const PAGES = [
 export function Shell({ session, children }: { session: Session; children: ReactNode }) {
   const connection = useLive();
   const signOut = useSignOut();
+  const caller = useCaller();
   return (
     <>
       <a className="skip" href="#main">
@@ -45,7 +46,9 @@ export function Shell({ session, children }: { session: Session; children: React
             </span>
             <Connection state={connection} />
             <ThemeSwitch />
-            <Tooltip label="Sign out">
+            <Tooltip
+              label={caller ? `Sign out ${caller.name} (scope ${caller.scope})` : "Sign out"}
+            >
               <ActionIcon
                 variant="subtle"
                 color="gray"

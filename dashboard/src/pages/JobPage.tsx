@@ -33,7 +33,7 @@ export default function JobPage() {
   if (!job.data) return <ErrorState error={job.error} onRetry={job.refetch} />;
   return (
     <div className="stack">
-      <PageHead title={job.data.id} beside={<StateBadge state={job.data.state} />}>
+      <PageHead title={job.data.id} beside={<StateAndOwner job={job.data} />}>
         <Actions job={job.data} />
       </PageHead>
       <Problem job={job.data} />
@@ -41,6 +41,15 @@ export default function JobPage() {
       <Summary job={job.data} />
       <JobTabs job={job.data} />
     </div>
+  );
+}
+
+function StateAndOwner({ job }: { job: Job }) {
+  return (
+    <>
+      <StateBadge state={job.state} />
+      {job.owner && <span className={classes.owner}>by {job.owner}</span>}
+    </>
   );
 }
 

@@ -1,15 +1,18 @@
-import { Button, Code, Pagination, Select, Skeleton, TextInput } from "@mantine/core";
+import { Code, Pagination, Select, Skeleton, TextInput } from "@mantine/core";
 import { IconPlus, IconSearch, IconStack2 } from "@tabler/icons-react";
 import { useState } from "react";
 import { Link } from "react-router";
 import { isOver, useOverview } from "../api/jobs";
+import { useCaller } from "../api/session";
 import type { Brief } from "../api/types";
 import { type Column, DataTable } from "../components/DataTable";
 import { EmptyState } from "../components/EmptyState";
 import { ErrorState } from "../components/ErrorState";
+import { GuardedButton } from "../components/GuardedButton";
 import { Meter } from "../components/Meter";
 import { PageHead } from "../components/PageHead";
 import { StateBadge } from "../components/StateBadge";
+import { refusal } from "../lib/access";
 import { count, DASH, duration, percent, usd } from "../lib/format";
 import { saving } from "../lib/money";
 import { useNow } from "../lib/useNow";
@@ -20,6 +23,7 @@ const STATES = ["starting", "running", "paused", "finishing", "succeeded", "fail
 
 export function JobsPage() {
   const jobs = useOverview();
+  const caller = useCaller();
   const [text, setText] = useState("");
   const [state, setState] = useState<string | null>(null);
   const [page, setPage] = useState(1);
@@ -29,9 +33,13 @@ export function JobsPage() {
   return (
     <div className="stack">
       <PageHead title="Jobs">
-        <Button component={Link} to="/submit" leftSection={<IconPlus size={16} />}>
+        <GuardedButton
+          refusal={refusal(caller, "submit")}
+          to="/submit"
+          leftSection={<IconPlus size={16} />}
+        >
           Submit a job
-        </Button>
+        </GuardedButton>
       </PageHead>
       {jobs.isError && !jobs.data && <ErrorState error={jobs.error} onRetry={jobs.refetch} />}
       {jobs.isPending && <Skeleton height={240} radius="md" />}
@@ -106,6 +114,7 @@ function columns(now: number): Column<Brief>[] {
       key: (job) => STATES.indexOf(job.state),
       cell: (job) => <StateBadge state={job.state} />,
     },
+    { name: "Owner", wide: true, key: (job) => job.owner, cell: (job) => job.owner ?? DASH },
     {
       name: "Progress",
       key: (job) => job.fraction,

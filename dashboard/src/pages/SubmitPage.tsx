@@ -4,11 +4,14 @@ import { IconFileZip, IconFolder } from "@tabler/icons-react";
 import { useRef, useState } from "react";
 import { useNavigate } from "react-router";
 import { ApiError } from "../api/client";
+import { useCaller } from "../api/session";
 import { usePlan, useSpecSchema, useSubmit, useValidation } from "../api/submitting";
 import type { Mistake } from "../api/types";
+import { GuardedButton } from "../components/GuardedButton";
 import { Notice } from "../components/Notice";
 import { PageHead } from "../components/PageHead";
 import { Panel } from "../components/Panel";
+import { refusal } from "../lib/access";
 import { bytes } from "../lib/format";
 import { type Package, packageOf } from "../lib/packing";
 import classes from "./SubmitPage.module.css";
@@ -32,6 +35,7 @@ export default function SubmitPage() {
   const plan = usePlan();
   const submit = useSubmit();
   const navigate = useNavigate();
+  const refused = refusal(useCaller(), "submit");
   // One key per page, so that pressing the button twice submits one job.
   const key = useRef(crypto.getRandomValues(new Uint32Array(4)).join("-"));
   const change = (next: string) => {
@@ -49,6 +53,7 @@ export default function SubmitPage() {
   return (
     <div className="stack">
       <PageHead title="Submit a job" />
+      {refused && <Notice tone="warn" title={refused} />}
       <div className={classes.columns}>
         <Panel title="job.yaml" note={<Verdict checked={checked} />} flush>
           <Editor initial={TEMPLATE} mistakes={mistakes} schema={schema} onChange={change} />
@@ -61,14 +66,15 @@ export default function SubmitPage() {
             ready={Boolean(spec)}
             onPlan={() => spec && plan.mutate(spec)}
             action={
-              <Button
+              <GuardedButton
+                refusal={refused}
                 fullWidth
                 disabled={!spec || !code || !(plan.isSuccess || plan.isError)}
                 loading={submit.isPending}
                 onClick={send}
               >
                 Submit the job
-              </Button>
+              </GuardedButton>
             }
           />
           {!code && plan.isSuccess && (

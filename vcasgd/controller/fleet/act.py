@@ -12,7 +12,7 @@ from typing import Any
 from vcasgd.controller.fleet.boot import node_boot
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.cloud_cache import CloudCache
-from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
+from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls, NotLeading
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.controller.fleet.events import FleetEvents
 from vcasgd.controller.fleet.launch_history import FAILED_BOOT_SECONDS, LaunchHistory
@@ -80,7 +80,8 @@ class MachineActuator:
         offers = _matching_offers(action, state)
         provider = self._pools.providers[action.pool]
         request = partial(
-            provider.launch,
+            _launch,
+            provider,
             action.pool,
             action.count,
             self._boot(action.pool, offers),
@@ -105,11 +106,12 @@ class MachineActuator:
         self._cloud.forget_order(action.token)
         try:
             granted = call.result()
+        except NotLeading:
+            raise
         except FleetError as error:
             held = self._cloud.held(action.pool, spot=spot)
             self._launches.refused(action, error, held, steady_time())
             return
-        log.info("launched in %s: %s", action.pool, ", ".join(granted))
         # A repeated launch gets the first answer, whose machines may have ended meanwhile.
         fresh = [each for each in granted if not self._costs.ended(each)]
         machines = [_launched_machine(each, action, offers) for each in fresh]
@@ -286,6 +288,13 @@ def preemption_events(stop: StopWorker) -> list[NewEvent]:
         NewEvent(donor, "machine-given", given, details),
         NewEvent(successor, "machine-received", received, details),
     ]
+
+
+def _launch(provider: Provider, pool: str, *arguments: Any, **options: Any) -> list[str]:
+    """Launch, and log the answer at once, because it may never be collected."""
+    granted = provider.launch(pool, *arguments, **options)
+    log.info("launched in %s: %s", pool, ", ".join(granted))
+    return granted
 
 
 def _matching_offers(action: Launch, state: Observed) -> list[Offer]:

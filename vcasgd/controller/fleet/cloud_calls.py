@@ -28,6 +28,8 @@ class CallKind(StrEnum):
     REQUEST = "evict"
 
 
+#: Kinds that change machines. Only the controller that acts may start them.
+CHANGES = (CallKind.LAUNCH, CallKind.TERMINATE, CallKind.REQUEST)
 #: Most threads for each provider. Their sum is at most the providers' ``CONNECTIONS``.
 THREADS = {
     CallKind.LIST: 1,
@@ -44,6 +46,10 @@ MOST_CALLS = 256
 _Lane = tuple[int, CallKind]
 
 
+class NotLeading(FleetError):
+    """The call was not made, because another controller may act."""
+
+
 @dataclass(frozen=True)
 class _Call:
     provider: Provider
@@ -58,7 +64,9 @@ class CloudCalls:
     process ended, may be repeated by the next process, like every call to a provider.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, leads: Callable[[], bool] = lambda: True) -> None:
+        """Create it. ``leads``: False when another controller may act; threads call it."""
+        self._leads = leads
         self._threads: dict[_Lane, ThreadPoolExecutor] = {}
         self._calls: dict[tuple[_Lane, str], _Call] = {}
         self._number: Counter[_Lane] = Counter()
@@ -84,11 +92,17 @@ class CloudCalls:
         if lane not in self._threads:
             name = f"{provider.name}: {kind}"
             self._threads[lane] = ThreadPoolExecutor(THREADS[kind], thread_name_prefix=name)
-        future = self._threads[lane].submit(call)
+        future = self._threads[lane].submit(self._make, kind, call)
         self._calls[lane, about] = _Call(provider, future, done)
         self._number[lane] += 1
         self._new.append((kind, future))
         return True
+
+    def _make(self, kind: CallKind, call: Callable[[], T]) -> T:
+        # It may have waited for a thread for longer than the leadership lasted.
+        if kind in CHANGES and not self._leads():
+            raise NotLeading("another controller acts")
+        return call()
 
     def collect(self, wait_seconds: float = 0.0, *kinds: CallKind) -> None:
         """Deliver the results of all calls that are done.

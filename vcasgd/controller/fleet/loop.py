@@ -64,7 +64,7 @@ class FleetLoop:
         costs, speeds = CostLedger(ledger), Speeds(ledger)
         restarts = RestartBackoff(jobs, LOST_HEARTBEATS * settings.heartbeat)
         launches, events = LaunchHistory(self._control), FleetEvents(self._control, jobs)
-        self._pools, self._calls = pools, CloudCalls()
+        self._pools, self._calls = pools, CloudCalls(leads)
         self._cloud = CloudCache(pools, self._calls, events.machines())
         self._clearance = ClearancePolicy(settings, ledger)
         lost = LostWorkers(ledger)

@@ -32,7 +32,12 @@ def within_limits(state: Observed, now: float) -> Observed:
     for level in levels(limited):
         fill_by_share(level, place)
     smaller = {
-        job.job: replace(job, maximum=shares[job.job], limited=_reason(job, state))
+        job.job: replace(
+            job,
+            maximum=shares[job.job],
+            limited=_reason(job, state),
+            withheld=job.desired - shares[job.job],
+        )
         for job in limited
         if shares[job.job] < job.desired
     }
@@ -41,7 +46,7 @@ def within_limits(state: Observed, now: float) -> Observed:
 
 def _reason(job: JobDemand, state: Observed) -> str:
     limit = state.owner_limits[job.owner or ""]
-    return f"all jobs of {job.owner} together may have {limit} machines"
+    return f"all jobs of {job.owner} together may have {limit} machine{'s'[: limit != 1]}"
 
 
 class OwnerRooms:

@@ -3,14 +3,18 @@ import { useDisclosure } from "@mantine/hooks";
 import { notifications } from "@mantine/notifications";
 import { IconDownload, IconPlayerPause, IconPlayerPlay, IconPlayerStop } from "@tabler/icons-react";
 import { type Command, isOver, useCommand } from "../../api/jobs";
+import { useCaller } from "../../api/session";
 import type { Job } from "../../api/types";
+import { GuardedButton } from "../../components/GuardedButton";
+import { refusalForJob } from "../../lib/access";
 import { Resume } from "./Resume";
 
 const ICON = { size: 16, stroke: 1.7 };
 
-/** Buttons for the commands that the job's state allows. */
+/** Buttons for the commands that the job's state allows; disabled if the user's token forbids them. */
 export function Actions({ job }: { job: Job }) {
   const command = useCommand(job.id);
+  const refusal = refusalForJob(useCaller(), job);
   const [cancelling, confirm] = useDisclosure(false);
   const [resuming, resume] = useDisclosure(false);
   const send = (request: Command) =>
@@ -20,29 +24,36 @@ export function Actions({ job }: { job: Job }) {
   return (
     <>
       {job.state === "running" && (
-        <Button
+        <GuardedButton
+          refusal={refusal}
           variant="default"
           leftSection={<IconPlayerPause {...ICON} />}
           loading={command.isPending}
           onClick={() => send({ name: "pause" })}
         >
           Pause
-        </Button>
+        </GuardedButton>
       )}
       {job.state === "paused" && (
-        <Button
+        <GuardedButton
+          refusal={refusal}
           leftSection={<IconPlayerPlay {...ICON} />}
           loading={command.isPending}
           // A job without a budget resumes without a dialog.
           onClick={() => (job.spec.stop?.max_cost_usd ? resume.open() : send({ name: "resume" }))}
         >
           Resume
-        </Button>
+        </GuardedButton>
       )}
       {!isOver(job) && (
-        <Button variant="default" leftSection={<IconPlayerStop {...ICON} />} onClick={confirm.open}>
+        <GuardedButton
+          refusal={refusal}
+          variant="default"
+          leftSection={<IconPlayerStop {...ICON} />}
+          onClick={confirm.open}
+        >
           Cancel
-        </Button>
+        </GuardedButton>
       )}
       {job.model && (
         <Button

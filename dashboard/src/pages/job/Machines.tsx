@@ -1,8 +1,10 @@
 import { isOver, useMachines } from "../../api/jobs";
+import { useCaller } from "../../api/session";
 import type { Job, Machine } from "../../api/types";
 import { EmptyState } from "../../components/EmptyState";
 import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
+import { refusal } from "../../lib/access";
 import { clock } from "../../lib/format";
 import { bulks, stateOf } from "../../lib/timeline";
 import { useNow } from "../../lib/useNow";
@@ -12,6 +14,8 @@ import { Timeline } from "./Timeline";
 export function Machines({ job }: { job: Job }) {
   const machines = useMachines(job.id);
   const now = useNow(!isOver(job));
+  const caller = useCaller();
+  const mayEvict = !isOver(job) && refusal(caller, "admin") === null;
   const until = Math.min(now, job.ended_at ?? now);
   const lanes = machines.data ?? [];
   return (
@@ -25,7 +29,7 @@ export function Machines({ job }: { job: Job }) {
             : "Machines start as soon as a pool has capacity."}
         </EmptyState>
       ) : (
-        <Timeline machines={lanes} now={until} over={isOver(job)} />
+        <Timeline machines={lanes} now={until} mayEvict={mayEvict} />
       )}
     </Panel>
   );

@@ -30,11 +30,11 @@ const BULK_PAD = 5;
 export function Timeline({
   machines,
   now,
-  over,
+  mayEvict,
 }: {
   machines: Machine[];
   now: number;
-  over: boolean;
+  mayEvict: boolean;
 }) {
   const { ref, width } = useElementSize();
   const timeline = useMemo(
@@ -48,7 +48,7 @@ export function Timeline({
         <div className={classes.grid}>
           <ul className={classes.names}>
             {timeline.lanes.map((lane) => (
-              <Name key={lane.machine.instance} machine={lane.machine} over={over} />
+              <Name key={lane.machine.instance} machine={lane.machine} mayEvict={mayEvict} />
             ))}
           </ul>
           <div ref={ref} className={classes.lanes} style={{ height: timeline.height }}>
@@ -69,9 +69,9 @@ export function Timeline({
 }
 
 /** Memoized, so that only changed machines are rendered again. */
-const Name = memo(function Name({ machine, over }: { machine: Machine; over: boolean }) {
+const Name = memo(function Name({ machine, mayEvict }: { machine: Machine; mayEvict: boolean }) {
   const state = stateOf(machine);
-  const alive = !over && (state === "running" || state === "booting");
+  const alive = state === "running" || state === "booting";
   const word = WORDS[state] ?? state;
   return (
     <li
@@ -84,7 +84,7 @@ const Name = memo(function Name({ machine, over }: { machine: Machine; over: boo
         {short(machine.instance)}
       </span>
       <span className={classes.word}>{word}</span>
-      {alive && <EvictButton instance={machine.instance} />}
+      {alive && mayEvict && <EvictButton instance={machine.instance} />}
     </li>
   );
 });
