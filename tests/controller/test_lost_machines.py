@@ -60,6 +60,7 @@ def test_leases_are_free_after_one_round(
 
     fleet = fleet_loop()
     await_truth(lambda: (fleet.round(), len(cloud.workers()) == 2)[1])
+    fleet.round()
     first, second = sorted(cloud.workers())
     lease = world.leases(first, HOUR).acquire()
     assert isinstance(lease, Lease)
