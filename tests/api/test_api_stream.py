@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from httpx_sse import ServerSentEvent
 from support.api_harness import Api, messages_of
+from support.waiting import await_truth
 
 from vcasgd.store.ledger.events import EventCursor
 
@@ -82,16 +85,53 @@ def test_more_readers_cost_the_ledger_nothing(api: Api, http: httpx.Client) -> N
     assert together < 2 * alone
 
 
+@contextmanager
+def not_reading(api: Api) -> Iterator[socket.socket]:
+    """A reader that requests the stream and never reads."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", api.port))
+        connection.sendall(
+            b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n"
+            b"Authorization: Bearer %s\r\nAccept: text/event-stream\r\n\r\n" % api.token.encode()
+        )
+        yield connection
+
+
+def queued(api: Api, reader: socket.socket) -> tuple[int, int]:
+    """Return the bytes that the kernel has not sent to the reader, and those it has not read."""
+    ends = f":{api.port:04X}", f":{reader.getsockname()[1]:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    queues = {(row[1][8:], row[2][8:]): row[4].split(":") for row in rows}
+    unsent, unread = queues[ends][0], queues[ends[::-1]][1]
+    return int(unsent, 16), int(unread, 16)
+
+
 def test_a_reader_that_does_not_read_stalls_no_other(api: Api, http: httpx.Client) -> None:
-    rows = {f"i-{number}": {"pool": "p", "state": "running"} for number in range(20_000)}
+    # Given a state of 12 MB, more than the kernel's buffers of a connection hold
+    rows = {
+        f"i-{number}": {"pool": "p", "state": "running", "host": "h" * 1000}
+        for number in range(12_000)
+    }
     api.control.publish(rows, {})
     job = api.submit()
-    with following(http), following(http) as messages:
-        # The first one never reads the 4 MB of the state
+    with not_reading(api) as blocked, following(http) as messages:
         until(messages, "job", id=job)
+
+        def full() -> tuple[int, int] | None:
+            before = queued(api, blocked)
+            time.sleep(0.1)
+            return before if min(before) > 0 and queued(api, blocked) == before else None
+
+        # When both buffers of one reader are full, so that nothing more can be sent to it
+        buffers = await_truth(full)
+        assert sum(buffers) < 10_000_000
+
+        # Then the other one receives changes
         for version in range(1, 4):
             api.account(job, version, 0)
             until(messages, "job", version=version)
+        assert queued(api, blocked) == buffers
     api.control.publish({}, {})
 
 
