@@ -153,6 +153,9 @@ def goodput_command(
     pace_ms: Annotated[
         float, typer.Option(min=1, help="Milliseconds in which a machine trains 64 samples.")
     ] = 80.0,
+    epoch_samples: Annotated[
+        int, typer.Option(min=1024, help="Samples in an epoch. Waits show at its end.")
+    ] = 16_384,
     slow: Annotated[float, typer.Option(min=1, help="How much slower one machine is.")] = 1.0,
     trace: Annotated[
         Path | None, typer.Option(help="JSON file with the number of machines over time.")
@@ -171,7 +174,7 @@ def goodput_command(
 
     options = GoodputOptions(
         workers, seconds, quiet_seconds, evict_every, at_once, notice,
-        kill_part.value if kill_part else None, pace_ms, slow, trace, faster, seed,
+        kill_part.value if kill_part else None, pace_ms, epoch_samples, slow, trace, faster, seed,
     )  # fmt: skip
     figures = measure_goodput(options, load_settings(), lambda text: typer.echo(text, err=True))
     if as_json:

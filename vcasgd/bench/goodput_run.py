@@ -30,8 +30,6 @@ from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 #: Samples for which a worker trains ``pace_ms``.
 SHARE = 64
-#: Samples in an epoch; with four workers and 80 ms, one lasts five seconds.
-SAMPLES = 16_384
 POLL_SECONDS = 0.05
 #: Seconds for the job to end once its steps take no time.
 FINISH_SECONDS = 300.0
@@ -53,6 +51,7 @@ class GoodputOptions:
     notice: float | None = None
     kill_part: str | None = None
     pace_ms: float = 80.0
+    epoch_samples: int = 16_384
     slow: float = 1.0
     trace: Path | None = None
     faster: float = 1.0
@@ -82,7 +81,7 @@ class GoodputOptions:
                 "task": "paced:Paced",
                 "working_dir": str(Path(__file__).parent / "task"),
                 "args": {
-                    "samples": SAMPLES,
+                    "samples": self.epoch_samples,
                     "batch_size": batch,
                     "share": SHARE,
                     "pace": self.pace_ms / 1000,
@@ -91,7 +90,9 @@ class GoodputOptions:
                     "slow": str(folder / "slow"),
                 },
                 # Twice as many as it needs; the rest takes no time.
-                "epochs": math.ceil(2 * rate * (self.seconds + self.quiet_seconds) / SAMPLES),
+                "epochs": math.ceil(
+                    2 * rate * (self.seconds + self.quiet_seconds) / self.epoch_samples
+                ),
                 "workers": {"min": 1, "max": self.workers},
             }
         )
