@@ -9,8 +9,8 @@ import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from vcasgd.api import create_app
 from vcasgd.api.access import refusal, refusal_for_job, scope_of
+from vcasgd.api.app import create_app
 from vcasgd.api.callers import Caller
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Lifetime, Scope, TokenName

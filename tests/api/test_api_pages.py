@@ -13,7 +13,7 @@ import uvicorn
 from support.ports import free_port
 from support.waiting import await_truth
 
-from vcasgd.api import create_app
+from vcasgd.api.app import create_app
 from vcasgd.api.pages import HEADERS
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage

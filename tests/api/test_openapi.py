@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from support.api_harness import Api
 from support.waiting import PATIENCE
 
-from vcasgd.api import create_app
+from vcasgd.api.app import create_app
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect

@@ -14,7 +14,7 @@ import httpx
 from pydantic import SecretStr
 from support.api_harness import spec
 
-from vcasgd.api import create_app
+from vcasgd.api.app import create_app
 from vcasgd.client import Client
 from vcasgd.errors import VcasgdError
 from vcasgd.settings import Settings

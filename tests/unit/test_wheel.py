@@ -14,7 +14,8 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from vcasgd.api.pages import STATIC, Pages
+from vcasgd.api import STATIC
+from vcasgd.api.pages import Pages
 
 ROOT = Path(__file__).parents[2]
 PAGES = "vcasgd/api/static/"

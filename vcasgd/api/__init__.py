@@ -4,6 +4,7 @@ Run it with ``python -m vcasgd.api``. The process keeps no state: several may se
 each may be killed at any time.
 """
 
-from vcasgd.api.app import create_app
+from pathlib import Path
 
-__all__ = ["create_app"]
+#: Output folder of `make dashboard`.
+STATIC = Path(__file__).parent / "static"

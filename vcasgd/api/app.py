@@ -11,13 +11,13 @@ from fastapi.routing import APIRoute
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 import vcasgd
-from vcasgd.api import problems
+from vcasgd.api import STATIC, problems
 from vcasgd.api.access import scope_of
 from vcasgd.api.auth import METRICS, Authentication
 from vcasgd.api.bodies import BodyLimit
 from vcasgd.api.callers import Callers
 from vcasgd.api.dependencies import provide
-from vcasgd.api.pages import GZIP_BYTES, STATIC, Pages
+from vcasgd.api.pages import GZIP_BYTES, Pages
 from vcasgd.api.request_ids import RequestIds
 from vcasgd.api.routes import (
     checkpoints,

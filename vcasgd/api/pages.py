@@ -16,8 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vcasgd.api.problems import problem_response
 from vcasgd.errors import ApiError, NotFound
 
-#: Output folder of `make dashboard`.
-STATIC = Path(__file__).parent / "static"
 #: Folder of files whose names contain a hash of their content.
 ASSETS = "assets"
 IMMUTABLE = "public, max-age=31536000, immutable"

@@ -18,7 +18,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from vcasgd import __version__
-from vcasgd.api.pages import STATIC
+from vcasgd.api import STATIC
 from vcasgd.client.transport import Transport
 from vcasgd.doctor.facts import ApiFact, Facts, KnownError, PoolFact, PriceFact
 from vcasgd.errors import SpecError, StackError, VcasgdError
