@@ -25,10 +25,10 @@ MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
     ("memory", "model", "payload", "share", "places"),
     [
         pytest.param(MemoryLimits(0, 5), MIB, MIB, 1.0, MOST_SLOTS, id="no limit"),
-        # 900 usable, 20 for five readers, 7 × 64 for snapshots, 65 per slot
+        # 900 usable, 20 for five readers, 7.5 × 64 for snapshots and moments, 65 per slot
         pytest.param(MemoryLimits(1000 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 6, id="one job"),
         pytest.param(
-            MemoryLimits(1000 * MIB, 10), 64 * MIB, 32 * MIB, 1.0, 13, id="a smaller encoding"
+            MemoryLimits(1000 * MIB, 10), 64 * MIB, 32 * MIB, 1.0, 12, id="a smaller encoding"
         ),
         pytest.param(MemoryLimits(2000 * MIB, 10), 64 * MIB, 64 * MIB, 0.5, 6, id="two jobs"),
         pytest.param(MemoryLimits(100 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 1, id="too small"),

@@ -39,14 +39,15 @@ def window(memory: MemoryLimits, model: int, payload: int, share: float = 1.0) -
     """Return the number of slots for payloads of ``payload`` bytes and a model of ``model`` bytes.
 
     ``share`` is the job's part of the server's memory. Memory is reserved for the present
-    snapshot, the previous one, the next one, the pinned ones, and for answers to readers. The
-    result is at least 1, so that a job that is too large for its server still makes progress.
+    snapshot, the previous one, the next one, the pinned ones, half a model for shared second
+    moments, and for answers to readers. The result is at least 1, so that a job that is too large
+    for its server still makes progress.
     """
     if not memory.limit:
         return MOST_SLOTS
     # About every second connection fetches snapshots.
     answers = memory.clients // 2 * min(DEPTH * CHUNK_BYTES, model)
-    room = (memory.limit * USABLE - answers) * share - model * (3 + MOST_PINS)
+    room = (memory.limit * USABLE - answers) * share - model * (3.5 + MOST_PINS)
     # A chunk that arrives is buffered before it becomes a string.
     slot = payload + min(CHUNK_BYTES, payload)
     return min(MOST_SLOTS, max(1, int(room // max(slot, 1))))
