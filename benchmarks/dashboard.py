@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ import psutil
 from playwright.sync_api import CDPSession, Page, sync_playwright
 
 import machine
+from markdown import table
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
@@ -368,16 +369,11 @@ def written(
         options=options,
         lost=options.workers // 2,
         entries=SOAK_RATE,
-        machine=_table(("", ""), machine.describe().items()),
-        answers=_table(("answer", "time and size"), answers.items()),
-        shown=_table(("", ""), shown.items()),
-        growth=_table(("time", "heap", "nodes", "listeners"), growth),
+        machine=table(("", ""), machine.describe().items()),
+        answers=table(("answer", "time and size"), answers.items()),
+        shown=table(("", ""), shown.items()),
+        growth=table(("time", "heap", "nodes", "listeners"), growth),
     )
-
-
-def _table(heads: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
-    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ import httpx
 import psutil
 
 import machine
+from markdown import table
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, running
@@ -173,6 +174,9 @@ class Requests(threading.Thread):
             self.seconds.append(time.perf_counter() - began)
 
     def stop(self) -> None:
+        """End the requests. Raises :class:`RuntimeError` if one failed."""
+        if not self.is_alive():
+            raise RuntimeError("a request to the API failed")
         self._stopped.set()
         self.join(PATIENCE_SECONDS)
 
@@ -283,14 +287,9 @@ def measure(options: Options) -> str:
         options=options,
         per_second=1 / REQUEST_SECONDS,
         routes=", ".join(f"`{route}`" for route in ROUTES),
-        machine=_table(("", ""), machine.describe().items()),
-        table=_table(heads, rows),
+        machine=table(("", ""), machine.describe().items()),
+        table=table(heads, rows),
     )
-
-
-def _table(heads: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
-    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import machine
+from markdown import table
 from subtasks_job import CASE_SECONDS, LAST, SLOW_US, Job, server, slowest
 
 HERE = Path(__file__).resolve().parent
@@ -184,8 +185,7 @@ def _report(rows: list[dict[str, Any]], facts: dict[str, str]) -> str:
 
 
 def _table(lines: list[list[str]]) -> str:
-    head, *body = lines
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *body])
+    return table(lines[0], lines[1:])
 
 
 def _head(row: dict[str, Any]) -> list[str]:

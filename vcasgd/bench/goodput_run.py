@@ -157,6 +157,8 @@ class _GoodputRun:
             self._lose(at)
         time.sleep(max(0.0, start + options.seconds - time.time()))
         faulty = (start, time.time())
+        if not self._observer.is_alive():
+            raise StackError("the thread that observes the machines ended with an error")
         wasted = {name: seconds - before[name] for name, seconds in self._wasted().items()}
         figures = GoodputFigures.of(seen, quiet, faulty, wasted, options.pace)
         (self._folder / "hold").unlink()
