@@ -19,8 +19,7 @@ from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import gather
 from vcasgd.storage.checkpoints import StoredCheckpoint
-from vcasgd.storage.model_checkpoints import ModelCheckpoints as Checkpoints
-from vcasgd.storage.model_checkpoints import parse
+from vcasgd.storage.model_checkpoints import ModelCheckpoints, parse
 from vcasgd.storage.objects import Storage
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, UpdateTotals, encode_integers
 
@@ -56,11 +55,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def checkpoints(folder: Path) -> Checkpoints:
-    return Checkpoints(Storage(f"file://{folder}"), "job")
+def checkpoints(folder: Path) -> ModelCheckpoints:
+    return ModelCheckpoints(Storage(f"file://{folder}"), "job")
 
 
-def write(checkpoints: Checkpoints, version: int = 7, seed: int = 0) -> StoredCheckpoint:
+def write(checkpoints: ModelCheckpoints, version: int = 7, seed: int = 0) -> StoredCheckpoint:
     snapshot, layout, floats = snapshot_of(small_model(seed), version)
     return checkpoints.write((snapshot,), layout, floats)
 
@@ -74,7 +73,7 @@ def never(error: CheckpointDamaged) -> None:
 
 
 class TestRoundTrip:
-    def test_everything_comes_back(self, checkpoints: Checkpoints) -> None:
+    def test_everything_comes_back(self, checkpoints: ModelCheckpoints) -> None:
         snapshot, layout, floats = snapshot_of(small_model())
 
         stored = checkpoints.write((snapshot,), layout, floats)
@@ -86,7 +85,9 @@ class TestRoundTrip:
         assert checkpoints.all() == [stored]
         assert stored.name == f"v000000000007-{stored.digest}.safetensors"
 
-    def test_opens_with_plain_safetensors(self, checkpoints: Checkpoints, folder: Path) -> None:
+    def test_opens_with_plain_safetensors(
+        self, checkpoints: ModelCheckpoints, folder: Path
+    ) -> None:
         model = small_model()
 
         path = path_of(folder, write(checkpoints))
@@ -104,7 +105,7 @@ class TestRoundTrip:
             "finished": 2, "positions": {"40": 5, "41": 1}, "done": {},
         }  # fmt: skip
 
-    def test_special_numbers_survive(self, checkpoints: Checkpoints) -> None:
+    def test_special_numbers_survive(self, checkpoints: ModelCheckpoints) -> None:
         snapshot, layout, floats = snapshot_of(small_model())
         floats[:4] = torch.tensor([-0.0, 1e-45, 3.4e38, -3.4e38])
 
@@ -112,9 +113,9 @@ class TestRoundTrip:
 
         assert loaded.floats.numpy().tobytes() == floats.numpy().tobytes()
 
-    def test_jobs_do_not_see_each_other(self, checkpoints: Checkpoints, folder: Path) -> None:
+    def test_jobs_do_not_see_each_other(self, checkpoints: ModelCheckpoints, folder: Path) -> None:
         stored = write(checkpoints)
-        other = Checkpoints(Storage(f"file://{folder}"), "job-2")
+        other = ModelCheckpoints(Storage(f"file://{folder}"), "job-2")
 
         assert other.all() == []
         assert other.newest(never) is None
@@ -140,7 +141,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 class TestDamage:
     @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
     def test_is_found_by_the_digest(
-        self, checkpoints: Checkpoints, folder: Path, damage: Callable[[bytes], bytes]
+        self, checkpoints: ModelCheckpoints, folder: Path, damage: Callable[[bytes], bytes]
     ) -> None:
         stored = write(checkpoints)
         path = path_of(folder, stored)
@@ -155,7 +156,7 @@ class TestDamage:
         "damage", [each for name, each in DAMAGE.items() if name != "a flipped bit"]
     )
     def test_without_a_digest_it_is_no_checkpoint_either(
-        self, checkpoints: Checkpoints, damage: Callable[[bytes], bytes]
+        self, checkpoints: ModelCheckpoints, damage: Callable[[bytes], bytes]
     ) -> None:
         data = checkpoints.bytes(write(checkpoints).name)
 
@@ -163,7 +164,7 @@ class TestDamage:
             parse("x", damage(data))
 
     def test_the_one_before_is_used_and_said_so(
-        self, checkpoints: Checkpoints, folder: Path
+        self, checkpoints: ModelCheckpoints, folder: Path
     ) -> None:
         whole = write(checkpoints, 3)
         for version in (5, 9):
@@ -180,7 +181,7 @@ class TestDamage:
             True,
         ]
 
-    def test_damaged_ones_are_set_aside(self, checkpoints: Checkpoints, folder: Path) -> None:
+    def test_damaged_ones_are_set_aside(self, checkpoints: ModelCheckpoints, folder: Path) -> None:
         """The job will reach the same version again, which must not count as stored."""
         stored = write(checkpoints)
         path = path_of(folder, stored)
@@ -199,7 +200,7 @@ class TestStream:
     def small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Storage.stream, "__defaults__", (1000,))
 
-    def test_chunks_and_size_are_those_of_the_file(self, checkpoints: Checkpoints) -> None:
+    def test_chunks_and_size_are_those_of_the_file(self, checkpoints: ModelCheckpoints) -> None:
         name = write(checkpoints).name
 
         stream = checkpoints.open_stream(name)
@@ -212,7 +213,7 @@ class TestStream:
 
     @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
     def test_a_damaged_file_is_never_complete(
-        self, checkpoints: Checkpoints, folder: Path, damage: Callable[[bytes], bytes]
+        self, checkpoints: ModelCheckpoints, folder: Path, damage: Callable[[bytes], bytes]
     ) -> None:
         stored = write(checkpoints)
         path = path_of(folder, stored)
@@ -227,7 +228,9 @@ class TestStream:
 
         assert sum(map(len, chunks)) < max(1, stream.size)
 
-    def test_a_file_that_is_pruned_meanwhile_is_an_error(self, checkpoints: Checkpoints) -> None:
+    def test_a_file_that_is_pruned_meanwhile_is_an_error(
+        self, checkpoints: ModelCheckpoints
+    ) -> None:
         name = write(checkpoints).name
         stream = checkpoints.open_stream(name)
         next(stream.chunks)
@@ -328,7 +331,7 @@ class TestShards:
 
     def write(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: ModelCheckpoints,
         cut: Cut,
         versions: tuple[int, ...],
         state: Tensor | None = None,
@@ -351,7 +354,9 @@ class TestShards:
         )
         return checkpoints.write(whole, layout, floats, state)
 
-    def test_each_comes_back_with_its_own_record(self, checkpoints: Checkpoints, cut: Cut) -> None:
+    def test_each_comes_back_with_its_own_record(
+        self, checkpoints: ModelCheckpoints, cut: Cut
+    ) -> None:
         _, _, floats = snapshot_of(small_model())
 
         loaded = checkpoints.read(self.write(checkpoints, cut, (7, 8, 9)).name)
@@ -364,7 +369,7 @@ class TestShards:
             assert vector.untyped_storage().nbytes() == 4 * part.floats, "it keeps no other alive"
 
     def test_each_gets_back_what_its_rule_remembers(
-        self, checkpoints: Checkpoints, cut: Cut
+        self, checkpoints: ModelCheckpoints, cut: Cut
     ) -> None:
         state = torch.arange(float(cut.floats))
 
@@ -379,14 +384,16 @@ class TestShards:
 
     @pytest.mark.parametrize("state", [torch.zeros(3), torch.zeros(0)])
     def test_a_memory_of_another_length_is_damage(
-        self, checkpoints: Checkpoints, cut: Cut, state: Tensor
+        self, checkpoints: ModelCheckpoints, cut: Cut, state: Tensor
     ) -> None:
         stored = self.write(checkpoints, cut, (7, 8, 9), state)
 
         with pytest.raises(CheckpointDamaged, match="the rule's state has shape"):
             checkpoints.read(stored.name)
 
-    def test_the_name_tells_the_versions_of_all(self, checkpoints: Checkpoints, cut: Cut) -> None:
+    def test_the_name_tells_the_versions_of_all(
+        self, checkpoints: ModelCheckpoints, cut: Cut
+    ) -> None:
         stored = [self.write(checkpoints, cut, versions) for versions in ((7, 8, 9), (7, 8, 10))]
 
         assert {each.version for each in stored} == {7}
@@ -397,7 +404,7 @@ class TestShards:
         assert checkpoints.find((7,)) is None
 
     def test_one_of_another_number_of_shards_is_refused(
-        self, checkpoints: Checkpoints, cut: Cut
+        self, checkpoints: ModelCheckpoints, cut: Cut
     ) -> None:
         errors: list[str] = []
         older = self.write(checkpoints, cut, (3, 3, 3))
@@ -410,7 +417,7 @@ class TestShards:
         assert len(errors) == 1
         assert "has 1 shards, one per store node, but this job has 3" in errors[0]
 
-    def test_parts_that_are_not_the_vector(self, checkpoints: Checkpoints, cut: Cut) -> None:
+    def test_parts_that_are_not_the_vector(self, checkpoints: ModelCheckpoints, cut: Cut) -> None:
         uneven = Cut(cut.floats - 1, cut.parameters, 3)
 
         with pytest.raises(CheckpointDamaged, match="layout disagrees"):
@@ -419,7 +426,7 @@ class TestShards:
 
 class TestListing:
     def test_oldest_first_and_only_checkpoints(
-        self, checkpoints: Checkpoints, folder: Path
+        self, checkpoints: ModelCheckpoints, folder: Path
     ) -> None:
         stored = [write(checkpoints, version) for version in (1_000_000, 20, 3)]
         base = path_of(folder, stored[0]).parent
@@ -432,20 +439,20 @@ class TestListing:
     @pytest.mark.parametrize(
         "name", ["x", "../../../etc/passwd", "v000000000001-" + "0" * 64 + ".safetensors/..", ""]
     )
-    def test_what_is_no_name_is_not_found(self, checkpoints: Checkpoints, name: str) -> None:
+    def test_what_is_no_name_is_not_found(self, checkpoints: ModelCheckpoints, name: str) -> None:
         with pytest.raises(NotFound) as caught:
             checkpoints.bytes(name)
         assert caught.value.status == 404
         with pytest.raises(NotFound):
             checkpoints.open_stream(name)
 
-    def test_one_that_is_not_there(self, checkpoints: Checkpoints) -> None:
+    def test_one_that_is_not_there(self, checkpoints: ModelCheckpoints) -> None:
         with pytest.raises(NotFound):
             checkpoints.read(f"v000000000001-{'0' * 64}.safetensors")
 
 
 class TestPrune:
-    def test_keeps_the_newest_and_the_protected(self, checkpoints: Checkpoints) -> None:
+    def test_keeps_the_newest_and_the_protected(self, checkpoints: ModelCheckpoints) -> None:
         stored = [write(checkpoints, version) for version in range(1, 7)]
 
         gone = checkpoints.prune(2, frozenset({stored[1].name}))
@@ -453,13 +460,13 @@ class TestPrune:
         assert gone == [stored[index].name for index in (0, 2, 3)]
         assert checkpoints.all() == [stored[1], stored[4], stored[5]]
 
-    def test_nothing_to_do(self, checkpoints: Checkpoints) -> None:
+    def test_nothing_to_do(self, checkpoints: ModelCheckpoints) -> None:
         stored = write(checkpoints)
 
         assert checkpoints.prune(3, frozenset()) == []
         assert checkpoints.all() == [stored]
 
-    def test_again_is_harmless(self, checkpoints: Checkpoints) -> None:
+    def test_again_is_harmless(self, checkpoints: ModelCheckpoints) -> None:
         stored = [write(checkpoints, version) for version in range(1, 4)]
         checkpoints.prune(1, frozenset())
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -19,25 +18,9 @@ from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import chunk_count, chunks_of
-from vcasgd.store.tensors.snapshot import MOST_STEPS, PublishedStep
+from vcasgd.store.tensors.snapshot import MOST_STEPS, Meta, PublishedStep
 
 log = logging.getLogger(__name__)
-
-
-class Version(Protocol):
-    """Description of a snapshot with its steps, from the oldest to the newest."""
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def token(self) -> int: ...
-
-    @property
-    def floats(self) -> int: ...
-
-    @property
-    def steps(self) -> tuple[PublishedStep, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +32,7 @@ class StepTo:
     size: int
 
 
-def steps_to(present: Version) -> list[StepTo]:
+def steps_to(present: Meta) -> list[StepTo]:
     """Return all steps of a description, the newest last."""
     ends = [(each.version, each.token) for each in present.steps[1:]]
     ends.append((present.version, present.token))
@@ -57,7 +40,7 @@ def steps_to(present: Version) -> list[StepTo]:
     return [StepTo(*end, each.size) for each, end in pairs]
 
 
-def path(present: Version, base: tuple[int, int] | None) -> Sequence[StepTo] | None:
+def path(present: Meta, base: tuple[int, int] | None) -> Sequence[StepTo] | None:
     """Return the steps from a base, its version and writer, to the present version.
 
     Returns None if there is no such path, or if the whole vector has no more bytes.
@@ -69,7 +52,7 @@ def path(present: Version, base: tuple[int, int] | None) -> Sequence[StepTo] | N
     return steps if sum(each.size for each in steps) < 4 * present.floats else None
 
 
-def extended(before: Version, size: int) -> tuple[PublishedStep, ...]:
+def extended(before: Meta, size: int) -> tuple[PublishedStep, ...]:
     """Return the list of the version after ``before``, to which a step of ``size`` bytes leads.
 
     It has as many of the last steps as are worth fetching.
