@@ -110,7 +110,7 @@ class JobWriter:
         leases = Leases(self._ledger, self.job, "w", 10.0)
         lease = leases.acquire()
         assert isinstance(lease, Lease)
-        facts = {"samples": SAMPLES, "validation_samples": 10, "layout": "{}", "order_digest": "d"}
+        facts = {"samples": SAMPLES, "validation_samples": 10, "layout": "[]", "order_digest": "d"}
         assert leases.report_facts(lease, facts)
         start = time.time() - self._options.points
         self._jobs.transition(

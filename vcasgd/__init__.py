@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from vcasgd.client import Client
     from vcasgd.session.session import Session
     from vcasgd.spec.job import JobSpec
+    from vcasgd.task.base_path import base
     from vcasgd.task.task import Task
 
-__all__ = ["Client", "JobSpec", "Session", "Task", "__version__"]
+__all__ = ["Client", "JobSpec", "Session", "Task", "__version__", "base"]
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _MODULES = {
     "JobSpec": "vcasgd.spec.job",
     "Session": "vcasgd.session.session",
     "Task": "vcasgd.task.task",
+    "base": "vcasgd.task.base_path",
 }
 
 

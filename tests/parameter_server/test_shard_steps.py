@@ -34,7 +34,7 @@ class Follower:
     def __init__(self, world: World) -> None:
         self._world = world
         layout = world.layout
-        (part,) = Cut(layout.floats, layout.parameters, 1, layout.sent).parts
+        (part,) = Cut(layout.floats, layout.parameters, 1).parts
         steps = step_format(world.spec.update, layout, part)
         assert steps is not None
         self._steps = steps

@@ -41,7 +41,7 @@ def in_state(jobs: Jobs, state: JobState) -> str:
 
 def report_facts(ledger: RedisClient, job: str) -> None:
     """Store facts like a worker that creates the first snapshot."""
-    facts = ModelFacts(samples=10, validation_samples=1, layout="{}", order_digest="d")
+    facts = ModelFacts(samples=10, validation_samples=1, layout="[]", order_digest="d")
     ledger.hset(LedgerKeys(job).facts, "facts", json.dumps(facts.to_dict()))
 
 

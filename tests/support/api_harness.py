@@ -122,7 +122,7 @@ class Api:
     def start_job(self, job: str, samples: int = 100) -> None:
         """Report the data as a worker does, and start the job as the controller does."""
         lease = self.lease(job)
-        facts = {"samples": samples, "validation_samples": 10, "layout": "{}", "order_digest": "d"}
+        facts = {"samples": samples, "validation_samples": 10, "layout": "[]", "order_digest": "d"}
         assert self.leases(job).report_facts(lease, facts)
         points = self.jobs.get(job).points
         assert points is not None

@@ -469,7 +469,7 @@ class Harness:
     def cut(self, job: str) -> Cut:
         facts, layout = self.jobs.get(job).facts, self.layout(job)
         assert facts is not None
-        return Cut(layout.floats, layout.parameters, facts.shards, layout.sent)
+        return Cut(layout.floats, layout.parameters, facts.shards)
 
     def layout(self, job: str) -> Layout:
         facts = self.jobs.get(job).facts

@@ -201,7 +201,7 @@ class World:
     def encoder(self) -> Encoder:
         """Return the encoder of a new worker, without a residual."""
         layout = self.layout
-        (part,) = Cut(layout.floats, layout.parameters, 1, layout.sent).parts
+        (part,) = Cut(layout.floats, layout.parameters, 1).parts
         return Encoder(self.spec.update, layout, part)
 
     def delta(self, subtask: int, start: int, stop: int) -> Tensor:

@@ -24,7 +24,7 @@ LOW_BITS = ("int8", "int4", "int2", "ternary")
 def steps_of(codec: str, floats: int = 2001, *, table: bool = False) -> StepFormat | None:
     """Return the format of a job whose model has one statistic, the last element."""
     layout = layout_of(floats - 1, table=table)
-    (part,) = Cut(layout.floats, layout.parameters, 1, layout.sent).parts
+    (part,) = Cut(layout.floats, layout.parameters, 1).parts
     update = spec_of(update={"rule": "async-local-sgd", "codec": codec}).update
     return step_format(update, layout, part)
 

@@ -170,7 +170,7 @@ class Words(nn.Module):
 
 def test_a_tied_table_is_listed_once() -> None:
     layout = Layout.of(Words())
-    (part,) = Cut(layout.floats, layout.parameters, 1, layout.sent).parts
+    (part,) = Cut(layout.floats, layout.parameters, 1).parts
 
     assert tables_of(layout, part) == (Table(16, LEAST_ROWS, 5),)
 
@@ -189,16 +189,16 @@ def test_a_table_can_be_cut_anywhere(shards: int, touched: list[int]) -> None:
     gather(model, layout, floats, integers)
 
     # When each shard is sent separately
-    parts = Cut(layout.floats, layout.parameters, shards, layout.sent).parts
+    parts = Cut(layout.floats, layout.parameters, shards).parts
     received = [_exchanged(layout, part, floats) for part in parts]
 
     # Then the shards together are the vector
-    assert torch.equal(torch.cat(received), floats[: layout.sent])
+    assert torch.equal(torch.cat(received), floats)
 
 
 def _exchanged(layout: Layout, part: ShardRange, vector: Tensor) -> Tensor:
-    fmt = RowsFormat(part.sent, tables_of(layout, part))
-    payload = payload_of(fmt, part.sent_of(vector))
+    fmt = RowsFormat(part.floats, tables_of(layout, part))
+    payload = payload_of(fmt, part.of(vector))
     assert not rejected(fmt, bytes(payload))
     return decoded(fmt, payload)
 
@@ -206,4 +206,4 @@ def _exchanged(layout: Layout, part: ShardRange, vector: Tensor) -> Tensor:
 def test_empty_rows_are_not_a_table() -> None:
     layout = Layout((TensorEntry("none", (LEAST_ROWS, 0), TensorKind.PARAMETER, 0),))
 
-    assert tables_of(layout, ShardRange(0, 0, 0, 0, 0)) == ()
+    assert tables_of(layout, ShardRange(0, 0, 0, 0)) == ()

@@ -128,11 +128,3 @@ def test_shards_at_the_same_position_stay_together(positions: list[int], interva
         assert len(set(positions)) <= together
         steps += 1
     assert steps <= lacking
-
-
-def test_updates_do_not_carry_frozen_parameters() -> None:
-    parts = Cut(floats=10, parameters=3, shards=3, sent=5).parts
-
-    assert [part.floats for part in parts] == [3, 3, 4]
-    assert [part.parameters for part in parts] == [3, 0, 0]
-    assert [part.sent_of(torch.arange(10)).tolist() for part in parts] == [[0, 1, 2], [3, 4], []]

@@ -138,6 +138,6 @@ def test_required_methods_raise(call: str) -> None:
 
 
 def test_package_exports() -> None:
-    assert vcasgd.__all__ == ["Client", "JobSpec", "Session", "Task", "__version__"]
+    assert vcasgd.__all__ == ["Client", "JobSpec", "Session", "Task", "__version__", "base"]
     assert vcasgd.Task is task_module.Task
     assert all(getattr(vcasgd, name) for name in vcasgd.__all__)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
+from vcasgd.learning.base import digest_of
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.vector import gather, named_tensors, scatter
 
@@ -47,7 +48,6 @@ def test_parameters_come_first_then_statistics_and_integers_are_separate() -> No
         TensorEntry("encoder.weight", (2, 3), TensorKind.PARAMETER, 7),
         TensorEntry("norm.running_mean", (3,), TensorKind.STATISTIC, 13),
         TensorEntry("norm.running_var", (3,), TensorKind.STATISTIC, 16),
-        TensorEntry("frozen", (2,), TensorKind.FROZEN, 19),
         TensorEntry("mask", (2,), TensorKind.INTEGER, 0),
         TensorEntry("norm.num_batches_tracked", (), TensorKind.INTEGER, 2),
     )
@@ -56,7 +56,10 @@ def test_parameters_come_first_then_statistics_and_integers_are_separate() -> No
 def test_counts() -> None:
     layout = Layout.of(Net())
 
-    assert (layout.parameters, layout.sent, layout.floats, layout.integers) == (13, 19, 21, 3)
+    assert (layout.parameters, layout.floats, layout.integers) == (13, 19, 3)
+    assert [(each.name, each.shape, each.dtype) for each in layout.base] == [
+        ("frozen", (2,), "float32")
+    ]
 
 
 def test_statistics_follow_all_parameters_in_any_module_tree() -> None:
@@ -124,14 +127,75 @@ def test_other_floating_point_types_are_gathered_as_float32(dtype: torch.dtype) 
     assert net.weight.dtype is dtype
 
 
-def test_an_integer_parameter_is_with_the_integers() -> None:
+def test_frozen_parameters_of_any_type_are_in_no_vector() -> None:
     net = nn.Module()
-    net.table = nn.Parameter(torch.tensor([7, 8]), requires_grad=False)
+    for dtype in (torch.uint8, torch.int64, torch.bfloat16, torch.complex64, torch.bool):
+        frozen = nn.Parameter(torch.ones(3, 2, dtype=dtype), requires_grad=False)
+        net.register_parameter(f"p_{dtype}".replace(".", "_"), frozen)
 
     floats, integers = state_of(net)
 
-    assert floats.numel() == 0
-    assert integers.tolist() == [7, 8]
+    assert floats.numel() == integers.numel() == 0
+    assert [each.dtype for each in Layout.of(net).base] == [
+        *("uint8", "int64", "bfloat16", "complex64", "bool")
+    ]
+
+
+def test_buffers_are_in_the_base_if_the_task_says_so() -> None:
+    net = nn.Module()
+    net.register_buffer("quantized", torch.arange(6, dtype=torch.uint8).view(2, 3))
+    net.register_buffer("scale", torch.ones(2))
+
+    layout = Layout.of(net, ["quantized"])
+
+    assert (layout.floats, layout.integers) == (2, 0)
+    assert [(each.name, each.dtype) for each in layout.base] == [("quantized", "uint8")]
+    with pytest.raises(SpecError, match="no persistent buffer missing"):
+        Layout.of(net, ["missing"])
+
+
+def test_the_digest_of_a_base_depends_on_values_and_not_on_memory() -> None:
+    values = torch.randn(4, 6)
+    transposed = values.t().contiguous().t()
+
+    assert not transposed.is_contiguous()
+    assert digest_of(transposed) == digest_of(values)
+    values[3, 5] += 1e-6
+    assert digest_of(transposed) != digest_of(values)
+    assert digest_of(torch.tensor(1.0)) != digest_of(torch.tensor(2.0))
+    assert len(digest_of(torch.empty(0))) == 32
+
+
+def test_a_difference_names_the_tensor() -> None:
+    same, changed, larger = Net(), Net(), Net()
+    with torch.no_grad():
+        changed.frozen[1] = 3.0
+    larger.norm = nn.BatchNorm1d(4)
+
+    assert Layout.of(Net()).difference(Layout.of(same)) is None
+    assert Layout.of(Net()).difference(Layout.of(changed)) == "frozen"
+    assert Layout.of(Net()).difference(Layout.of(larger)) == "norm.weight"
+    assert Layout.of(nn.ReLU()).difference(Layout.of(nn.Linear(1, 1))) == "weight"
+
+
+def test_layouts_of_earlier_versions_are_read() -> None:
+    """They have frozen parameters in the vector, and no version."""
+    entry = TensorEntry("frozen", (2,), TensorKind.FROZEN, 0)
+
+    old = Layout.from_json(Layout((entry,)).to_json())
+
+    assert old.has_frozen
+    assert old.floats == 2
+    # A layout without a base has the same text and digest as before.
+    assert Layout.of(nn.Linear(1, 1)).to_json().startswith("[{")
+    assert not Layout.of(Net()).has_frozen
+
+
+def test_layouts_of_later_versions_are_refused() -> None:
+    text = Layout.of(Net()).to_json().replace('"version":2', '"version":3')
+
+    with pytest.raises(CheckpointDamaged, match="version 3 of the format is not supported"):
+        Layout.from_json(text)
 
 
 def test_a_module_without_state() -> None:
@@ -200,6 +264,7 @@ def test_named_tensors_can_be_saved_and_loaded_without_vcasgd(tmp_path: Path) ->
     loaded = load_file(file)
     missing = target.load_state_dict(loaded, strict=False).missing_keys
 
-    assert missing == ["decoder.weight"]  # tied to encoder.weight, so saved once
+    # The first is in the base, and the second tied to encoder.weight, so saved once.
+    assert missing == ["frozen", "decoder.weight"]
     for name, tensor in source.state_dict().items():
         assert torch.equal(tensor, target.state_dict()[name]), name

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import ShardRange
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.interval import Base, Trained
@@ -153,7 +154,7 @@ def test_a_rollback_drops_the_own_copy_of_an_elastic_rule() -> None:
 
 def test_a_rollback_drops_what_the_encoding_kept_back() -> None:
     learner = learner_of(update={"rule": "async-local-sgd", "codec": "int8"})
-    part = ShardRange(0, 0, 1, 1, 1)
+    part = ShardRange(0, 0, 1, 1)
     learner.encoded(part, torch.tensor([0.3]))
     assert learner.has_residual(part)
 
@@ -173,10 +174,10 @@ def test_an_update_that_is_far_too_large_is_an_error_of_the_learning_rate() -> N
 
 
 @pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
-def test_frozen_parameters_are_never_sent(rule: str) -> None:
+def test_frozen_parameters_are_in_no_vector(rule: str) -> None:
     learner = learner_of(Tuned(), update={"rule": rule})
     (part,) = learner.cut(1).parts
-    base = Base(torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]), torch.empty(0, dtype=torch.int64))
+    base = Base(torch.zeros(3), torch.empty(0, dtype=torch.int64))
 
     trained = learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
 
@@ -187,15 +188,74 @@ def test_frozen_parameters_are_never_sent(rule: str) -> None:
 def test_an_unfrozen_parameter_is_refused() -> None:
     learner = learner_of(Tuned())
 
-    learner._model.requires_grad_(True)
+    learner._model.module.requires_grad_(True)
 
     with pytest.raises(SpecError, match=r"task: 0\.weight of the model was frozen"):
         learner.start_subtask()
 
 
+def test_a_change_of_a_frozen_parameter_is_refused() -> None:
+    class Drifting(Tuned):
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)
+            return super().loss(model, batch)
+
+    learner = learner_of(Drifting(), update={"rule": "async-local-sgd"})
+    base = Base(torch.zeros(3), torch.empty(0, dtype=torch.int64))
+
+    with pytest.raises(SpecError, match=r"task: 0\.weight of the model is frozen, but training"):
+        learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+
+
+def test_a_base_with_other_values_is_refused_by_name() -> None:
+    class Other(Tuned):
+        def model(self) -> nn.Module:
+            model = super().model()
+            with torch.no_grad():
+                model[0].weight[2] += 1e-3
+            return model
+
+    facts = learner_of(Tuned()).facts(1)
+
+    learner_of(Tuned()).check_against(facts)
+    with pytest.raises(SpecError, match=r"task: 0\.weight of the base model has other values"):
+        learner_of(Other()).check_against(facts)
+    with pytest.raises(SpecError, match=r"other parameters on this machine .* example weight"):
+        learner_of().check_against(facts)
+
+
+def test_a_job_of_a_version_with_frozen_parameters_in_the_vector_is_refused() -> None:
+    frozen = TensorEntry("0.weight", (3, 1), TensorKind.FROZEN, 3)
+    trained = TensorEntry("1.weight", (1, 3), TensorKind.PARAMETER, 0)
+    facts = replace(learner_of(Tuned()).facts(1), layout=Layout((trained, frozen)).to_json())
+
+    with pytest.raises(SpecError, match="kept frozen parameters in the snapshots"):
+        learner_of(Tuned()).check_against(facts)
+
+
+def test_the_first_snapshot_needs_no_second_model() -> None:
+    class Counting(Tuned):
+        built = 0
+
+        def model(self) -> nn.Module:
+            Counting.built += 1
+            return super().model()
+
+    learner = learner_of(Counting(), update={"rule": "async-local-sgd"})
+    first, _ = learner.initial()
+    assert Counting.built == 1
+
+    # Once the model was trained, its initial values have to be built again.
+    base = Base(torch.zeros(3), torch.empty(0, dtype=torch.int64))
+    learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+    assert torch.equal(learner.initial()[0], first)
+    assert Counting.built == 2
+
+
 def test_each_shard_gets_what_its_encoding_lost_with_its_own_next_push() -> None:
     learner = learner_of(update={"rule": "async-local-sgd", "codec": "int8"})
-    first, second = ShardRange(0, 0, 2, 2, 2), ShardRange(1, 2, 4, 2, 2)
+    first, second = ShardRange(0, 0, 2, 2), ShardRange(1, 2, 4, 2)
     update = torch.tensor([127.0, 0.4, 127.0, 0.4])
 
     rounds = [[first, second], [first], [first, second]]

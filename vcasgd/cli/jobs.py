@@ -245,12 +245,26 @@ def download(
     checkpoint: Annotated[
         str | None, typer.Option(help="Name of a checkpoint. Defaults to the trained model.")
     ] = None,
+    trained_only: Annotated[
+        bool, typer.Option("--trained-only", help="Leave out the base, and write a single file.")
+    ] = False,
+    working_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the job's code, which runs here to build a base without a location.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Download the trained model or a checkpoint as a safetensors file."""
+    """Download the trained model or a checkpoint: a safetensors file, or a PEFT adapter."""
     with open_client(url, token) as client:
-        out.print(str(client.download(job, to, checkpoint)), markup=False)
+        path = client.download(
+            job, to, checkpoint, trained_only=trained_only, working_dir=working_dir
+        )
+        out.print(str(path), markup=False)
 
 
 def tensorboard(

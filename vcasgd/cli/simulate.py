@@ -11,6 +11,7 @@ from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.money import Changes
 from vcasgd.cli.output import Json, duration, err, show_facts, show_json
 from vcasgd.errors import SpecError
+from vcasgd.settings import load_settings
 from vcasgd.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -64,10 +65,12 @@ def simulate(
     # Imported here because torch takes seconds to import.
     from vcasgd.bench.presence import machines
     from vcasgd.bench.simulation import Conditions, Simulation
+    from vcasgd.storage.base_files import prepare_base
     from vcasgd.task.task import load_task
 
     spec = load_job(file, changes or ())
     _check(spec, trace, faster)
+    prepare_base(spec.base, load_settings())
     lives = machines(workers, trace, faster, seed)
     outcome = Simulation(
         spec,

@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import PrivateAttr
 
 from vcasgd.client.following import PATIENCE_SECONDS, messages, retried
+from vcasgd.client.model_files import finish
 from vcasgd.client.tensorboard import EventFiles
 from vcasgd.client.transport import Transport, path_of
 from vcasgd.errors import ApiError
@@ -183,15 +185,36 @@ class JobCalls:
         """Return the job's checkpoints, oldest first."""
         return self._api.get(list[CheckpointRow], path_of("jobs", job, "checkpoints"))
 
-    def download(self, job: str, path: Path, checkpoint: str | None = None) -> Path:
+    def download(
+        self,
+        job: str,
+        path: Path,
+        checkpoint: str | None = None,
+        *,
+        trained_only: bool = False,
+        working_dir: Path | None = None,
+    ) -> Path:
         """Download the finished model, or a checkpoint, as a safetensors file.
 
-        Returns the file's path; in a folder, the file has the checkpoint's name. It appears once
-        it is complete. Raises :class:`~vcasgd.errors.Conflict` if there is no model yet, and
-        :class:`~vcasgd.errors.CheckpointDamaged` if a digest does not match.
+        The file is the whole state dict, with the model's base. A base that is not in the job file
+        is built by the task in ``working_dir``, which runs its code on this computer. Of a PEFT
+        model, this is a folder with its adapter. With ``trained_only``, it is always the file that
+        the API has, without the base.
+
+        Returns the path; in an existing folder, it has the checkpoint's name. It appears once it
+        is complete. Raises :class:`~vcasgd.errors.Conflict` if there is no model yet,
+        :class:`~vcasgd.errors.CheckpointDamaged` if a digest does not match, and
+        :class:`~vcasgd.errors.SpecError` if the base is not found.
         """
         parts = ("model",) if checkpoint is None else ("checkpoints", checkpoint)
-        return self._api.download(path_of("jobs", job, *parts), path)
+        source = path_of("jobs", job, *parts)
+        if trained_only:
+            return self._api.download(source, path)
+        folder = path if path.is_dir() else path.parent
+        with TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
+            file = self._api.download(source, Path(scratch))
+            target = path / file.name if path.is_dir() else path
+            return finish(file, target, lambda: self.job(job).spec, working_dir)
 
     def tensorboard(self, job: str, folder: Path, follow: bool = False) -> Path:
         """Write a job's history as TensorBoard event files; with ``follow`` until the job ends.
@@ -308,9 +331,21 @@ class Job(JobView):
         """Return the job's checkpoints, oldest first."""
         return self._calls.checkpoints(self.id)
 
-    def download(self, path: Path, checkpoint: str | None = None) -> Path:
-        """Download the finished model, or a checkpoint, and return the file's path."""
-        return self._calls.download(self.id, path, checkpoint)
+    def download(
+        self,
+        path: Path,
+        checkpoint: str | None = None,
+        *,
+        trained_only: bool = False,
+        working_dir: Path | None = None,
+    ) -> Path:
+        """Download the finished model, or a checkpoint, and return its path.
+
+        See :meth:`vcasgd.Client.download`.
+        """
+        return self._calls.download(
+            self.id, path, checkpoint, trained_only=trained_only, working_dir=working_dir
+        )
 
     def tensorboard(self, folder: Path, follow: bool = False) -> Path:
         """Write the job's history as TensorBoard event files, in its own folder in ``folder``."""

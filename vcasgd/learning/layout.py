@@ -1,4 +1,7 @@
-"""Order of a module's tensors in flat vectors. It is data, so using one doesn't import torch."""
+"""Order of a module's tensors in flat vectors, and its base, which the vectors don't contain.
+
+A layout is data, so using one doesn't import torch.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from vcasgd.errors import CheckpointDamaged, SpecError
+from vcasgd.learning.base import BaseTensor, base_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+#: Version of the stored form of layouts with a base. One without a base has no version.
+FORMAT = 2
 
 
 class TensorKind(StrEnum):
@@ -22,7 +30,7 @@ class TensorKind(StrEnum):
 
     PARAMETER = "parameter"  #: Trained by the optimizer.
     STATISTIC = "statistic"  #: Floating-point buffer, measured and not trained.
-    FROZEN = "frozen"  #: Parameter without gradient; keeps its value from the first snapshot.
+    FROZEN = "frozen"  #: Parameter without gradient, in layouts before :data:`FORMAT` 2 only.
     INTEGER = "integer"  #: Counters and masks, in the int64 vector.
 
 
@@ -51,33 +59,36 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Order of a module's tensors in the vectors; equal layouts have interchangeable vectors."""
+    """Order of a module's tensors in the vectors; equal layouts have interchangeable vectors.
+
+    Tensors of the ``base`` are in no vector.
+    """
 
     entries: tuple[TensorEntry, ...]
+    base: tuple[BaseTensor, ...] = ()
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
+    def of(cls, module: nn.Module, base_buffers: Iterable[str] = ()) -> Layout:
         """Return the layout of a module's parameters and persistent buffers, tied ones once.
 
-        Non-persistent buffers are left out, as in a ``state_dict``: they can be recomputed. Raises
-        :class:`SpecError` for complex tensors and uninitialized lazy ones.
+        Frozen parameters and ``base_buffers`` are the base. Non-persistent buffers are left out, as
+        in a ``state_dict``: they can be recomputed. Raises :class:`SpecError` for uninitialized
+        lazy tensors, and for complex ones outside the base.
         """
-        state = list(_state(module))
+        for name, parameter in module.named_parameters():
+            _check_shape(name, parameter)
+        base = base_tensors(module, base_buffers)
+        state = [part for part in _state(module) if part[0] not in base]
         floats = [part for part in state if part[2] is TensorKind.PARAMETER]
         floats += [part for part in state if part[2] is TensorKind.STATISTIC]
-        floats += [part for part in state if part[2] is TensorKind.FROZEN]
         integers = [part for part in state if part[2] is TensorKind.INTEGER]
-        return cls((*_placed(floats), *_placed(integers)))
+        named = (BaseTensor.of(name, tensor) for name, tensor in base.items())
+        return cls((*_placed(floats), *_placed(integers)), tuple(named))
 
     @cached_property
     def parameters(self) -> int:
         """Number of trained parameters; the index where the statistics start."""
         return self._count(TensorKind.PARAMETER)
-
-    @cached_property
-    def sent(self) -> int:
-        """Number of floats that updates carry: parameters and statistics."""
-        return self._count(TensorKind.PARAMETER, TensorKind.STATISTIC)
 
     @cached_property
     def floats(self) -> int:
@@ -92,16 +103,45 @@ class Layout:
     def _count(self, *kinds: TensorKind) -> int:
         return sum(entry.size for entry in self.entries if entry.kind in kinds)
 
+    @property
+    def has_frozen(self) -> bool:
+        """True if frozen parameters are in the vector, as before :data:`FORMAT` 2."""
+        return any(entry.kind is TensorKind.FROZEN for entry in self.entries)
+
+    def difference(self, other: Layout) -> str | None:
+        """Return the name of a tensor that another layout lacks or has differently; None if equal.
+
+        Differences of shapes and kinds come before those of the base's values.
+        """
+        mine, theirs = ({each.name: each for each in of.entries} for of in (self, other))
+        for name in {**mine, **theirs}:
+            if _role(mine.get(name)) != _role(theirs.get(name)):
+                return name
+        present = set(other.base) ^ set(self.base)
+        for part in (*self.base, *other.base, *self.entries):
+            if part in present or (isinstance(part, TensorEntry) and part != theirs[part.name]):
+                return part.name
+        return None
+
     def to_json(self) -> str:
         """Return canonical JSON: equal layouts give equal text."""
-        entries = [asdict(entry) for entry in self.entries]
-        return json.dumps(entries, sort_keys=True, separators=(",", ":"))
+        value: Any = [asdict(entry) for entry in self.entries]
+        if self.base:
+            base = [each.to_json() for each in self.base]
+            value = {"version": FORMAT, "entries": value, "base": base}
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
         """Return the layout with this JSON. Raises :class:`CheckpointDamaged`."""
         try:
-            return cls(tuple(_entry(value) for value in json.loads(text)))
+            value = json.loads(text)
+            if not isinstance(value, dict):
+                return cls(tuple(_entry(each) for each in value))
+            if value["version"] != FORMAT:
+                raise ValueError(f"version {value['version']} of the format is not supported")
+            base = tuple(BaseTensor.from_json(each) for each in value["base"])
+            return cls(tuple(_entry(each) for each in value["entries"]), base)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"not a layout: {error!r}") from error
 
@@ -112,15 +152,19 @@ class Layout:
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor, TensorKind]]:
     for name, parameter in module.named_parameters():
-        kind = TensorKind.PARAMETER if parameter.requires_grad else TensorKind.FROZEN
-        yield name, parameter, _kind(name, parameter, kind)
+        if parameter.requires_grad:
+            yield name, parameter, _kind(name, parameter, TensorKind.PARAMETER)
     persistent = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers():
         if name in persistent:
             yield name, buffer, _kind(name, buffer, TensorKind.STATISTIC)
 
 
-def _kind(name: str, tensor: Tensor, if_floating: TensorKind) -> TensorKind:
+def _role(entry: TensorEntry | None) -> tuple[Any, ...]:
+    return (entry.shape, entry.kind) if entry else ()
+
+
+def _check_shape(name: str, tensor: Tensor) -> None:
     from torch.nn.parameter import is_lazy  # A caller with a module has imported torch.
 
     if is_lazy(tensor):
@@ -129,6 +173,10 @@ def _kind(name: str, tensor: Tensor, if_floating: TensorKind) -> TensorKind:
             remedy="pass one batch through the lazy modules in Task.model()",
             field="task",
         )
+
+
+def _kind(name: str, tensor: Tensor, if_floating: TensorKind) -> TensorKind:
+    _check_shape(name, tensor)
     if tensor.is_complex():
         raise SpecError(
             f"task: {name} of the model is complex ({tensor.dtype})",

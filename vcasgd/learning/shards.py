@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 class ShardRange:
     """One shard: elements ``[start, stop)`` of the job's float32 vector.
 
-    ``parameters`` is the index inside the shard where its running statistics start, ``sent``
-    where its frozen parameters do.
+    ``parameters`` is the index inside the shard where its running statistics start.
     """
 
     shard: int
     start: int
     stop: int
     parameters: int
-    sent: int
 
     @property
     def floats(self) -> int:
@@ -39,23 +37,17 @@ class ShardRange:
         """Return the shard's part of the job's vector, as a view."""
         return vector[self.start : self.stop]
 
-    def sent_of(self, vector: Tensor) -> Tensor:
-        """Return the part of the shard that updates carry, as a view."""
-        return vector[self.start : self.start + self.sent]
-
 
 @dataclass(frozen=True)
 class Cut:
     """An even cut of a vector of ``floats`` elements into ``shards``.
 
-    The first ``parameters`` elements are trained. Those after the first ``sent`` are frozen; by
-    default none is.
+    The first ``parameters`` elements are trained.
     """
 
     floats: int
     parameters: int
     shards: int
-    sent: int | None = None
 
     @cached_property
     def parts(self) -> tuple[ShardRange, ...]:
@@ -64,9 +56,7 @@ class Cut:
 
     def _part(self, shard: int) -> ShardRange:
         start, stop = (self.floats * each // self.shards for each in (shard, shard + 1))
-        sent = self.floats if self.sent is None else self.sent
-        edges = (min(max(edge - start, 0), stop - start) for edge in (self.parameters, sent))
-        return ShardRange(shard, start, stop, *edges)
+        return ShardRange(shard, start, stop, min(max(self.parameters - start, 0), stop - start))
 
 
 def shards_for(nodes: int, floats: int) -> int:

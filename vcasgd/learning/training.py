@@ -32,9 +32,10 @@ class Interval:
 
 
 def build(task: Task, seed: int, device: torch.device | str) -> nn.Module:
-    """Return the task's model on ``device``, initialized from the seed.
+    """Return the task's model, initialized from the seed, where the task has put it.
 
-    The random state of torch is left unchanged. Raises :class:`UserCodeError`.
+    The random state of torch, also on ``device``, is left unchanged. Raises
+    :class:`UserCodeError`.
     """
     gpus = [device] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), _user_code("model"):
@@ -42,7 +43,7 @@ def build(task: Task, seed: int, device: torch.device | str) -> nn.Module:
         model = task.model()
     if not isinstance(model, nn.Module):
         raise UserCodeError(f"model returned a {type(model).__name__}, not a torch.nn.Module")
-    return model.to(device)
+    return model
 
 
 def seed_for(seed: int, subtask: int, position: int) -> int:

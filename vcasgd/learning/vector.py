@@ -1,9 +1,9 @@
 """Conversion of a module's state to flat vectors, and back.
 
 All floating-point state is in one float32 vector: first the parameters, then the buffers
-(BatchNorm's running statistics), so that a rule can distinguish the two by a single index, and
-last the frozen parameters, which no update carries. Integer and boolean state
-(``num_batches_tracked``) is in a separate int64 vector.
+(BatchNorm's running statistics), so that a rule can distinguish the two by a single index. Integer
+and boolean state (``num_batches_tracked``) is in a separate int64 vector. The base, such as frozen
+parameters, is in neither (:mod:`vcasgd.learning.base`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate, SpecError
-from vcasgd.learning.layout import Layout, TensorKind
+from vcasgd.learning.layout import Layout
 
 #: Largest magnitude in an update; larger values would soon overflow float32 weights.
 LARGEST_VALUE = 1e30
@@ -50,8 +50,8 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
 
 
 def unfrozen_parameters(module: nn.Module, layout: Layout) -> list[str]:
-    """Return the names of parameters that are frozen in the layout but require a gradient."""
-    frozen = {entry.name for entry in layout.entries if entry.kind is TensorKind.FROZEN}
+    """Return the names of parameters of the base that require a gradient."""
+    frozen = {each.name for each in layout.base}
     return [
         name
         for name, parameter in module.named_parameters()
@@ -62,8 +62,8 @@ def unfrozen_parameters(module: nn.Module, layout: Layout) -> list[str]:
 def named_tensors(layout: Layout, floats: Tensor, integers: Tensor) -> dict[str, Tensor]:
     """Return views of the vectors as the tensors of a ``state_dict``, tied ones once.
 
-    Integer state is always int64; ``load_state_dict`` converts it back. Raises
-    :class:`InvalidUpdate` if a vector has the wrong length.
+    The base is not among them. Integer state is always int64; ``load_state_dict`` converts it back.
+    Raises :class:`InvalidUpdate` if a vector has the wrong length.
     """
     _check_lengths(layout, floats, integers)
     return {entry.name: entry.view(floats, integers) for entry in layout.entries}

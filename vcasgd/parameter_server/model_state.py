@@ -43,7 +43,7 @@ class ShardConfig:
     def __init__(self, spec: JobSpec, facts: ModelFacts, shard: int = 0) -> None:
         layout = Layout.from_json(facts.layout)
         self.layout_digest = layout.digest()
-        self.part = Cut(layout.floats, layout.parameters, facts.shards, layout.sent).parts[shard]
+        self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
         self.plan, self.points = facts.plan(spec), facts.points(spec)
         self.rule = make_rule(spec.update)
         self.formats = payload_formats(spec.update, layout, self.part)

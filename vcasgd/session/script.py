@@ -127,6 +127,12 @@ class LoopTask(Task):
         return self._evaluation
 
 
+def _copy(model: nn.Module) -> nn.Module:
+    """Return a copy that shares frozen parameters, which can be most of a model."""
+    frozen = {id(each): each for each in model.parameters() if not each.requires_grad}
+    return copy.deepcopy(model, frozen)
+
+
 class JobEnded(BaseException):
     """Ends a script on a worker inside its loop. ``except Exception`` doesn't catch it."""
 
@@ -186,7 +192,8 @@ class ScriptTask(LoopTask):
             self._start()
             assert self.network is not None
             return self.network
-        return copy.deepcopy(self._first)  # type: ignore[return-value]  # It has started.
+        assert self._first is not None, "the loop has started"
+        return _copy(self._first)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:  # noqa: ARG002 - The script's optimizer has them.
         """Return the script's optimizer in its initial state."""
@@ -272,8 +279,9 @@ class ScriptTask(LoopTask):
         self._started = True
         # Checked early: without an evaluation, no epoch of a job can end.
         _ = self.evaluation
+        assert self.network is not None, "a session has started"
         assert self.user_optimizer is not None, "a session has started"
-        self._first = copy.deepcopy(self.network)
+        self._first = _copy(self.network)
         self._first_state = copy.deepcopy(self.user_optimizer.state_dict())
         self._send(_READY)
         while True:

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from vcasgd.errors import SpecError
+from vcasgd.spec.base import BaseSpec
 from vcasgd.spec.duration import Duration
 from vcasgd.spec.evaluate import Evaluate
 from vcasgd.spec.stop import Stop
@@ -141,6 +142,9 @@ class JobSpec(StrictModel):
     )
     working_dir: str = "."
     args: dict[str, Any] = Field(default_factory=dict)
+    base: BaseSpec | None = Field(
+        default=None, description="weights that each machine loads itself, from vcasgd.base()"
+    )
     epochs: int | None = Field(
         default=None,
         ge=1,

@@ -69,11 +69,16 @@ class ModelCheckpoints(Checkpoints):
     """The checkpoints of one job, with their content."""
 
     def write(
-        self, whole: ModelSnapshot, layout: Layout, floats: Tensor, state: Tensor | None = None
+        self,
+        whole: ModelSnapshot,
+        layout: Layout,
+        floats: Tensor,
+        state: Tensor | None = None,
+        adapter: str = "",
     ) -> StoredCheckpoint:
         """Write the snapshots of all shards, their vector, and the state of their rules.
 
-        ``floats`` and ``state`` are float32 [floats].
+        ``floats`` and ``state`` are float32 [floats]. ``adapter`` is that of the model's facts.
         Raises :class:`~vcasgd.errors.StorageUnavailable`.
         """
         tensors = named_tensors(layout, floats, whole[0].meta.integer_vector())
@@ -84,6 +89,7 @@ class ModelCheckpoints(Checkpoints):
                 {"meta": asdict(each.meta), "record": each.record.to_dict()} for each in whole
             ],
             "layout": layout.to_json(),
+            "adapter": adapter,
         }
         data = save(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
@@ -131,7 +137,7 @@ def parse(name: str, data: bytes) -> LoadedCheckpoint:
         state = _rule_state(whole, layout, tensors)
     except _PARSE_ERRORS as error:
         raise CheckpointDamaged(f"checkpoint {name}: {type(error).__name__}: {error}") from error
-    parts = Cut(layout.floats, layout.parameters, len(whole), layout.sent).parts
+    parts = Cut(layout.floats, layout.parameters, len(whole)).parts
     if not whole or any(
         each.meta.floats != part.floats for each, part in zip(whole, parts, strict=True)
     ):

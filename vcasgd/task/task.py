@@ -36,9 +36,19 @@ class Task:
     def model(self) -> nn.Module:
         """Return a newly initialized model.
 
-        It is called under the job's seed, so each call returns the same values.
+        It is called under the job's seed, so each call returns the same values. Parameters
+        without ``requires_grad`` are its base: every worker builds or loads the same values, and
+        updates and snapshots don't contain them.
         """
         raise NotImplementedError
+
+    def base_buffers(self, model: nn.Module) -> Iterable[str]:  # noqa: ARG002 - none by default
+        """Return the names of persistent buffers that are part of the base, too.
+
+        Training must not change them. Name those of quantized layers, for example. All other
+        persistent buffers travel with the model.
+        """
+        return ()
 
     def dataset(self, split: str) -> Dataset[Any]:
         """Return the map-style data set of the split ``"train"`` or ``"validation"``.

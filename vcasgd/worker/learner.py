@@ -13,19 +13,21 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
+from vcasgd.learning.adapter import adapter_of
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings.encoder import Encoder, codec_of, step_format
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import plan_for
+from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, interval_start, make_rule, payload_of
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
-from vcasgd.learning.training import batch_size_of, batches, build, evaluate, seed_for, train
+from vcasgd.learning.training import batch_size_of, batches, evaluate, seed_for, train
 from vcasgd.learning.tuning import Momenta, local_steps
-from vcasgd.learning.vector import gather, is_sound, scatter, unfrozen_parameters
+from vcasgd.learning.vector import is_sound
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.tuning import Tuning
 from vcasgd.store.ledger.job import ModelFacts
@@ -47,8 +49,8 @@ class Learner:
         self._spec = spec
         self._task = task
         self._device = device
-        self._model = build(task, spec.seed, device)
-        self.layout = Layout.of(self._model)
+        self._model = LocalModel(task, spec.seed, device)
+        self.layout = self._model.layout
         self.layout_digest = self.layout.digest()
         self._rule = make_rule(spec.update)
         #: Encoders of the shards that were pushed to.
@@ -79,7 +81,7 @@ class Learner:
 
     def cut(self, shards: int) -> Cut:
         """Return how the vector is cut into ``shards``."""
-        return Cut(self.layout.floats, self.layout.parameters, shards, self.layout.sent)
+        return Cut(self.layout.floats, self.layout.parameters, shards)
 
     # -- facts from the user's code ------------------------------------------------------------
 
@@ -118,13 +120,11 @@ class Learner:
 
     def initial(self) -> tuple[Tensor, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [k]."""
-        floats = torch.empty(self.layout.floats)
-        integers = torch.empty(self.layout.integers, dtype=torch.int64)
-        gather(build(self._task, self._spec.seed, self._device), self.layout, floats, integers)
-        return floats, integers
+        return self._model.initial()
 
     def facts(self, nodes: int) -> ModelFacts:
         """Return the facts of a job that starts on ``nodes`` store nodes."""
+        adapter = adapter_of(self._model.module)
         return ModelFacts(
             samples=self.plan.samples,
             validation_samples=_length(self._validation_set, "validation"),
@@ -133,6 +133,7 @@ class Learner:
             shards=shards_for(nodes, self.layout.floats),
             batch_size=batch_size_of(self._task),
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
+            adapter=adapter.to_json() if adapter else "",
         )
 
     def check_against(self, facts: ModelFacts) -> None:
@@ -140,12 +141,7 @@ class Learner:
 
         From now on :attr:`plan` is the one that the first worker recorded.
         """
-        if Layout.from_json(facts.layout).digest() != self.layout_digest:
-            raise SpecError(
-                "task: the model has other parameters on this machine than on the first one",
-                remedy="make Task.model independent of the machine",
-                field="task",
-            )
+        check_same(Layout.from_json(facts.layout), self.layout)
         if self.plan.samples != facts.samples or self.plan.order_digest() != facts.order_digest:
             raise SpecError(
                 f"task: the training set has {self.plan.samples} samples in another order on "
@@ -174,18 +170,12 @@ class Learner:
         subtask are short. Raises :class:`SpecError` if parameters were unfrozen that updates don't
         carry.
         """
-        names = unfrozen_parameters(self._model, self.layout)
-        if names:
-            raise SpecError(
-                f"task: {names[0]} of the model was frozen when the job began and no longer is",
-                remedy="let Task.model() set requires_grad for good",
-                field="task",
-            )
+        self._model.check_frozen()
         if self._optimizer is not None and self._spec.keeps_optimizer:
             return
         try:
             self._optimizer = self._task.optimizer(
-                [each for each in self._model.parameters() if each.requires_grad]
+                [each for each in self._model.module.parameters() if each.requires_grad]
             )
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
@@ -260,7 +250,7 @@ class Learner:
         momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
         self._announce(subtask, start)
         start_from = interval_start(self._rule, self._local, base.floats)
-        scatter(start_from, base.integers, self._model, self.layout)
+        self._model.load(start_from, base.integers)
         torch.manual_seed(seed_for(self._spec.seed, subtask, start))
         indices = self.plan.indices(subtask, start, stop)
         member, size, clip_factor = self.member, None, 1.0
@@ -271,7 +261,7 @@ class Learner:
             clip_factor = member.share**-0.5
         interval = train(
             self._task,
-            self._model,
+            self._model.module,
             self._optimizer,
             batches(self._task, self._train_set, indices, size),
             self._device,
@@ -312,9 +302,7 @@ class Learner:
 
     def _update(self, base: Base) -> tuple[Tensor, Tensor]:
         # New vectors, because pending updates refer to them until they are applied.
-        local = torch.empty(self.layout.floats)
-        integers = torch.empty(self.layout.integers, dtype=torch.int64)
-        gather(self._model, self.layout, local, integers)
+        local, integers = self._model.read()
         payload = self._rule.payload
         out = torch.empty_like(local) if payload is Payload.DELTA else local
         update = payload_of(payload, self.layout.parameters, local, base.floats, out)
@@ -367,10 +355,10 @@ class Learner:
         on_step: Callable[[], None],
     ) -> dict[str, float]:
         """Return the means of the task's metrics for a snapshot; empty if it was stopped."""
-        scatter(floats, integers, self._model, self.layout)
+        self._model.load(floats, integers)
         return evaluate(
             self._task,
-            self._model,
+            self._model.module,
             self._validation_set,
             self._device,
             should_stop=should_stop,

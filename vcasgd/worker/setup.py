@@ -14,6 +14,7 @@ from vcasgd.errors import NotFound, PackageError
 from vcasgd.learning.shards import ShardRange
 from vcasgd.logging import identify
 from vcasgd.session.script import ScriptTask, load
+from vcasgd.storage.base_files import prepare_base
 from vcasgd.storage.objects import Storage
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobRecord
@@ -30,7 +31,8 @@ from vcasgd.worker.shard_group import ShardGroup
 
 class Setup:
     """Builds the worker's :class:`Learner`. Methods raise :class:`~vcasgd.errors.PackageError`,
-    :class:`~vcasgd.errors.StorageUnavailable` and :class:`~vcasgd.errors.SpecError`, besides what
+    :class:`~vcasgd.errors.StorageUnavailable`, :class:`~vcasgd.errors.DataError` and
+    :class:`~vcasgd.errors.SpecError`, besides what
     :class:`~vcasgd.worker.trainer.Trainer` raises.
 
     ``build`` replaces the learner of the job's own task, for measurements.
@@ -85,6 +87,7 @@ class Setup:
             self._script.close()
 
     def _build_from_package(self, job: JobRecord) -> Learner:
+        prepare_base(job.spec.base, self._context.settings, self._status.note_progress)
         task = load(job.spec.task, job.spec.args, self._code_of(job))
         self._script = task if isinstance(task, ScriptTask) else None
         return Learner(job.spec, task, best_device())

@@ -849,6 +849,24 @@ export interface components {
             staleness: components["schemas"]["Staleness"];
         };
         /**
+         * BaseSpec
+         * @description Weights that don't change during training, as a file with this digest.
+         *
+         *     If the file's name is ``SHA256SUMS``, the base is the folder of the files that it lists.
+         */
+        BaseSpec: {
+            /**
+             * Location
+             * @description s3://…, gs://…, https://…, or an absolute path on the machines
+             */
+            location: string;
+            /**
+             * Sha256
+             * @description digest of the file, as sha256sum prints it
+             */
+            sha256: string;
+        };
+        /**
          * BestView
          * @description Best evaluated model of a job, by the metric that ranks them.
          */
@@ -1480,6 +1498,8 @@ export interface components {
             args?: {
                 [key: string]: unknown;
             };
+            /** @description weights that each machine loads itself, from vcasgd.base() */
+            base?: components["schemas"]["BaseSpec"] | null;
             /**
              * Epochs
              * @description passes over the data; exactly one of epochs, max_samples, and max_steps
@@ -1608,6 +1628,8 @@ export interface components {
             args?: {
                 [key: string]: unknown;
             };
+            /** @description weights that each machine loads itself, from vcasgd.base() */
+            base?: components["schemas"]["BaseSpec"] | null;
             /**
              * Epochs
              * @description passes over the data; exactly one of epochs, max_samples, and max_steps

@@ -24,7 +24,7 @@ def write_pinned(
     :class:`~vcasgd.errors.StorageUnavailable`.
     """
     layout = Layout.from_json(facts.layout)
-    cut = Cut(layout.floats, layout.parameters, facts.shards, layout.sent)
+    cut = Cut(layout.floats, layout.parameters, facts.shards)
     snapshots = ShardedSnapshots(nodes, job, cut)
     checkpoints = ModelCheckpoints(storage, job)
     whole, floats = snapshots.fetch_pinned(pin)
@@ -32,4 +32,4 @@ def write_pinned(
     if present is not None:
         return present, None
     state = snapshots.fetch_states(whole)
-    return checkpoints.write(whole, layout, floats, state), whole
+    return checkpoints.write(whole, layout, floats, state, facts.adapter), whole

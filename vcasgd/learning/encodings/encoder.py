@@ -35,12 +35,12 @@ def payload_formats(update: Update, layout: Layout, part: ShardRange) -> dict[st
     A codec with a residual also allows float32, for a worker's last update.
     """
     if update.codec == ROWS:
-        rows = RowsFormat(part.sent, tables_of(layout, part))
+        rows = RowsFormat(part.floats, tables_of(layout, part))
         return {rows.name: rows}
-    usual = BlockFormat(codec_of(update), part.sent, part.parameters)
+    usual = BlockFormat(codec_of(update), part.floats, part.parameters)
     if usual.codec.for_statistics:
         return {usual.name: usual}
-    whole = BlockFormat(Float32(), part.sent, part.parameters)
+    whole = BlockFormat(Float32(), part.floats, part.parameters)
     return {usual.name: usual, whole.name: whole}
 
 
@@ -55,7 +55,7 @@ def step_format(update: Update, layout: Layout, part: ShardRange) -> StepFormat 
             return None
         if isinstance(usual.codec, TopK | Partition):
             usual = replace(usual, codec=Int8())
-    return StepFormat(usual, part.parameters, part.sent)
+    return StepFormat(usual, part.parameters)
 
 
 class Encoder:
@@ -67,8 +67,8 @@ class Encoder:
     def __init__(self, update: Update, layout: Layout, part: ShardRange) -> None:
         self._part = part
         tables = tables_of(layout, part)
-        self._rows = RowsFormat(part.sent, tables) if update.codec == ROWS else None
-        self._feedback = ErrorFeedback(BlockFormat(codec_of(update), part.sent, part.parameters))
+        self._rows = RowsFormat(part.floats, tables) if update.codec == ROWS else None
+        self._feedback = ErrorFeedback(BlockFormat(codec_of(update), part.floats, part.parameters))
 
     @property
     def has_residual(self) -> bool:
@@ -80,7 +80,7 @@ class Encoder:
 
         The ``last`` update also carries the whole residual.
         """
-        sent = self._part.sent_of(vector)
+        own = self._part.of(vector)
         if self._rows is not None:
-            return self._rows.encode(sent)
-        return self._feedback.whole(sent) if last else self._feedback.encode(sent)
+            return self._rows.encode(own)
+        return self._feedback.whole(own) if last else self._feedback.encode(own)

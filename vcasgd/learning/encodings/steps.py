@@ -29,19 +29,18 @@ class StepFormat:
     """Format of a shard's steps.
 
     A step has differences of the first ``parameters`` elements, and values of the statistics
-    after them. Elements after the first ``sent`` are frozen.
+    after them.
     """
 
     payload: PayloadFormat
     parameters: int
-    sent: int
 
     def encode(self, exact: Tensor, published: Tensor) -> memoryview | None:
         """Return the step from the published to the exact model, float32 ``[floats]`` each.
 
         Returns None if the models are too far apart to encode their difference.
         """
-        difference = exact[: self.sent].clone()
+        difference = exact.clone()
         difference[: self.parameters].sub_(published[: self.parameters])
         step = bytearray().join(self.payload.encode(difference).chunks(ENCODED_BYTES))
         return memoryview(step) if self._is_sound(memoryview(step)) else None

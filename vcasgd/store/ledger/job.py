@@ -59,6 +59,8 @@ class ModelFacts:
     batch_size: Annotated[Count, Field(ge=1)] | None = None
     #: Subtasks per epoch; None in jobs of version 0.1.0, whose specification has it.
     subtasks_per_epoch: Annotated[int, Field(ge=1, le=MOST_SUBTASKS)] | None = None
+    #: The model's :class:`~vcasgd.learning.adapter.Adapter` as JSON; empty if it has none.
+    adapter: str = ""
 
     @classmethod
     def from_json(cls, text: bytes) -> ModelFacts:
@@ -81,6 +83,7 @@ class ModelFacts:
             "shards": self.shards,
             "batch_size": self.batch_size,
             "subtasks_per_epoch": self.subtasks_per_epoch,
+            "adapter": self.adapter,
         }
 
     def plan(self, spec: JobSpec) -> EpochPlan:

@@ -1,0 +1,102 @@
+"""The base of a model: tensors that training doesn't change, which the vectors don't contain.
+
+Every worker builds or loads the base itself. The layout has a digest of each of its tensors, so a
+worker with other values notices before it trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from vcasgd.errors import SpecError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class BaseTensor:
+    """Identity of one tensor of the base.
+
+    ``dtype`` is torch's name without a prefix, such as ``uint8``. ``digest`` is the XXH3 of the
+    values' bytes, 128 bits in hexadecimal. It finds accidental differences, not intended ones.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    digest: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return prod(self.shape)
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> BaseTensor:
+        """Return the identity of a tensor on any device."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return cls(name, tuple(tensor.shape), dtype, digest_of(tensor))
+
+    def to_json(self) -> list[Any]:
+        """Return the fields as JSON values."""
+        return [self.name, list(self.shape), self.dtype, self.digest]
+
+    @classmethod
+    def from_json(cls, value: Any) -> BaseTensor:
+        """Parse JSON values. Raises :class:`TypeError` and :class:`ValueError`."""
+        name, shape, dtype, digest = value
+        sizes = tuple(int(length) for length in shape)
+        if min(sizes, default=0) < 0:
+            raise ValueError(f"base: {name} has a negative size")
+        return cls(str(name), sizes, str(dtype), str(digest))
+
+
+def digest_of(tensor: Tensor) -> str:
+    """Return the digest of a tensor's values, whatever its type."""
+    import torch  # A caller with a tensor has imported torch.
+
+    # A scalar has no bytes to view, and a transposed tensor has them in another order.
+    values = tensor.detach().cpu().contiguous().reshape(-1)
+    return xxhash.xxh3_128_hexdigest(values.view(torch.uint8).numpy().data)
+
+
+def base_tensors(module: nn.Module, buffers: Iterable[str]) -> dict[str, Tensor]:
+    """Return the tensors of a module that are its base: frozen parameters, and these buffers.
+
+    Tied tensors are in it once. Raises :class:`SpecError` if there is no such persistent buffer.
+    """
+    frozen: dict[str, Tensor] = {
+        name: each for name, each in module.named_parameters() if not each.requires_grad
+    }
+    persistent, named = module.state_dict(keep_vars=True), dict(module.named_buffers())
+    for name in buffers:
+        if name not in named or name not in persistent:
+            raise SpecError(
+                f"task: base_buffers: the model has no persistent buffer {name}",
+                remedy="return names of module.named_buffers()",
+                field="task",
+            )
+        frozen[name] = named[name]
+    return frozen
+
+
+class BaseGuard:
+    """Detects changes of a base during training."""
+
+    def __init__(self, module: nn.Module, buffers: Iterable[str]) -> None:
+        # Libraries replace the integers of quantized layers with the same ones in another order.
+        self._versions = [
+            (name, each, each._version)
+            for name, each in base_tensors(module, buffers).items()
+            if each.is_floating_point() and not each.is_inference()
+        ]
+
+    def changed(self) -> Iterator[str]:
+        """Yield the names of floating-point tensors that were changed in place."""
+        return (name for name, tensor, version in self._versions if tensor._version != version)

@@ -1,0 +1,109 @@
+"""A worker's model: the task's module, and its conversion to vectors and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vcasgd.errors import SpecError, VcasgdError
+from vcasgd.learning.base import BaseGuard
+from vcasgd.learning.layout import Layout
+from vcasgd.learning.training import build
+from vcasgd.learning.vector import gather, scatter, unfrozen_parameters
+from vcasgd.task.task import Task, calling_user_code
+
+
+class LocalModel:
+    """The task's model on ``device``, built under the job's ``seed``.
+
+    Raises :class:`~vcasgd.errors.UserCodeError` and :class:`SpecError`.
+    """
+
+    def __init__(self, task: Task, seed: int, device: torch.device | str) -> None:
+        self._task, self._seed, self._device = task, seed, device
+        module = build(task, seed, device)
+        buffers = _base_buffers(task, module)
+        # Before the model moves, because libraries quantize weights for the device then.
+        self.layout = Layout.of(module, buffers)
+        self.module = module.to(device)
+        self._guard = BaseGuard(self.module, buffers)
+        #: True until the first vector is loaded.
+        self._is_new = True
+
+    def initial(self) -> tuple[Tensor, Tensor]:
+        """Return the model before any training: float32 [floats] and int64 [integers]."""
+        floats, integers = self._vectors()
+        # A new model has a copy of the base in memory, so it is built only if necessary.
+        module = self.module if self._is_new else build(self._task, self._seed, self._device)
+        gather(module, self.layout, floats, integers)
+        return floats, integers
+
+    def load(self, floats: Tensor, integers: Tensor) -> None:
+        """Load the vectors, float32 [floats] and int64 [integers], into the model."""
+        self._is_new = False
+        scatter(floats, integers, self.module, self.layout)
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Return the model's state in new vectors, float32 [floats] and int64 [integers].
+
+        Raises :class:`SpecError` if the base was changed.
+        """
+        for name in self._guard.changed():
+            raise SpecError(
+                f"task: {name} of the model is frozen, but training changes it",
+                remedy="make it a buffer, or don't name it in base_buffers, so that updates "
+                "carry it",
+                field="task",
+            )
+        floats, integers = self._vectors()
+        gather(self.module, self.layout, floats, integers)
+        return floats, integers
+
+    def check_frozen(self) -> None:
+        """Raise :class:`SpecError` if parameters of the base are no longer frozen."""
+        for name in unfrozen_parameters(self.module, self.layout):
+            raise SpecError(
+                f"task: {name} of the model was frozen when the job began and no longer is",
+                remedy="let Task.model() set requires_grad for good",
+                field="task",
+            )
+
+    def _vectors(self) -> tuple[Tensor, Tensor]:
+        floats = torch.empty(self.layout.floats)
+        return floats, torch.empty(self.layout.integers, dtype=torch.int64)
+
+
+def check_same(first: Layout, mine: Layout) -> None:
+    """Raise :class:`SpecError` if this machine's model differs from the ``first`` one's."""
+    if first.has_frozen:
+        raise SpecError(
+            "task: the job began with a version of vcasgd that kept frozen parameters in the "
+            "snapshots",
+            remedy="submit it again",
+            field="task",
+        )
+    name = mine.difference(first)
+    if name is None:
+        return
+    if name in {each.name for each in mine.base} & {each.name for each in first.base}:
+        raise SpecError(
+            f"task: {name} of the base model has other values on this machine than on the first "
+            "one",
+            remedy="load the base from a file, or name it as base in the job file",
+            field="task",
+        )
+    raise SpecError(
+        "task: the model has other parameters on this machine than on the first one, "
+        f"for example {name}",
+        remedy="make Task.model independent of the machine",
+        field="task",
+    )
+
+
+def _base_buffers(task: Task, module: nn.Module) -> list[str]:
+    try:
+        return list(task.base_buffers(module))
+    except VcasgdError:
+        raise
+    except Exception as error:
+        raise calling_user_code("base_buffers", error) from error
