@@ -29,6 +29,15 @@ test("a row shows state, owner, progress, workers, cost and savings", async () =
   expect(other.getByText("1 min 30 s")).toBeTruthy();
 });
 
+test("a job that waits for machines says for how many, and why", async () => {
+  const waiting = "waits for 3 of 8 machines: 1 job of higher priority";
+  anApi({ "/api/v1/overview": { body: [aBrief({ waiting })] } });
+  show(<JobsPage />);
+
+  const text = await screen.findByText("waits for 3 of 8 machines");
+  expect(text.title).toBe(waiting);
+});
+
 test("jobs can be searched by name and sorted by accuracy", async () => {
   anApiWithJobs();
   show(<JobsPage />);

@@ -57,6 +57,7 @@ export function aBrief(changes: Partial<Brief> = {}): Brief {
     created_at: START,
     ended_at: null,
     state: "running",
+    waiting: null,
     finished_epochs: 3,
     fraction: 0.34,
     version: 17,

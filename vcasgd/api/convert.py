@@ -80,6 +80,7 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
         created_at=job.created_at,
         ended_at=job.ended_at,
         state=job.state,
+        waiting=job.waiting,
         finished_epochs=job.finished_epochs,
         fraction=fraction(job),
         version=job.version,

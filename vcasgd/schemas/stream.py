@@ -21,6 +21,9 @@ class JobBrief(Schema):
     created_at: float
     ended_at: float | None
     state: JobState
+    waiting: str | None = Field(
+        default=None, description="Why the job has fewer machines than it could use."
+    )
     finished_epochs: int
     fraction: float
     version: int

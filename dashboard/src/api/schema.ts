@@ -1443,6 +1443,11 @@ export interface components {
             /** Ended At */
             ended_at: number | null;
             state: components["schemas"]["JobState"];
+            /**
+             * Waiting
+             * @description Why the job has fewer machines than it could use.
+             */
+            waiting: string | null;
             /** Finished Epochs */
             finished_epochs: number;
             /** Fraction */

@@ -112,7 +112,16 @@ function columns(now: number): Column<Brief>[] {
     {
       name: "State",
       key: (job) => STATES.indexOf(job.state),
-      cell: (job) => <StateBadge state={job.state} />,
+      cell: (job) => (
+        <>
+          <StateBadge state={job.state} />
+          {job.waiting && (
+            <span className={classes.waiting} title={job.waiting}>
+              {job.waiting.split(":", 1)[0]}
+            </span>
+          )}
+        </>
+      ),
     },
     { name: "Owner", wide: true, key: (job) => job.owner, cell: (job) => job.owner ?? DASH },
     {
