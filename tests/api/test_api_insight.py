@@ -47,14 +47,9 @@ def test_machines_are_ordered_by_their_start(api: Api, http: httpx.Client) -> No
         {"state": "running", "from": 5.0, "to": 9.0},
         {"state": "dead", "from": 9.0, "to": None},
     ]
-    EventLog(api.connection).update_timelines(
-        job,
-        {
-            "i-2": {**BORN, "spans": [{"state": "booting", "from": 8.0, "to": None}]},
-            "i-1": {**BORN, "spans": died, "replaced_by": "i-2", "reason": "evicted", "lost": True},
-        },
-        [],
-    )
+    booting = {**BORN, "spans": [{"state": "booting", "from": 8.0, "to": None}]}
+    dead = {**BORN, "spans": died, "replaced_by": "i-2", "reason": "evicted", "lost": True}
+    EventLog(api.connection).update_timelines({job: {"i-2": booting, "i-1": dead}})
 
     first, second = http.get(f"jobs/{job}/machines").json()
 
@@ -65,7 +60,7 @@ def test_machines_are_ordered_by_their_start(api: Api, http: httpx.Client) -> No
 def test_open_spans_end_with_the_job(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     lane = {**BORN, "spans": [{"state": "running", "from": 5.0, "to": None}]}
-    EventLog(api.connection).update_timelines(job, {"i-1": lane}, [])
+    EventLog(api.connection).update_timelines({job: {"i-1": lane}})
     api.finish(job)
 
     (found,) = http.get(f"jobs/{job}/machines").json()

@@ -9,6 +9,7 @@ from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
@@ -91,6 +92,91 @@ def test_two_controllers_do_not_book_twice(rounds: Rounds) -> None:
         paused.record([one], joined=(), works_for={}, unlisted=(), billing_seconds=60.0, now=at)
 
     assert report(rounds.amounts("A")).machine_seconds == pytest.approx(60)
+
+
+def test_unchanged_machines_are_paid_by_one_booking(rounds: Rounds) -> None:
+    # Given many machines of two jobs, and one that no job pays for
+    fleet = [machine(f"m-{number}") for number in range(100)]
+    works_for = {one.id: "AB"[at % 2] for at, one in enumerate(fleet[:-1])}
+    rounds.record(NOW, *fleet, works_for=works_for)
+    rounds.record(NOW + 5, *fleet, works_for=works_for)
+    meters = Costs(rounds.ledger).meters()
+    before = rounds.ledger.info("stats")["total_net_input_bytes"]
+
+    # When nothing but the time changes
+    for seconds in range(10, 201, 5):
+        rounds.record(NOW + seconds, *fleet, works_for=works_for)
+
+    # Then the ledger gets a few amounts instead of meters, and they are exact
+    assert Costs(rounds.ledger).meters() == meters
+    assert rounds.ledger.info("stats")["total_net_input_bytes"] - before < 20_000
+    spent = [report(rounds.amounts(job)).machine_seconds for job in "AB"]
+    assert spent == pytest.approx([50 * 195, 49 * 195], rel=0.06), "the last 10 s are not booked"
+    assert rounds.costs.spent("A", NOW + 200) == pytest.approx(50 * 200 / HOUR)
+    rounds.record(NOW + 200)
+    spent = [report(rounds.amounts(job)).machine_seconds for job in "AB"]
+    assert spent == pytest.approx([50 * 200, 49 * 200])
+
+
+def test_a_new_machine_and_a_new_controller_use_the_clock_of_the_job(rounds: Rounds) -> None:
+    first, second = machine("m-1"), machine("m-2")
+    works_for = {"m-1": "A", "m-2": "A"}
+    for seconds in (0, 5, 20, 40):
+        rounds.record(NOW + seconds, first, works_for=works_for)
+    rounds.record(NOW + 41)  # All machines of the job are gone for a while.
+    rounds.restart()
+    for seconds in (100, 105, 130):
+        rounds.record(NOW + seconds, second, works_for=works_for)
+        rounds.restart()
+    rounds.record(NOW + 140)
+
+    # It has cost at least a minute, and the second one since its launch until it was last listed
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(60 + 130)
+
+
+def test_two_controllers_do_not_advance_a_clock_twice(rounds: Rounds) -> None:
+    one, works_for = machine("m-1"), {"m-1": "A"}
+    rounds.record(NOW, one, works_for=works_for)
+    rounds.record(NOW + 1, one, works_for=works_for)
+    paused = CostLedger(rounds.ledger)
+    rounds.record(NOW + 50, one, works_for=works_for)
+
+    # The other one believes that nothing is paid since its start: all machines, or a single one.
+    arguments = {"joined": (), "unlisted": (), "billing_seconds": 60.0}
+    paused.record([one], works_for=works_for, now=NOW + 60, **arguments)
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(50)
+    other = CostLedger(rounds.ledger)
+    rounds.record(NOW + 70, one, works_for=works_for)
+    other.record([one], works_for={"m-1": "B"}, now=NOW + 71, **arguments)
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(70)
+
+    # Each continues from what is booked.
+    other.record([one], works_for={"m-1": "B"}, now=NOW + 72, **arguments)
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(72)
+    assert rounds.amounts("B") == {}
+
+
+def test_a_step_back_of_the_time_is_not_paid_twice(rounds: Rounds) -> None:
+    one, works_for = machine("m-1"), {"m-1": "A"}
+    for seconds in (0, 1, 100):
+        rounds.record(NOW + seconds, one, works_for=works_for)
+    rounds.restart()
+    for seconds in (20, 60, 150):
+        rounds.record(NOW + seconds, one, works_for=works_for, joined="m-1")
+
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(150)
+
+
+def test_a_job_that_was_deleted_stops_no_booking(rounds: Rounds) -> None:
+    one, two = machine("m-1"), machine("m-2")
+    works_for = {"m-1": "A", "m-2": "B"}
+    for seconds in (0, 5, 20):
+        rounds.record(NOW + seconds, one, two, works_for=works_for)
+    rounds.ledger.delete(LedgerKeys("A").costs)
+    for seconds in (40, 60, 80):
+        rounds.record(NOW + seconds, one, two, works_for=works_for)
+
+    assert report(rounds.amounts("B")).machine_seconds == pytest.approx(80)
 
 
 def test_launched_machine_that_is_never_listed_costs_nothing(rounds: Rounds) -> None:

@@ -110,7 +110,7 @@ class TestClearance:
     ) -> None:
         clearance = ClearancePolicy(Settings(), ledger)
         clearance.set_pools(pools.specs)
-        clearance.place(labelled.id, {worker_name("m-1", labelled.id): "inside"})
+        clearance.place({labelled.id: {worker_name("m-1", labelled.id): "inside"}})
         clearances, name = Clearances(ledger), f"{labelled.id}.m-1"
         assert not clearances.uncleared(labelled.id, [name])
         assert not pools.refresh(), "the file is the same"

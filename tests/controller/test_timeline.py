@@ -90,7 +90,7 @@ def test_timelines_of_an_ended_job_end_with_it(ledger: RedisClient) -> None:
 def test_unchanged_timelines_are_not_written(ledger: RedisClient) -> None:
     timeline = TimelineRecorder(ledger)
     timeline.record(observed(machine("i"), nodes="i"), {}, 2.0)
-    EventLog(ledger).update_timelines("A", {}, ["i"])
+    EventLog(ledger).update_timelines({}, {"A": ["i"]})
     timeline.record(observed(machine("i"), nodes="i"), {}, 3.0)
 
     assert EventLog(ledger).timelines("A") == {}

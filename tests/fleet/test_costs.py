@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from support.fleets import NOW, machine
 
 from vcasgd.fleet.costs import (
-    CHARGE_SECONDS,
     Doing,
     Meter,
     Waste,
     accrued,
     affordable,
     charge,
+    clock_amounts,
     commitment,
     last_charge,
     pause_reason,
@@ -25,22 +26,25 @@ from vcasgd.fleet.observed import Limits
 HOUR = 3600.0
 ONE = machine("a", age=0, price=1.0, on_demand_price_per_hour=4.0)
 METER = Meter(NOW, NOW, "A", Doing.BOOTING, "local", True, 1.0, 4.0)
+RUNNING = replace(METER, running=True)
 
 
 class TestMeter:
     def test_a_machine_is_paid_for_from_its_launch_on(self) -> None:
-        first = charge(None, ONE, "A", Doing.BOOTING, NOW + 30)
+        first = charge(None, ONE, "A", Doing.BOOTING, NOW + 30, 0.0)
 
         assert first is not None
         assert (first.before, first.after) == (None, METER)
         assert first.amounts() == {}, "the next charge counts from the launch"
 
     def test_nothing_is_booked_while_nothing_changes(self) -> None:
-        assert charge(METER, ONE, "A", Doing.BOOTING, NOW + CHARGE_SECONDS - 0.1) is None
-        assert charge(METER, ONE, "A", Doing.BOOTING, NOW + CHARGE_SECONDS) is not None
+        first = charge(METER, ONE, "A", Doing.BOOTING, NOW + 5, 0.0)
+        assert first is not None
+        assert first.after == replace(METER, until=NOW + 5, running=True)
+        assert charge(first.after, ONE, "A", Doing.BOOTING, NOW + 3600, NOW + 3000) is None
 
     def test_change_is_booked_at_once_and_the_past_to_the_previous_job(self) -> None:
-        change = charge(METER, ONE, "B", Doing.WORKING, NOW + 1)
+        change = charge(METER, ONE, "B", Doing.WORKING, NOW + 1, 0.0)
 
         assert change is not None
         assert change.job == "A"
@@ -52,45 +56,82 @@ class TestMeter:
         assert (change.after.job, change.after.doing) == ("B", Doing.WORKING)
 
     def test_a_new_price_counts_from_when_it_is_seen(self) -> None:
-        change = charge(METER, replace(ONE, price_per_hour=2.0), "A", Doing.BOOTING, NOW + 1)
+        change = charge(METER, replace(ONE, price_per_hour=2.0), "A", Doing.BOOTING, NOW + 1, 0.0)
 
         assert change is not None
         assert change.amounts()["local|spot|booting|usd"] == 1 / HOUR
         assert change.after.price_per_hour == 2.0
 
     def test_idle_machine_is_charged_to_its_last_job(self) -> None:
-        idle = charge(replace(METER, doing=Doing.WORKING), ONE, None, Doing.IDLE, NOW + 1)
+        idle = charge(replace(METER, doing=Doing.WORKING), ONE, None, Doing.IDLE, NOW + 1, 0.0)
         assert idle is not None
         assert (idle.after.job, idle.after.doing) == ("A", Doing.IDLE)
 
     def test_costs_without_a_job_are_booked_to_none(self) -> None:
-        found = charge(replace(METER, job=None), ONE, "A", Doing.WORKING, NOW + 20)
+        found = charge(replace(METER, job=None), ONE, "A", Doing.WORKING, NOW + 20, 0.0)
         assert found is not None
         assert found.amounts() == {}
 
     def test_json(self) -> None:
-        assert Meter.from_json(METER.to_json()) == METER
+        for meter in (METER, RUNNING):
+            assert Meter.from_json(meter.to_json()) == meter
+
+    def test_a_meter_of_an_earlier_version_is_written_as_it_was(self) -> None:
+        # The ledger compares the text.
+        assert set(json.loads(METER.to_json())) == vars(METER).keys() - {"running"}
+
+
+class TestClock:
+    def test_it_pays_for_all_running_machines(self) -> None:
+        later = replace(RUNNING, until=NOW + 90, doing=Doing.WORKING)
+        meters = [RUNNING, RUNNING, later, METER]
+
+        amounts = clock_amounts(meters, NOW + 50, NOW + 100)
+
+        assert amounts["local|spot|booting|seconds"] == 2 * 50
+        assert amounts["local|spot|booting|usd"] == pytest.approx(2 * 50 / HOUR)
+        assert amounts["local|spot|working|seconds"] == 10, "it was charged 10 seconds ago"
+        assert amounts["local|spot|working|on_demand_usd"] == pytest.approx(4 * 10 / HOUR)
+
+    def test_prices_are_those_of_each_machine(self) -> None:
+        dear = replace(RUNNING, price_per_hour=3.0)
+        amounts = clock_amounts([RUNNING, dear], NOW, NOW + 36)
+        assert amounts["local|spot|booting|usd"] == pytest.approx(0.04)
+
+    def test_a_charge_pays_from_the_clock_on(self) -> None:
+        change = charge(RUNNING, ONE, "B", Doing.WORKING, NOW + 100, NOW + 90)
+        assert change is not None
+        assert change.amounts()["local|spot|booting|seconds"] == 10
+
+    def test_the_last_charge_too(self) -> None:
+        end = last_charge("a", RUNNING, NOW + 100, 60, None, NOW + 90)
+        assert end is not None
+        assert end.amounts()["local|spot|booting|seconds"] == 10
+
+    def test_a_machine_that_runs_later_is_not_paid_by_an_earlier_clock(self) -> None:
+        assert METER.paid_until(NOW + 50) == NOW
+        assert accrued(METER, NOW + 36, NOW + 30) == pytest.approx(0.01)
 
 
 class TestLast:
     def test_up_to_when_it_was_seen(self) -> None:
-        end = last_charge("a", METER, NOW + 100, 60, None)
+        end = last_charge("a", METER, NOW + 100, 60, None, 0.0)
 
         assert end is not None
         assert end.after.closed
         assert end.amounts()["local|spot|booting|seconds"] == 100
 
     def test_but_a_minute_at_least(self) -> None:
-        end = last_charge("a", METER, NOW + 5, 60, None)
+        end = last_charge("a", METER, NOW + 5, 60, None, 0.0)
         assert end is not None
         assert end.amounts()["local|spot|booting|seconds"] == 60
 
     def test_only_once(self) -> None:
-        assert last_charge("a", replace(METER, closed=True), NOW + 100, 60, None) is None
+        assert last_charge("a", replace(METER, closed=True), NOW + 100, 60, None, 0.0) is None
 
     def test_one_that_is_listed_again_is_not_paid_twice(self) -> None:
         closed = replace(METER, until=NOW + 100, closed=True)
-        again = charge(closed, ONE, None, Doing.WORKING, NOW + 130)
+        again = charge(closed, ONE, None, Doing.WORKING, NOW + 130, 0.0)
 
         assert again is not None
         assert again.amounts()["local|spot|booting|seconds"] == 30
@@ -100,13 +141,13 @@ class TestLast:
     )
     def test_lost_work(self, unpushed: float | None, lost: float) -> None:
         working = replace(METER, doing=Doing.WORKING)
-        end = last_charge("a", working, NOW + 100, 60, unpushed)
+        end = last_charge("a", working, NOW + 100, 60, unpushed, 0.0)
 
         assert end is not None
         assert end.lost_seconds == lost
 
     def test_an_idle_machine_loses_no_work(self) -> None:
-        end = last_charge("a", replace(METER, doing=Doing.IDLE), NOW + 100, 60, NOW)
+        end = last_charge("a", replace(METER, doing=Doing.IDLE), NOW + 100, 60, NOW, 0.0)
         assert end is not None
         assert end.lost_seconds == 0
 
@@ -114,11 +155,11 @@ class TestLast:
 def test_a_report_adds_up() -> None:
     working = replace(METER, doing=Doing.WORKING)
     charges = [
-        charge(METER, ONE, "A", Doing.WORKING, NOW + 100),
-        last_charge("a", working, NOW + 3600, 60, NOW + 3564),
+        charge(METER, ONE, "A", Doing.WORKING, NOW + 100, 0.0),
+        last_charge("a", working, NOW + 3600, 60, NOW + 3564, 0.0),
         last_charge("b", replace(working, pool="other", spot=False, price_per_hour=4.0),
-                    NOW + 1800, 60, None),
-        last_charge("c", replace(METER, doing=Doing.IDLE), NOW + 360, 60, None),
+                    NOW + 1800, 60, None, 0.0),
+        last_charge("c", replace(METER, doing=Doing.IDLE), NOW + 360, 60, None, 0.0),
     ]  # fmt: skip
     sums: dict[str, float] = {}
     for each in charges:
@@ -178,5 +219,6 @@ class TestBudget:
 
 
 def test_what_is_not_booked_yet_counts() -> None:
-    assert accrued(METER, NOW + 36) == pytest.approx(0.01)
-    assert accrued(replace(METER, closed=True), NOW + 36) == 0.0
+    assert accrued(METER, NOW + 36, 0.0) == pytest.approx(0.01)
+    assert accrued(RUNNING, NOW + 136, NOW + 100) == pytest.approx(0.01)
+    assert accrued(replace(METER, closed=True), NOW + 36, 0.0) == 0.0

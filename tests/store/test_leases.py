@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.world import World
 
+from vcasgd.errors import StoreError
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger import lost_workers
 from vcasgd.store.ledger.heartbeats import Heartbeat
@@ -162,7 +163,7 @@ class TestOvertaking:
 
     def test_not_from_a_worker_that_is_less_than_two_subtasks_behind(self, world: World) -> None:
         fast = self.idle_beside(world, first="gone")
-        LostWorkers(world.ledger).report(world.job, ["gone"])
+        LostWorkers(world.ledger).report({world.job: ["gone"]})
         assert lease_of(world.leases("new", HOUR).acquire()).number == 0
 
         assert fast.acquire(idle=True) == Wait("nothing left to lease")
@@ -191,8 +192,8 @@ class TestLostWorkers:
         kept = lease_of(other.acquire())
         report = LostWorkers(world.ledger).report
 
-        assert report(world.job, ["lost", "unknown"]) == 2
-        assert report(world.job, ["lost"]) == 0
+        assert report({world.job: ["lost", "unknown"]}) == 2
+        assert report({world.job: ["lost"]}) == 0
 
         assert [lease_of(other.acquire()).number for _ in range(2)] == [0, 1]
         # It was alive after all.
@@ -204,30 +205,44 @@ class TestLostWorkers:
         world = make_world(running=False)
         first = lease_of(world.leases("lost", HOUR).acquire())
 
-        LostWorkers(world.ledger).report(world.job, ["lost"])
+        LostWorkers(world.ledger).report({world.job: ["lost"]})
 
         assert lease_of(world.leases("other").acquire()).piece == first.piece
 
     def test_each_reader_gets_each_loss_once(self, world: World) -> None:
         reports, reader = LostWorkers(world.ledger), LostWorkers(world.ledger)
         assert reader.news([]) == reader.news([world.job]) == {}
-        reports.report(world.job, ["a", "b"])
+        reports.report({world.job: ["a", "b"]})
 
         assert reader.news([world.job, "other"]) == {world.job: {"a", "b"}}
         assert reader.news([world.job]) == {}
-        reports.report(world.job, ["b"])
+        reports.report({world.job: ["b"]})
         assert reader.news([world.job]) == {world.job: {"b"}}
         assert LostWorkers(world.ledger).news([world.job]) == {world.job: {"a", "b"}}
 
     def test_a_bounded_number_is_kept(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lost_workers, "MOST_KEPT", 3)
         for number in range(9):
-            LostWorkers(world.ledger).report(world.job, [f"w{number}"])
+            LostWorkers(world.ledger).report({world.job: [f"w{number}"]})
 
         assert LostWorkers(world.ledger).news([world.job]) == {world.job: {"w6", "w7", "w8"}}
 
+    def test_what_one_job_wrote_keeps_no_lease_of_another_one(self, make_world: MakeWorld) -> None:
+        # Given a job whose worker claims a subtask whose number the ledger can't store
+        hostile, world = make_world(), make_world()
+        holders = LedgerKeys(hostile.job).holders
+        hostile.ledger.hset(holders, f"train:{'9' * 400}", "lost|1")
+        lease_of(world.leases("lost", HOUR).acquire())
+
+        freed = LostWorkers(world.ledger).report({hostile.job: ["lost"], world.job: ["lost"]})
+
+        assert freed == 1
+        assert lease_of(world.leases("other").acquire()).number == 0
+        with pytest.raises(StoreError):
+            hostile.ledger.zadd(LedgerKeys(hostile.job).open, {"train:0": "9" * 400})
+
     def test_nothing_is_written_for_a_job_that_is_deleted(self, world: World) -> None:
-        assert LostWorkers(world.ledger).report("deleted", ["a"]) == 0
+        assert LostWorkers(world.ledger).report({"deleted": ["a"]}) == 0
         assert not world.ledger.exists(LedgerKeys("deleted").lost)
 
 

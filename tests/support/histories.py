@@ -105,7 +105,7 @@ class History(RuleBasedStateMachine):
     @rule(workers=st.sets(st.sampled_from(WORKERS)))
     def workers_are_reported_lost(self, workers: set[str]) -> None:
         """Free the leases of workers that may be alive and train on."""
-        LostWorkers(self.world.ledger).report(self.world.job, workers)
+        LostWorkers(self.world.ledger).report({self.world.job: workers})
 
     @rule(target=pushed, lease=leases, lengths=st.lists(st.integers(1, 3), min_size=1, max_size=3))
     def push_some(self, lease: tuple[str, Lease], lengths: list[int]) -> Any:

@@ -182,7 +182,7 @@ def test_nobody_waits_for_the_lease_of_a_lost_worker(harness: Harness, reported:
     training.worker(victim).kill()
     assert victim in harness.jobs.leases(training.job).values()
     if reported:
-        assert LostWorkers(harness.ledger.connection).report(training.job, [victim])
+        assert LostWorkers(harness.ledger.connection).report({training.job: [victim]})
 
     # Then the other one trains the rest of its subtask: at once, or when it has nothing else to do
     training.finish()

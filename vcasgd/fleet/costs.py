@@ -1,8 +1,10 @@
 """Accounting of machine costs, and budgets; pure functions.
 
 Each machine has a *meter*: until when it is paid for, by which job, and what it does. A *charge*
-advances a meter. It is valid only together with the meter that it starts from, so a charge that is
-booked under that condition is booked once, however often it is repeated.
+advances a meter when that changes. In between, a machine is paid for up to the *clock* of its job,
+so that one booking pays for all machines of a job. A charge is valid only together with the meter
+and the clock that it starts from, so one that is booked under that condition is booked once,
+however often it is repeated.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from enum import StrEnum
 from vcasgd.fleet.observed import Limits
 from vcasgd.fleet.providers.base import Instance
 
-#: Seconds between two charges while nothing changes. Booking writes to disk, and :func:`accrued`
-#: counts what is not booked yet.
+#: Seconds by which the clock of a job advances at least. Booking writes to disk, and
+#: :func:`accrued` counts what is not booked yet.
 CHARGE_SECONDS = 10.0
 
 #: Field that the reason of a pause for the budget starts with.
@@ -47,10 +49,17 @@ class Meter:
     price_per_hour: float
     on_demand_price_per_hour: float
     closed: bool = False
+    running: bool = False
+    """True if the machine is also paid for up to the clock of its job."""
+
+    def paid_until(self, clock: float) -> float:
+        """Return until when the machine is paid for; ``clock`` is that of its job."""
+        return max(self.until, clock) if self.running else self.until
 
     def to_json(self) -> str:
         """Return the stored form."""
-        return json.dumps(vars(self), sort_keys=True)
+        fields = {name: value for name, value in vars(self).items() if name != "running" or value}
+        return json.dumps(fields, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Meter:
@@ -61,11 +70,15 @@ class Meter:
 
 @dataclass(frozen=True)
 class Charge:
-    """Interval of one machine that a job pays for, and the meter after it."""
+    """Interval of one machine that a job pays for, and the meter after it.
+
+    ``since``: until when the machine was paid for before.
+    """
 
     instance: str
     before: Meter | None
     after: Meter
+    since: float
     lost_seconds: float = 0.0
     """Seconds of work in it that were lost with the machine."""
 
@@ -78,7 +91,7 @@ class Charge:
         """Return seconds and USD by ``pool|spot|doing|what``."""
         if self.before is None or self.before.job is None:
             return {}
-        return _amounts(self.before, self.after.until - self.before.until, self.lost_seconds)
+        return _amounts(self.before, self.after.until - self.since, self.lost_seconds)
 
 
 def opened(one: Instance, job: str | None, doing: Doing, now: float) -> Meter:
@@ -88,45 +101,82 @@ def opened(one: Instance, job: str | None, doing: Doing, now: float) -> Meter:
 
 
 def charge(
-    meter: Meter | None, one: Instance, job: str | None, doing: Doing, now: float
+    meter: Meter | None, one: Instance, job: str | None, doing: Doing, now: float, clock: float
 ) -> Charge | None:
-    """Return the charge for a listed machine, or None if none is due.
+    """Return the charge for a listed machine, or None if only the clock has to advance.
 
-    ``job`` pays from ``now`` on; None keeps the current payer. The meter's job pays for the
-    interval until ``now``.
+    ``job`` pays from ``now`` on; None keeps the current payer. The meter's job, whose clock is at
+    ``clock``, pays for the interval until ``now``, which no clock of a job has passed.
     """
     if meter is None:
-        return Charge(one.id, None, opened(one, job, doing, now))
-    job = job or meter.job
-    same = (meter.job, meter.doing, meter.price_per_hour, meter.closed) == (
-        job, doing, one.price_per_hour, False,
-    )  # fmt: skip
-    if same and now - meter.until < CHARGE_SECONDS:
+        first = opened(one, job, doing, now)
+        return Charge(one.id, None, first, first.until)
+    if _is_same(meter, one, job, doing):
         return None
-    after = replace(meter, until=max(meter.until, now), job=job, doing=doing, closed=False)
-    return Charge(one.id, meter, _at_price(after, one))
+    since = meter.paid_until(clock)
+    after = replace(
+        meter, until=max(since, now), job=job or meter.job, doing=doing, closed=False, running=True
+    )
+    return Charge(one.id, meter, _at_price(after, one), since)
+
+
+def _is_same(meter: Meter, one: Instance, job: str | None, doing: Doing) -> bool:
+    return (
+        meter.running
+        and meter.doing is doing
+        and meter.price_per_hour == one.price_per_hour
+        and (job is None or meter.job == job)
+    )
 
 
 def last_charge(
-    instance: str, meter: Meter, seen: float, billing_seconds: float, unpushed: float | None
+    instance: str,
+    meter: Meter,
+    seen: float,
+    billing_seconds: float,
+    unpushed: float | None,
+    clock: float,
 ) -> Charge | None:
     """Return the last charge for a machine that is gone, or None if its meter is closed.
 
     The machine was last listed at ``seen`` and costs at least ``billing_seconds``. Since
-    ``unpushed`` it had trained what it never pushed.
+    ``unpushed`` it had trained what it never pushed. ``clock`` is that of its job.
     """
     if meter.closed:
         return None
-    until = max(meter.until, seen, meter.since + billing_seconds)
+    since = meter.paid_until(clock)
+    until = max(since, seen, meter.since + billing_seconds)
     lost = 0.0
     if unpushed is not None and meter.doing is Doing.WORKING:
         lost = min(max(0.0, seen - unpushed), until - meter.since)
-    return Charge(instance, meter, replace(meter, until=until, closed=True), lost)
+    after = replace(meter, until=until, closed=True, running=False)
+    return Charge(instance, meter, after, since, lost)
 
 
-def accrued(meter: Meter, now: float) -> float:
-    """Return USD since the last charge."""
-    return 0.0 if meter.closed else _usd(meter.price_per_hour, now - meter.until)
+def clock_amounts(meters: Iterable[Meter], clock: float, now: float) -> dict[str, float]:
+    """Return what a job pays for its machines while its clock advances to ``now``.
+
+    The amounts are the sums of those of a :class:`Charge` for each running meter.
+    """
+    seconds: defaultdict[tuple[str, bool, Doing, float, float], float] = defaultdict(float)
+    for each in meters:
+        if each.running and each.until < now:
+            kind = (
+                each.pool, each.spot, each.doing,
+                each.price_per_hour, each.on_demand_price_per_hour,
+            )  # fmt: skip
+            seconds[kind] += now - max(each.until, clock)
+    sums: defaultdict[str, float] = defaultdict(float)
+    for (pool, spot, doing, price, on_demand), total in seconds.items():
+        meter = Meter(0.0, 0.0, None, doing, pool, spot, price, on_demand)
+        for name, amount in _amounts(meter, total, 0.0).items():
+            sums[name] += amount
+    return dict(sums)
+
+
+def accrued(meter: Meter, now: float, clock: float) -> float:
+    """Return USD since the machine was paid for; ``clock`` is that of its job."""
+    return 0.0 if meter.closed else _usd(meter.price_per_hour, now - meter.paid_until(clock))
 
 
 @dataclass(frozen=True)

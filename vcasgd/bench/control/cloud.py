@@ -36,6 +36,7 @@ class SimulatedCloud:
         self._workers: dict[str, WorkerState] = {}
         self._on_machine: defaultdict[str, list[str]] = defaultdict(list)
         self._started = 0
+        self._ordered_at = 0.0
 
     def lose(self, count: int) -> None:
         """Take machines without notice, with their workers."""
@@ -43,12 +44,15 @@ class SimulatedCloud:
             for name in list(self._machines)[:count]:
                 self._end(name)
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of present machines, of all launched ones, and of started workers."""
+    def counts(self) -> dict[str, float]:
+        """Return the number of present machines, of all launched ones, and of started workers, and
+        when the last launch was requested, by :func:`time.monotonic`.
+        """
         with self._lock:
             launched = sum(map(len, self._launches.values()))
             return {
-                "machines": len(self._machines), "launched": launched, "placed": self._started
+                "machines": len(self._machines), "launched": launched, "placed": self._started,
+                "ordered_at": self._ordered_at,
             }  # fmt: skip
 
     # -- provider ------------------------------------------------------------------------------
@@ -73,6 +77,7 @@ class SimulatedCloud:
     ) -> list[str]:
         with self._lock:
             if token not in self._launches:
+                self._ordered_at = time.monotonic()
                 first = sum(map(len, self._launches.values()))
                 names = [f"i-{first + at:08d}" for at in range(count)]
                 self._launches[token] = names

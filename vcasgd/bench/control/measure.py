@@ -237,7 +237,9 @@ class ControlRig:
         }
 
     def lose(self) -> dict[str, Any]:
-        """Take machines at once; return how soon all are decided about, and replaced."""
+        """Take machines at once; return how soon the cloud was asked for all replacements, and how
+        soon all have a worker.
+        """
         lost = self._options.lost_machines
         before = self._all_rounds()[-1]
         assert self._controller.stdin is not None
@@ -250,14 +252,14 @@ class ControlRig:
             "replacement",
         )
         rounds = [row for row in self._all_rounds() if row["at"] > began]
-        times = {
-            name: next(row["at"] for row in rounds if row[name] - before[name] >= lost) - began
-            for name in ("launched", "placed")
-        }
+
+        def first(name: str) -> dict[str, Any]:
+            return next(row for row in rounds if row[name] - before[name] >= lost)
+
         return {
             "lost_machines": lost,
-            "lost_decided_seconds": round(times["launched"], 2),
-            "lost_replaced_seconds": round(times["placed"], 2),
+            "lost_decided_seconds": round(first("launched")["ordered_at"] - began, 2),
+            "lost_replaced_seconds": round(first("placed")["at"] - began, 2),
         }
 
     def _pids(self) -> dict[str, int]:

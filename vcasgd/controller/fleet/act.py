@@ -229,11 +229,18 @@ class WorkerActuator:
         by_job: defaultdict[str, list[str]] = defaultdict(list)
         for name, action in due.items():
             by_job[action.job].append(name)
+        if not due:
+            return
         requests = self._jobs.requests_of(by_job)
+        self._jobs.remove_workers(by_job)
+        self._clearance.place(
+            {
+                job: {name: pools[due[name].instance_id] for name in names}
+                for job, names in by_job.items()
+            }
+        )
         for job, names in by_job.items():
             with isolated(job, requests[job]):
-                self._jobs.remove_workers(job, names)
-                self._clearance.place(job, {name: pools[due[name].instance_id] for name in names})
                 for name in names:
                     self._start(name, due[name], requests[job])
 

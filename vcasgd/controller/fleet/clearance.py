@@ -57,7 +57,14 @@ class ClearancePolicy:
             [PoolChoice(name, pool.spot, pool.labels) for name, pool in self._pools.items()],
         )
 
-    def place(self, job: str, pools: Mapping[str, str]) -> None:
-        """Record the pools of a job's workers; call it before the workers are started."""
-        passes = {worker: worker_lease_pass(self._settings, job, worker) for worker in pools}
-        self._clearances.place_all(job, {name: (pools[name], passes[name]) for name in pools})
+    def place(self, pools: Mapping[str, Mapping[str, str]]) -> None:
+        """Record the pools of each job's workers; call it before the workers are started."""
+        self._clearances.place_all(
+            {
+                job: {
+                    worker: (pool, worker_lease_pass(self._settings, job, worker))
+                    for worker, pool in workers.items()
+                }
+                for job, workers in pools.items()
+            }
+        )

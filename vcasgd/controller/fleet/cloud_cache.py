@@ -251,6 +251,9 @@ class CloudCache:
         except FleetError as error:
             log.warning("%s: the machines can't be listed: %s", provider.name, error)
             return
+        # Machines that are as before stay the same objects, which the rest of a round compares.
+        before = {one.id: one for one in listing.machines}
+        machines = [before[one.id] if before.get(one.id) == one else one for one in machines]
         listing.machines, listing.answered = machines, True
         self._provider_of |= dict.fromkeys((one.id for one in machines), provider)
         for one in machines:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vcasgd.controller.fleet.worker_names import worker_name
-from vcasgd.fleet.costs import Charge, Doing, Meter, accrued, charge, last_charge, opened, report
+from vcasgd.fleet.costs import (
+    CHARGE_SECONDS,
+    Charge,
+    Doing,
+    Meter,
+    accrued,
+    charge,
+    clock_amounts,
+    last_charge,
+    opened,
+    report,
+)
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.costs import Booking, Costs
+from vcasgd.store.ledger.costs import Advance, Booking, Costs
 from vcasgd.store.ledger.worker_beats import read_beats
 
 log = logging.getLogger(__name__)
@@ -19,23 +31,25 @@ REMEMBERED_SECONDS = 24 * 3600.0
 
 
 class CostLedger:
-    """Keeps one meter per machine; a restarted controller continues from the ledger's meters."""
+    """Keeps one meter per machine and one clock per job; a restarted controller continues from the
+    ledger's.
+    """
 
     def __init__(self, ledger: RedisClient) -> None:
         self._costs = Costs(ledger)
         self._ledger = ledger
         self._seen: dict[str, float] = {}
         self._meters: dict[str, Meter] = {}
+        #: Open meters by the job that pays.
+        self._paid: defaultdict[str, dict[str, Meter]] = defaultdict(dict)
+        #: Clocks of all jobs that have paid for a machine; None for one that never advanced.
+        self._clocks: dict[str, float | None] = {}
         self._load()
 
     @property
     def payers(self) -> dict[str, str]:
         """Job that pays for each machine."""
-        return {
-            name: meter.job
-            for name, meter in self._meters.items()
-            if meter.job is not None and not meter.closed
-        }
+        return {name: job for job, meters in self._paid.items() for name in meters}
 
     def payer(self, machine: str) -> str | None:
         """Return the job that pays for a machine, also for one that has ended."""
@@ -44,13 +58,14 @@ class CostLedger:
 
     def spent(self, job: str, now: float) -> float:
         """Return what a job has spent in USD, including the time that is not booked yet."""
-        open_ = sum(accrued(each, now) for each in self._meters.values() if each.job == job)
+        clock = self._clocks.get(job) or 0.0
+        open_ = sum(accrued(each, now, clock) for each in self._paid.get(job, {}).values())
         return report(self._costs.of(job)).spent_usd + open_
 
-    def paid_by(self, job: str, machines: Iterable[Instance]) -> list[Instance]:
-        """Return the machines that a job pays for."""
-        payers = self.payers
-        return [one for one in machines if payers.get(one.id) == job]
+    @property
+    def paid(self) -> dict[str, Collection[str]]:
+        """Machines that each job pays for."""
+        return {job: meters.keys() for job, meters in self._paid.items() if meters}
 
     def ended(self, machine: str) -> bool:
         """Return True if a machine is known to have ended."""
@@ -59,13 +74,12 @@ class CostLedger:
 
     def launched(self, machines: Iterable[Instance], jobs: Iterable[str]) -> None:
         """Open the meters of launched machines, at the price of their offer, for these jobs."""
-        self._book(
-            [
-                Charge(one.id, None, opened(one, job, Doing.BOOTING, one.launched_at))
-                for one, job in zip(machines, jobs, strict=False)
-                if one.id not in self._meters
-            ]
-        )
+        new = [
+            (one.id, opened(one, job, Doing.BOOTING, one.launched_at))
+            for one, job in zip(machines, jobs, strict=False)
+            if one.id not in self._meters
+        ]
+        self._book([Charge(name, None, meter, meter.until) for name, meter in new])
 
     def record(
         self,
@@ -77,23 +91,54 @@ class CostLedger:
         billing_seconds: float,
         now: float,
     ) -> None:
-        """Book what each machine cost since it was booked last.
+        """Book what machines cost since they were booked last: those that changed at once, all
+        others by advancing the clocks of their jobs.
 
         ``joined``: machines that are or were in the cluster. ``works_for``: machine to job.
         ``unlisted``: launched machines that are not listed yet. ``billing_seconds``: the least
         time that a cloud bills.
         """
-        listed, charges = set(), []
-        for one in machines:
-            listed.add(one.id)
-            self._seen[one.id] = now
-            job = works_for.get(one.id)
-            due = charge(self._meters.get(one.id), one, job, _doing(one, job, joined), now)
-            if due is not None:
-                charges.append(due)
-        gone = self._meters.keys() - listed - set(unlisted)
-        self._book(charges + self._last_charges(gone, billing_seconds))
+        # After a step back of the time, nothing is booked until it has reached all clocks again.
+        now = max([now, *(clock for clock in self._clocks.values() if clock)])
+        listed = {one.id: one for one in machines}
+        self._seen |= dict.fromkeys(listed, now)
+        gone = self._meters.keys() - listed.keys() - set(unlisted)
+        charges = self._charges(listed, works_for, joined, now)
+        if self._book(charges + self._last_charges(gone, billing_seconds)):
+            self._advance(now)
         self._forget(gone, now)
+
+    def _charges(
+        self,
+        machines: Mapping[str, Instance],
+        works_for: Mapping[str, str],
+        joined: Collection[str],
+        now: float,
+    ) -> list[Charge]:
+        charges = []
+        for name, one in machines.items():
+            meter, job = self._meters.get(name), works_for.get(name)
+            doing = Doing.WORKING if job is not None else _doing(one, joined)
+            if due := charge(meter, one, job, doing, now, self._clock(meter)):
+                charges.append(due)
+        return charges
+
+    def _clock(self, meter: Meter | None) -> float:
+        return (self._clocks.get(meter.job) if meter and meter.job else None) or 0.0
+
+    def _advance(self, now: float) -> None:
+        """Advance the clocks of all jobs that pay for machines, if it is time."""
+        due = [
+            Advance(job, clock, now, clock_amounts(meters.values(), clock or 0.0, now))
+            for job, meters in self._paid.items()
+            for clock in [self._clocks.get(job)]
+            if meters and now - (clock or 0.0) >= CHARGE_SECONDS
+        ]
+        advanced = self._costs.advance(due)
+        self._clocks |= {each.job: now for each, done in zip(due, advanced, strict=True) if done}
+        if others := [each.job for each, done in zip(due, advanced, strict=True) if not done]:
+            log.warning("%s: another controller advanced the clock", ", ".join(others))
+            self._load()
 
     def _last_charges(self, gone: Iterable[str], billing_seconds: float) -> list[Charge]:
         meters = {name: self._meters[name] for name in gone if not self._meters[name].closed}
@@ -102,8 +147,8 @@ class CostLedger:
         for name, meter in meters.items():
             never_listed = name not in self._seen and meter.until == meter.since
             billing = 0.0 if never_listed else billing_seconds
-            seen = self._seen.get(name, meter.until)
-            charges.append(last_charge(name, meter, seen, billing, unpushed.get(name)))
+            seen, clock = self._seen.get(name, meter.until), self._clock(meter)
+            charges.append(last_charge(name, meter, seen, billing, unpushed.get(name), clock))
         return [each for each in charges if each is not None]
 
     def _unpushed(self, meters: Mapping[str, Meter]) -> dict[str, float | None]:
@@ -127,32 +172,54 @@ class CostLedger:
             del self._meters[name]
             self._seen.pop(name, None)
 
-    def _book(self, charges: Sequence[Charge]) -> None:
+    def _book(self, charges: Sequence[Charge]) -> bool:
+        """Book charges; return False if another controller has advanced a meter or a clock."""
+        if not charges:
+            return True
+        self._load_clocks({due.after.job for due in charges if due.after.job} - self._clocks.keys())
         bookings = [
             Booking(
                 due.instance,
                 due.before.to_json() if due.before else None,
                 due.after.to_json(),
                 due.job,
+                self._clocks.get(due.job) if due.job else None,
                 due.amounts(),
             )
             for due in charges
         ]
         booked = self._costs.book(bookings)
-        self._meters |= {
-            due.instance: due.after for due, done in zip(charges, booked, strict=True) if done
-        }
+        for due, done in zip(charges, booked, strict=True):
+            if done:
+                self._keep(due.instance, due.after)
         others = [due.instance for due, done in zip(charges, booked, strict=True) if not done]
         if others:
             log.warning("%s: another controller advanced the meter", ", ".join(others))
             self._load()
+        return not others
+
+    def _keep(self, machine: str, meter: Meter) -> None:
+        before = self._meters.get(machine)
+        if before is not None and before.job is not None:
+            self._paid[before.job].pop(machine, None)
+        self._meters[machine] = meter
+        if meter.job is not None and not meter.closed:
+            self._paid[meter.job][machine] = meter
 
     def _load(self) -> None:
-        self._meters = {name: Meter.from_json(text) for name, text in self._costs.meters().items()}
+        self._meters, self._paid = {}, defaultdict(dict)
+        for name, text in self._costs.meters().items():
+            self._keep(name, Meter.from_json(text))
+        self._clocks = {}
+        self._load_clocks({meter.job for meter in self._meters.values() if meter.job})
+
+    def _load_clocks(self, jobs: Collection[str]) -> None:
+        if jobs:
+            clocks = self._costs.clocks(jobs)
+            self._clocks |= {job: clocks.get(job) for job in jobs}
 
 
-def _doing(one: Instance, job: str | None, joined: Collection[str]) -> Doing:
-    if job is not None:
-        return Doing.WORKING
+def _doing(one: Instance, joined: Collection[str]) -> Doing:
+    """Return what a machine without a worker does."""
     booting = one.id not in joined and one.state in (InstanceState.BOOTING, InstanceState.RUNNING)
     return Doing.BOOTING if booting else Doing.IDLE

@@ -45,21 +45,19 @@ class Demands:
     def of(
         self,
         job: JobRecord,
-        machines: Sequence[Instance],
+        own: Sequence[Instance],
         offers: Mapping[str, Sequence[Offer]],
         limits: Limits,
         now: float,
         work: Mapping[str, int],
-        ordered: Sequence[Instance] = (),
     ) -> JobDemand:
         """Return the demand of a job; pause the job first if its budget is used up.
 
-        ``machines`` includes those that were launched and are not listed yet, ``ordered`` those
-        that launches under way may get for the job. ``work`` is :meth:`Jobs.work`.
+        ``own`` are the machines that it pays for, with those that were launched and are not listed
+        yet, and those that launches under way may get for it. ``work`` is :meth:`Jobs.work`.
         """
         workers = job.spec.workers
         pools, barred = self._clearance.divide(job)
-        own = [*self._costs.paid_by(job.id, machines), *ordered]
         left, why = self._budget(job, own, limits, _least_cost(limits, pools, offers), now)
         has_machines = job.state in WITH_MACHINES
         if has_machines and why:
@@ -86,11 +84,11 @@ class Demands:
     def unpaid(self, jobs: Sequence[JobRecord]) -> dict[str, str]:
         """Return the machines whose payer has a budget and no longer uses machines, with why."""
         active = {job.id: job for job in jobs}
-        reasons = {}
-        for machine, payer in self._costs.payers.items():
+        reasons: dict[str, str] = {}
+        for payer, machines in self._costs.paid.items():
             job = active.get(payer) or self._inactive(payer)
             if job is not None and job.spec.stop.max_cost_usd and job.state not in WITH_MACHINES:
-                reasons[machine] = f"{payer} has a budget and is {job.state}"
+                reasons |= dict.fromkeys(machines, f"{payer} has a budget and is {job.state}")
         return reasons
 
     def _budget(

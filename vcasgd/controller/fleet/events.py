@@ -86,6 +86,13 @@ class FleetEvents:
         """Record that the controller terminates a machine, so that its end counts as no loss."""
         self._terminated[instance] = why
 
+    def lost(self, present: Collection[str]) -> dict[str, str | None]:
+        """Return the machines that disappeared since the previous observation.
+
+        Each maps to the job that it last worked for.
+        """
+        return {name: row.job for name, row in self._rows.items() if name not in present}
+
     def ends(self, present: Collection[str]) -> dict[str, str | None]:
         """Return the machines that disappeared since the previous observation.
 
@@ -112,12 +119,14 @@ class FleetEvents:
         Returns the machines that disappeared, each with the job that it last worked for.
         """
         active = set(self._jobs.active())
-        present = {name: self._with_past(name, row, active) for name, row in rows.items()}
-        lost = {name: row.job for name, row in self._rows.items() if name not in present}
+        # Most rows are the same objects as before.
+        new = {name: row for name, row in rows.items() if row is not self._rows.get(name)}
+        present = {**rows, **{name: self._with_past(name, new[name], active) for name in new}}
+        lost = self.lost(present)
         news = [
             event
-            for name, row in present.items()
-            if row.job in active
+            for name in new
+            if (row := present[name]).job in active
             for event in _changes(name, self._rows.get(name), row)
         ]
         self._jobs.add_events([*news, *self._losses(lost, active)])
@@ -136,7 +145,7 @@ class FleetEvents:
         changed = {
             name: vars(row)
             for name, row in present.items()
-            if everything or self._rows.get(name) != row
+            if everything or ((before := self._rows.get(name)) is not row and before != row)
         }
         if everything:
             self._control.publish(changed, pools)

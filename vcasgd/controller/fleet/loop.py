@@ -118,16 +118,19 @@ class FleetLoop:
         self._serve_requests()
         now = steady_time()
         state = self._observer.observe(now, self._workers.successors)
-        for blame in self._status.failed_boots(state):
-            # The machine may only have been interrupted early: back off as after a refusal.
-            self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
-        self._status.publish(state)
+        failed_boots = self._status.failed_boots(state)
+        self._status.release(state)
+        # First what other machines wait for, and then what people read.
         plan = make_plan(state, now)
-        self._status.publish_waiting(state, plan.waiting)
         self._act_all(plan.actions, state)
         # Follows the plan, which decides about the first worker of each machine.
         self._act_all(self._learners.decide(state, self._ray.further, now), state)
         self._workers.kill_lingering(state.draining)
+        for blame in failed_boots:
+            # The machine may only have been interrupted early: back off as after a refusal.
+            self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
+        self._status.publish(state)
+        self._status.publish_waiting(state, plan.waiting)
 
     def _serve_requests(self) -> None:
         """Execute what users requested through the API."""

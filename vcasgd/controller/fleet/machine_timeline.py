@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from vcasgd.controller.fleet.worker_names import worker_name
@@ -84,10 +85,8 @@ class MachineTimeline:
 
     def to_row(self) -> dict[str, Any]:
         """Return the timeline as JSON data for the ledger."""
-        spans = [
-            {"state": each.state.value, "from": each.since, "to": each.until} for each in self.spans
-        ]
-        return {**asdict(self), "spans": spans}
+        spans = [{"state": each.state, "from": each.since, "to": each.until} for each in self.spans]
+        return {**vars(self), "spans": spans}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> MachineTimeline:
@@ -104,14 +103,10 @@ _DESCRIPTION = ("pool", "zone", "instance_type", "spot", "price_per_hour")
 
 @dataclass(frozen=True)
 class Sighting:
-    """A machine in one observation, as far as it matters to one job.
+    """A machine of one job in one observation."""
 
-    ``machine`` has the fields that do not depend on time, and no spans.
-    """
-
-    machine: MachineTimeline
+    instance: Instance
     phase: MachinePhase
-    launched_at: float
 
 
 def advance(
@@ -119,21 +114,27 @@ def advance(
     sightings: Mapping[str, Sighting],
     ends: Mapping[str, str | None],
     now: float,
+    settled: Mapping[str, Sighting] = MappingProxyType({}),
 ) -> dict[str, MachineTimeline]:
     """Return the timelines that an observation changes or adds.
 
     ``ends`` maps each machine that disappeared since the previous observation to the controller's
     reason for terminating it, or to None if it did not. Any other machine without a sighting went
-    to another job or outlived its own.
+    to another job or outlived its own. ``settled``: the previous observation, which ``timelines``
+    contain; a sighting that is the same object changes nothing.
     """
-    after = {name: _seen(timelines.get(name), seen, now) for name, seen in sightings.items()}
+    after = {
+        name: _seen(timelines.get(name), seen, now)
+        for name, seen in sightings.items()
+        if settled.get(name) is not seen
+    }
     for name in timelines.keys() - sightings.keys():
         timeline = timelines[name]
         after[name] = _ended(timeline, ends[name], now) if name in ends else _closed(timeline, now)
     newcomers = sorted(
-        sightings.keys() - timelines.keys(), key=lambda name: sightings[name].launched_at
+        sightings.keys() - timelines.keys(), key=lambda name: sightings[name].instance.launched_at
     )
-    all_ = {**timelines, **after}
+    all_ = {**timelines, **after} if newcomers else {}
     # The machine that was lost first is replaced first.
     waiting = deque(
         sorted(
@@ -141,19 +142,21 @@ def advance(
             for name, each in all_.items()
             if each.replaced_by is None and each.lost_at is not None
         )
-        if newcomers
-        else ()
     )
     for name in newcomers:
-        launched_at = sightings[name].launched_at
+        launched_at = sightings[name].instance.launched_at
         while waiting and waiting[0][0] < launched_at - REPLACEMENT_SECONDS:
             waiting.popleft()
         first = 1 if waiting and waiting[0][1] == name else 0  # None replaces itself.
         if len(waiting) > first and waiting[first][0] <= launched_at + CLOCK_SECONDS:
             _, replaced = waiting[first]
             del waiting[first]
-            all_[replaced] = replace(all_[replaced], replaced_by=name)
-    return {name: each for name, each in all_.items() if timelines.get(name) != each}
+            after[replaced] = replace(all_[replaced], replaced_by=name)
+    return {
+        name: each
+        for name, each in after.items()
+        if (before := timelines.get(name)) is not each and before != each
+    }
 
 
 def expired(timelines: Mapping[str, MachineTimeline], most: int = TIMELINES_KEPT) -> list[str]:
@@ -169,6 +172,8 @@ class TimelineRecorder:
     def __init__(self, ledger: RedisClient) -> None:
         self._jobs = Jobs(ledger)
         self._timelines: dict[str, dict[str, MachineTimeline]] = {}
+        #: Last sightings of each job's machines that its timelines contain.
+        self._settled: dict[str, dict[str, Sighting]] = {}
 
     def record(self, state: Observed, ends: Mapping[str, str | None], now: float) -> None:
         """Advance all timelines by one observation; ``ends`` as for :func:`advance`.
@@ -181,23 +186,30 @@ class TimelineRecorder:
             with isolated(job):
                 rows = self._jobs.timelines(job).items()
                 self._timelines[job] = {name: MachineTimeline.from_row(row) for name, row in rows}
-        for job, timelines in list(self._timelines.items()):
+        settled, self._settled = self._settled, {}
+        changed: dict[str, dict[str, MachineTimeline]] = {}
+        for job, timelines in self._timelines.items():
             with isolated(job):
-                self._update(job, advance(timelines, sightings[job], ends, now))
-            if job not in active:
-                del self._timelines[job]
+                changed[job] = advance(timelines, sightings[job], ends, now, settled.get(job, {}))
+        self._update({job: timelines for job, timelines in changed.items() if timelines})
+        self._settled = {job: sightings[job] for job in changed}
+        self._timelines = {job: each for job, each in self._timelines.items() if job in active}
 
-    def _update(self, job: str, changed: dict[str, MachineTimeline]) -> None:
+    def _update(self, changed: Mapping[str, Mapping[str, MachineTimeline]]) -> None:
+        """Write changed timelines, by job and machine, and delete old ones."""
         if not changed:
             return
-        timelines = {**self._timelines[job], **changed}
-        old = expired(timelines)
-        self._jobs.update_timelines(
-            job, {name: each.to_row() for name, each in changed.items()}, old
-        )
-        self._timelines[job] = {
-            name: each for name, each in timelines.items() if name not in set(old)
+        after = {job: {**self._timelines[job], **timelines} for job, timelines in changed.items()}
+        old = {job: expired(timelines) for job, timelines in after.items()}
+        rows = {
+            job: {name: each.to_row() for name, each in timelines.items()}
+            for job, timelines in changed.items()
         }
+        self._jobs.update_timelines(rows, old)
+        for job, names in old.items():
+            for name in names:
+                del after[job][name]
+        self._timelines |= after
 
     def _sightings(
         self, state: Observed, active: set[str], ends: Mapping[str, str | None]
@@ -208,22 +220,25 @@ class TimelineRecorder:
         for one in state.instances:
             job = works_for.get(one.id) or state.payers.get(one.id)
             if job in active and one.state is not InstanceState.GONE and one.id not in ends:
-                leaving = worker_name(one.id, job) in state.draining
+                leaving = bool(state.draining) and worker_name(one.id, job) in state.draining
                 phase = _phase(one, joined=_has_joined(one, state), draining=leaving)
-                sightings[job][one.id] = Sighting(_described(one), phase, one.launched_at)
+                known = self._settled[job].get(one.id) if job in self._settled else None
+                same = known is not None and known.instance is one and known.phase is phase
+                sightings[job][one.id] = known if same and known else Sighting(one, phase)
         return sightings
 
 
 def _seen(timeline: MachineTimeline | None, sighting: Sighting, now: float) -> MachineTimeline:
-    timeline = _updated(timeline, sighting.machine)
+    timeline = _updated(timeline, _described(sighting.instance))
+    launched_at = sighting.instance.launched_at
     if sighting.phase is MachinePhase.NOTICE:
         timeline = replace(timeline, reason="notice of eviction", lost=True)
     if timeline.phase is sighting.phase:
         return timeline
     if not timeline.spans and sighting.phase is not MachinePhase.BOOTING:
         # The machine finished booting before the first observation.
-        timeline = replace(timeline, spans=(Span(MachinePhase.BOOTING, sighting.launched_at, now),))
-    since = now if timeline.spans else sighting.launched_at
+        timeline = replace(timeline, spans=(Span(MachinePhase.BOOTING, launched_at, now),))
+    since = now if timeline.spans else launched_at
     return _with_span(timeline, Span(sighting.phase, since), now)
 
 

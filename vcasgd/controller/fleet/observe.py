@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -101,9 +102,14 @@ class Observer:
         self._measure(jobs, beats, machines, limits, now)
         self._launches.load()
         self._launches.joined(one for one in machines if one.id in self._ray.nodes)
-        views = tuple(self._pool(name, machines, now) for name in self._pools.specs)
+        in_use = Counter(one.pool for one in machines if one.state in STAYING)
+        views = tuple(self._pool(name, in_use[name], now) for name in self._pools.specs)
         offers: dict[str, Sequence[Offer]] = {view.name: view.offers or () for view in views}
-        paid = (*machines, *self._cloud.unlisted())
+        payers = self._costs.payers
+        paid: defaultdict[str, list[Instance]] = defaultdict(list)
+        for one in (*machines, *self._cloud.unlisted()):
+            if payer := payers.get(one.id):
+                paid[payer].append(one)
         return Observed(
             cluster=self._settings.cluster,
             instances=machines,
@@ -117,7 +123,7 @@ class Observer:
                 instance_of(worker) for workers in quarantined.values() for worker in workers
             ),
             boot_errors=self._boot_errors(machines),
-            payers=self._costs.payers,
+            payers=payers,
             unpaid=self._demands.unpaid(jobs),
             draining={one: successors.get(one) for workers in draining for one in workers},
             owner_limits=owner_limits(jobs, self._tokens.all()),
@@ -127,16 +133,17 @@ class Observer:
     def _job_demands(
         self,
         jobs: Sequence[JobRecord],
-        machines: Sequence[Instance],
+        paid: Mapping[str, Sequence[Instance]],
         offers: Mapping[str, Sequence[Offer]],
         limits: Limits,
         now: float,
     ) -> Iterator[JobDemand]:
+        """Yield the demand of each job. ``paid``: the machines that each job pays for."""
         work = self._jobs.work_of([job.id for job in jobs])
         for job in jobs:
             with isolated(job.id, job.request):
-                ordered = self._cloud.ordered(job.id)
-                yield self._demands.of(job, machines, offers, limits, now, work[job.id], ordered)
+                own = [*paid.get(job.id, ()), *self._cloud.ordered(job.id)]
+                yield self._demands.of(job, own, offers, limits, now, work[job.id])
 
     def _limits(self) -> Limits:
         """Return the plan's limits.
@@ -166,7 +173,7 @@ class Observer:
             instances[name]: beat
             for job, workers in beats.items()
             for name, beat in workers.items()
-            if name in instances and job_of(name) == job
+            if beat.notice is not None and name in instances and job_of(name) == job
         }
         listed = self._cloud.instances(now)
         return tuple(_with_notice(one, reports.get(one.id), now) for one in listed)
@@ -177,7 +184,7 @@ class Observer:
         reports = {
             one.id: self._cloud.boot_error(one)
             for one in machines
-            if one.state in STAYING and one.id not in joined
+            if one.id not in joined and one.state in STAYING
         }
         return {machine: text for machine, text in reports.items() if text is not None}
 
@@ -205,11 +212,10 @@ class Observer:
 
     # -- pools ---------------------------------------------------------------------------------
 
-    def _pool(self, name: str, machines: Sequence[Instance], now: float) -> PoolView:
+    def _pool(self, name: str, in_use: int, now: float) -> PoolView:
         spec, stored = self._pools.specs[name], self._launches.pool(name)
         offers, problem = self._cloud.offers(name)
         capacity = self._capacity(name)
-        in_use = sum(one.pool == name and one.state in STAYING for one in machines)
         coming = [*self._cloud.unlisted(), *self._cloud.ordered()]
         unlisted = [one for one in coming if one.pool == name]
         reasons, unknown = self._launches.reasons(name, now), self._cloud.unknown(name)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from vcasgd.cluster import ActorState, Cluster
+from vcasgd.cluster import ActorState, Cluster, WorkerState
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.worker_names import job_of, learner_of
 from vcasgd.errors import ClusterError
@@ -30,6 +30,7 @@ class RayView:
         #: Workers that Ray lists as dead.
         self._dead: frozenset[str] = frozenset()
         self._cluster: Cluster | None = None
+        self._views: dict[str, WorkerView] = {}
         #: Instances whose node is alive.
         self.nodes: frozenset[str] = frozenset()
         #: The first worker of each machine, which the plan places.
@@ -60,34 +61,40 @@ class RayView:
         states = cluster.workers()
         # Later than the workers, so that a machine that dies between the two is missing here.
         nodes = {node.instance_id for node in cluster.nodes() if node.alive}
-        views = [
-            WorkerView(
-                name, job_of(name), state.instance_id or "", state.state is not ActorState.DEAD
-            )
-            for name, state in states.items()
-        ]
+        views = self._update(states)
         dead = frozenset(view.name for view in views if not view.alive)
         living = {view.name for view in views if view.alive}
         # An earlier controller may not have seen the end of those that are listed as dead.
         self._report_lost((before - living) | (dead - self._dead))
         self._dead = dead
         self.nodes = frozenset(node for node in nodes if node is not None)
-        self.workers = tuple(view for view in views if learner_of(view.name) == 1)
-        self.further = {view.name: view.alive for view in views if learner_of(view.name) > 1}
+        # Few names have a number at their end; an underscore is quickly found.
+        further = {name for name in self._views if "_" in name and learner_of(name) > 1}
+        self.workers = tuple(view for view in views if view.name not in further)
+        self.further = {name: self._views[name].alive for name in further}
         for worker in self.workers:
-            if worker.name in before and not worker.alive and worker.instance_id in nodes:
+            if not worker.alive and worker.name in before and worker.instance_id in nodes:
                 with isolated(worker.job):
                     self._restarts.record_end(worker.name, worker.job, states[worker.name].reason)
         self._restarts.confirm(self.nodes)
+
+    def _update(self, states: Mapping[str, WorkerState]) -> list[WorkerView]:
+        """Return the views of all workers; most are those of the previous refresh."""
+        before, self._views = self._views, {}
+        for name, state in states.items():
+            view, instance = before.get(name), state.instance_id or ""
+            alive = state.state is not ActorState.DEAD
+            if view is None or (view.instance_id, view.alive) != (instance, alive):
+                view = WorkerView(name, job_of(name), instance, alive)
+            self._views[name] = view
+        return list(self._views.values())
 
     def _report_lost(self, workers: Iterable[str]) -> None:
         """Free the leases of workers whose process or node has ended."""
         by_job: defaultdict[str, list[str]] = defaultdict(list)
         for name in workers:
             by_job[job_of(name)].append(name)
-        for job, names in by_job.items():
-            with isolated(job):
-                self._lost.report(job, names)
+        self._lost.report(by_job)
 
     def _connected(self) -> Cluster:
         if self._cluster is None:

@@ -22,7 +22,7 @@ from vcasgd.store.ledger.lost_workers import LostWorkers
 
 
 class StatusPublisher:
-    """Publishes each observation, and deletes the traces of machines that disappeared.
+    """Frees the leases of machines that disappeared, and publishes each observation.
 
     ``ray_dir``: folder that holds one Ray folder per machine of this computer, if there are any.
     """
@@ -47,6 +47,10 @@ class StatusPublisher:
         self._ray_dir = ray_dir
         #: Why jobs may have fewer machines than they could use, as of the last observation.
         self._limited: dict[str, str] = {}
+        #: Workers of machines that disappeared, by job.
+        self._gone: dict[str, set[str]] = {}
+        #: Row of each machine, and what it was made of.
+        self._rows: dict[str, tuple[tuple[Instance, bool, str | None, bool], FleetRow]] = {}
 
     def failed_boots(self, state: Observed) -> list[Blame]:
         """Return the machines that disappeared before they joined; call it before publishing."""
@@ -56,22 +60,35 @@ class StatusPublisher:
             for name, row in self._events.never_joined(present).items()
         ]
 
+    def release(self, state: Observed) -> None:
+        """Free the leases of workers whose machine disappeared."""
+        of_job: defaultdict[str, set[str]] = defaultdict(set)
+        for instance, job in self._events.lost({one.id for one in state.instances}).items():
+            if job is not None:
+                of_job[job].add(instance)
+        self._gone = {}
+        for job, names in self._jobs.worker_names_of(of_job).items() if of_job else ():
+            # Learners beside the first report too.
+            reported = {name for name in names if instance_of(name) in of_job[job]}
+            self._gone[job] = reported | {worker_name(one, job) for one in of_job[job]}
+        self._lost.report(self._gone)
+
     def publish(self, state: Observed) -> None:
-        """Publish machines, pools, timelines, and events of one observation."""
+        """Publish machines, pools, timelines, and events of one observation.
+
+        Call :meth:`release` first.
+        """
         job_of = {worker.instance_id: worker.job for worker in state.workers if worker.alive}
-        rows = {one.id: _row(one, state, job_of.get(one.id)) for one in state.instances}
+        rows = self._machine_rows(state, job_of)
         self._timeline.record(state, self._events.ends(rows.keys()), steady_time())
         self._jobs.add_events(limit_events(self._limited, state))
         self._limited = {job.job: job.limited for job in state.jobs if job.limited}
         lost = self._events.publish(rows, self._pool_rows(state))
-        of_job: defaultdict[str, set[str]] = defaultdict(set)
-        for instance, job in lost.items():
-            if job is not None:
-                of_job[job].add(instance)
-            if self._ray_dir is not None:
+        if self._gone:
+            self._jobs.remove_workers(self._gone)
+        if self._ray_dir is not None:
+            for instance in lost:
                 shutil.rmtree(self._ray_dir / instance, ignore_errors=True)
-        for job, instances in of_job.items():
-            self._remove_workers(job, instances)
 
     def publish_waiting(self, state: Observed, reasons: Mapping[str, str]) -> None:
         """Publish why jobs have fewer machines than they could use, as far as that has changed."""
@@ -81,15 +98,16 @@ class StatusPublisher:
             self._jobs.set_waiting(changed)
         self._waiting = waiting
 
-    def _remove_workers(self, job: str, instances: set[str]) -> None:
-        """Remove the workers of a job's lost machines, and free their leases.
-
-        Learners beside the first report too.
-        """
-        reported = {name for name in self._jobs.worker_names(job) if instance_of(name) in instances}
-        workers = reported | {worker_name(one, job) for one in instances}
-        self._lost.report(job, workers)
-        self._jobs.remove_workers(job, workers)
+    def _machine_rows(self, state: Observed, job_of: Mapping[str, str]) -> dict[str, FleetRow]:
+        """Return the rows of all machines; those of unchanged ones are the previous ones."""
+        nodes, joined = state.nodes or frozenset(), state.history.joined
+        before, self._rows = self._rows, {}
+        for one in state.instances:
+            name = one.id
+            key = one, name in nodes, job_of.get(name), name in joined
+            known = before.get(name)
+            self._rows[name] = known if known and known[0] == key else (key, _row(*key))
+        return {name: row for name, (_, row) in self._rows.items()}
 
     def _pool_rows(self, state: Observed) -> dict[str, dict[str, object]]:
         machines = Counter(one.pool for one in state.instances)
@@ -130,11 +148,11 @@ def _is_warm(one: Instance, state: Observed) -> bool:
     return one.id in state.history.idle and not leaving
 
 
-def _row(one: Instance, state: Observed, job: str | None) -> FleetRow:
+def _row(one: Instance, joined: bool, job: str | None, was_up: bool) -> FleetRow:
     return FleetRow(
         pool=one.pool,
         state=one.state.value,
-        joined=one.id in (state.nodes or ()),
+        joined=joined,
         job=job,
         launched_at=one.launched_at,
         notice_at=one.notice_at,
@@ -145,5 +163,5 @@ def _row(one: Instance, state: Observed, job: str | None) -> FleetRow:
         instance_type=one.instance_type,
         on_demand_price_per_hour=one.on_demand_price_per_hour,
         advised_at=one.advised_at,
-        was_up=one.id in state.history.joined,
+        was_up=was_up,
     )

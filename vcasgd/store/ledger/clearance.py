@@ -44,16 +44,19 @@ class Clearances:
 
     def place(self, job: str, worker: str, pool: str, lease_pass: str = "") -> None:
         """Record the pool and the pass of a worker, before it starts."""
-        self.place_all(job, {worker: (pool, lease_pass)})
+        self.place_all({job: {worker: (pool, lease_pass)}})
 
-    def place_all(self, job: str, workers: Mapping[str, tuple[str, str]]) -> None:
-        """Do the same as :meth:`place` for several workers, given with pool and pass."""
-        rows = {
-            worker: f"{pool}|{hashlib.sha1(text.encode()).hexdigest() if text else ''}"
-            for worker, (pool, text) in workers.items()
-        }
-        if rows:
-            self._ledger.hset(LedgerKeys(job).placed, mapping=rows)
+    def place_all(self, workers: Mapping[str, Mapping[str, tuple[str, str]]]) -> None:
+        """Do the same as :meth:`place` for workers of several jobs, given with pool and pass."""
+        with self._ledger.pipeline() as pipe:
+            for job, placed in workers.items():
+                rows = {
+                    worker: f"{pool}|{hashlib.sha1(text.encode()).hexdigest() if text else ''}"
+                    for worker, (pool, text) in placed.items()
+                }
+                if rows:
+                    pipe.hset(LedgerKeys(job).placed, mapping=rows)
+            pipe.execute()
 
     def placed(self, job: str) -> set[str]:
         """Return all workers that the controller has placed for a job."""

@@ -1,4 +1,4 @@
-"""Costs of machines: meters and sums in the ledger, and the measured speed of workloads."""
+"""Costs of machines: meters, clocks and sums in the ledger; measured speeds of workloads."""
 
 from __future__ import annotations
 
@@ -13,21 +13,37 @@ from vcasgd.store.keys import LedgerKeys
 
 #: Bookings in one command; leases must not wait long.
 BOOKINGS_AT_ONCE = 500
+#: Field of a job's costs with its clock: until when they include its machines (Unix seconds).
+CLOCK = "clock"
 
 
 @dataclass(frozen=True)
 class Booking:
-    """Amounts that a job pays for a machine, and the machine's meter before and after."""
+    """Amounts that a job pays for a machine, and the machine's meter before and after.
+
+    ``clock``: that of the job, in Unix seconds; None if the job has none yet.
+    """
 
     machine: str
     before: str | None
     after: str
     job: str | None
+    clock: float | None
+    amounts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Amounts that a job pays for all of its machines, and its clock before and after."""
+
+    job: str
+    before: float | None
+    after: float
     amounts: Mapping[str, float]
 
 
 class Costs:
-    """Costs of jobs, and the meter of each machine.
+    """Costs and clocks of jobs, and the meter of each machine.
 
     Calls raise :class:`~vcasgd.errors.StoreUnavailable` and can be repeated.
     """
@@ -35,16 +51,43 @@ class Costs:
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
         self._charge = ledger.script("ledger/charge")
+        self._advance = ledger.script("ledger/advance")
 
     def meters(self) -> dict[str, str]:
         """Return the meter of each machine, as stored by :meth:`book`."""
         meters = self._ledger.hgetall(names.METERS)
         return {machine.decode(): meter.decode() for machine, meter in meters.items()}
 
+    def clocks(self, jobs: Collection[str]) -> dict[str, float]:
+        """Return the clocks of jobs that have one, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                pipe.hget(LedgerKeys(job).costs, CLOCK)
+            clocks = pipe.execute()
+        return {job: float(clock) for job, clock in zip(jobs, clocks, strict=True) if clock}
+
+    def advance(self, advances: Sequence[Advance]) -> list[bool]:
+        """Advance the clocks of several jobs, each atomically with its amounts.
+
+        Returns whether each was advanced. One whose clock is not ``before`` adds nothing.
+        """
+        done: list[bool] = []
+        for first in range(0, len(advances), BOOKINGS_AT_ONCE):
+            some = advances[first : first + BOOKINGS_AT_ONCE]
+            arguments = [
+                part
+                for each in some
+                for part in (_clock(each.before), _clock(each.after), *_pairs(each.amounts))
+            ]
+            keys = [LedgerKeys(each.job).costs for each in some]
+            done += [bool(one) for one in self._advance(keys=keys, args=arguments)]
+        return done
+
     def book(self, bookings: Sequence[Booking]) -> list[bool]:
         """Book each of several costs atomically, in few round trips.
 
-        Returns whether each was booked. One whose meter is not ``before`` adds nothing.
+        Returns whether each was booked. One whose meter is not ``before``, or whose job's clock is
+        not ``clock``, adds nothing.
         """
         booked: list[bool] = []
         for first in range(0, len(bookings), BOOKINGS_AT_ONCE):
@@ -52,17 +95,16 @@ class Costs:
         return booked
 
     def _book(self, bookings: Sequence[Booking]) -> list[bool]:
-        keys, arguments = [names.METERS], []
+        arguments: list[str | int] = []
+        numbers = {names.METERS: 1}
         for each in bookings:
             costs = LedgerKeys(each.job).costs if each.job else names.METERS
-            if costs not in keys:
-                keys.append(costs)
-            pairs = [part for name, value in each.amounts.items() for part in (name, repr(value))]
+            number = numbers.setdefault(costs, len(numbers) + 1)
             arguments += [
-                each.machine, each.before or "", each.after, keys.index(costs) + 1,
-                len(each.amounts), *pairs,
+                each.machine, each.before or "", each.after, number, _clock(each.clock),
+                *_pairs(each.amounts),
             ]  # fmt: skip
-        return [bool(done) for done in self._charge(keys=keys, args=arguments)]
+        return [bool(done) for done in self._charge(keys=list(numbers), args=arguments)]
 
     def remove_meters(self, machines: Iterable[str]) -> None:
         """Remove the meters of machines that no longer exist."""
@@ -97,7 +139,17 @@ class Costs:
 
 
 def _amounts(row: Mapping[bytes, bytes]) -> dict[str, float]:
-    return {name.decode(): float(value) for name, value in row.items()}
+    return {name.decode(): float(value) for name, value in row.items() if name != CLOCK.encode()}
+
+
+def _clock(clock: float | None) -> str:
+    return "" if clock is None else repr(clock)
+
+
+def _pairs(amounts: Mapping[str, float]) -> list[str | int]:
+    """Return a number of amounts, and then each field with its amount."""
+    pairs = (part for name, value in amounts.items() for part in (name, repr(value)))
+    return [len(amounts), *pairs]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from vcasgd.errors import StoreFull
@@ -139,15 +140,19 @@ class EventLog:
         return {instance.decode(): json.loads(row) for instance, row in rows.items()}
 
     def update_timelines(
-        self, job: str, changed: Mapping[str, Mapping[str, Any]], removed: Iterable[str]
+        self,
+        changed: Mapping[str, Mapping[str, Mapping[str, Any]]],
+        removed: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
-        """Replace some timelines of a job and remove others."""
-        key, names = LedgerKeys(job).machines, list(removed)
-        with self._ledger.pipeline(transaction=True) as pipe:
-            if changed:
-                pipe.hset(key, mapping={name: json.dumps(row) for name, row in changed.items()})
-            if names:
-                pipe.hdel(key, *names)
+        """Replace some timelines of each job and remove others, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job, rows in changed.items():
+                if rows:
+                    texts = {name: json.dumps(row) for name, row in rows.items()}
+                    pipe.hset(LedgerKeys(job).machines, mapping=texts)
+            for job, names in removed.items():
+                if names:
+                    pipe.hdel(LedgerKeys(job).machines, *names)
             pipe.execute()
 
 

@@ -323,8 +323,18 @@ class Jobs(EventLog):
 
     def worker_names(self, job: str) -> set[str]:
         """Return the names of the workers that have a heartbeat and were not removed."""
-        names = map(worker_name, self._ledger.hkeys(LedgerKeys(job).workers))
-        return {name for name in names if name is not None}
+        return self.worker_names_of([job])[job]
+
+    def worker_names_of(self, jobs: Collection[str]) -> dict[str, set[str]]:
+        """Return :meth:`worker_names` of several jobs, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                pipe.hkeys(LedgerKeys(job).workers)
+            rows = pipe.execute()
+        return {
+            job: {name for name in map(worker_name, row) if name is not None}
+            for job, row in zip(jobs, rows, strict=True)
+        }
 
     def worker_count(self, job: str) -> int:
         """Return the number of workers that have a heartbeat and were not removed."""
@@ -339,21 +349,23 @@ class Jobs(EventLog):
 
     def remove_worker(self, job: str, worker: str) -> None:
         """Remove a worker that is gone for good. Its traffic stays in the job's sum."""
-        self.remove_workers(job, [worker])
+        self.remove_workers({job: [worker]})
 
-    def remove_workers(self, job: str, workers: Collection[str]) -> None:
-        """Remove several workers, in two round trips."""
-        if not workers:
-            return
-        keys = LedgerKeys(job)
-        texts = self._ledger.hmget(keys.workers, list(workers))
+    def remove_workers(self, workers: Mapping[str, Collection[str]]) -> None:
+        """Remove several workers of several jobs, in two round trips."""
+        due = {job: list(names) for job, names in workers.items() if names}
+        with self._ledger.pipeline() as pipe:
+            for job, names in due.items():
+                pipe.hmget(LedgerKeys(job).workers, names)
+            texts = pipe.execute()
         with self._ledger.pipeline(transaction=True) as pipe:
-            pipe.hdel(keys.workers, *workers)
-            pipe.zrem(keys.beats, *workers)
-            pipe.srem(keys.draining, *workers)
-            for text in texts:
-                if heartbeat := Heartbeat.parse(text or b""):
-                    keep_traffic(pipe, job, heartbeat)
+            for (job, names), row in zip(due.items(), texts, strict=True):
+                keys = LedgerKeys(job)
+                pipe.hdel(keys.workers, *names)
+                pipe.zrem(keys.beats, *names)
+                pipe.srem(keys.draining, *names)
+                beats = [Heartbeat.parse(text) for text in row if text]
+                keep_traffic(pipe, job, [beat for beat in beats if beat])
             pipe.execute()
 
     def drain(self, job: str, worker: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from vcasgd.logging import isolated
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.replies import mapped_errors
 
 #: Lost workers in one call of the script, and losses of a job that are kept.
 MOST_REPORTED, MOST_KEPT = 500, 2000
@@ -23,20 +25,34 @@ class LostWorkers:
         #: Number of the last loss that was read, by job.
         self._read: dict[str, float] = {}
 
-    def report(self, job: str, workers: Collection[str]) -> int:
-        """Free the leases of lost workers; return how many there were. Idempotent.
+    def report(self, workers: Mapping[str, Collection[str]]) -> int:
+        """Free the leases of each job's lost workers; return how many there were. Idempotent.
 
         A worker that is alive after all loses them, trains on with others, and loses no update
         that it has pushed.
         """
-        keys, names = LedgerKeys(job), sorted(workers)
-        return sum(
-            self._lose(
-                keys=[keys.record, keys.leases, keys.holders, keys.open, keys.lost],
-                args=[MOST_KEPT, *names[at : at + MOST_REPORTED]],
-            )
+        calls = [
+            (job, names[at : at + MOST_REPORTED])
+            for job, names in ((job, sorted(names)) for job, names in workers.items())
             for at in range(0, len(names), MOST_REPORTED)
-        )
+        ]
+        with self._ledger.pipeline() as pipe:
+            for job, names in calls:
+                keys = LedgerKeys(job)
+                self._lose(
+                    keys=[keys.record, keys.leases, keys.holders, keys.open, keys.lost],
+                    args=[MOST_KEPT, *names],
+                    client=pipe,
+                )
+            answers = pipe.execute(raise_on_error=False)
+        freed = 0
+        for (job, _), answer in zip(calls, answers, strict=True):
+            # What the workers of one job wrote must not keep the leases of another one.
+            with isolated(job), mapped_errors():
+                if isinstance(answer, Exception):
+                    raise answer
+                freed += answer
+        return freed
 
     def news(self, jobs: Collection[str]) -> dict[str, frozenset[str]]:
         """Return the workers that were lost since the last call, by job, in one round trip.

@@ -39,9 +39,9 @@ class Traffic:
         return cls(total("pushed_bytes"), total("fetched_bytes"))
 
 
-def keep_traffic(pipe: Any, job: str, heartbeat: Heartbeat) -> None:
-    """Add the sums of a worker that is being removed to those of its job's earlier workers."""
-    for name, count in asdict(Traffic.of(heartbeat)).items():
+def keep_traffic(pipe: Any, job: str, heartbeats: Iterable[Heartbeat]) -> None:
+    """Add the sums of workers that are being removed to those of their job's earlier workers."""
+    for name, count in asdict(Traffic.of_job({}, heartbeats)).items():
         if count:
             # A float, because the server refuses to increment an integer beyond 64 bits.
             pipe.hincrbyfloat(LedgerKeys(job).traffic, name, count)
