@@ -31,6 +31,7 @@ COLORS = 256
 #: Time for charts and updates to arrive.
 SETTLE_SECONDS = 2.5
 WORKERS = 4
+BUDGET_USD = 0.25
 
 
 def main() -> None:
@@ -54,8 +55,8 @@ def _stack() -> Iterator[tuple[str, str]]:
             home=Path(folder),
             api_port=0,
             local_capacity=2 * WORKERS,
+            # Without a second price: a simulated one must not look like a saving.
             local_price_per_hour=0.31,
-            local_on_demand_price_per_hour=1.02,
         )
         with running(settings):
             home = StackHome(settings.home_path)
@@ -65,7 +66,8 @@ def _stack() -> Iterator[tuple[str, str]]:
 def _submit(client: Client, name: str, epochs: int) -> str:
     spec = load_job(EXAMPLE)
     workers = spec.workers.model_copy(update={"max": WORKERS})
-    changes = {"name": name, "epochs": epochs, "workers": workers}
+    stop = spec.stop.model_copy(update={"max_cost_usd": BUDGET_USD})
+    changes = {"name": name, "epochs": epochs, "workers": workers, "stop": stop}
     return client.submit_directory(spec.model_copy(update=changes)).id
 
 

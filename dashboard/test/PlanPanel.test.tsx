@@ -56,3 +56,16 @@ test("excluded pools are listed with their reasons", async () => {
   ).toBeTruthy();
   expect(screen.queryByText(/eu excluded/)).toBeNull();
 });
+
+test.each([
+  [{ costs_money: false, usd_per_hour: 0.6 }, ["Cost (simulated)", "$0.30", "$0.60"], "free"],
+  [{ costs_money: false, usd_per_hour: 0, cost_usd: 0 }, ["Cost", "free"], /\$/],
+  [{ costs_money: true }, ["Cost", "$0.30", "$0.60"], "free"],
+])("a plan is either free or has prices, and says which are simulated", async (plan, texts, no) => {
+  anApi({ "/api/v1/plan": { body: aPlan(plan) } });
+
+  await ask();
+
+  for (const text of texts) expect((await screen.findAllByText(text)).length).toBeGreaterThan(0);
+  expect(screen.queryByText(no)).toBeNull();
+});

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { BAR_PAD, bulks, LANE, layout, stateOf, ticks } from "../src/lib/timeline";
+import { BAR_PAD, bulks, extent, LANE, layout, losses, stateOf } from "../src/lib/timeline";
 import { aMachine } from "./factories";
 
 const killed = aMachine(
@@ -61,12 +61,33 @@ test("200 machines with 5,000 spans are laid out within a frame", () => {
   expect([lanes.length, arrows.length]).toEqual([200, 199]);
 });
 
-test.each([
-  [45, 5, [0, 10, 20, 30, 40]],
-  [100, 4, [0, 30, 60, 90]],
-  [4 * 86400, 4, [0, 86400, 172800, 259200, 345600]],
-])("%d seconds in about %d steps", (seconds, number, expected) => {
-  expect(ticks(seconds, number)).toEqual(expected);
+test("curves and machines share a range that starts with the job", () => {
+  const domain = extent([killed, next], 100, -20);
+
+  expect(domain).toEqual({ from: -20, to: 100 });
+  expect(layout([killed, next], 1200, 100, domain).lanes[0]?.bars[0]).toMatchObject({
+    x: 200,
+    width: 100,
+  });
+});
+
+test("an eviction with a notice is not shown as a loss without one", () => {
+  const evicted = aMachine(
+    "e",
+    [
+      { state: "running", from: 0, to: 20 },
+      { state: "notice", from: 20, to: 40 },
+      { state: "dead", from: 40, to: null },
+    ],
+    { lost: true },
+  );
+  const released = { ...killed, instance: "r", lost: false };
+
+  expect([evicted, killed, released].map(stateOf)).toEqual(["evicted", "dead", "gone"]);
+  expect(losses([killed, released, evicted])).toEqual([
+    { at: 40, instance: "e", state: "evicted" },
+    { at: 60, instance: "a", state: "dead" },
+  ]);
 });
 
 test("many simultaneous losses are one bulk loss", () => {

@@ -99,22 +99,24 @@ def test_editor_completes_fields_and_values(dashboard: Dashboard) -> None:
     expect(editor).to_contain_text("codec: bfloat16")
 
 
-def test_chart_shows_values_under_the_pointer(
-    dashboard: Dashboard, job: str, eventually: Eventually
-) -> None:
+def test_chart_shows_values_under_the_pointer(dashboard: Dashboard, job: str) -> None:
     page, site = dashboard.page, dashboard.site
     site.client.wait(job, 240)
     dashboard.open(f"/jobs/{job}")
-    curve = page.get_by_role("img", name="Validation accuracy")
+    curve = page.locator("figure").filter(has_text="Validation accuracy")
     expect(curve.locator("canvas")).to_be_visible()
-    accuracies = {f"{each.metrics['accuracy']:.1%}" for each in site.client.job(job).evaluations}
+    first, *_ = (each.metrics["accuracy"] for each in site.client.job(job).evaluations)
+    caption = curve.locator("figcaption")
+    expect(caption).not_to_contain_text("at 0 s")
 
-    def shows_value() -> bool:
-        curve.hover()
-        text = curve.inner_text()
-        return any(each in text for each in accuracies)
+    # When the pointer hovers above the machines, at the start of the job
+    lanes = page.locator("svg[aria-label$=' machines']")
+    lanes.hover(position={"x": 2, "y": 2})
 
-    eventually(shows_value)
+    # Then the curves show their values at that time, with a line through all of them
+    expect(caption).to_contain_text(f"{first:.1%}")
+    expect(caption).to_contain_text("at 0 s")
+    expect(page.locator("[class*=crosshair]")).to_have_count(3)
 
 
 def test_wrong_token_is_refused(signed_out: Dashboard) -> None:

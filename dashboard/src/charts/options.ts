@@ -48,6 +48,32 @@ export function lines(ink: Ink, x: Axis, y: Axis, curves: Curve[]): EChartsCoreO
   };
 }
 
+/** Pixels on the left of a track for the labels of its vertical axis. */
+export const GUTTER = 44;
+
+/**
+ * Returns the options of a line chart whose drawing has exactly the width of its box without the
+ * gutter, so that charts over each other share a horizontal axis. The axis has no labels.
+ */
+export function track(
+  ink: Ink,
+  x: { from: number; to: number },
+  y: Axis,
+  curve: Curve,
+): EChartsCoreOption {
+  const options = lines(ink, { format: String, min: x.from, max: x.to }, y, [curve]);
+  return {
+    ...options,
+    grid: { left: GUTTER, right: 0, top: 8, bottom: 8, containLabel: false },
+    tooltip: { show: false },
+    xAxis: {
+      ...(options.xAxis as object),
+      axisLabel: { show: false },
+      axisLine: { onZero: false, lineStyle: { color: ink.line } },
+    },
+  };
+}
+
 /** Returns the options of a bar chart. */
 export function bars(ink: Ink, names: string[], values: number[], y: Axis): EChartsCoreOption {
   return {

@@ -2,31 +2,36 @@ import type { ReactNode } from "react";
 import { useId } from "react";
 import classes from "./Panel.module.css";
 
-/** Section of a page with a heading. With `flush`, its content has no padding. */
+/**
+ * Section of a page with a heading. With `flush`, its content has no padding. With `empty`, it is
+ * only one line: the reason why there is no content.
+ */
 export function Panel({
   title,
   note,
   tools,
   flush = false,
+  empty,
   children,
 }: {
   title: string;
   note?: ReactNode;
   tools?: ReactNode;
   flush?: boolean;
+  empty?: ReactNode;
   children: ReactNode;
 }) {
   const id = useId();
   return (
-    <section className={classes.panel} aria-labelledby={id}>
+    <section className={classes.panel} aria-labelledby={id} data-empty={empty ? true : undefined}>
       <header className={classes.header}>
         <h2 id={id} className={classes.title}>
           {title}
         </h2>
-        {note && <span className={classes.note}>{note}</span>}
-        {tools && <div className={classes.tools}>{tools}</div>}
+        {(empty ?? note) && <span className={classes.note}>{empty ?? note}</span>}
+        {tools && !empty && <div className={classes.tools}>{tools}</div>}
       </header>
-      <div className={flush ? undefined : classes.body}>{children}</div>
+      {!empty && <div className={flush ? undefined : classes.body}>{children}</div>}
     </section>
   );
 }

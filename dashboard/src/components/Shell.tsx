@@ -1,27 +1,24 @@
 import { ActionIcon, Tooltip, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
 import { IconLogout, IconMoon, IconSun } from "@tabler/icons-react";
 import type { ReactNode } from "react";
-import { NavLink } from "react-router";
+import { Link, useLocation } from "react-router";
 import { useStore } from "../api/cluster";
 import { useLive } from "../api/live";
 import { useCaller, useSignOut } from "../api/session";
 import type { Session } from "../api/types";
+import { SECTIONS, sectionOf } from "../lib/places";
 import mark from "../mark.svg";
+import { Breadcrumbs } from "./Breadcrumbs";
 import { Connection } from "./Connection";
 import { Notice } from "./Notice";
 import classes from "./Shell.module.css";
-
-const PAGES = [
-  { to: "/", name: "Jobs" },
-  { to: "/fleet", name: "Fleet" },
-  { to: "/store", name: "Store" },
-];
 
 /** Frame of every page: navigation, connection state, theme, and sign-out. */
 export function Shell({ session, children }: { session: Session; children: ReactNode }) {
   const connection = useLive();
   const signOut = useSignOut();
   const caller = useCaller();
+  const section = sectionOf(useLocation().pathname);
   return (
     <>
       <a className="skip" href="#main">
@@ -29,21 +26,23 @@ export function Shell({ session, children }: { session: Session; children: React
       </a>
       <header className={classes.header}>
         <div className={classes.bar}>
-          <NavLink to="/" className={classes.name} aria-label="vcasgd, all jobs">
+          <Link to="/" className={classes.name} aria-label="vcasgd, all jobs">
             <img src={mark} width={22} height={22} alt="" />
             vcasgd
-          </NavLink>
+          </Link>
           <nav className={classes.nav} aria-label="Pages">
-            {PAGES.map((page) => (
-              <NavLink key={page.to} to={page.to} end={page.to === "/"} className={classes.link}>
-                {page.name}
-              </NavLink>
+            {SECTIONS.map(({ to, name }) => (
+              <Link
+                key={to}
+                to={to}
+                className={classes.link}
+                aria-current={to === section ? "page" : undefined}
+              >
+                {name}
+              </Link>
             ))}
           </nav>
           <div className={classes.tools}>
-            <span className={classes.cluster} title={`vcasgd ${session.version}`}>
-              {session.cluster}
-            </span>
             <Connection state={connection} />
             <ThemeSwitch />
             <Tooltip
@@ -62,6 +61,7 @@ export function Shell({ session, children }: { session: Session; children: React
         </div>
       </header>
       <main id="main" className={classes.main} tabIndex={-1}>
+        <Breadcrumbs cluster={session.cluster} />
         <FullLedger />
         {children}
       </main>

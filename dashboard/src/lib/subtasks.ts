@@ -4,9 +4,9 @@ export type Kind = "o" | "l" | "p" | "r" | "a";
 export const KINDS: { key: Kind; name: string }[] = [
   { key: "a", name: "applied" },
   { key: "p", name: "partly applied" },
-  { key: "l", name: "leased" },
-  { key: "r", name: "leased again" },
-  { key: "o", name: "open" },
+  { key: "l", name: "in training" },
+  { key: "r", name: "again after a loss" },
+  { key: "o", name: "waiting" },
 ];
 
 /** Most squares of the map; each stands for several subtasks if there are more. */

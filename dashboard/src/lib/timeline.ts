@@ -1,6 +1,8 @@
 import type { Machine, Span } from "../api/types";
+import type { Domain } from "./axis";
 
-export type Shown = Span["state"] | "gone";
+/** State to show: a machine that ended was lost without a notice, evicted, or released. */
+export type Shown = Span["state"] | "evicted" | "gone";
 
 export type Bar = { state: Shown; x: number; width: number; from: number; to: number };
 
@@ -20,8 +22,8 @@ export type Layout = {
   to: number;
 };
 
-export const LANE = 26;
-export const BAR_PAD = 6;
+export const LANE = 38;
+export const BAR_PAD = 12;
 /** Minimum width in pixels, because a loss has no duration. */
 const LEAST_WIDTH = 6;
 /** Losses within this time are a bulk if they are this many, and this fraction of all machines. */
@@ -29,14 +31,24 @@ const BULK_SECONDS = 30;
 const BULK_MACHINES = 3;
 const BULK_FRACTION = 0.2;
 
-/** Lays out the machines' states in pixels; open spans end at `now`. */
-export function layout(machines: readonly Machine[], width: number, now: number): Layout {
-  const starts = machines.flatMap((each) => each.spans.map((span) => span.from));
-  const from = Math.min(now, ...starts);
-  const to = Math.max(
-    from + 1,
-    ...machines.flatMap((each) => each.spans.map((span) => span.to ?? now)),
+/** Returns the times that the machines' states cover, from `since` if that is earlier. */
+export function extent(machines: readonly Machine[], now: number, since = now): Domain {
+  const from = Math.min(
+    now,
+    since,
+    ...machines.flatMap((each) => each.spans.map((span) => span.from)),
   );
+  const ends = machines.flatMap((each) => each.spans.map((span) => span.to ?? now));
+  return { from, to: Math.max(from + 1, now, ...ends) };
+}
+
+/** Lays out the machines' states in pixels; open spans end at `now`. */
+export function layout(
+  machines: readonly Machine[],
+  width: number,
+  now: number,
+  { from, to }: Domain = extent(machines, now),
+): Layout {
   const x = (at: number) => ((at - from) / (to - from)) * width;
   const lanes = machines.map((machine, row) => lane(machine, row * LANE, x, width, now));
   const bulkLosses = bulks(machines, now).map(({ at, until, lost }) => ({
@@ -129,18 +141,20 @@ function arrows(lanes: Lane[]): Arrow[] {
   });
 }
 
-/** Returns about `number` round times for the axis, in seconds since the start. */
-export function ticks(seconds: number, number: number): number[] {
-  const steps = [
-    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400,
-  ];
-  const step = steps.find((each) => seconds / each <= number) ?? Math.ceil(seconds / number);
-  const times: number[] = [];
-  for (let at = 0; at <= seconds; at += step) times.push(at);
-  return times;
+/** A lost machine: when, and whether its cloud gave notice. */
+export type Loss = { at: number; instance: string; state: "evicted" | "dead" };
+
+/** Returns the losses in the order of their times. */
+export function losses(machines: readonly Machine[]): Loss[] {
+  return machines
+    .flatMap((each) => {
+      const at = lostAt(each);
+      return at === null ? [] : [{ at, instance: each.instance, state: endOf(each) } as Loss];
+    })
+    .sort((a, b) => a.at - b.at);
 }
 
-/** Returns the state to show; a terminated machine that was not lost is "gone". */
+/** Returns the state to show; one that the controller terminated is "gone". */
 export function stateOf(machine: Machine): Shown {
   const last = machine.spans.at(-1);
   if (!last || (last.to !== null && last.state !== "dead")) return "gone";
@@ -148,5 +162,11 @@ export function stateOf(machine: Machine): Shown {
 }
 
 function shown(machine: Machine, span: Span): Shown {
-  return span.state === "dead" && !machine.lost ? "gone" : span.state;
+  return span.state === "dead" ? endOf(machine) : span.state;
+}
+
+/** Returns how a machine ended. One that had a notice lost no work. */
+function endOf(machine: Machine): Shown {
+  if (!machine.lost) return "gone";
+  return machine.spans.some((span) => span.state === "notice") ? "evicted" : "dead";
 }

@@ -5,6 +5,7 @@ import { ErrorState } from "../components/ErrorState";
 import { PageHead } from "../components/PageHead";
 import { Stat, Stats } from "../components/Stats";
 import { count, usd } from "../lib/format";
+import { billsNothing } from "../lib/money";
 import { Instances } from "./fleet/Instances";
 import { Offers } from "./fleet/Offers";
 import { Pools } from "./fleet/Pools";
@@ -54,19 +55,28 @@ function Figures({
   const joined = instances?.filter((each) => each.joined).length;
   const now = Date.now() / 1000;
   const backingOff = pools?.filter((each) => (each.blocked_until ?? 0) > now).length ?? 0;
+  const simulated = billsNothing(pools ?? []);
+  const kind = simulated ? " (simulated)" : "";
+  const onDemand = spend?.on_demand_usd_per_hour;
   return (
     <Stats>
       <Stat label="Machines" value={count(instances?.length)} note={`${count(joined)} running`} />
       <Stat
-        label="Spend per hour"
+        label={`Spend per hour${kind}`}
         value={usd(spend?.usd_per_hour)}
-        note={`${usd(spend?.on_demand_usd_per_hour)} on demand`}
+        note={
+          simulated
+            ? "local machines cause no bill"
+            : onDemand
+              ? `${usd(onDemand)} on demand`
+              : "no on-demand prices available"
+        }
       />
-      <Stat label="Total spend" value={usd(spend?.spent_usd)} note="by all jobs" />
+      <Stat label={`Total spend${kind}`} value={usd(spend?.spent_usd)} note="by all jobs" />
       <Stat
         label="Pools"
         value={count(pools?.length)}
-        note={backingOff ? `${backingOff} backing off` : "No pools backing off"}
+        note={backingOff ? `${backingOff} refused, retried later` : "all available"}
         tone={backingOff ? "warn" : undefined}
       />
       <Stat

@@ -2,6 +2,7 @@ import { Code, Pagination, Select, Skeleton, TextInput } from "@mantine/core";
 import { IconPlus, IconSearch, IconStack2 } from "@tabler/icons-react";
 import { useState } from "react";
 import { Link } from "react-router";
+import { usePools } from "../api/cluster";
 import { isOver, useOverview } from "../api/jobs";
 import { useCaller } from "../api/session";
 import type { Brief } from "../api/types";
@@ -14,7 +15,7 @@ import { PageHead } from "../components/PageHead";
 import { StateBadge } from "../components/StateBadge";
 import { refusal } from "../lib/access";
 import { count, DASH, duration, percent, usd } from "../lib/format";
-import { saving } from "../lib/money";
+import { billsNothing, saving } from "../lib/money";
 import { useNow } from "../lib/useNow";
 import classes from "./JobsPage.module.css";
 
@@ -93,11 +94,16 @@ function matches(job: Brief, text: string, state: string | null): boolean {
 
 function JobsTable({ jobs }: { jobs: Brief[] }) {
   const now = useNow(jobs.some((job) => !isOver(job)));
-  return <DataTable label="Jobs" columns={columns(now)} rows={jobs} id={(job) => job.id} />;
+  const simulated = billsNothing(usePools().data ?? []);
+  return (
+    <DataTable label="Jobs" columns={columns(now, simulated)} rows={jobs} id={(job) => job.id} />
+  );
 }
 
-function columns(now: number): Column<Brief>[] {
+/** With `simulated`, no pool causes a bill, and the headings say so. */
+function columns(now: number, simulated: boolean): Column<Brief>[] {
   const workersOf = (job: Brief) => (isOver(job) ? null : job.workers);
+  const free = (job: Brief) => simulated && job.spent_usd === 0;
   const age = (job: Brief) => (job.ended_at ?? now) - job.created_at;
   return [
     {
@@ -150,11 +156,11 @@ function columns(now: number): Column<Brief>[] {
       cell: (job) => (isOver(job) ? DASH : `${job.workers} / ${job.most_workers}`),
     },
     {
-      name: "Cost",
+      name: simulated ? "Cost (simulated)" : "Cost",
       right: true,
       wide: true,
       key: (job) => job.spent_usd,
-      cell: (job) => usd(job.spent_usd),
+      cell: (job) => (free(job) ? "free" : usd(job.spent_usd)),
     },
     {
       name: "Saved",

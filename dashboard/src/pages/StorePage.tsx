@@ -1,8 +1,6 @@
 import { Skeleton } from "@mantine/core";
-import { IconDatabase } from "@tabler/icons-react";
 import { useStore } from "../api/cluster";
 import type { StoreNode, StoreView } from "../api/types";
-import { EmptyState } from "../components/EmptyState";
 import { ErrorState } from "../components/ErrorState";
 import { PageHead } from "../components/PageHead";
 import { Panel } from "../components/Panel";
@@ -31,7 +29,7 @@ function Content({ store }: { store: StoreView }) {
       <Stats>
         <Stat label="Store nodes" value={count(nodes.length)} note="each with a parameter server" />
         <Stat
-          label="Snapshots per second"
+          label="Model versions per second"
           value={decimal(
             total(nodes, (node) => node.publications_per_second),
             1,
@@ -51,14 +49,16 @@ function Content({ store }: { store: StoreView }) {
         <Replication store={store} />
       </Stats>
       <Servers store={store} />
-      <Panel title="Models" flush>
-        {nodes.some((node) => Object.keys(node.versions ?? {}).length > 0) ? (
-          <Models nodes={nodes} />
-        ) : (
-          <EmptyState icon={<IconDatabase size={28} stroke={1.4} aria-hidden />} title="No models">
-            Parameter servers hold the models of active jobs.
-          </EmptyState>
-        )}
+      <Panel
+        title="Models"
+        empty={
+          nodes.some((node) => Object.keys(node.versions ?? {}).length > 0)
+            ? undefined
+            : "None: parameter servers hold the models of active jobs."
+        }
+        flush
+      >
+        <Models nodes={nodes} />
       </Panel>
     </>
   );
@@ -72,7 +72,13 @@ function Replication({ store }: { store: StoreView }) {
     <Stat
       label="Replication"
       value={unreplicated ? "Behind" : replicas ? "In sync" : "None"}
-      note={unreplicated ? `${unreplicated} without replicas` : `${count(replicas)} replicas`}
+      note={
+        unreplicated
+          ? `${unreplicated} without replicas`
+          : replicas
+            ? `${count(replicas)} replicas`
+            : "servers have no replicas"
+      }
       tone={unreplicated ? "bad" : undefined}
     />
   );

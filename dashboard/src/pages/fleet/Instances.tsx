@@ -1,8 +1,6 @@
-import { IconServerOff } from "@tabler/icons-react";
 import { Link } from "react-router";
 import type { Instance } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
-import { EmptyState } from "../../components/EmptyState";
 import { Panel } from "../../components/Panel";
 import { StateBadge } from "../../components/StateBadge";
 import { DASH, duration, usd } from "../../lib/format";
@@ -12,14 +10,16 @@ import { useNow } from "../../lib/useNow";
 export function Instances({ instances }: { instances: Instance[] }) {
   const now = useNow(instances.length > 0);
   return (
-    <Panel title="Machines" flush>
-      {instances.length === 0 ? (
-        <EmptyState icon={<IconServerOff size={28} stroke={1.4} aria-hidden />} title="No machines">
-          Machines are launched when a job needs them, and released afterwards.
-        </EmptyState>
-      ) : (
-        <DataTable label="Machines" columns={columns(now)} rows={instances} id={(row) => row.id} />
-      )}
+    <Panel
+      title="Machines"
+      empty={
+        instances.length
+          ? undefined
+          : "None: machines are launched when a job needs them, and released afterwards."
+      }
+      flush
+    >
+      <DataTable label="Machines" columns={columns(now)} rows={instances} id={(row) => row.id} />
     </Panel>
   );
 }

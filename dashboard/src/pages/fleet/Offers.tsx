@@ -2,9 +2,9 @@ import { Button } from "@mantine/core";
 import { useState } from "react";
 import type { Pool } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
-import { EmptyState } from "../../components/EmptyState";
 import { Panel } from "../../components/Panel";
 import { clock, count, DASH, percent, usd } from "../../lib/format";
+import { billsNothing } from "../../lib/money";
 
 const FIRST = 20;
 
@@ -26,24 +26,24 @@ export function Offers({ pools }: { pools: Pool[] }) {
   const offers = pools
     .flatMap((pool) => (pool.offers ?? []).map((each) => ({ ...each, pool: pool.name }) as Offer))
     .sort((a, b) => a.price_per_hour - b.price_per_hour);
+  const simulated = billsNothing(pools);
   return (
     <Panel
       title="Offers"
-      note={offers.length ? `${count(offers.length)}, cheapest first` : undefined}
+      note={`${count(offers.length)}, cheapest first${simulated ? "; prices are simulated" : ""}`}
+      empty={
+        offers.length
+          ? undefined
+          : "No prices yet: they appear after the controller has queried the pools."
+      }
       flush
     >
-      {offers.length === 0 ? (
-        <EmptyState title="No prices available">
-          Prices appear after the controller has queried the pools.
-        </EmptyState>
-      ) : (
-        <DataTable
-          label="Offers"
-          columns={COLUMNS}
-          rows={all ? offers : offers.slice(0, FIRST)}
-          id={(row) => `${row.pool} ${row.zone} ${row.instance_type} ${row.spot}`}
-        />
-      )}
+      <DataTable
+        label="Offers"
+        columns={COLUMNS}
+        rows={all ? offers : offers.slice(0, FIRST)}
+        id={(row) => `${row.pool} ${row.zone} ${row.instance_type} ${row.spot}`}
+      />
       {!all && offers.length > FIRST && (
         <Button variant="subtle" size="xs" m="sm" onClick={() => setAll(true)}>
           Show all {count(offers.length)}

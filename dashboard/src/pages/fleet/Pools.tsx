@@ -1,7 +1,6 @@
 import { Badge } from "@mantine/core";
 import type { Pool, Spend } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
-import { EmptyState } from "../../components/EmptyState";
 import { Panel } from "../../components/Panel";
 import { count, DASH, duration, usd } from "../../lib/format";
 import { useNow } from "../../lib/useNow";
@@ -11,17 +10,12 @@ import classes from "./Fleet.module.css";
 export function Pools({ pools, spend }: { pools: Pool[]; spend: Spend | undefined }) {
   const now = useNow(pools.some((each) => each.blocked_until));
   return (
-    <Panel title="Pools" flush>
-      {pools.length === 0 ? (
-        <EmptyState title="No pools yet">Pools appear when the controller is running.</EmptyState>
-      ) : (
-        <DataTable
-          label="Pools"
-          columns={columns(now, spend)}
-          rows={pools}
-          id={(row) => row.name}
-        />
-      )}
+    <Panel
+      title="Pools"
+      empty={pools.length ? undefined : "None yet: pools appear when the controller is running."}
+      flush
+    >
+      <DataTable label="Pools" columns={columns(now, spend)} rows={pools} id={(row) => row.name} />
     </Panel>
   );
 }
@@ -54,9 +48,9 @@ function columns(now: number, spend: Spend | undefined): Column<Pool>[] {
       key: (row) => row.launches,
       cell: (row) => count(row.launches),
     },
-    { name: "Cheapest", right: true, key: cheapest, cell: (row) => usd(cheapest(row)) },
+    { name: "Cheapest per hour", right: true, key: cheapest, cell: (row) => usd(cheapest(row)) },
     {
-      name: "Per hour",
+      name: "Spend per hour",
       right: true,
       key: (row) => perHour.get(row.name),
       cell: (row) => usd(perHour.get(row.name)),
@@ -87,7 +81,7 @@ function Availability({ pool, now }: { pool: Pool; now: number }) {
   if (left <= 0) return <span className={classes.ready}>available</span>;
   return (
     <span className={classes.resting} title={pool.reason ?? undefined}>
-      backing off for {duration(left)}
+      refused; next try in {duration(left)}
       {pool.reason && <span className={classes.reason}>{pool.reason}</span>}
     </span>
   );

@@ -3,7 +3,6 @@ import { IconDownload } from "@tabler/icons-react";
 import { useCheckpoints } from "../../api/jobs";
 import type { Checkpoint, Job } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
-import { EmptyState } from "../../components/EmptyState";
 import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
 import { bytes, clock, count, DASH } from "../../lib/format";
@@ -16,14 +15,15 @@ export function Checkpoints({ job }: { job: Job }) {
     <Panel
       title="Checkpoints"
       note={`the newest ${job.spec.checkpoint?.keep ?? 3} and the best checkpoints are kept`}
+      empty={
+        rows.length || checkpoints.isError
+          ? undefined
+          : "None yet: the first checkpoint follows the first evaluation."
+      }
       flush
     >
       {checkpoints.isError && !checkpoints.data ? (
         <ErrorState error={checkpoints.error} onRetry={checkpoints.refetch} />
-      ) : rows.length === 0 ? (
-        <EmptyState title="No checkpoints yet">
-          The first checkpoint follows the first evaluation.
-        </EmptyState>
       ) : (
         <DataTable label="Checkpoints" columns={columns(job)} rows={rows} id={(row) => row.name} />
       )}

@@ -1,15 +1,19 @@
 import { SegmentedControl } from "@mantine/core";
-import { useCallback, useMemo, useState } from "react";
+import { useCallback, useMemo } from "react";
 import { useMetrics } from "../../api/jobs";
 import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
 import type { Ink } from "../../charts/ink";
-import { lines, type Point } from "../../charts/options";
-import { EmptyState } from "../../components/EmptyState";
+import { GUTTER, type Point, track } from "../../charts/options";
 import { Panel } from "../../components/Panel";
+import { type Domain, valueAt } from "../../lib/axis";
 import { type Against, curve, positionOf } from "../../lib/curves";
 import { compact, decimal, duration, percent, usd } from "../../lib/format";
+import type { Loss } from "../../lib/timeline";
 import classes from "./Curves.module.css";
+import { usePointer } from "./tracks/pointer";
+import { type Mark, Scale, Track } from "./tracks/Track";
+import tracks from "./tracks/Track.module.css";
 
 const AXES: { value: Against; label: string; format: (value: number) => string }[] = [
   { value: "time", label: "Time", format: duration },
@@ -20,12 +24,23 @@ const AXES: { value: Against; label: string; format: (value: number) => string }
 const LOG_RATIO = 20;
 const NONE: MetricPoint[] = [];
 
-/** Training loss and validation accuracy. */
-export function Curves({ job }: { job: Job }) {
-  const [against, setAgainst] = useState<Against>("time");
+/** Training loss and validation accuracy. Against time, they share the axis of the machines. */
+export function Curves({
+  job,
+  against,
+  onAgainst,
+  times,
+  losses,
+}: {
+  job: Job;
+  against: Against;
+  onAgainst: (against: Against) => void;
+  /** Range of the time axis in Unix seconds. */
+  times: Domain;
+  losses: Loss[];
+}) {
   const metrics = useMetrics(job.id).data ?? NONE;
-  const start = job.started_at ?? job.created_at;
-  const x = AXES.find((each) => each.value === against)?.format ?? duration;
+  const start = times.from;
   const { evaluations } = job;
   const loss = useMemo(
     () => curve(metrics, against, start, (each) => each.loss),
@@ -35,68 +50,119 @@ export function Curves({ job }: { job: Job }) {
     () => evaluated(evaluations, metrics, against, start),
     [evaluations, metrics, against, start],
   );
-  const describeLoss = useCallback(
-    (ink: Ink) =>
-      lines(ink, { format: x }, { format: decimalOf, log: spread(loss) }, [
-        { name: "Loss", points: loss, color: "accent" },
-      ]),
-    [x, loss],
-  );
-  const describeAccuracy = useCallback(
-    (ink: Ink) =>
-      lines(ink, { format: x }, { format: percentOf }, [
-        { name: "Accuracy", points: accuracy, color: "good", marked: accuracy.length < 60 },
-      ]),
-    [x, accuracy],
-  );
+  const most =
+    against === "time" ? times.to - start : Math.max(0, ...[...loss, ...accuracy].map(([x]) => x));
+  const domain = useMemo(() => ({ from: 0, to: most }), [most]);
+  const marks = losses.flatMap(({ at, instance, state }): Mark[] => {
+    const x = positionOf(metrics, against, start, at);
+    return x === null ? [] : [{ x, instance, state }];
+  });
+  const format = AXES.find((each) => each.value === against)?.format ?? duration;
+  const shared = { domain, marks, format };
+  const empty = loss.length + accuracy.length === 0;
   return (
     <Panel
       title="Training"
+      empty={empty ? noData(against) : undefined}
       tools={
         <SegmentedControl
           size="xs"
           aria-label="Horizontal axis"
           data={AXES.map(({ value, label }) => ({ value, label }))}
           value={against}
-          onChange={(value) => setAgainst(value as Against)}
+          onChange={(value) => onAgainst(value as Against)}
         />
       }
     >
-      <div className="two">
-        <figure className={classes.figure}>
-          <figcaption>
-            Training loss <b>{decimal(loss.at(-1)?.[1], 3)}</b>
-          </figcaption>
-          {loss.length ? (
-            <Chart label={labelOf("Training loss", loss, decimalOf)} describe={describeLoss} />
-          ) : (
-            <NoData against={against} first="The loss appears with the first update." />
-          )}
-        </figure>
-        <figure className={classes.figure}>
-          <figcaption>
-            Validation accuracy <b>{percent(accuracy.at(-1)?.[1])}</b>
-          </figcaption>
-          {accuracy.length ? (
-            <Chart
-              label={labelOf("Validation accuracy", accuracy, percentOf)}
-              describe={describeAccuracy}
-            />
-          ) : (
-            <NoData against={against} first="The accuracy appears with the first evaluation." />
-          )}
-        </figure>
-      </div>
+      <Curve name="Training loss" color="accent" points={loss} text={decimalOf} {...shared} />
+      <Curve
+        name="Validation accuracy"
+        color="good"
+        points={accuracy}
+        text={percentOf}
+        marked={accuracy.length < 60}
+        {...shared}
+      />
+      <Scale domain={domain} format={format} kind={against === "time" ? "time" : "amount"} />
     </Panel>
   );
 }
 
-function NoData({ against, first }: { against: Against; first: string }) {
-  return (
-    <EmptyState title="No data yet">
-      {against === "money" ? "The cost of the machines is not known yet." : first}
-    </EmptyState>
+function Curve({
+  name,
+  color,
+  points,
+  domain,
+  marks,
+  format,
+  text,
+  marked,
+}: {
+  name: string;
+  color: keyof Ink;
+  points: Point[];
+  domain: Domain;
+  marks: Mark[];
+  format: (x: number) => string;
+  text: (y: number) => string;
+  marked?: boolean;
+}) {
+  const log = spread(points);
+  const describe = useCallback(
+    (ink: Ink) => track(ink, domain, { format: text, log }, { name, points, color, marked }),
+    [domain, text, log, name, points, color, marked],
   );
+  if (points.length === 0) return null;
+  return (
+    <figure className={`${tracks.row} ${classes.figure}`}>
+      <figcaption>
+        {name}
+        <Reading points={points} domain={domain} format={format} text={text} />
+        {log && <span className={classes.log}>logarithmic scale</span>}
+      </figcaption>
+      <Track domain={domain} marks={marks}>
+        <div style={{ marginLeft: -GUTTER }}>
+          <Chart height={170} label={labelOf(name, points, text)} describe={describe} />
+        </div>
+      </Track>
+    </figure>
+  );
+}
+
+/** Value under the crosshair, or the last one. */
+function Reading({
+  points,
+  domain,
+  format,
+  text,
+}: {
+  points: Point[];
+  domain: Domain;
+  format: (x: number) => string;
+  text: (y: number) => string;
+}) {
+  const position = usePointer();
+  const x = position === null ? null : domain.from + position * (domain.to - domain.from);
+  const value = x === null ? points.at(-1)?.[1] : valueAt(points, x);
+  return (
+    <>
+      <b>{value === undefined || value === null ? "" : text(value)}</b>
+      {x !== null && <span>at {format(x)}</span>}
+    </>
+  );
+}
+
+/** Returns true if the values span orders of magnitude. */
+function spread(points: Point[]): boolean {
+  const values = points.map(([, y]) => y);
+  const least = Math.min(...values);
+  return least > 0 && Math.max(...values) / least > LOG_RATIO;
+}
+
+function noData(against: Against): string {
+  return against === "money"
+    ? "The cost of the machines is not known yet."
+    : "Curves appear with the first update and the first evaluation.";
 }
 
 function evaluated(
@@ -119,16 +185,10 @@ function labelOf(name: string, points: Point[], text: (value: number) => string)
   return first && last ? `${name}: from ${text(first[1])} to ${text(last[1])}` : name;
 }
 
-function spread(points: Point[]): boolean {
-  const values = points.map(([, y]) => y);
-  const least = Math.min(...values);
-  return least > 0 && Math.max(...values) / least > LOG_RATIO;
-}
-
 function decimalOf(value: number): string {
-  return String(Number(value.toPrecision(3)));
+  return decimal(value, value !== 0 && Math.abs(value) < 0.1 ? 4 : 3).replace(/\.?0+$/, "");
 }
 
 function percentOf(value: number): string {
-  return `${Number((100 * value).toFixed(1))}%`;
+  return percent(value);
 }

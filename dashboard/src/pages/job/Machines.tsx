@@ -1,44 +1,61 @@
-import { isOver, useMachines } from "../../api/jobs";
+import { isOver, type useMachines } from "../../api/jobs";
 import { useCaller } from "../../api/session";
 import type { Job, Machine } from "../../api/types";
-import { EmptyState } from "../../components/EmptyState";
 import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
 import { refusal } from "../../lib/access";
+import type { Domain } from "../../lib/axis";
 import { clock } from "../../lib/format";
-import { bulks, stateOf } from "../../lib/timeline";
-import { useNow } from "../../lib/useNow";
+import { bulks, losses } from "../../lib/timeline";
 import { Timeline } from "./Timeline";
 
-/** Machines of the job over time. */
-export function Machines({ job }: { job: Job }) {
-  const machines = useMachines(job.id);
-  const now = useNow(!isOver(job));
+/** Machines of the job over time; `times` is the range of the axis, in Unix seconds. */
+export function Machines({
+  job,
+  query,
+  times,
+  now,
+}: {
+  job: Job;
+  query: ReturnType<typeof useMachines>;
+  times: Domain;
+  now: number;
+}) {
   const caller = useCaller();
   const mayEvict = !isOver(job) && refusal(caller, "admin") === null;
-  const until = Math.min(now, job.ended_at ?? now);
-  const lanes = machines.data ?? [];
+  const machines = query.data ?? [];
+  const failed = query.isError && !query.data;
   return (
-    <Panel title="Machines" note={lanes.length ? noteOf(lanes, until) : undefined}>
-      {machines.isError && !machines.data ? (
-        <ErrorState error={machines.error} onRetry={machines.refetch} />
-      ) : lanes.length === 0 ? (
-        <EmptyState title="No machines yet">
-          {isOver(job)
-            ? "The job ended before a machine started."
-            : "Machines start as soon as a pool has capacity."}
-        </EmptyState>
+    <Panel
+      title="Machines"
+      note={noteOf(machines, now)}
+      empty={machines.length || failed ? undefined : noMachines(job)}
+    >
+      {failed ? (
+        <ErrorState error={query.error} onRetry={query.refetch} />
       ) : (
-        <Timeline machines={lanes} now={until} mayEvict={mayEvict} />
+        <Timeline machines={machines} now={now} times={times} mayEvict={mayEvict} />
       )}
     </Panel>
   );
 }
 
+function noMachines(job: Job): string {
+  return isOver(job)
+    ? "The job ended before a machine started."
+    : "Machines start as soon as a pool has capacity.";
+}
+
 function noteOf(machines: Machine[], now: number): string {
-  const lost = machines.filter((each) => stateOf(each) === "dead").length;
+  const lost = losses(machines);
+  const evicted = lost.filter((each) => each.state === "evicted").length;
+  const parts = [
+    `${machines.length} so far`,
+    evicted && `${evicted} evicted`,
+    lost.length > evicted && `${lost.length - evicted} killed`,
+  ];
   const bulkLosses = bulks(machines, now).map(
-    (each) => `, ${each.lost.length} of them at once at ${clock(each.at)}`,
+    (each) => `${each.lost.length} of them at once at ${clock(each.at)}`,
   );
-  return `${machines.length} so far, ${lost} lost${bulkLosses.slice(-1).join("")}`;
+  return [...parts, ...bulkLosses.slice(-1)].filter(Boolean).join(", ");
 }

@@ -1,4 +1,9 @@
-import type { Job } from "../../api/types";
+import { useMemo, useState } from "react";
+import { isOver, useMachines } from "../../api/jobs";
+import type { Job, Machine } from "../../api/types";
+import type { Against } from "../../lib/curves";
+import { extent, losses } from "../../lib/timeline";
+import { useNow } from "../../lib/useNow";
 import { Curves } from "./Curves";
 import { Machines } from "./Machines";
 import { Rates } from "./Rates";
@@ -6,12 +11,28 @@ import { Rejected } from "./Rejected";
 import { Staleness } from "./Staleness";
 import { Subtasks } from "./Subtasks";
 import { Tuned } from "./Tuned";
+import { SharedPointer } from "./tracks/pointer";
+
+const NONE: Machine[] = [];
 
 export function Overview({ job }: { job: Job }) {
+  const [against, setAgainst] = useState<Against>("time");
+  const query = useMachines(job.id);
+  const now = useNow(!isOver(job));
+  const until = Math.min(now, job.ended_at ?? now);
+  const machines = query.data ?? NONE;
+  const times = useMemo(
+    () => extent(machines, until, job.created_at),
+    [machines, until, job.created_at],
+  );
+  const lost = useMemo(() => losses(machines), [machines]);
+  const lanes = <Machines job={job} query={query} times={times} now={until} />;
   return (
     <div className="stack">
-      <Curves job={job} />
-      <Machines job={job} />
+      <SharedPointer>
+        <Curves job={job} against={against} onAgainst={setAgainst} times={times} losses={lost} />
+        {against === "time" ? lanes : <SharedPointer>{lanes}</SharedPointer>}
+      </SharedPointer>
       <div className="two">
         <Subtasks job={job} />
         <Rates job={job} />

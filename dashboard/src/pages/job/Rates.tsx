@@ -4,7 +4,6 @@ import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
 import type { Ink } from "../../charts/ink";
 import { lines } from "../../charts/options";
-import { EmptyState } from "../../components/EmptyState";
 import { Panel } from "../../components/Panel";
 import { curve } from "../../lib/curves";
 import { decimal, duration } from "../../lib/format";
@@ -29,17 +28,10 @@ export function Rates({ job }: { job: Job }) {
   return (
     <Panel
       title="Updates per second"
-      note={rate.length ? `${decimal(rate.at(-1)?.[1], 1)} now` : undefined}
+      note={`${decimal(rate.at(-1)?.[1], 1)} now`}
+      empty={rate.length ? undefined : "No updates yet."}
     >
-      {rate.length ? (
-        <Chart
-          height={180}
-          label={`Updates per second, ${rate.length} points`}
-          describe={describe}
-        />
-      ) : (
-        <EmptyState title="No updates yet">The rate appears with the first updates.</EmptyState>
-      )}
+      <Chart height={180} label={`Updates per second, ${rate.length} points`} describe={describe} />
     </Panel>
   );
 }

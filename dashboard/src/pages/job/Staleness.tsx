@@ -5,7 +5,6 @@ import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
 import type { Ink } from "../../charts/ink";
 import { bars, lines } from "../../charts/options";
-import { EmptyState } from "../../components/EmptyState";
 import { Panel } from "../../components/Panel";
 import { curve } from "../../lib/curves";
 import { compact, decimal, duration } from "../../lib/format";
@@ -18,12 +17,15 @@ const NONE: MetricPoint[] = [];
 export function Staleness({ job }: { job: Job }) {
   const [shown, setShown] = useState("histogram");
   const view = useStaleness(job.id).data;
-  const note = view ? `mean ${decimal(view.mean)}, max ${view.max}` : undefined;
+  const note = view
+    ? `model versions that an update missed: mean ${decimal(view.mean)}, max ${view.max}`
+    : undefined;
   const empty = !view?.buckets.some((each) => each.updates > 0);
   return (
     <Panel
       title="Staleness"
-      note={empty ? undefined : note}
+      note={note}
+      empty={empty ? "No updates yet." : undefined}
       tools={
         <SegmentedControl
           size="xs"
@@ -37,15 +39,7 @@ export function Staleness({ job }: { job: Job }) {
         />
       }
     >
-      {empty ? (
-        <EmptyState title="No updates yet">
-          Staleness appears with the first applied update.
-        </EmptyState>
-      ) : shown === "histogram" ? (
-        <Histogram buckets={view?.buckets ?? []} />
-      ) : (
-        <Mean job={job} />
-      )}
+      {shown === "histogram" ? <Histogram buckets={view?.buckets ?? []} /> : <Mean job={job} />}
     </Panel>
   );
 }

@@ -3,7 +3,6 @@ import { useEffect, useRef } from "react";
 import { useSubtasks } from "../../api/jobs";
 import type { Job, SubtaskMap } from "../../api/types";
 import { readInk } from "../../charts/ink";
-import { EmptyState } from "../../components/EmptyState";
 import { Panel } from "../../components/Panel";
 import { count } from "../../lib/format";
 import { KINDS, type Kind } from "../../lib/subtasks";
@@ -18,23 +17,23 @@ const HEIGHT = 150;
 export function Subtasks({ job }: { job: Job }) {
   const view = useSubtasks(job.id).data;
   return (
-    <Panel title="Subtasks" note={view?.states ? noteOf(view) : undefined}>
-      {view?.states ? (
+    <Panel
+      title="Parts of the epoch"
+      note={view?.states ? noteOf(view) : undefined}
+      empty={view?.states ? undefined : "Known when the first worker has read the data set."}
+    >
+      {view?.states && (
         <>
           <Squares states={view.states} counts={view.counts} />
           <Legend counts={view.counts} />
         </>
-      ) : (
-        <EmptyState title="No subtasks yet">
-          Subtasks appear after the first worker has read the data set.
-        </EmptyState>
       )}
     </Panel>
   );
 }
 
 function noteOf(view: SubtaskMap): string {
-  const note = `epoch ${view.epoch}, ${count(view.total)} in total`;
+  const note = `subtasks of epoch ${view.epoch}, ${count(view.total)} in total`;
   return view.per_letter > 1 ? `${note}, ${count(view.per_letter)} per square` : note;
 }
 

@@ -1,46 +1,83 @@
-import { isOver, useCost, useJobWorkers } from "../../api/jobs";
-import type { Job } from "../../api/types";
+import { usePools } from "../../api/cluster";
+import { isOver, useCost, useJobWorkers, useMetrics } from "../../api/jobs";
+import type { Cost, Job } from "../../api/types";
 import { Stat, Stats } from "../../components/Stats";
+import { type Forecast, forecast } from "../../lib/forecast";
 import { bytes, count, duration, metric, percent, usd } from "../../lib/format";
-import { saving } from "../../lib/money";
+import { billsNothing, saving } from "../../lib/money";
 import { useNow } from "../../lib/useNow";
+import { Budget } from "./Budget";
 
-/** Key figures of a job. */
+/** Key figures of a job, and its budget. */
 export function Summary({ job }: { job: Job }) {
   const ended = isOver(job);
   const cost = useCost(job.id).data;
+  const metrics = useMetrics(job.id).data ?? [];
   const workers = useJobWorkers(job.id).data ?? [];
-  const now = useNow(!ended);
   const { progress, totals } = job;
-  const saved = saving(cost);
-  const running = (job.ended_at ?? now) - (job.started_at ?? job.created_at);
+  const running = job.state === "running" || job.state === "finishing";
+  const end: Forecast = running
+    ? forecast(progress, metrics, cost?.spent_usd)
+    : { seconds: null, usd: null };
   return (
-    <Stats>
-      <Stat label="Progress" value={percent(progress.fraction)} note={epochOf(progress, ended)} />
-      <Best job={job} />
-      <Stat
-        label="Workers"
-        value={ended ? 0 : workers.filter((each) => !each.quarantined).length}
-        note={`${job.evictions} evicted, ${job.kills} killed`}
-      />
-      <Stat label="Priority" value={job.spec.priority} note={`weight ${job.spec.weight}`} />
-      <Stat
-        label="Updates"
-        value={count(totals.updates)}
-        note={`mean staleness ${(totals.staleness_mean ?? 0).toFixed(2)}`}
-      />
-      <Stat
-        label="Pushed"
-        value={bytes(job.traffic.pushed_bytes)}
-        note={`${bytes(job.traffic.fetched_bytes)} fetched`}
-      />
-      <Stat
-        label="Spent"
-        value={usd(cost?.spent_usd)}
-        note={saved === null ? "no prices available" : `${percent(saved, 0)} below on demand`}
-      />
-      <Stat label={ended ? "Took" : "Running for"} value={duration(running)} note={lost(job)} />
-    </Stats>
+    <>
+      <Stats>
+        <Stat label="Progress" value={percent(progress.fraction)} note={epochOf(progress, ended)} />
+        <Best job={job} />
+        <Time job={job} left={end.seconds} />
+        <Spent cost={cost} atEnd={end.usd} />
+        <Stat
+          label="Workers"
+          value={ended ? 0 : workers.filter((each) => !each.quarantined).length}
+          note={`${job.evictions} evicted, ${job.kills} killed`}
+        />
+        <Stat
+          label="Updates"
+          value={count(totals.updates)}
+          note={`${count(progress.samples_applied)} samples`}
+        />
+        <Stat
+          label="Pushed"
+          value={bytes(job.traffic.pushed_bytes)}
+          note={`${bytes(job.traffic.fetched_bytes)} fetched`}
+        />
+        <Stat label="Priority" value={job.spec.priority} note={`weight ${job.spec.weight}`} />
+      </Stats>
+      <Budget cost={cost} atEnd={end.usd} />
+    </>
+  );
+}
+
+function Time({ job, left }: { job: Job; left: number | null }) {
+  const ended = isOver(job);
+  const now = useNow(!ended);
+  const passed = duration((job.ended_at ?? now) - (job.started_at ?? job.created_at));
+  if (ended) return <Stat label="Took" value={passed} note={lost(job)} />;
+  if (left === null) return <Stat label="Running for" value={passed} note="time left unknown" />;
+  return (
+    <Stat label="Time left (estimate)" value={duration(left)} note={`running for ${passed}`} />
+  );
+}
+
+/** Cost so far. The price of machines that cause no bill is simulated, and says so. */
+function Spent({ cost, atEnd }: { cost: Cost | undefined; atEnd: number | null }) {
+  const pools = usePools().data ?? [];
+  const names = cost?.pools.map((each) => each.pool) ?? [];
+  const simulated = names.length > 0 && billsNothing(pools, names);
+  if (simulated && cost?.spent_usd === 0) {
+    return <Stat label="Spent" value="free" note="local machines" />;
+  }
+  const saved = saving(cost);
+  const notes = [
+    atEnd !== null && `≈ ${usd(atEnd)} at the end`,
+    saved !== null && `${percent(saved, 0)} below on demand`,
+  ].filter(Boolean);
+  return (
+    <Stat
+      label={simulated ? "Spent (simulated)" : "Spent"}
+      value={usd(cost?.spent_usd)}
+      note={notes.join(", ") || (simulated ? "no bill" : "no prices available")}
+    />
   );
 }
 

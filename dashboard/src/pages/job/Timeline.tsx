@@ -6,7 +6,9 @@ import { memo, useEffect, useMemo, useRef, useState } from "react";
 import { flushSync } from "react-dom";
 import { useEvict } from "../../api/jobs";
 import type { Machine } from "../../api/types";
+import type { Domain } from "../../lib/axis";
 import { clock, duration, usd } from "../../lib/format";
+import { lookOf } from "../../lib/states";
 import {
   BAR_PAD,
   type Bar,
@@ -14,15 +16,14 @@ import {
   type Lane,
   type Layout,
   layout,
+  type Shown,
   stateOf,
-  ticks,
 } from "../../lib/timeline";
 import classes from "./Timeline.module.css";
+import { Scale, Track } from "./tracks/Track";
 
-const STATES = ["booting", "running", "notice", "draining", "dead"] as const;
-const WORDS: Record<string, string> = { running: "training", dead: "lost", gone: "released" };
-/** Pixels between two labels of the axis. */
-const TICK_PIXELS = 110;
+const STATES: Shown[] = ["booting", "running", "notice", "draining", "evicted", "dead", "gone"];
+const ENDED: Shown[] = ["evicted", "dead", "gone"];
 /** Padding on both sides of a bulk loss. */
 const BULK_PAD = 5;
 
@@ -30,16 +31,18 @@ const BULK_PAD = 5;
 export function Timeline({
   machines,
   now,
+  times,
   mayEvict,
 }: {
   machines: Machine[];
   now: number;
+  times: Domain;
   mayEvict: boolean;
 }) {
   const { ref, width } = useElementSize();
   const timeline = useMemo(
-    () => layout(machines, Math.max(width - 2, 50), now),
-    [machines, width, now],
+    () => layout(machines, Math.max(width, 50), now, times),
+    [machines, width, now, times],
   );
   return (
     <>
@@ -51,16 +54,18 @@ export function Timeline({
               <Name key={lane.machine.instance} machine={lane.machine} mayEvict={mayEvict} />
             ))}
           </ul>
-          <div ref={ref} className={classes.lanes} style={{ height: timeline.height }}>
-            {width > 0 && <Drawing timeline={timeline} width={width} />}
-          </div>
+          <Track domain={times}>
+            <div ref={ref} style={{ height: timeline.height }}>
+              {width > 0 && <Drawing timeline={timeline} width={width} />}
+            </div>
+          </Track>
         </div>
       </section>
-      <Axis timeline={timeline} width={width} />
+      <Scale domain={times} format={duration} kind="time" />
       <ul className={classes.legend}>
         {STATES.map((state) => (
-          <li key={state} data-state={state}>
-            {WORDS[state] ?? state}
+          <li key={state} data-tone={lookOf(state).tone}>
+            {wordOf(state)}
           </li>
         ))}
       </ul>
@@ -72,22 +77,35 @@ export function Timeline({
 const Name = memo(function Name({ machine, mayEvict }: { machine: Machine; mayEvict: boolean }) {
   const state = stateOf(machine);
   const alive = state === "running" || state === "booting";
-  const word = WORDS[state] ?? state;
   return (
     <li
       className={classes.name}
       style={{ height: LANE }}
       data-state={state}
+      data-tone={lookOf(state).tone}
       data-machine={machine.instance}
     >
-      <span className={classes.label} title={summaryOf(machine)}>
-        {short(machine.instance)}
+      <span className={classes.texts} title={summaryOf(machine)}>
+        <span className={classes.first}>
+          <span className={classes.label}>{short(machine.instance)}</span>
+          <span className={classes.word}>{wordOf(state)}</span>
+        </span>
+        <span className={classes.origin}>{originOf(machine)}</span>
       </span>
-      <span className={classes.word}>{word}</span>
       {alive && mayEvict && <EvictButton instance={machine.instance} />}
     </li>
   );
 });
+
+function wordOf(state: Shown): string {
+  return state === "running" ? "training" : lookOf(state).word;
+}
+
+/** Returns the type, the zone, and the price. */
+function originOf({ instance_type, zone, spot, price_per_hour }: Machine): string {
+  const price = price_per_hour ? `${usd(price_per_hour)}/h` : null;
+  return [instance_type, zone, price, spot ? null : "on demand"].filter(Boolean).join(" · ");
+}
 
 /** Shortens a name to its end, which distinguishes it from others. */
 function short(instance: string): string {
@@ -95,10 +113,9 @@ function short(instance: string): string {
 }
 
 function summaryOf(machine: Machine): string {
-  const price = machine.price_per_hour ? `, ${usd(machine.price_per_hour)} per hour` : "";
   const kind = machine.spot ? "spot" : "on demand";
   const why = machine.reason ? `; ${machine.reason}` : "";
-  return `${machine.instance}: ${machine.pool} ${machine.zone ?? ""} ${kind}${price}${why}`;
+  return `${machine.instance}: pool ${machine.pool}, ${kind}, ${originOf(machine)}${why}`;
 }
 
 /** Input device that approached a button. */
@@ -229,8 +246,7 @@ function Drawing({ timeline, width }: { timeline: Layout; width: number }) {
 }
 
 function Block({ lane, bar }: { lane: Lane; bar: Bar }) {
-  const long =
-    bar.state === "dead" || bar.state === "gone" ? "" : `, ${duration(bar.to - bar.from)}`;
+  const long = ENDED.includes(bar.state) ? "" : `, ${duration(bar.to - bar.from)}`;
   return (
     <rect
       x={bar.x}
@@ -240,23 +256,9 @@ function Block({ lane, bar }: { lane: Lane; bar: Bar }) {
       rx={2}
       className={classes.bar}
       data-state={bar.state}
+      data-tone={lookOf(bar.state).tone}
     >
-      <title>{`${WORDS[bar.state] ?? bar.state} at ${clock(bar.from)}${long}`}</title>
+      <title>{`${wordOf(bar.state)} at ${clock(bar.from)}${long}`}</title>
     </rect>
-  );
-}
-
-function Axis({ timeline, width }: { timeline: Layout; width: number }) {
-  const seconds = timeline.to - timeline.from;
-  return (
-    <div className={classes.axis} aria-hidden>
-      <div className={classes.scale}>
-        {ticks(seconds, Math.max(2, Math.floor(width / TICK_PIXELS))).map((at) => (
-          <span key={at} style={{ left: `${(100 * at) / seconds}%` }}>
-            {duration(at)}
-          </span>
-        ))}
-      </div>
-    </div>
   );
 }

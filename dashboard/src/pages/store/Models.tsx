@@ -30,10 +30,15 @@ const COLUMNS: Column<Row>[] = [
   { name: "Node", key: (row) => row.node, cell: (row) => row.node },
   { name: "Version", right: true, key: (row) => row.version, cell: (row) => count(row.version) },
   {
-    name: "Snapshots",
+    name: "Published",
     right: true,
     key: (row) => row.published,
     cell: (row) => count(row.published),
   },
-  { name: "Waiting", right: true, key: (row) => row.queued, cell: (row) => count(row.queued) },
+  {
+    name: "Updates waiting",
+    right: true,
+    key: (row) => row.queued,
+    cell: (row) => count(row.queued),
+  },
 ];

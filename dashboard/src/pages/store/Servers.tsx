@@ -38,7 +38,7 @@ function columns(now: number): Column<Row>[] {
       cell: (row) => count(row.operations_per_second),
     },
     {
-      name: "Snapshots/s",
+      name: "Model versions/s",
       right: true,
       wide: true,
       cell: (row) => decimal(row.publications_per_second, 1),

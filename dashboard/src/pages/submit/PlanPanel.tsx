@@ -51,12 +51,12 @@ function Priced({ plan }: { plan: Plan }) {
   return (
     <>
       <dl className={classes.figures}>
+        <Cost plan={plan} />
         <Figure
-          name="Cost"
-          value={plan.costs_money ? usd(plan.cost_usd) : "free"}
-          note={`${usd(plan.on_demand_cost_usd)} on demand`}
+          name="Per hour"
+          value={isFree(plan) ? "free" : usd(plan.usd_per_hour)}
+          note={`${plan.machines} machines`}
         />
-        <Figure name="Per hour" value={usd(plan.usd_per_hour)} note={`${plan.machines} machines`} />
         <Figure
           name="Duration"
           value={plan.hours === null ? DASH : duration(3600 * plan.hours)}
@@ -84,6 +84,26 @@ function Priced({ plan }: { plan: Plan }) {
         ))}
       </ul>
     </>
+  );
+}
+
+/** Returns true if the machines cause no bill and have no simulated price either. */
+function isFree(plan: Plan): boolean {
+  return !plan.costs_money && plan.usd_per_hour === 0;
+}
+
+function Cost({ plan }: { plan: Plan }) {
+  if (isFree(plan)) return <Figure name="Cost" value="free" note="local machines" />;
+  return (
+    <Figure
+      name={plan.costs_money ? "Cost" : "Cost (simulated)"}
+      value={usd(plan.cost_usd)}
+      note={
+        plan.costs_money
+          ? `${usd(plan.on_demand_cost_usd)} on demand`
+          : "local machines cause no bill"
+      }
+    />
   );
 }
 
