@@ -1,0 +1,84 @@
+"""A backup of the ledger's disk, restored into a new server, with training under way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from support.harness import Harness, RedisServer
+from support.training import Training
+
+#: Seconds per local step: the backup becomes old while little is trained.
+STEP_SECONDS = 0.02
+
+
+class LedgerDisk:
+    """The disk of a ledger that runs alone on its machine, and its snapshots."""
+
+    def __init__(self, harness: Harness) -> None:
+        assert isinstance(harness.ledger, RedisServer)
+        self.server = harness.ledger
+        self._home = harness.home
+
+    def snapshot(self) -> Path:
+        """Copy the disk at one moment, while the server runs, as clouds do."""
+        copy = self._home / "snapshot"
+        self.server.process.freeze()
+        shutil.copytree(self.server.files.directory, copy, ignore=shutil.ignore_patterns("*.sock"))
+        self.server.process.thaw()
+        assert list(copy.glob("appendonlydir/*.aof")), "the snapshot has no append-only file"
+        return copy
+
+    def replace(self, snapshot: Path) -> None:
+        """Kill the server, lose its disk, and start one with a disk from the snapshot."""
+        self.server.kill()
+        shutil.rmtree(self.server.files.directory)
+        shutil.copytree(snapshot, self.server.files.directory)
+        self.server.start()
+
+
+def test_training_goes_on_with_a_restored_ledger(harness: Harness) -> None:
+    # Given a job, a snapshot of the ledger, and training after it
+    training = Training(harness, samples=400, epochs=3, step_seconds=STEP_SECONDS)
+    training.start(workers=2)
+    training.await_samples(60)
+    disk = LedgerDisk(harness)
+    snapshot = disk.snapshot()
+    training.await_more_samples(400)
+    known = harness.jobs.get(training.job).totals["samples"]
+
+    # When the ledger's machine is lost with its disk, and the disk is made from the snapshot
+    harness.server.freeze()
+    disk.replace(snapshot)
+    assert harness.jobs.get(training.job).totals["samples"] < known, "the ledger is not older"
+    harness.server.thaw()
+
+    # Then the job goes on, and each sample is applied once in each epoch
+    training.finish()
+
+
+def test_job_continues_with_a_restored_ledger_after_everything_is_lost(harness: Harness) -> None:
+    # Given a job with a checkpoint that is newer than the snapshot of the ledger
+    training = Training(harness, samples=400, epochs=3, step_seconds=STEP_SECONDS)
+    training.start(workers=2)
+    training.await_samples(60)
+    disk = LedgerDisk(harness)
+    snapshot = disk.snapshot()
+    training.await_more_samples(200)
+    harness.checkpoint(training.job)
+    training.await_more_samples(100)
+
+    # When all machines are lost, and the ledger is restored
+    for worker in harness.workers.values():
+        worker.kill()
+    harness.server.kill()
+    tensors = harness.tensors
+    assert isinstance(tensors, RedisServer)
+    tensors.kill()
+    disk.replace(snapshot)
+    tensors.start()
+
+    # Then the job continues from the checkpoint, and each sample is applied once in each epoch
+    harness.start_server()
+    training.add_workers(2)
+    training.finish()
