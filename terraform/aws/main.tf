@@ -60,6 +60,7 @@ locals {
 
   ledger_url = (local.managed
     ? "rediss://:PASSWORD@${module.store.managed_redis.address}:6379/0?replicas=1&ssl_ca_certs=/etc/ssl/certs/ca-certificates.crt"
+    : var.tls ? "rediss://:PASSWORD@${local.control_address}:6379/0?ssl_ca_certs=/etc/vcasgd/ca.pem"
     : "redis://:PASSWORD@${local.control_address}:6379/0"
   )
 
@@ -71,11 +72,14 @@ locals {
     PACKAGE            = local.is_wheel ? module.bucket.releases[basename(var.package)] : var.package
     PIP_OPTIONS        = local.cpu_options
   }
-  inside = {
+  # The control plane issues one certificate for all servers, and puts its authority into the bucket.
+  encryption = var.tls ? { AUTHORITY = "${module.bucket.url}/control/ca.pem" } : {}
+  subject    = var.tls ? { TLS_SUBJECT = join(",", [for address in concat([local.control_address], values(local.store_addresses)) : "IP:${address}"]) } : {}
+  inside = merge(local.encryption, local.subject, {
     LEDGER_URL    = local.ledger_url
     MANAGED_REDIS = local.managed ? module.store.managed_redis.id : ""
     STORE_HOSTS   = join(" ", [for name in local.node_names : local.store_addresses[name]])
-  }
+  })
   settings = {
     AWS_REGION         = var.region
     VCASGD_CLUSTER     = var.cluster
@@ -193,7 +197,7 @@ module "worker_data" {
 
   role  = "worker"
   cloud = "aws"
-  machine = merge(local.machine, {
+  machine = merge(local.machine, local.encryption, {
     PIP_OPTIONS  = local.pip_options[each.key]
     PIP_PACKAGES = join(" ", var.python_packages)
   })

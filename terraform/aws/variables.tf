@@ -137,6 +137,12 @@ variable "ledger_backup" {
   }
 }
 
+variable "tls" {
+  description = "Encrypt the traffic with the ledger and the tensors servers. Managed Redis always does."
+  type        = bool
+  default     = false
+}
+
 variable "control_plane_type" {
   description = "Instance type of the control plane."
   type        = string

@@ -44,6 +44,7 @@ locals {
   # The certificate authority belongs to the server, so trusting it is stricter than comparing names.
   ledger_url = (local.managed
     ? "rediss://:PASSWORD@${module.store.managed_redis.address}:${module.store.managed_redis.port}/0?replicas=1&ssl_ca_certs=/etc/vcasgd/redis-ca.pem&ssl_check_hostname=false"
+    : var.tls ? "rediss://:PASSWORD@${local.control_address}:6379/0?ssl_ca_certs=/etc/vcasgd/ca.pem"
     : "redis://:PASSWORD@${local.control_address}:6379/0"
   )
   authority = local.managed ? { "redis-ca.pem" = module.store.managed_redis.authority } : {}
@@ -56,11 +57,14 @@ locals {
     PIP_OPTIONS = local.cpu_options
     PROJECT     = var.project
   }
-  inside = {
+  # The control plane issues one certificate for all servers, and puts its authority into the bucket.
+  encryption = var.tls ? { AUTHORITY = "${module.bucket.url}/control/ca.pem" } : {}
+  subject    = var.tls ? { TLS_SUBJECT = join(",", [for address in concat([local.control_address], values(local.store_addresses)) : "IP:${address}"]) } : {}
+  inside = merge(local.encryption, local.subject, {
     LEDGER_URL    = local.ledger_url
     MANAGED_REDIS = local.managed ? module.store.managed_redis.id : ""
     STORE_HOSTS   = join(" ", [for name in local.node_names : local.store_addresses[name]])
-  }
+  })
   settings = {
     VCASGD_CLUSTER     = var.cluster
     VCASGD_HEARTBEAT   = var.heartbeat
@@ -183,7 +187,7 @@ module "worker_data" {
 
   role  = "worker"
   cloud = "gcp"
-  machine = merge(local.machine, {
+  machine = merge(local.machine, local.encryption, {
     PIP_OPTIONS  = local.pip_options[each.key]
     PIP_PACKAGES = join(" ", var.python_packages)
   })

@@ -147,6 +147,12 @@ variable "ledger_backup" {
   }
 }
 
+variable "tls" {
+  description = "Encrypt the traffic with the ledger and the tensors servers. Managed Redis always does."
+  type        = bool
+  default     = false
+}
+
 variable "control_plane_type" {
   description = "Machine type of the control plane."
   type        = string

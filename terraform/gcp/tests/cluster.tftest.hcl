@@ -124,6 +124,28 @@ run "open_api" {
   }
 }
 
+run "tls" {
+  variables {
+    tls   = true
+    store = { nodes = 2 }
+  }
+
+  assert {
+    condition     = strcontains(module.control_data.files["/etc/vcasgd/machine.env"], "LEDGER_URL='rediss://:PASSWORD@10.80.0.10:6379/0?ssl_ca_certs=/etc/vcasgd/ca.pem'")
+    error_message = "the ledger's URL must use TLS and name the authority"
+  }
+
+  assert {
+    condition     = strcontains(module.store_data["store-1"].files["/etc/vcasgd/machine.env"], "TLS_SUBJECT='IP:10.80.0.10,IP:10.80.0.20,IP:10.80.0.21'")
+    error_message = "the certificate must have the addresses of all servers"
+  }
+
+  assert {
+    condition     = strcontains(module.worker_data["gcp-spot"].files["/etc/vcasgd/machine.env"], "/control/ca.pem'")
+    error_message = "workers must fetch the authority"
+  }
+}
+
 run "wrong_names" {
   command = plan
 

@@ -165,7 +165,7 @@ data "aws_iam_policy_document" "worker" {
   statement {
     sid       = "ReadCode"
     actions   = ["s3:GetObject"]
-    resources = ["${var.bucket_arn}/packages/*", "${var.bucket_arn}/release/*"]
+    resources = ["${var.bucket_arn}/packages/*", "${var.bucket_arn}/release/*", "${var.bucket_arn}/control/ca.pem"]
   }
 
   statement {

@@ -26,6 +26,7 @@ locals {
     store-release    = { role = "store", grant = "roles/storage.objectViewer", below = "release/" }
     worker-packages  = { role = "worker", grant = "roles/storage.objectViewer", below = "packages/" }
     worker-release   = { role = "worker", grant = "roles/storage.objectViewer", below = "release/" }
+    worker-authority = { role = "worker", grant = "roles/storage.objectViewer", below = "control/ca.pem" }
   }
 
   custom_prefix = replace(var.cluster, "-", "_")
