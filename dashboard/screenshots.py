@@ -31,7 +31,7 @@ COLORS = 256
 #: Time for charts and updates to arrive.
 SETTLE_SECONDS = 2.5
 WORKERS = 4
-BUDGET_USD = 0.25
+BUDGET_USD = 1.0
 
 
 def main() -> None:

@@ -61,6 +61,10 @@ def plan(
         float | None,
         typer.Option(min=0, help="Speed of one machine. Defaults to the measured speed."),
     ] = None,
+    parameters: Annotated[
+        int | None,
+        typer.Option(min=1, help="Parameters of the model, for the traffic between zones."),
+    ] = None,
     changes: Changes = None,
     as_json: Json = False,
     url: Url = None,
@@ -69,7 +73,9 @@ def plan(
     """Show the machines a job would buy now, its duration and its cost. Buys nothing."""
     spec = load_job(file, changes or ())
     with open_client(url, token) as client:
-        offer = client.plan(spec, samples=samples, samples_per_second=samples_per_second)
+        offer = client.plan(
+            spec, samples=samples, samples_per_second=samples_per_second, parameters=parameters
+        )
     if as_json:
         show_json(offer)
         return

@@ -77,6 +77,17 @@ class VerdictView(Schema):
     reasons: list[str]
 
 
+class TrafficEstimateView(Schema):
+    """Estimate of what workers push to the store and fetch from it."""
+
+    total_bytes: float
+    between_zones: float | None = Field(
+        description="Bytes between zones; null if the store's zone is unknown."
+    )
+    usd: float | None = Field(description="Price of those, which the cost does not include.")
+    assumption: str
+
+
 class PlanView(Schema):
     """Estimate of what a job would buy now, and of its cost.
 
@@ -92,18 +103,24 @@ class PlanView(Schema):
     costs_money: bool = Field(description="True if the job's pools may cause a bill.")
     offers: list[OfferView]
     pools: list[VerdictView]
+    traffic: TrafficEstimateView | None = Field(
+        default=None, description="null if nothing is known about it, or no pool is in a cloud."
+    )
     assumptions: list[str]
     remedies: list[str]
 
 
 class PlanRequest(RequestBody):
-    """A job to plan. Without `samples` and `samples_per_second`, the plan uses measurements of
-    earlier jobs with the same name and task."""
+    """A job to plan. Without the other fields, the plan uses measurements of earlier jobs with the
+    same name and task."""
 
     spec: SubmittedSpec
     samples: int | None = Field(default=None, ge=1, le=10**15, description="Samples per epoch.")
     samples_per_second: float | None = Field(
         default=None, gt=0, le=1e15, allow_inf_nan=False, description="Speed of one machine."
+    )
+    parameters: int | None = Field(
+        default=None, ge=1, le=10**15, description="Parameters of the model, for its traffic."
     )
 
 

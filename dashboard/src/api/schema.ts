@@ -2160,8 +2160,8 @@ export interface components {
         };
         /**
          * PlanRequest
-         * @description A job to plan. Without `samples` and `samples_per_second`, the plan uses measurements of
-         *     earlier jobs with the same name and task.
+         * @description A job to plan. Without the other fields, the plan uses measurements of earlier jobs with the
+         *     same name and task.
          */
         PlanRequest: {
             /** Spec */
@@ -2176,6 +2176,11 @@ export interface components {
              * @description Speed of one machine.
              */
             samples_per_second?: number | null;
+            /**
+             * Parameters
+             * @description Parameters of the model, for its traffic.
+             */
+            parameters?: number | null;
         };
         /**
          * PlanView
@@ -2205,6 +2210,8 @@ export interface components {
             offers: components["schemas"]["OfferView"][];
             /** Pools */
             pools: components["schemas"]["VerdictView"][];
+            /** @description null if nothing is known about it, or no pool is in a cloud. */
+            traffic: components["schemas"]["TrafficEstimateView"] | null;
             /** Assumptions */
             assumptions: string[];
             /** Remedies */
@@ -2821,6 +2828,26 @@ export interface components {
             rejected: {
                 [key: string]: number;
             };
+        };
+        /**
+         * TrafficEstimateView
+         * @description Estimate of what workers push to the store and fetch from it.
+         */
+        TrafficEstimateView: {
+            /** Total Bytes */
+            total_bytes: number;
+            /**
+             * Between Zones
+             * @description Bytes between zones; null if the store's zone is unknown.
+             */
+            between_zones: number | null;
+            /**
+             * Usd
+             * @description Price of those, which the cost does not include.
+             */
+            usd: number | null;
+            /** Assumption */
+            assumption: string;
         };
         /**
          * TrafficView

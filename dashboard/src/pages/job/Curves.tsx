@@ -8,7 +8,7 @@ import { GUTTER, type Point, track } from "../../charts/options";
 import { Panel } from "../../components/Panel";
 import { type Domain, valueAt } from "../../lib/axis";
 import { type Against, curve, positionOf } from "../../lib/curves";
-import { compact, decimal, duration, percent, usd } from "../../lib/format";
+import { compact, duration, percent, usd } from "../../lib/format";
 import type { Loss } from "../../lib/timeline";
 import classes from "./Curves.module.css";
 import { usePointer } from "./tracks/pointer";
@@ -186,7 +186,7 @@ function labelOf(name: string, points: Point[], text: (value: number) => string)
 }
 
 function decimalOf(value: number): string {
-  return decimal(value, value !== 0 && Math.abs(value) < 0.1 ? 4 : 3).replace(/\.?0+$/, "");
+  return String(Number(value.toPrecision(3)));
 }
 
 function percentOf(value: number): string {
