@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -24,6 +26,8 @@ from vcasgd.store.tensors.snapshot import Record
 pytestmark = pytest.mark.both_servers
 
 MILLION = 1_000_000
+#: Updates whose median time counts, and how much slower it may be; other programs cause as much.
+UPDATES, MOST_SLOWER = 15, 5
 #: Subtasks of an epoch in three blocks, the last of which the next epoch shares.
 WIDTH = 2 * BLOCK + 100
 #: Missing in the record of :func:`nearly_done`, in different blocks.
@@ -117,6 +121,23 @@ def test_an_epoch_of_many_subtasks_ends(nearly_done: MakeWorld, width: int) -> N
     world.lose_tensors()
     world.shard().turn()
     assert world.snapshots.read().record == record
+
+
+def test_an_update_costs_the_same_in_an_epoch_of_many_subtasks(nearly_done: MakeWorld) -> None:
+    """Copies of the applied record took most of the time: 190 times as much at 100,000."""
+
+    def seconds(width: int) -> float:
+        world = nearly_done(width, range(0, width, 2))
+        shard, times = world.shard(), []
+        shard.turn()
+        for _ in range(UPDATES):
+            train(world, 1)
+            began = time.thread_time()
+            shard.turn()
+            times.append(time.thread_time() - began)
+        return median(times)
+
+    assert seconds(100_000) < MOST_SLOWER * seconds(1000)
 
 
 def test_reports_of_many_subtasks_are_bounded(

@@ -151,6 +151,25 @@ class TestPush:
         assert payloads(world) == before
         assert world.reader.waiting() == 1
 
+    def test_a_refused_one_costs_the_same_beside_many_that_wait(self, world: World) -> None:
+        """The script searched the stream: 0.6 s for a refused push beside 300,000 entries."""
+
+        def cost() -> dict[str, int]:
+            world.tensors.config_resetstat()
+            assert not world.push(0, 1, 4)[1].accepted
+            stats = world.tensors.info("commandstats")
+            return {name: row["calls"] for name, row in stats.items()}
+
+        world.push(0, 0, 2)
+        alone = cost()
+        with world.tensors.pipeline() as pipe:
+            for _ in range(2000):
+                pipe.xadd(world.keys.stream, {"h": "x"})
+            pipe.execute()
+
+        assert cost() == alone
+        assert not {name for name in alone if name.startswith(("cmdstat_xr", "cmdstat_xi"))}
+
     def test_of_a_finished_epoch_it_is_refused(self, world: World) -> None:
         for subtask in range(3):
             world.push(subtask, 0, 4)
