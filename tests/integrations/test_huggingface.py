@@ -1,0 +1,155 @@
+"""A trainer of transformers as a task: the same steps, and refusals of what can't work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.harness import Harness
+from support.waiting import await_truth
+from torch import nn
+from torch.utils.data import SequentialSampler
+
+from vcasgd.bench.presence import always
+from vcasgd.bench.simulation import Conditions, Simulation
+from vcasgd.errors import SpecError
+from vcasgd.learning.rates import Rates
+from vcasgd.learning.training import batches, train
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import JobState
+from vcasgd.task.task import Task, load_task
+
+pytest.importorskip("transformers", reason="needs the extra huggingface")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface"
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Use one thread, and let trainers write into a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def example(**args: Any) -> Task:
+    return load_task("train:task", args, EXAMPLE)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a trainer that takes the samples in order, with warm-up, decay, and clipped gradients
+    task: Any = example(epochs=1)
+    trainer = task._make_trainer()
+    trainer.args.max_steps, trainer.args.max_grad_norm = 8, 0.5
+    trainer.args.dataloader_pin_memory = False
+    monkeypatch.setattr(trainer, "_get_train_sampler", SequentialSampler)
+    first = {
+        name: each.clone() for name, each in without_dropout(trainer.model).state_dict().items()
+    }
+    trainer.train()
+
+    # When the task makes as many steps from the same values
+    task.trainer.args.max_steps, task.trainer.args.max_grad_norm = 8, 0.5
+    task.clip_norm = 0.5
+    model = without_dropout(task.model())
+    model.load_state_dict(first)
+    optimizer = task.optimizer([each for each in model.parameters() if each.requires_grad])
+    rates = Rates(task, optimizer)
+    indices = torch.arange(8 * 16).numpy()
+    train(
+        *(task, model, optimizer, batches(task, task.dataset("train"), indices), "cpu"),
+        should_stop=lambda: False,
+        on_step=lambda: None,
+        before_step=lambda done: rates.follow(done / (8 * 16)),
+    )
+
+    # Then the models are the same
+    for name, each in trainer.model.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], each, rtol=1e-4, atol=1e-6, msg=name)
+    assert not torch.equal(first["classifier.weight"], model.state_dict()["classifier.weight"])
+
+
+def test_the_example_learns_with_two_workers() -> None:
+    job = JobSpec.load(EXAMPLE / "job.yaml").model_copy(update={"args": {"epochs": 4}})
+    make_task = partial(load_task, job.task, job.args, EXAMPLE)
+
+    (point,) = Simulation(job, make_task, Conditions(always(2)), evaluate_every=4).run().points
+
+    assert point.metrics["accuracy"] >= 0.9
+    assert point.metrics["loss"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("deepspeed", {"stage": 3}, "deepspeed: it shards a model"),
+        ("fsdp", True, "fsdp: it shards a model"),
+        ("fp16", True, "fp16: it needs a scaler of gradients; use bf16"),
+        ("gradient_accumulation_steps", 4, "multiply per_device_train_batch_size"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(name: str, value: object, reason: str) -> None:
+    task: Any = example()
+
+    def make() -> Any:
+        trainer = task._make_trainer()
+        setattr(trainer.args, name, value)
+        return trainer
+
+    with pytest.raises(SpecError, match=reason):
+        type(task)(make).model()
+
+
+def test_data_without_an_index_is_refused() -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([])
+
+    task: Any = example()
+    task.trainer.train_dataset = Stream()
+    with pytest.raises(SpecError, match="train_dataset is iterable: each sample needs an index"):
+        task.dataset("train")
+
+
+def test_a_schedule_that_follows_metrics_is_refused() -> None:
+    task: Any = example()
+    task.trainer.args.lr_scheduler_type = "reduce_lr_on_plateau"
+    with pytest.raises(SpecError, match="ReduceLROnPlateau: the learning rate must be a function"):
+        task.schedule(0.5)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_the_example_learns_although_two_workers_are_killed(harness: Harness) -> None:
+    spec = JobSpec.load(EXAMPLE / "job.yaml").model_copy(update={"epochs": 12})
+    fields = spec.model_dump(mode="json", exclude={"name", "working_dir"})
+    harness.start_server()
+    harness.start_job_loop()
+    job = harness.submit(EXAMPLE, **{**fields, "args": {"epochs": 12}})
+    workers = harness.start_workers(job, 2)
+
+    # When one worker after the other is killed while they train
+    for nth, killed in enumerate(workers):
+        await_truth(lambda nth=nth: harness.applied(job) > 824 * (1 + 3 * nth))
+        harness.workers[killed].kill()
+        harness.start_worker(job)
+
+    # Then each sample of each epoch counts exactly once, and the model has learned
+    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED, 600)
+    done = harness.jobs.get(job)
+    assert (done.totals["samples"], done.totals["repeated"]) == (12 * 824, 0)
+    assert done.best is not None
+    assert done.best.metrics["accuracy"] >= 0.95
