@@ -102,7 +102,7 @@ class Session:
         and :class:`UserCodeError` if a step is missing.
         """
         if isinstance(data, DataLoader):
-            dataset = _evenly_drawn(data).dataset
+            dataset = evenly_drawn(data).dataset
             batch_size = batch_size or data.batch_size
             collate = collate or data.collate_fn
         else:
@@ -173,7 +173,7 @@ class Session:
         sys.stdout.write(f"epoch {epoch}: {', '.join(means)}\n")
 
 
-def _evenly_drawn(loader: DataLoader[Any]) -> DataLoader[Any]:
+def evenly_drawn(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return the loader if a seeded permutation can replace its order, or raise SpecError."""
     sampler = loader.sampler
     even = isinstance(sampler, SequentialSampler) or (
