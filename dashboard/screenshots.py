@@ -30,6 +30,8 @@ THEMES = ("light", "dark")
 COLORS = 256
 #: Time for charts and updates to arrive.
 SETTLE_SECONDS = 2.5
+#: Limit for one page on a busy machine.
+PATIENCE_MS = 120_000
 WORKERS = 4
 BUDGET_USD = 1.0
 
@@ -106,6 +108,7 @@ def _shoot(browser: Browser, url: str, token: str, job: str, out: Path) -> None:
     }
     signed_in: dict[tuple[int, str], Page] = {}
     for (width, theme), context in contexts.items():
+        context.set_default_timeout(PATIENCE_MS)
         page = signed_in[width, theme] = context.new_page()
         page.goto(url)
         page.get_by_label("Token", exact=True).fill(token)
@@ -132,7 +135,7 @@ def _plan(page: Page) -> None:
 
 
 def _save(page: Page, path: Path) -> None:
-    picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
+    picture = Image.open(io.BytesIO(page.screenshot(full_page=True, timeout=PATIENCE_MS)))
     picture.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
 
 

@@ -136,6 +136,31 @@ def _pools(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _accounts(facts: Facts) -> Iterator[Finding]:
+    for account in facts.accounts:
+        if account.problem:
+            yield _error(
+                "account", f"pool {account.pool}: {account.problem.message}",
+                account.problem.remedy or "check the cloud's credentials on this machine",
+            )  # fmt: skip
+        if account.denied:
+            yield _error(
+                "permissions",
+                f"pool {account.pool}: no permission to run instances: {account.denied}",
+                "grant the permissions in docs/security.md to these credentials; Terraform does "
+                "for the control plane",
+            )
+        for quota in account.quotas:
+            if not quota.suffices:
+                used = f", of which {quota.used:g} are used" if quota.used else ""
+                yield _error(
+                    "quota",
+                    f"pool {account.pool}: the quota {quota.name} is {quota.limit:g} vCPUs{used}, "
+                    f"and its smallest machine needs {quota.least:g}",
+                    quota.remedy,
+                )
+
+
 def _api(facts: Facts) -> Iterator[Finding]:
     api = facts.api
     if api is None:
@@ -172,5 +197,5 @@ def _api(facts: Facts) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    _versions, _settings, _machine, _pools, _api,
+    _versions, _settings, _machine, _pools, _accounts, _api,
 )  # fmt: skip

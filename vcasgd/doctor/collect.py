@@ -20,8 +20,9 @@ from packaging.requirements import Requirement
 from vcasgd import __version__
 from vcasgd.api import STATIC
 from vcasgd.client.transport import Transport
-from vcasgd.doctor.facts import ApiFact, Facts, KnownError, PoolFact, PriceFact
+from vcasgd.doctor.facts import AccountFact, ApiFact, Facts, KnownError, PoolFact, PriceFact
 from vcasgd.errors import SpecError, StackError, VcasgdError
+from vcasgd.fleet.accounts import ask_account
 from vcasgd.fleet.pools import LocalPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.schemas.fleet import PoolRow, StatusView
@@ -66,6 +67,7 @@ def collect(url: str | None = None, token: str | None = None) -> Facts:
         redis_problem=_redis_problem(settings),
         pools=pool_problem,
         prices=tuple(_prices(settings, pools)),
+        accounts=tuple(_accounts(settings, pools)),
         api=_api(settings, url, token),
         **_port(settings),
     )
@@ -170,6 +172,19 @@ def _prices(settings: Settings, pools: tuple[PoolSpec, ...]) -> Iterator[PriceFa
                 yield PriceFact(pool.name, kind, missing=_problem(error))
             else:
                 yield PriceFact(pool.name, kind, age_days=(time.time() - price.as_of) // DAY)
+
+
+def _accounts(settings: Settings, pools: tuple[PoolSpec, ...]) -> Iterator[AccountFact]:
+    for pool in pools:
+        try:
+            answer = ask_account(settings, pool)
+        except ImportError as error:
+            remedy = f"pip install 'vcasgd[{pool.provider}]'"
+            yield AccountFact(pool.name, KnownError(f"there is no library {error.name}", remedy))
+        except VcasgdError as error:
+            yield AccountFact(pool.name, _problem(error))
+        else:
+            yield AccountFact(pool.name, None, answer.denied, answer.quotas)
 
 
 def _api(settings: Settings, url: str | None, token: str | None) -> ApiFact | None:

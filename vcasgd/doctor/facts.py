@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vcasgd.fleet.accounts import AccountQuota
+
 
 @dataclass(frozen=True)
 class KnownError:
@@ -22,6 +24,16 @@ class PriceFact:
     instance_type: str
     age_days: float | None = None
     missing: KnownError | None = None
+
+
+@dataclass(frozen=True)
+class AccountFact:
+    """Limits of the account of a pool's cloud, or why they are unknown."""
+
+    pool: str
+    problem: KnownError | None = None
+    denied: str | None = None
+    quotas: tuple[AccountQuota, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,4 +80,5 @@ class Facts:
     redis_problem: str | None = None
     pools: KnownError | None = None
     prices: tuple[PriceFact, ...] = ()
+    accounts: tuple[AccountFact, ...] = ()
     api: ApiFact | None = None

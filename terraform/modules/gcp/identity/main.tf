@@ -121,6 +121,7 @@ resource "google_project_iam_custom_role" "launch" {
     "compute.instances.setTags",
     "compute.instanceTemplates.get",
     "compute.instanceTemplates.useReadOnly",
+    "compute.regions.get",
     "compute.subnetworks.use",
     "compute.subnetworks.useExternalIp",
     "compute.zoneOperations.get",

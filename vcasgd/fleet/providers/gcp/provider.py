@@ -92,11 +92,11 @@ class GcpProvider:
         for pool in pools:
             for kind in pool.instance_types:
                 priced(pool, kind, table)
-        options = _options(url)
-        self._machines = _attempt(lambda: compute_v1.InstancesClient(**options))
-        self._operations = _attempt(lambda: compute_v1.ZoneOperationsClient(**options))
-        self._global = _attempt(lambda: compute_v1.InstanceTemplatesClient(**options))
-        self._regional = _attempt(lambda: compute_v1.RegionInstanceTemplatesClient(**options))
+        options = client_options(url)
+        self._machines = attempt(lambda: compute_v1.InstancesClient(**options))
+        self._operations = attempt(lambda: compute_v1.ZoneOperationsClient(**options))
+        self._global = attempt(lambda: compute_v1.InstanceTemplatesClient(**options))
+        self._regional = attempt(lambda: compute_v1.RegionInstanceTemplatesClient(**options))
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type costs the same in all zones of a region."""
@@ -220,7 +220,7 @@ class GcpProvider:
         if path[2] == "regions":
             arguments["region"] = path[3]
         client = self._regional if "region" in arguments else self._global
-        template = _attempt(lambda: client.get(arguments, **_limits(CALL_SECONDS)), spec.name)
+        template = attempt(lambda: client.get(arguments, **limits(CALL_SECONDS)), spec.name)
         return {item.key: item.value for item in template.properties.metadata.items}
 
     def _insert(
@@ -237,8 +237,8 @@ class GcpProvider:
             "request_id": request,
             "bulk_insert_instance_resource_resource": resource,
         }
-        operation = _attempt(
-            lambda: self._machines.bulk_insert_unary(arguments, **_limits(CALL_SECONDS)),
+        operation = attempt(
+            lambda: self._machines.bulk_insert_unary(arguments, **limits(CALL_SECONDS)),
             spec.name,
             zone,
         )
@@ -263,7 +263,7 @@ class GcpProvider:
             if left <= 0:
                 break
             try:
-                operation = _attempt(partial(self._operations.wait, arguments, **_limits(left)))
+                operation = attempt(partial(self._operations.wait, arguments, **limits(left)))
             except CloudUnavailable:
                 break
         return operation
@@ -288,10 +288,10 @@ class GcpProvider:
             "filter": " AND ".join([labelled(CLUSTER_LABEL, self._cluster), *filters]),
             "max_results": self._page,
         }
-        pages = _attempt(
+        pages = attempt(
             lambda: [
                 machine
-                for _, scope in self._machines.aggregated_list(arguments, **_limits(CALL_SECONDS))
+                for _, scope in self._machines.aggregated_list(arguments, **limits(CALL_SECONDS))
                 for machine in scope.instances
             ]
         )
@@ -309,26 +309,26 @@ class GcpProvider:
             "instance": machine.name,
         }
         try:
-            return _attempt(lambda: method(arguments, **_limits(CALL_SECONDS)))
+            return attempt(lambda: method(arguments, **limits(CALL_SECONDS)))
         except InvalidRequest as error:
             if error.details.get("status") != HTTPStatus.NOT_FOUND:
                 raise
             return None
 
 
-def _options(url: str | None) -> dict[str, Any]:
+def client_options(url: str | None) -> dict[str, Any]:
     if url is None:
         return {}
     plain = {"credentials": AnonymousCredentials()} if url.startswith("http://") else {}
     return {"client_options": {"api_endpoint": url}, **plain}
 
 
-def _limits(seconds: float) -> dict[str, Any]:
+def limits(seconds: float) -> dict[str, Any]:
     """Return the time limit of a call; by default, the library retries for ten minutes."""
     return {"timeout": seconds, "retry": None}
 
 
-def _attempt(call: Callable[[], T], pool: str | None = None, zone: str | None = None) -> T:
+def attempt(call: Callable[[], T], pool: str | None = None, zone: str | None = None) -> T:
     """Call Google. Raises the :class:`~vcasgd.errors.FleetError` that its error maps to."""
     try:
         return call()
