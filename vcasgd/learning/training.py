@@ -56,6 +56,16 @@ def seed_for(seed: int, subtask: int, position: int) -> int:
     return int(words[0] >> 1)
 
 
+def set_seed(seed: int, device: torch.device | str) -> None:
+    """Seed torch's global generators, as far as a model on ``device`` uses them."""
+    if torch.device(device).type == "cpu":
+        # torch.manual_seed also formats a traceback for each kind of device that isn't used, which
+        # takes longer than a small local step.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def batches(
     task: Task, dataset: Dataset[Any], indices: NDArray[np.int64], size: int | None = None
 ) -> Iterator[tuple[Any, int]]:

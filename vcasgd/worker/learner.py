@@ -25,7 +25,14 @@ from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, interval_start, make_rule, payload_of
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
-from vcasgd.learning.training import batch_size_of, batches, evaluate, seed_for, train
+from vcasgd.learning.training import (
+    batch_size_of,
+    batches,
+    evaluate,
+    seed_for,
+    set_seed,
+    train,
+)
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import is_sound
 from vcasgd.spec.job import JobSpec
@@ -251,7 +258,7 @@ class Learner:
         self._announce(subtask, start)
         start_from = interval_start(self._rule, self._local, base.floats)
         self._model.load(start_from, base.integers)
-        torch.manual_seed(seed_for(self._spec.seed, subtask, start))
+        set_seed(seed_for(self._spec.seed, subtask, start), self._device)
         indices = self.plan.indices(subtask, start, stop)
         member, size, clip_factor = self.member, None, 1.0
         if member is not None:
