@@ -18,6 +18,7 @@ from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.spec.job import JobSpec
 
 SAMPLES, EPOCHS = 64, 3
+ROUNDS = {"rule": "rounds"}
 
 
 class Numbers(Dataset[Tensor]):
@@ -50,6 +51,12 @@ class Downhill(vcasgd.Task):
 
     def evaluate(self, model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
         return {"weight": model(batch).sum(), "count": torch.tensor(len(batch))}
+
+
+class LargeBatches(Downhill):
+    """Task with enough samples in a batch for several workers."""
+
+    batch_size = 16
 
 
 class Overflowing(Downhill):
@@ -106,6 +113,20 @@ def test_several_workers_are_faster_and_stale() -> None:
     assert together.points[-1].metrics == alone.points[-1].metrics, "differences add up"
     assert 3.5 < together.staleness_mean < 4.5
     assert 3 < alone.seconds / together.seconds < 4.5
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_late_updates_cost_no_rounds(workers: int) -> None:
+    job = {"epochs": 100, "subtasks_per_epoch": 1, "max_epoch_lead": 5}
+    conditions = {"spread": 0.3, "latency": 0.1}
+    outcome = simulate(
+        always(workers), make_task=LargeBatches, conditions=conditions, update=ROUNDS, **job
+    )
+
+    # Each round subtracts about one learning rate, as each batch of an ordinary loop does.
+    steps = 100 * SAMPLES // LargeBatches.batch_size
+    assert outcome.staleness.keys() > {"0"}, "no update was late"
+    assert outcome.points[-1].metrics["weight"] == pytest.approx(-steps, rel=0.05)
 
 
 def test_latency_delays_updates() -> None:

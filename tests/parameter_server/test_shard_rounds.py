@@ -96,6 +96,8 @@ def test_a_round_does_not_wait_for_a_lost_worker(world: World) -> None:
     shard.turn()
 
     assert world.fate(header) == "applied"
+    assert world.snapshots.read().meta.round.workers == 1, "a takes over the part of b"
+    assert world.vector()[0] == 4.0
 
 
 def test_an_open_round_survives_its_parameter_server(world: World) -> None:
@@ -139,7 +141,7 @@ def test_an_open_round_is_published_if_the_tensors_server_comes_back_empty(world
     shard.turn()
 
     assert world.snapshots.version() == 3
-    assert world.vector()[0] == 4.0
+    assert world.vector()[0] == 4.0 / 2, "the worker b, which is missing, has half of the batch"
     assert world.positions() == {0: 2, 1: 1}
 
 
@@ -150,6 +152,8 @@ def test_a_late_update_counts_in_the_next_round(world: World) -> None:
     world.tensors.delete(world.keys.stream)  # as if b had not pushed yet
     push(world, "a", 2, 0, 1, 4.0, seconds=0.0)
     turn_until(shard, 3)
+    assert world.vector()[0] == 4.0 / 2, "without b, it has half of the batch"
+    assert world.snapshots.read().meta.round.workers == 2
     header, payload = world.update(
         1, 1, 2, 1, vector=torch.full((world.layout.floats,), 8.0), worker="b", update="b.late",
         base=late.base, batch=1.0, step_seconds=LONG,
@@ -159,7 +163,7 @@ def test_a_late_update_counts_in_the_next_round(world: World) -> None:
 
     shard.turn()
 
-    assert world.vector()[0] == 4.0 + (8.0 + 2.0) / 2
+    assert world.vector()[0] == 2.0 + (8.0 + 2.0) / 2
     assert world.snapshots.read().meta.totals.staleness == {"0": 4, "1": 1}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from vcasgd.learning.rules import Context, Rounds, make_rule, merge_integers
 from vcasgd.learning.rules.rounds import round_weight
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import LARGEST_VALUE
+from vcasgd.parameter_server.recent_members import RecentMembers
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import MOST_STALENESS, ModelFacts
 from vcasgd.store.tensors.published_steps import extended
@@ -82,6 +84,8 @@ class Batch:
     weight: float = 0.0
     #: Last update of each worker in the round.
     members: dict[str, Header] = field(default_factory=dict)
+    #: What its workers adapt to, known once it is closed.
+    facts: RoundFacts = field(default_factory=RoundFacts)
     #: True if it waits for no further update.
     final: bool = False
     #: True if it goes back to an earlier model, to which no step leads.
@@ -129,6 +133,7 @@ class ModelState:
         self.state = state
         #: Weighted sum of the round's differences, float32 [floats]; None without rounds.
         self._sum = torch.zeros_like(weights) if config.rule.rounds else None
+        self._recent = RecentMembers()
         #: Published versions that updates may be based on.
         self._bases: dict[int, Tensor] = {}
         self.integers = snapshot.meta.integer_vector()
@@ -254,8 +259,10 @@ class ModelState:
         if self.batch.closed:
             return
         self.batch.closed = True
+        self.batch.facts = self._recent.facts(self.batch.members)
         if self._sum is not None and self.batch.weight:
-            Rounds.finish(self.weights, self._sum, self.batch.weight, self.factor)
+            factor = self.factor * self._recent.share(self.batch.members)
+            Rounds.finish(self.weights, self._sum, self.batch.weight, factor)
             self._sum.zero_()
         if self._config.steps is not None and self.batch.applied:
             self._follow(self._config.steps)
@@ -311,6 +318,10 @@ class ModelState:
         totals: UpdateTotals = replace(self.meta.totals, **changes)  # type: ignore[arg-type]
         self.meta = replace(self.meta, totals=totals)
 
+    def lose(self, workers: Collection[str]) -> None:
+        """Forget workers that are known to be lost: the others take over their part."""
+        self._recent.lose(workers)
+
     # -- publication ---------------------------------------------------------------------------
 
     def next_meta(self, token: int) -> Meta:
@@ -325,21 +336,9 @@ class ModelState:
             integers=self.integers,
             exact=self.batch.exact,
             rule_state=self.state is not None,
-            facts=self._round_facts(),
+            facts=self.batch.facts,
             checksum=None if self._config.steps is None else checksum(self.followed),
             steps=() if step is None else extended(self.meta, len(step)),
-        )
-
-    def _round_facts(self) -> RoundFacts:
-        """Return the facts of the batch's round that workers adapt to."""
-        members = self.batch.members.values()
-        steps = [each.step_seconds for each in members if each.step_seconds]
-        exchanges = [each.exchange_seconds for each in members if each.exchange_seconds]
-        return RoundFacts(
-            workers=len(members),
-            batch=sum(each.batch for each in members),
-            step_seconds=sum(steps) / len(steps) if steps else 0.0,
-            exchange_seconds=min(exchanges, default=0.0),
         )
 
     def changed_fields(self, meta: Meta) -> dict[str, int]:
@@ -371,6 +370,7 @@ class ModelState:
 
     def published(self, meta: Meta) -> None:
         """Start a new batch after the present one was published as ``meta``."""
+        self._recent.end(self.batch.members)
         self.meta, self.batch = meta, Batch(first_open=self.record.first_open)
         self._remember_base()
 

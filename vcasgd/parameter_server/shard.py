@@ -154,6 +154,8 @@ class Shard:
     def lose(self, workers: Collection[str]) -> None:
         """Wait for lost workers no longer."""
         self._members.lose(workers)
+        if self._model is not None:
+            self._model.lose(workers)
 
     def superseded(self) -> bool:
         """Return True if the fence shows that a newer parameter server has taken over."""

@@ -4,7 +4,8 @@ All workers of a round train from the same version ``W``. Their copies are avera
 ``W ← Σ nᵢwᵢ / Σ nᵢ = W + Σ nᵢΔᵢ / Σ nᵢ`` (local SGD, Stich 2018, arXiv 1805.09767), and the mean
 is the next version. It is always between the copies, so the rule itself can't overshoot.
 
-An update that missed its round counts in the next one. If it missed more than one, its weight is
+A round without some of the workers moves the model by the part of the job's batch that it has. An
+update that missed its round counts in the next one. If it missed more than one, its weight is
 divided by the number of missed rounds.
 """
 
@@ -34,7 +35,7 @@ class Rounds(Rule):
 
     @staticmethod
     def finish(weights: Tensor, total: Tensor, samples: float, factor: float) -> None:
-        """Add the mean of a round, ``factor · total / samples``; all are float32 ``[n]``."""
+        """Add the mean of a round, ``factor · total / samples``; vectors are float32 ``[n]``."""
         weights.add_(total, alpha=factor / samples)
 
 
