@@ -282,9 +282,19 @@ def test_valid_job_file_is_accepted(api: Api, http: httpx.Client) -> None:
 
     found = http.post("jobs/validate", json={"yaml": text}).json()
 
-    assert (found["valid"], found["errors"]) == (True, [])
+    assert (found["valid"], found["errors"], found["warnings"]) == (True, [], [])
     assert found["spec"]["workers"]["min"] >= 1
     assert api.jobs.all() == []
+
+
+def test_validation_warns_about_unstable_settings(http: httpx.Client) -> None:
+    text = "name: x\ntask: a:B\nepochs: 1\nupdate: {rule: fedbuff}\n"
+
+    found = http.post("jobs/validate", json={"yaml": text}).json()
+
+    assert (found["valid"], found["errors"]) == (True, [])
+    assert [each["path"] for each in found["warnings"]] == ["update.rule"]
+    assert found["warnings"][0]["remedy"]
 
 
 def test_validation_lists_every_mistake(http: httpx.Client) -> None:

@@ -182,6 +182,15 @@ def test_submit_prints_the_job_and_the_next_command(run: Run, api: Api, job_file
     assert text == f"submitted {job}\nfollow it with: vcasgd follow {job}\n"
 
 
+def test_submit_warns_about_unstable_settings(run: Run, job_file: Path) -> None:
+    usual, unusual = run("submit", job_file), run("submit", job_file, "--set", "update.rule=sma")
+
+    assert (usual.exit_code, usual.stderr) == (0, "")
+    assert unusual.exit_code == 0
+    assert unusual.stderr.startswith("warning: update.rule: short jobs with sma")
+    assert "remedy: " in unusual.stderr
+
+
 def test_submit_with_the_same_key_returns_the_same_job(run: Run, api: Api, job_file: Path) -> None:
     words = ("submit", job_file, "--idempotency-key", "k", "--json")
     assert parsed(run(*words))["id"] == parsed(run(*words))["id"]

@@ -1,4 +1,4 @@
-"""Loader for job files, with overrides from the command line."""
+"""Job files on the command line: loading with overrides, warnings about settings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vcasgd.cli.output import err
 from vcasgd.errors import SpecError
 from vcasgd.spec.job import CHANGEABLE, JobSpec, load_job_mapping
+from vcasgd.spec.stability import unstable_settings
 from vcasgd.spec.yaml import parse
 
 
@@ -29,6 +31,13 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
         ) from error
     directory = (path.parent / spec.working_dir).resolve()
     return spec.model_copy(update={"working_dir": str(directory)})
+
+
+def show_warnings(spec: JobSpec) -> None:
+    """Print a line for each setting of a job that is known to train badly."""
+    for each in unstable_settings(spec):
+        err.print(f"warning: {each.field}: {each.message}", markup=False)
+        err.print(f"remedy: {each.remedy}", markup=False)
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:

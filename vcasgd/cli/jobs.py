@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.jobfile import load_job, parse_changes
+from vcasgd.cli.jobfile import load_job, parse_changes, show_warnings
 from vcasgd.cli.money import Changes, confirm
 from vcasgd.cli.output import (
     Columns,
@@ -105,6 +105,7 @@ def submit(
     If the job costs money, the command shows the plan and asks for confirmation first.
     """
     spec = load_job(file, changes or ())
+    show_warnings(spec)
     with open_client(url, token) as client:
         if not yes:
             confirm(client, spec)

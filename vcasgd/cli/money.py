@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.jobfile import load_job
+from vcasgd.cli.jobfile import load_job, show_warnings
 from vcasgd.cli.output import Columns, Json, duration, err, out, show_facts, show_json, show_rows
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
@@ -72,6 +72,7 @@ def plan(
 ) -> None:
     """Show the machines a job would buy now, its duration and its cost. Buys nothing."""
     spec = load_job(file, changes or ())
+    show_warnings(spec)
     with open_client(url, token) as client:
         offer = client.plan(
             spec, samples=samples, samples_per_second=samples_per_second, parameters=parameters

@@ -230,7 +230,7 @@ class JobText(RequestBody):
 
 
 class Mistake(Schema):
-    """An error in a job file."""
+    """An error or a warning about a field of a job file."""
 
     path: str = Field(description="Path of the field, joined by dots; empty for the whole file.")
     message: str
@@ -243,6 +243,9 @@ class Validation(Schema):
 
     valid: bool
     errors: list[Mistake]
+    warnings: list[Mistake] = Field(
+        description="Settings that are valid, but known to train badly."
+    )
     spec: ReportedSpec | None = Field(
         description="The job with all defaults filled in; null if the file is invalid."
     )

@@ -215,7 +215,7 @@ export interface paths {
         put?: never;
         /**
          * Validate Job
-         * @description Check a job file, and list its mistakes.
+         * @description Check a job file: list its mistakes, or the settings that are known to train badly.
          */
         post: operations["validate_job"];
         delete?: never;
@@ -1983,7 +1983,7 @@ export interface components {
         };
         /**
          * Mistake
-         * @description An error in a job file.
+         * @description An error or a warning about a field of a job file.
          */
         Mistake: {
             /**
@@ -2958,6 +2958,11 @@ export interface components {
             valid: boolean;
             /** Errors */
             errors: components["schemas"]["Mistake"][];
+            /**
+             * Warnings
+             * @description Settings that are valid, but known to train badly.
+             */
+            warnings: components["schemas"]["Mistake"][];
             /** @description The job with all defaults filled in; null if the file is invalid. */
             spec: components["schemas"]["JobSpec-Output"] | null;
         };

@@ -29,6 +29,7 @@ export default function SubmitPage() {
   const [settled] = useDebouncedValue(text, TYPING_MS);
   const checked = useValidation(settled);
   const mistakes = checked.data?.errors ?? NONE;
+  const warnings = checked.data?.warnings ?? NONE;
   // While the user types, the last validation does not match the text.
   const spec = settled === text && !checked.isPlaceholderData ? checked.data?.spec : null;
   const schema = useSpecSchema().data;
@@ -56,8 +57,15 @@ export default function SubmitPage() {
       {refused && <Notice tone="warn" title={refused} />}
       <div className={classes.columns}>
         <Panel title="job.yaml" note={<Verdict checked={checked} />} flush>
-          <Editor initial={TEMPLATE} mistakes={mistakes} schema={schema} onChange={change} />
-          <Mistakes mistakes={mistakes} />
+          <Editor
+            initial={TEMPLATE}
+            mistakes={mistakes}
+            warnings={warnings}
+            schema={schema}
+            onChange={change}
+          />
+          <Mistakes mistakes={mistakes} tone="bad" />
+          <Mistakes mistakes={warnings} tone="warn" />
         </Panel>
         <div className="stack">
           <Code code={code} onCode={setCode} />
@@ -89,22 +97,25 @@ export default function SubmitPage() {
   );
 }
 
+function plural(count: number, noun: string): string {
+  return `${count} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 function Verdict({ checked }: { checked: ReturnType<typeof useValidation> }) {
   if (checked.isError) return <span className={classes.bad}>validation unavailable</span>;
   if (!checked.data) return <span>checking</span>;
-  return checked.data.valid ? (
-    <span className={classes.good}>valid</span>
-  ) : (
-    <span className={classes.bad}>
-      {checked.data.errors.length === 1 ? "1 error" : `${checked.data.errors.length} errors`}
-    </span>
-  );
+  const { valid, errors, warnings } = checked.data;
+  if (!valid) return <span className={classes.bad}>{plural(errors.length, "error")}</span>;
+  if (warnings.length > 0) {
+    return <span className={classes.warn}>valid, {plural(warnings.length, "warning")}</span>;
+  }
+  return <span className={classes.good}>valid</span>;
 }
 
-function Mistakes({ mistakes }: { mistakes: Mistake[] }) {
+function Mistakes({ mistakes, tone }: { mistakes: Mistake[]; tone: "bad" | "warn" }) {
   if (mistakes.length === 0) return null;
   return (
-    <ul className={classes.mistakes} aria-live="polite">
+    <ul className={`${classes.mistakes} ${classes[tone]}`} aria-live="polite">
       {mistakes.map((each) => (
         <li key={`${each.path} ${each.message}`}>
           {each.path && <b>{each.path}: </b>}

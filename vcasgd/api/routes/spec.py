@@ -14,6 +14,7 @@ from vcasgd.api.problems import documented
 from vcasgd.errors import SpecError
 from vcasgd.schemas.jobs import JobText, Mistake, Validation
 from vcasgd.spec.job import JobSpec, load_job_mapping, spec_errors
+from vcasgd.spec.stability import unstable_settings
 
 router = APIRouter(tags=["spec"])
 
@@ -28,7 +29,7 @@ _YAML: dict[int | str, dict[str, Any]] = {
 
 @router.post("/jobs/validate", dependencies=READ, responses=documented(413))
 def validate_job(body: JobText) -> Validation:
-    """Check a job file, and list its mistakes."""
+    """Check a job file: list its mistakes, or the settings that are known to train badly."""
     try:
         spec = JobSpec.model_validate(load_job_mapping(body.yaml))
     except SpecError as error:
@@ -36,7 +37,11 @@ def validate_job(body: JobText) -> Validation:
         return _invalid(Mistake(path="", message=error.message, remedy=error.remedy, line=line))
     except ValidationError as error:
         return _invalid(*map(_mistake, spec_errors(error)[:MOST_MISTAKES]))
-    return Validation(valid=True, errors=[], spec=spec)
+    warnings = [
+        Mistake(path=each.field, message=each.message, remedy=each.remedy)
+        for each in unstable_settings(spec)
+    ]
+    return Validation(valid=True, errors=[], warnings=warnings, spec=spec)
 
 
 @router.get("/schema/job", dependencies=READ)
@@ -58,7 +63,7 @@ def get_job_spec(jobs: JobsDep, job: str) -> Response:
 
 
 def _invalid(*mistakes: Mistake) -> Validation:
-    return Validation(valid=False, errors=list(mistakes), spec=None)
+    return Validation(valid=False, errors=list(mistakes), warnings=[], spec=None)
 
 
 def _mistake(error: SpecError) -> Mistake:

@@ -41,11 +41,13 @@ const colors = HighlightStyle.define([
 export function Editor({
   initial,
   mistakes,
+  warnings,
   schema,
   onChange,
 }: {
   initial: string;
   mistakes: Mistake[];
+  warnings: Mistake[];
   schema: Schema | undefined;
   onChange: (text: string) => void;
 }) {
@@ -82,21 +84,25 @@ export function Editor({
   useEffect(() => {
     const editor = view.current;
     // A transaction can drop simultaneous input, so none is sent without a change.
-    if (!editor || (mistakes.length === 0 && marks.current === 0)) return;
-    marks.current = mistakes.length;
-    editor.dispatch(
-      setDiagnostics(
-        editor.state,
-        mistakes.map((each) => diagnosticOf(editor, each)),
-      ),
-    );
-  }, [mistakes]);
+    const count = mistakes.length + warnings.length;
+    if (!editor || (count === 0 && marks.current === 0)) return;
+    marks.current = count;
+    const diagnostics = [
+      ...mistakes.map((each) => diagnosticOf(editor, each, "error")),
+      ...warnings.map((each) => diagnosticOf(editor, each, "warning")),
+    ];
+    editor.dispatch(setDiagnostics(editor.state, diagnostics));
+  }, [mistakes, warnings]);
   return <div ref={box} className={classes.editor} />;
 }
 
-function diagnosticOf(view: EditorView, { path, message, line: lineNumber }: Mistake): Diagnostic {
+function diagnosticOf(
+  view: EditorView,
+  { path, message, line: lineNumber }: Mistake,
+  severity: Diagnostic["severity"],
+): Diagnostic {
   const { doc } = view.state;
   const number = lineNumber ?? lineOf(doc.toString(), path) + 1;
   const line = doc.line(Math.min(Math.max(number, 1), doc.lines));
-  return { from: line.from, to: line.to, severity: "error", message };
+  return { from: line.from, to: line.to, severity, message };
 }

@@ -1,0 +1,65 @@
+"""Warnings about settings that train badly, and the measurements behind them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vcasgd.spec.job import JobSpec
+from vcasgd.spec.stability import LIMIT, LOSSES, unstable_settings
+from vcasgd.spec.update import RULES
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "stability.jsonl"
+Row = dict[str, Any]
+
+
+def job(rule: str, workers: int) -> JobSpec:
+    required = {"compensation": 1.0} if rule == "dc-asgd" else {}
+    return JobSpec.parse(
+        {
+            "name": "job",
+            "task": "t:T",
+            "epochs": 1,
+            "workers": {"max": workers},
+            "update": {"rule": rule, **required},
+        }
+    )
+
+
+def ratios(rule: str, workers: int) -> list[float]:
+    """Return the measured final losses with float32, as multiples of those of one process."""
+    rows: list[Row] = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    plain = {row["task"]: row["loss"] for row in rows if row["rule"] == "plain"}
+    return [
+        math.inf if row["loss"] is None else row["loss"] / plain[row["task"]]
+        for row in rows
+        if (row["rule"], row["codec"], row["workers"]) == (rule, "float32", workers)
+    ]
+
+
+@pytest.mark.parametrize("rule", sorted(map(str, RULES)))
+def test_known_losses_are_those_that_were_measured(rule: str) -> None:
+    assert LOSSES[rule] == pytest.approx((max(ratios(rule, 1)), max(ratios(rule, 8))), abs=0.006)
+
+
+def test_the_default_rule_has_no_warning() -> None:
+    assert max(LOSSES["rounds"]) <= LIMIT
+    assert unstable_settings(job("rounds", 8)) == []
+
+
+def test_a_warning_names_the_field_and_the_remedy() -> None:
+    (warning,) = unstable_settings(job("dc-asgd", 4))
+
+    assert warning.field == "update.rule"
+    assert "dc-asgd and eight workers ended with up to 33.7 times the loss" in warning.message
+    assert "leave it out" in warning.remedy
+
+
+def test_one_worker_has_its_own_limit() -> None:
+    (warning,) = unstable_settings(job("vc-asgd", 1))
+
+    assert "vc-asgd and one worker ended with up to 1.7 times" in warning.message
