@@ -1,0 +1,200 @@
+"""A module of Lightning as a task: the same steps, and refusals of what can't work."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.harness import Harness
+from support.waiting import await_truth
+from torch import nn
+from torch.utils.data import DataLoader
+
+from vcasgd.bench.presence import always
+from vcasgd.bench.simulation import Conditions, Simulation
+from vcasgd.errors import SpecError
+from vcasgd.learning.rates import Rates
+from vcasgd.learning.training import batches, train
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import JobState
+from vcasgd.task.task import Task, load_task
+
+lightning = pytest.importorskip("lightning.pytorch", reason="needs the extra lightning")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def example(**args: Any) -> Task:
+    return load_task("train:task", args, EXAMPLE)
+
+
+def task_of(module: type[Any], **options: Any) -> Task:
+    """Return a task with another module on the example's data."""
+    task: Any = example()
+    return type(task)(module, task._data, **options)
+
+
+class Refused(lightning.LightningModule):  # type: ignore[name-defined, misc]
+    """A module with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_local_steps_are_those_of_lightning(tmp_path: Path) -> None:
+    # Given a module that Lightning trains on the samples in order, with clipped gradients
+    task: Any = example()
+    model = task.model()
+    first = {name: each.clone() for name, each in model.state_dict().items()}
+    other = task._make()
+    other.load_state_dict(first)
+    loader = DataLoader(torch.utils.data.Subset(task.dataset("train"), range(128)), batch_size=32)
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        gradient_clip_val=0.5,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+    )
+    with warnings.catch_warnings():
+        # Lightning advises loader processes.
+        warnings.simplefilter("ignore")
+        trainer.fit(other, loader, loader)
+
+    # When the task makes the same steps
+    task.clip_norm = 0.5
+    optimizer = task.optimizer(list(model.parameters()))
+    rates = Rates(task, optimizer)
+    indices = torch.arange(128).numpy()
+    train(
+        *(task, model, optimizer, batches(task, task.dataset("train"), indices), "cpu"),
+        should_stop=lambda: False,
+        on_step=lambda: None,
+        before_step=lambda done: rates.follow(done / 1280),
+    )
+
+    # Then the modules are the same
+    for name, each in other.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], each, msg=name)
+    assert not torch.equal(first["model.1.weight"], model.state_dict()["model.1.weight"])
+
+
+def test_the_schedule_is_that_of_the_scheduler() -> None:
+    task = example()
+    task.model()
+
+    factors = [task.schedule(epoch / 10) for epoch in range(10)]
+
+    expected = (1 + torch.cos(torch.pi * torch.arange(10) / 10)) / 2
+    torch.testing.assert_close(torch.tensor(factors), expected)
+
+
+def test_the_example_learns_with_two_workers() -> None:
+    job = JobSpec.load(EXAMPLE / "job.yaml")
+    make_task = partial(load_task, job.task, job.args, EXAMPLE)
+
+    (point,) = Simulation(job, make_task, Conditions(always(2)), evaluate_every=10).run().points
+
+    assert point.metrics["accuracy"] >= 0.93
+    assert point.metrics["loss"] < 0.3
+
+
+def test_manual_optimization_is_refused() -> None:
+    class Manual(Refused):
+        automatic_optimization = False
+
+    with pytest.raises(SpecError, match="manual optimization: the worker makes the steps"):
+        task_of(Manual).model()
+
+
+def test_several_optimizers_are_refused() -> None:
+    class Several(Refused):
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+    task = task_of(Several)
+    model = task.model()
+    with pytest.raises(SpecError, match="2 optimizers"):
+        task.optimizer(list(model.parameters()))
+
+
+def test_a_scheduler_needs_the_length_of_the_training() -> None:
+    class Scheduled(Refused):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            }
+
+    task = task_of(Scheduled)
+    task.model()
+    with pytest.raises(SpecError, match=r"number of steps .*max_steps"):
+        task.schedule(0.0)
+
+    task = task_of(Scheduled, max_steps=4)
+    task.model()
+    assert [round(task.schedule(at / 4), 6) for at in range(4)] == [1.0, 1.0, 0.1, 0.1]
+
+
+def test_data_without_an_index_is_refused() -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([])
+
+    class Streaming(Refused):
+        def train_dataloader(self) -> Any:
+            return DataLoader(Stream(), batch_size=2)
+
+    task: Any = example()
+    with pytest.raises(SpecError, match="train_dataloader of an IterableDataset"):
+        type(task)(Streaming).model()
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_the_example_learns_although_two_workers_are_killed(harness: Harness) -> None:
+    spec = JobSpec.load(EXAMPLE / "job.yaml").model_copy(update={"epochs": 20})
+    fields = spec.model_dump(mode="json", exclude={"name", "working_dir"})
+    harness.start_server()
+    harness.start_job_loop()
+    job = harness.submit(EXAMPLE, **fields)
+    workers = harness.start_workers(job, 2)
+
+    # When one worker after the other is killed while they train
+    for nth, killed in enumerate(workers):
+        await_truth(lambda nth=nth: harness.applied(job) > 1437 * (1 + 3 * nth))
+        harness.workers[killed].kill()
+        harness.start_worker(job)
+
+    # Then each sample of each epoch counts exactly once, and the model has learned
+    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED, 600)
+    done = harness.jobs.get(job)
+    assert (done.totals["samples"], done.totals["repeated"]) == (20 * 1437, 0)
+    assert done.best is not None
+    assert done.best.metrics["accuracy"] >= 0.93
