@@ -36,6 +36,8 @@ PASSWORD = "a-secret-password"
 #: Ids are used once, because the cluster remembers dead instances.
 INSTANCES = itertools.count()
 CALL = PATIENCE
+#: A module that nothing else imports.
+PRELOADED = "wave"
 
 
 def count(path: str, until: int = sys.maxsize, exit_code: int = 0) -> None:
@@ -45,6 +47,12 @@ def count(path: str, until: int = sys.maxsize, exit_code: int = 0) -> None:
         Path(path + ".new").replace(path)
         time.sleep(0.1)
     raise SystemExit(exit_code)
+
+
+def write_modules(path: str) -> None:
+    """Worker entry point that writes the names of all modules that are imported."""
+    Path(path + ".new").write_text(" ".join(sys.modules))
+    Path(path + ".new").replace(path)
 
 
 # --- without Ray -------------------------------------------------------------------------
@@ -158,6 +166,7 @@ class Rig:
             temp_dir=self.folder / instance_id,
             heartbeat=HEARTBEAT,
             labels={"pool": "p"},
+            preload=[PRELOADED],
             token=TOKEN,
         )
         self.start(instance_id, command.argv, command.env)
@@ -310,6 +319,24 @@ def start_counting(rig: Rig, driver: Driver, instance: str, worker: str, **argum
 def assert_counts_on(rig: Rig, worker: str, pid: int, since: int) -> None:
     eventually(lambda: (rig.counter(worker) or (0, 0))[1] > since, f"{worker} goes on")
     assert (rig.counter(worker) or (0, 0))[0] == pid
+
+
+@pytest.mark.slow
+def test_node_has_no_agents_and_its_workers_find_modules_imported(
+    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+) -> None:
+    driver, instance = connect(), start_node()
+    eventually(lambda: instance in driver.living_instances(), "the node")
+    path = rig.folder / "modules"
+    driver.start_worker(instance, "m", "test_cluster:write_modules", {"path": str(path)}, {})
+    eventually(path.exists, "the worker")
+
+    assert PRELOADED in path.read_text().split()
+    for name in (instance, "head"):
+        found = [" ".join(each.cmdline()) for each in session(rig.processes[name].pid)]
+        assert any("raylet/raylet" in command.partition(" ")[0] for command in found)
+        assert not any("Agent" in command or "/dashboard/" in command.partition(" --")[0]
+                       for command in found)  # fmt: skip
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def _command(ledger_url: str, address: str = "10.80.0.10:10000") -> tuple[str, d
 def test_head_listens_on_the_configured_address() -> None:
     argv, env = _command("redis://:a%2Fpassword@10.80.0.10:6379/0")
     assert "--node-ip-address 10.80.0.10" in argv
-    assert "--port 10000" in argv
+    assert "--head 10000" in argv
     assert env["RAY_REDIS_ADDRESS"] == "10.80.0.10:6379"
     assert env["RAY_REDIS_PASSWORD"] == "a/password"
     assert env["RAY_external_storage_namespace"] == "mine"

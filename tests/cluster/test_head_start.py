@@ -14,7 +14,7 @@ from support.harness import Process, RedisServer
 from support.ports import free_port
 
 from vcasgd.cluster import head_command
-from vcasgd.cluster.hook import CONTROL_SERVICE_DIED
+from vcasgd.cluster.ray_node import CONTROL_SERVICE_DIED
 from vcasgd.store.embedded.replicas import replication_lines
 
 Eventually = Callable[..., Any]

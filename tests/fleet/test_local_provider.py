@@ -19,7 +19,7 @@ from support.waiting import PATIENCE
 
 from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
 from vcasgd.fleet.machine.notices import FileNotices, Notice
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Provider
+from vcasgd.fleet.providers.base import PYTHON, Boot, Instance, InstanceState, Provider
 from vcasgd.fleet.providers.local.directory import InstanceDirectory
 from vcasgd.fleet.providers.local.instance import Owner, is_locked
 from vcasgd.fleet.providers.local.processes import Process, processes_of
@@ -38,6 +38,15 @@ echo done > ready
 wait
 """
 BOOT = Boot(("sh", "-c", FAMILY), {"GREETING": "hello {instance_id}", "PATH": os.environ["PATH"]})
+#: Reports what it finds imported, and starts a process in its own session.
+FORKED = """
+import os, pathlib, subprocess, sys, time
+subprocess.Popen(["setsid", "sleep", "300"])
+text = f"{'wave' in sys.modules} {sys.argv[1:]} {os.environ['GREETING']} {pathlib.Path.cwd().name}"
+pathlib.Path("ready.new").write_text(text)
+pathlib.Path("ready.new").rename("ready")
+time.sleep(300)
+"""
 POOL = LocalPool("local", capacity=2, price_per_hour=0.5, notice_seconds=30.0)
 
 #: Acquires the lock as the owner of the machines does, reports it, and waits to be killed.
@@ -258,6 +267,30 @@ def test_machine_ends_with_its_boot_command(cluster: Cluster) -> None:
     assert processes_of(id_, None) == set()
     condemned = (cluster.directory(id_).path / "condemned.json").read_text()
     assert "boot command ended with status 3" in condemned
+
+
+def test_machines_share_what_they_import(cluster: Cluster, tmp_path: Path) -> None:
+    # Given machines whose command needs a module
+    (tmp_path / "command.py").write_text(FORKED)
+    env = {"PYTHONPATH": str(tmp_path), "GREETING": "hello {instance_id}"}
+    boot = Boot((PYTHON, "-m", "command", "argument"), env, imports=("wave",))
+
+    # Then each finds it imported, although no machine has imported it
+    ids = cluster.launch(2, boot=boot)
+    for id_ in ids:
+        ready = cluster.directory(id_).path / "ready"
+        cluster.eventually(ready.exists)
+        assert ready.read_text() == f"True ['argument'] hello {id_} {id_}"
+        assert cluster.state(id_) is InstanceState.RUNNING
+
+    # And they outlive the provider, and end alone, with all of their processes
+    cluster.provider.close()
+    first, second = (processes_of(id_, cluster.machine(id_)) for id_ in ids)
+    assert (len(first), len(second)) == (3, 3)
+    os.kill(cluster.machine(ids[0]).pid, signal.SIGKILL)
+    cluster.await_state(ids[0], None)
+    cluster.await_death(list(first))
+    assert all(process.alive() for process in second)
 
 
 def test_invalid_command_ends_the_machine(cluster: Cluster) -> None:

@@ -22,6 +22,7 @@ from vcasgd.cluster.commands import (
     OUTAGE_SECONDS,
     TEMP_DIR_BYTES,
     Command,
+    for_workers,
     head_command,
     node_command,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Command",
     "Node",
     "WorkerState",
+    "for_workers",
     "head_command",
     "node_command",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,12 @@ REMEMBERED_DEAD = 1000
 #: Longest temporary folder: a socket's path has at most 107 bytes, and Ray adds up to 70.
 TEMP_DIR_BYTES = 37
 
-#: Passes the ledger's password to the head; :func:`~.hook.start_hook` removes it from there.
+#: Libraries that Ray imports. Ray itself can't be imported for forks: it then reads the
+#: environment, which names a worker's job.
+RAY_NEEDS = ("requests", "jsonschema", "msgpack", "google.protobuf.message")
+#: Module that starts Ray's processes.
+START = "vcasgd.cluster.start"
+#: Passes the ledger's password to the head; :mod:`~.ray_node` removes it from there.
 PASSWORD_VARIABLE = "RAY_REDIS_PASSWORD"
 
 #: Ray's variables for the options of a redis-py URL.
@@ -43,6 +48,11 @@ _LEAN = {
     "RAY_debug_dump_period_milliseconds": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_prestart_worker_first_driver": "0",
+    # Nodes have no resources to report and no objects to collect; the defaults are 0.1 s.
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_raylet_check_gc_period_milliseconds": "10000",
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_kill_idle_workers_interval_ms": "1000",
     # The kernel already kills workers first; Ray would judge by the memory of the whole machine.
     "RAY_memory_monitor_refresh_ms": "0",
     # Nothing to drain: notices go to the worker directly.
@@ -90,13 +100,11 @@ def head_command(
     then the options of its URL that name files. ``namespace`` separates clusters that share a
     ledger. Raises :class:`ClusterError` if ``temp_dir`` is too long.
     """
-    flags = ["--head", "--port", str(port), "--node-ip-address", stable(host)]
-    flags += ["--num-cpus", "0", "--num-gpus", "0", "--include-dashboard", "false", "--no-monitor"]
+    flags = ["--head", str(port), "--node-ip-address", stable(host)]
     env = {
         **_timing(heartbeat),
         "RAY_REDIS_ADDRESS": ledger_address,
         "RAY_external_storage_namespace": namespace,
-        "RAY_START_HOOK": "vcasgd.cluster.hook.start_hook",
     }
     for option, variable in _TLS_FILES.items():
         if option in ledger_files:
@@ -115,6 +123,7 @@ def node_command(
     temp_dir: Path | None,
     heartbeat: float,
     labels: Mapping[str, str],
+    preload: Sequence[str] = (),
     token: str | None = None,
 ) -> Command:
     """Return the command of one machine's node, which the cluster knows by ``instance_id``.
@@ -122,13 +131,16 @@ def node_command(
     The process runs until it is killed. It waits some minutes for a head that does not run yet, and
     exits after the head was unavailable for :data:`OUTAGE_SECONDS`. Several nodes can run on one
     host, each with its own ``temp_dir``. It is ready after about two seconds. All its processes
-    stay in the session of their parent, but not in its process group. Raises
-    :class:`ClusterError` if ``temp_dir`` is too long.
+    stay in the session of their parent, but not in its process group. Workers find the modules
+    ``preload`` imported. Raises :class:`ClusterError` if ``temp_dir`` is too long.
     """
     host, _, port = address.rpartition(":")
     flags = ["--address", f"{stable(host)}:{port}"]
     flags += ["--num-cpus", f"{cpus:g}", "--num-gpus", str(gpus)]
-    flags += ["--labels", _label_list({**labels, INSTANCE_LABEL: instance_id})]
+    for name, value in {**labels, INSTANCE_LABEL: instance_id}.items():
+        flags += ["--label", f"{name}={value}"]
+    for module in preload:
+        flags += ["--preload", module]
     if _is_loopback(host):
         flags += ["--node-ip-address", stable(host)]
     env = _timing(heartbeat)
@@ -139,14 +151,16 @@ def node_command(
     return _start(flags, env, temp_dir, token)
 
 
+def for_workers(modules: Sequence[str]) -> tuple[str, ...]:
+    """Return what to import so that workers find ``modules`` and start quickly."""
+    return (*modules, *RAY_NEEDS)
+
+
 def _start(
     flags: list[str], env: dict[str, str], temp_dir: Path | None, token: str | None
 ) -> Command:
-    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *flags]
-    argv += ["--disable-usage-stats", "--include-log-monitor", "false"]
+    argv = [sys.executable, "-m", START, *flags]
     argv += ["--object-store-memory", str(OBJECT_STORE_BYTES)]
-    # With Ray's fixed range, several nodes of one host would compete for the same ports.
-    argv += ["--min-worker-port", "0", "--max-worker-port", "0"]
     if temp_dir is not None:
         argv += ["--temp-dir", _short(temp_dir)]
     return Command(tuple(argv), {**_LEAN, **env, **authentication(token)})
@@ -159,10 +173,6 @@ def _short(temp_dir: Path) -> str:
             remedy=f"use a folder whose path has at most {TEMP_DIR_BYTES} bytes",
         )
     return str(temp_dir)
-
-
-def _label_list(labels: Mapping[str, str]) -> str:
-    return ",".join(f"{name}={value}" for name, value in labels.items())
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,9 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 
-from vcasgd.cluster import node_command
+from vcasgd.cluster import for_workers, node_command
 from vcasgd.fleet.providers.base import INSTANCE_ID, PYTHON, Boot
 from vcasgd.settings import Settings
+from vcasgd.worker import ENTRY
+
+#: Modules that a worker's process finds imported. The first optimizer of a process would import the
+#: second one, which takes as long as torch itself.
+WORKER_MODULES = (ENTRY.partition(":")[0], "torch._dynamo")
 
 
 def node_boot(
@@ -37,6 +42,7 @@ def node_boot(
         temp_dir=shared / INSTANCE_ID if shared else None,
         heartbeat=settings.heartbeat,
         labels={},
+        preload=WORKER_MODULES,
         token=settings.ray_token.get_secret_value() if settings.ray_token else None,
     )
     env = {
@@ -50,7 +56,7 @@ def node_boot(
         argv = (PYTHON, "-m", "vcasgd.cluster.node", PYTHON, *command.argv[1:])
         return Boot(argv, {**command.env, **env})
     env["VCASGD_CACHE_DIR"] = str(settings.home_path / "cache" / cache_name(pool, labels))
-    return Boot(command.argv, {**command.env, **env})
+    return Boot(command.argv, {**command.env, **env}, imports=for_workers(WORKER_MODULES))
 
 
 def cache_name(pool: str, labels: Collection[str]) -> str:

@@ -79,11 +79,13 @@ class Boot:
     """Command that a machine runs after its boot. The machine ends with it.
 
     ``{instance_id}`` and ``{python}`` in arguments and values stand for the instance's id and the
-    machine's Python. Values of ``env`` may be passwords, so they aren't shown.
+    machine's Python. Values of ``env`` may be passwords, so they aren't shown. A provider whose
+    machines share a computer may import ``imports`` once for all of them.
     """
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict, repr=False)
+    imports: tuple[str, ...] = ()
 
     def on(self, instance_id: str) -> Boot:
         """Return the command with all placeholders filled in. Call it on the machine itself."""

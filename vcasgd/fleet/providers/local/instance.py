@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from vcasgd import fork_server
 from vcasgd.errors import FleetError
 from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
 from vcasgd.fleet.providers.local.directory import InstanceDirectory, LaunchRequest, MachineRecord
@@ -87,8 +88,10 @@ class LocalMachine:
         self._launch = launch
         self._owner = owner
         self._self = Process.of(os.getpid())
+        #: Process number of the boot command.
+        self._booted: int | None = None
         # Kept: a Popen that is garbage-collected would take the exit status from _exit_reason.
-        self._booted: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> str:
         """Run until only this process is left, and return why the machine went."""
@@ -123,21 +126,20 @@ class LocalMachine:
             return "its owner is gone"
         return self._exit_reason()
 
-    def _boot(self) -> subprocess.Popen[bytes]:
+    def _boot(self) -> int:
         boot = self._directory.take_boot().on(self._directory.id)
         own = {MARKER: self._directory.id, NOTICE_FILE_VARIABLE: str(self._directory.notice_file)}
-        return subprocess.Popen(
-            boot.argv,
-            # Start from what every machine has (PATH, HOME, …), without any of our variables.
-            env={**os.environ, **boot.env, **own},
-            cwd=self._directory.path,
-            stdin=subprocess.DEVNULL,
-        )
+        # Start from what every machine has (PATH, HOME, …), without any of our variables.
+        env, folder = {**os.environ, **boot.env, **own}, self._directory.path
+        if fork_server.preloaded() and boot.argv[:2] == (sys.executable, "-m"):
+            return fork_server.fork_python(boot.argv[1:], env, str(folder))
+        self._process = subprocess.Popen(boot.argv, env=env, cwd=folder, stdin=subprocess.DEVNULL)
+        return self._process.pid
 
     def _exit_reason(self) -> str | None:
         """Reap dead children, adopted ones too, and return a reason if the boot command ended."""
         for pid, status in _dead_children():
-            if self._booted is not None and pid == self._booted.pid:
+            if pid == self._booted:
                 return f"boot command ended with status {os.waitstatus_to_exitcode(status)}"
         return None
 

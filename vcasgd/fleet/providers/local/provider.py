@@ -29,7 +29,7 @@ from vcasgd.fleet.providers.local.directory import (
     read_json,
     write_json,
 )
-from vcasgd.fleet.providers.local.spawn import spawn
+from vcasgd.fleet.providers.local.spawn import Spawner
 
 #: Seconds that machines outlive the stack that owns them; enough to restart it after a crash.
 OWNER_GRACE_SECONDS = 20.0
@@ -39,6 +39,8 @@ KEPT_DEAD = 20
 #: dead machines a second, but many times that on a busy machine.
 LOCK_LIMIT_SECONDS = 60.0
 LOCK_POLL_SECONDS = 0.02
+#: Seconds without machines after which the process that they are forks of ends.
+TEMPLATE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class LocalProvider:
         self._cluster = cluster
         self._configured = pool
         self._owner_grace = owner_grace_seconds
+        self._spawner = Spawner()
+        self._used_at = time.monotonic()
 
     @property
     def pool(self) -> LocalPool:
@@ -163,7 +167,9 @@ class LocalProvider:
         )
         with self._exclusive():
             directories = self._create(count, boot, token, selection)
-        spawn([directory for directory in directories if not _started(directory)])
+        self._used_at = time.monotonic()
+        new = [directory for directory in directories if not _started(directory)]
+        self._spawner.spawn(new, boot)
         return [directory.id for directory in directories]
 
     def capacity(self, pool: str) -> int | None:
@@ -181,6 +187,10 @@ class LocalProvider:
                     self._end(directory, directory.gone_reason(now) or "gone")
                 else:
                     alive.append(instance)
+        if alive:
+            self._used_at = time.monotonic()
+        elif time.monotonic() - self._used_at > TEMPLATE_SECONDS:
+            self._spawner.close()
         return alive
 
     def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:
@@ -212,7 +222,8 @@ class LocalProvider:
             raise FleetError(f"these machines can't be killed: {', '.join(surviving)}")
 
     def close(self) -> None:
-        """See the contract. No resources are held."""
+        """See the contract. Machines that run are not affected."""
+        self._spawner.close()
 
     @property
     def _override(self) -> Path:

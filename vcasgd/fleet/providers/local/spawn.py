@@ -2,54 +2,96 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from socket import socket
 
 import vcasgd
 from vcasgd.errors import FleetError
+from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local import instance as local_instance
 from vcasgd.fleet.providers.local.directory import InstanceDirectory
 from vcasgd.fleet.providers.local.processes import MARKER
+from vcasgd.fleet.providers.local.template import MachineTemplate
+from vcasgd.fork_client import exit_status
 
 #: Seconds after which an interpreter that has not started never will, even on a busy machine.
 SPAWN_LIMIT_SECONDS = 120.0
 
 
-def spawn(directories: list[InstanceDirectory]) -> None:
-    """Start the machines' processes. Raises :class:`FleetError` if an interpreter fails."""
-    starting = [(directory, _process(directory)) for directory in directories]
-    failed = [str(directory.log) for directory, process in starting if not _up(directory, process)]
-    if failed:
-        raise FleetError("a machine did not start", remedy=f"see {', '.join(failed)}")
+class Spawner:
+    """Starts the machines of a provider."""
+
+    def __init__(self) -> None:
+        self._template: MachineTemplate | None = None
+        self._lock = threading.Lock()
+
+    def spawn(self, directories: Sequence[InstanceDirectory], boot: Boot) -> None:
+        """Start the machines' processes. Raises :class:`FleetError` if one fails to start."""
+        starting = [(directory, self._start(directory, boot)) for directory in directories]
+        failed = [str(directory.log) for directory, one in starting if not _up(directory, one)]
+        if failed:
+            raise FleetError("a machine did not start", remedy=f"see {', '.join(failed)}")
+
+    def close(self) -> None:
+        """End the template, if any. Machines that run are not affected."""
+        with self._lock:
+            template, self._template = self._template, None
+        if template is not None:
+            template.close()
+
+    def _start(self, directory: InstanceDirectory, boot: Boot) -> subprocess.Popen[bytes] | socket:
+        argv = ["-m", local_instance.__name__, "--directory", str(directory.path)]
+        env = _base_environment(os.environ)
+        own = {**env, MARKER: directory.id}
+        with directory.log.open("ab") as output:
+            if boot.imports:
+                with contextlib.suppress(OSError):
+                    template = self._fitting(boot.imports, {**env, **boot.env})
+                    return template.run(argv, own, directory.path, output)
+            return subprocess.Popen(
+                [sys.executable, *argv],
+                env=own,
+                cwd=directory.path,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def _fitting(self, imports: Sequence[str], env: Mapping[str, str]) -> MachineTemplate:
+        with self._lock:
+            if self._template is None or not self._template.fits(imports, env):
+                if self._template is not None:
+                    self._template.close()
+                self._template = MachineTemplate(imports, env)
+            return self._template
 
 
-def _up(directory: InstanceDirectory, process: subprocess.Popen[bytes]) -> bool:
+def _up(directory: InstanceDirectory, starting: subprocess.Popen[bytes] | socket) -> bool:
     """Wait until the process has forked the machine as a daemon, and return True on success."""
-    try:
-        status = process.wait(SPAWN_LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        status = process.wait(SPAWN_LIMIT_SECONDS)
+    status = _status(starting)
     if status == 0 or directory.marked_terminated():  # Ended right after its launch: not an error.
         return True
     directory.mark_terminated(f"its interpreter ended with status {status}")
     return False
 
 
-def _process(directory: InstanceDirectory) -> subprocess.Popen[bytes]:
-    with directory.log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", local_instance.__name__, "--directory", str(directory.path)],
-            env={**_base_environment(os.environ), MARKER: directory.id},
-            cwd=directory.path,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+def _status(starting: subprocess.Popen[bytes] | socket) -> int:
+    if isinstance(starting, socket):
+        with starting:
+            starting.settimeout(SPAWN_LIMIT_SECONDS)
+            return exit_status(starting)
+    try:
+        return starting.wait(SPAWN_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        starting.kill()
+        return starting.wait(SPAWN_LIMIT_SECONDS)
 
 
 def _base_environment(environment: Mapping[str, str]) -> dict[str, str]:
