@@ -123,7 +123,7 @@ class Controller:
                     log.exception("fleet")
                     if failures == MOST_FAILED_ROUNDS:
                         raise
-            self._stop.wait(settings.heartbeat / 2)
+            self._stop.wait(fleet.pause)
 
     def _report_first_round(self) -> None:
         """Report the first round in the ledger; ``vcasgd up`` waits for it."""

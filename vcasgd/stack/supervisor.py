@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,8 +23,10 @@ from vcasgd.stack.state import PartState, StackPhase, StackState
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two checks of the parts.
+#: Seconds between two checks of the parts until all are ready, and afterwards. The end of a part
+#: is noticed at once in any case.
 TICK_SECONDS = 0.05
+READY_TICK_SECONDS = 0.5
 #: Seconds until the start fails. Ray and torch need most of a minute on a slow machine, and
 #: minutes on a busy one.
 START_SECONDS = 300.0
@@ -57,6 +61,11 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until SIGTERM. Returns 0, or 1 if the stack did not start and was cleaned up."""
+        self._signals, written = socket.socketpair()
+        self._signals.setblocking(False)
+        written.setblocking(False)
+        signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_signal)
         # Ctrl-C also reaches the guardian, which forwards it as SIGTERM.
         signal.signal(signal.SIGINT, lambda *_: None)
@@ -103,7 +112,13 @@ class Supervisor:
             if self._update():
                 self._write()
             else:
-                time.sleep(TICK_SECONDS)
+                ready = all(child.state.ready for child in self._children.values())
+                self._pause(READY_TICK_SECONDS if ready else TICK_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, at most until a signal arrives: SIGTERM, or the end of a part."""
+        if self._signals in select.select([self._signals], [], [], seconds)[0]:
+            self._signals.recv(1 << 10)
 
     def _update(self) -> bool:
         changed = False

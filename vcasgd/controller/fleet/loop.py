@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
@@ -104,6 +105,9 @@ class FleetLoop:
             ray_dir=settings.ray_dir,
         )
         self._learners = Learners(ledger, beats, settings.heartbeat)
+        self._heartbeat = settings.heartbeat
+        #: Seconds until the next round.
+        self.pause = settings.heartbeat / 2
 
     def round(self) -> None:
         """Observe, decide, and act once.
@@ -116,7 +120,7 @@ class FleetLoop:
                 self._calls.retire(self._pools.replaced.pop())
         self._clearance.set_pools(self._pools.specs)
         self._serve_requests()
-        now = steady_time()
+        began, now = time.monotonic(), steady_time()
         state = self._observer.observe(now, self._workers.successors)
         failed_boots = self._status.failed_boots(state)
         self._status.release(state)
@@ -131,6 +135,7 @@ class FleetLoop:
             self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
         self._status.publish(state)
         self._status.publish_waiting(state, plan.waiting)
+        self.pause = next_round(state, self._heartbeat, time.monotonic() - began)
 
     def _serve_requests(self) -> None:
         """Execute what users requested through the API."""
@@ -175,3 +180,16 @@ class FleetLoop:
         except Exception:
             # One action that can't be executed must not stop those for other jobs and machines.
             log.exception("%s", action)
+
+
+def next_round(state: Observed, heartbeat: float, seconds: float) -> float:
+    """Return the seconds until the next round, after one that took ``seconds``.
+
+    A round can cost much with many machines, so it is only repeated early if it took little time.
+    """
+    if not state.jobs and not state.instances:
+        return heartbeat
+    if state.nodes is not None and any(one.id not in state.nodes for one in state.staying()):
+        # A machine that has joined gets its worker in the same round.
+        return min(heartbeat / 2, max(heartbeat / 10, 4 * seconds))
+    return heartbeat / 2

@@ -95,7 +95,8 @@ class JobLoop(EssentialThread):
         while not self._stopped.is_set():
             if self._leadership.sure:
                 self._step_all()
-            self._stopped.wait(self._settings.heartbeat / 4)
+            # Without jobs, no step is urgent; a new job has no machine yet.
+            self._stopped.wait(self._settings.heartbeat / (4 if self._lifecycles else 2))
 
     def stop(self, *, checkpoint: bool) -> None:
         """Stop the thread; with ``checkpoint``, write a last checkpoint of each job."""
