@@ -1,0 +1,217 @@
+"""Measure how long the replacement of a lost local machine takes, part by part.
+
+    python benchmarks/boot.py [--losses 5]
+
+Trains with one machine, kills it repeatedly, and writes ``benchmarks/results/boot.md``. Times come
+from files, Ray's logs, and the stores, which are read every few milliseconds. Stop other programs
+before you run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import machine
+from markdown import table
+from vcasgd.client import Client
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.settings import Settings
+from vcasgd.spec.job import JobSpec
+from vcasgd.stack import StackHome, running
+from vcasgd.store.connection import connect
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
+
+T = TypeVar("T")
+
+OUT = Path(__file__).resolve().parent / "results" / "boot.md"
+TASK = Path(__file__).resolve().parents[1] / "vcasgd" / "bench" / "task"
+POLL_SECONDS = 0.005
+PATIENCE_SECONDS = 180.0
+#: What a machine does, in order, and the time that it takes until the next one.
+PARTS = (
+    "killed",
+    "ordered",
+    "machine runs",
+    "Ray's node starts",
+    "node has joined",
+    "worker is requested",
+    "worker's process runs",
+    "first update is in the model",
+)
+
+PAGE = """\
+# Replacing a local machine
+
+    {command}
+
+One worker whose local steps take 5 ms. Its machine is killed {options.losses} times. Seconds since
+the kill, median and range:
+
+{machine}
+
+{table}
+
+`VCASGD_HEARTBEAT` is 1 s, so the controller looks every 0.5 s for lost machines, and every 0.1 s
+while one starts.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    losses: int
+    out: Path
+
+
+class Bench:
+    """A stack with a job on one machine."""
+
+    def __init__(self, settings: Settings, api_url: str, ports: dict[str, int], ray: Path) -> None:
+        home = StackHome(settings.home_path)
+        self._home, self._ray = settings.home_path, ray
+        self._provider = LocalProvider(
+            settings.home_path, settings.cluster, LocalPool("local", settings.local_capacity)
+        )
+        self._client = Client(api_url, home.token() or "")
+        (self._home / "hold").touch()
+        self._job = self._client.submit_directory(self._spec()).id
+        ledger, tensors = (
+            connect(f"redis://:{home.ensure_password(name)}@127.0.0.1:{ports[name]}/0")
+            for name in ("ledger", "tensors")
+        )
+        self._jobs = Jobs(ledger)
+        self._snapshots = SnapshotStore(tensors, TensorKeys(self._job))
+
+    def _spec(self) -> JobSpec:
+        args = {"samples": 65_536, "batch_size": 64, "share": 64, "pace": 0.005, "slower": 1.0}
+        files = {"hold": str(self._home / "hold"), "slow": str(self._home / "slow")}
+        workers = {"min": 1, "max": 1}
+        return JobSpec.parse(
+            {
+                "name": "boot",
+                "task": "paced:Paced",
+                "working_dir": str(TASK),
+                "args": args | files,
+                "epochs": 1000,
+                "push_every": 5,
+                "update": {"rule": "async-local-sgd"},
+                "workers": workers,
+            }
+        )
+
+    def version(self) -> int:
+        return self._snapshots.read_meta().version
+
+    def start(self) -> None:
+        """Wait until the first machine trains."""
+        _await(lambda: self._has_model() and self.version() >= 20)
+
+    def _has_model(self) -> bool:
+        return self._client.job(self._job).state == "running"
+
+    def replace(self) -> dict[str, float]:
+        """Kill the machine and return when its replacement did each part, in Unix seconds."""
+        (old,) = self._provider.instances()
+        times = {"killed": time.time()}
+        self._provider.kill(old.id)
+        # Updates that were under way are applied within a moment.
+        new = _await(self._replacement)
+        version = self.version()
+        folder = self._home / "instances" / new.id
+        times["ordered"] = new.launched_at
+        times["machine runs"] = _await(lambda: _modified(folder / "machine.json"))
+        sockets = self._ray / new.id
+        times["Ray's node starts"] = _await(lambda: _modified(sockets / "forks"))
+        log = _await(lambda: next(iter(sockets.glob("session_2*/logs/raylet.out")), None))
+        times["node has joined"] = _await(lambda: _logged(log, "IsAlive = 1"))
+        times["worker is requested"] = _await(lambda: _logged(log, "Started worker process"))
+        times["worker's process runs"] = _await(lambda: self._first_beat(new.id))
+        _await(lambda: self.version() > version)
+        times["first update is in the model"] = time.time()
+        return times
+
+    def _replacement(self):
+        return next(iter(self._provider.instances()), None)
+
+    def _first_beat(self, instance: str) -> float | None:
+        beats = self._jobs.workers(self._job).values()
+        return next((time.time() for each in beats if each.instance == instance), None)
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _logged(path: Path, text: str) -> float | None:
+    """Return the time of the first line of a log of Ray with a text."""
+    for line in path.read_text().splitlines():
+        found = re.match(r"\[([\d-]+ [\d:,]+) ", line)
+        if text in line and found:
+            return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
+    return None
+
+
+def _await(condition: Callable[[], T | None]) -> T:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(POLL_SECONDS)
+    raise TimeoutError(f"nothing within {PATIENCE_SECONDS:g} s")
+
+
+def measure(options: Options) -> list[dict[str, float]]:
+    """Return the times of all replacements."""
+    with tempfile.TemporaryDirectory(prefix="vcasgd-boot-") as folder:
+        settings = Settings(home=Path(folder), api_port=0, local_capacity=1)
+        with running(settings) as state:
+            bench = Bench(settings, state.api_url or "", dict(state.ports), Path(state.scratch))
+            bench.start()
+            found = []
+            for _ in range(options.losses):
+                found.append(bench.replace())
+                print({name: round(at - found[-1]["killed"], 2) for name, at in found[-1].items()})
+                time.sleep(3.0)
+            return found
+
+
+def report(found: list[dict[str, float]], options: Options) -> str:
+    """Return the page."""
+    rows = []
+    for name in PARTS:
+        seconds = [times[name] - times["killed"] for times in found]
+        spread = f"{min(seconds):.2f}–{max(seconds):.2f}"
+        rows.append([name, f"{statistics.median(seconds):.2f}", spread])
+    return PAGE.format(
+        command=f"python benchmarks/boot.py --losses {options.losses}",
+        options=options,
+        machine=table(("", ""), machine.describe().items()),
+        table=table(("", "seconds", "range"), rows),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--losses", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = Options(**vars(parser.parse_args()))
+    page = report(measure(options), options)
+    options.out.write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()
