@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vcasgd.fleet.accounts import AccountQuota
+from vcasgd.fleet.account_limits import AccountQuota
 
 
 @dataclass(frozen=True)

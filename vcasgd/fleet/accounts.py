@@ -1,41 +1,14 @@
-"""Limits of an account for a pool: permission to launch, and quotas. Nothing is launched."""
+"""Questions to a cloud about a pool: permission to launch, and quotas. Nothing is launched."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 from vcasgd.errors import SpecError
+from vcasgd.fleet.account_limits import AccountAnswer
 from vcasgd.fleet.pools import AwsPoolSpec, GcpPoolSpec, PoolSpec
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.settings import Settings
-
-
-@dataclass(frozen=True)
-class AccountQuota:
-    """A quota that limits a pool's vCPUs.
-
-    ``least``: vCPUs of the pool's smallest machine. ``used`` is 0 if the cloud doesn't report it.
-    """
-
-    name: str
-    limit: float
-    least: float
-    used: float = 0.0
-    remedy: str = ""
-
-    @property
-    def suffices(self) -> bool:
-        """True if there is room for one machine."""
-        return self.limit - self.used >= self.least
-
-
-@dataclass(frozen=True)
-class AccountAnswer:
-    """Answer of a cloud. ``denied`` says which permission lacks, if one does."""
-
-    denied: str | None = None
-    quotas: tuple[AccountQuota, ...] = ()
 
 
 def ask_account(settings: Settings, pool: PoolSpec) -> AccountAnswer:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from vcasgd.errors import CloudDenied, FleetError, InvalidRequest
-from vcasgd.fleet.accounts import AccountAnswer, AccountQuota
+from vcasgd.fleet.account_limits import AccountAnswer, AccountQuota
 from vcasgd.fleet.pools import AwsPoolSpec
 from vcasgd.fleet.providers.aws.provider import call, client
 from vcasgd.fleet.providers.aws.request import CLUSTER_TAG, template_of

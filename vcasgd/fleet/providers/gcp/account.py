@@ -11,7 +11,7 @@ from google.auth.transport.requests import AuthorizedSession
 from google.cloud import compute_v1
 
 from vcasgd.errors import CloudDenied
-from vcasgd.fleet.accounts import AccountAnswer, AccountQuota
+from vcasgd.fleet.account_limits import AccountAnswer, AccountQuota
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.providers.gcp.provider import CALL_SECONDS, attempt, client_options, limits
 
