@@ -137,7 +137,7 @@ def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) 
         raise error
 
     with pytest.raises(FleetError) as caught:
-        gcp._attempt(fail, "pool")
+        gcp.attempt(fail, "pool")
     code = getattr(kind, "code", None)
     # Without a status, an exception maps like the others of its type.
     assert type(caught.value) is not FleetError or code is None or code < 400
