@@ -86,7 +86,7 @@ class TestCost:
 class TestPlan:
     def test_plan_uses_measurements_of_earlier_jobs(self, market: Api, client: Client) -> None:
         known = Workload(3600, {"east|small": 10.0})
-        Workloads(market.connection).set("digits", "train:Digits", known)
+        Workloads(market.connection).set({("digits", "train:Digits"): known})
 
         found = client.plan(spec(**EAST))
 
@@ -107,7 +107,8 @@ class TestPlan:
 
     def test_plan_includes_the_traffic_of_a_cloud(self, api: Api, client: Client) -> None:
         api.control.publish({}, {"east": pool(provider="aws")})
-        Workloads(api.connection).set("digits", "train:Digits", Workload(3600, {}, 20, 1000.0))
+        known = Workload(3600, {}, 20, 1000.0)
+        Workloads(api.connection).set({("digits", "train:Digits"): known})
 
         measured = client.plan(spec(**EAST)).traffic
         given = client.plan(spec(push_every=10, **EAST), parameters=10**6).traffic

@@ -144,9 +144,11 @@ def test_nothing_is_lost_beside_a_hostile_job_with_20_kills() -> None:
     def fuzzed(job: AuditedJob) -> Iterator[None]:
         hostile.append(HostileJobs(job))
         hostile[0].start()
-        yield
-        hostile[0].stopped.set()
-        hostile[0].join()
+        try:
+            yield
+        finally:
+            hostile[0].stopped.set()
+            hostile[0].join()
 
     report = audit(AuditOptions(kills=20, seed=20), print, fuzzed)
 

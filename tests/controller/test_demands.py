@@ -53,6 +53,7 @@ class TestSpeeds:
         speeds.measure(job, beats(later, 110, 210, 10, 10**12), machines, later)
 
         assert speeds.rates(job) == {("east", "small"): pytest.approx(20.0)}
+        speeds.write()
         assert Workloads(ledger).get("job", "t:T").rates == {"east|small": pytest.approx(20.0)}
         again = jobs.submit(job_spec(epochs=5), PACKAGE)
         assert Speeds(ledger).rates(again) == speeds.rates(job)
@@ -70,10 +71,29 @@ class TestSpeeds:
         }
 
         speeds.measure(job, beats, {}, NOW)
+        speeds.write()
         assert Workloads(ledger).get("job", "t:T").bytes_per_sample == 80.0
 
         speeds.measure(job, {}, {}, NOW + 100)
+        speeds.write()
         assert Workloads(ledger).get("job", "t:T").bytes_per_sample == 80.0
+
+    def test_speeds_of_all_jobs_are_written_in_one_request(
+        self, ledger: RedisClient, jobs: Jobs
+    ) -> None:
+        speeds = Speeds(ledger)
+        for number in range(20):
+            job = jobs.submit(job_spec(name=f"job{number}"), PACKAGE)
+            for at, samples in ((NOW, 10), (NOW + MEASURE_SECONDS, 110)):
+                beat = Heartbeat(at=at, samples=samples, pid=1)
+                speeds.measure(job, {f"{job.id}.m-1": beat}, {"m-1": machine("m-1")}, at)
+        before = ledger.info("stats")["total_commands_processed"]
+
+        for _ in range(3):
+            speeds.write()
+
+        assert ledger.info("stats")["total_commands_processed"] - before == 2
+        assert Workloads(ledger).get("job19", "t:T").rates == {"east|small": pytest.approx(10.0)}
 
     @pytest.mark.parametrize(
         "nonsense", [{}, {"at": "x", "samples": 1}, {"at": 1.0, "samples": -1}]

@@ -183,8 +183,8 @@ class CostLedger:
                 due.before.to_json() if due.before else None,
                 due.after.to_json(),
                 due.job,
-                self._clocks.get(due.job) if due.job else None,
                 due.amounts(),
+                self._clocks.get(due.job) if due.job else None,
             )
             for due in charges
         ]

@@ -209,6 +209,7 @@ class Observer:
         for job in jobs:
             with isolated(job.id, job.request):
                 self._speeds.measure(job, beats[job.id], by_id, now)
+        self._speeds.write()
 
     # -- pools ---------------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ class Speeds:
         self._first: defaultdict[str, dict[str, tuple[int | None, float, int]]] = defaultdict(dict)
         self._known: dict[str, Workload] = {}
         self._written: dict[str, float] = {}
+        #: Workloads to write, by the name and the task of their jobs.
+        self._changed: dict[tuple[str, str], Workload] = {}
 
     def rates(self, job: JobRecord) -> Rates:
         """Return the speeds by pool and type, from all jobs with the same name and task."""
@@ -50,7 +52,7 @@ class Speeds:
         machines: Mapping[str, Instance],
         now: float,
     ) -> None:
-        """Measure a job's ``machines``, given by id, and write changed speeds to the ledger."""
+        """Measure a job's ``machines``, given by id; :meth:`write` writes what changed."""
         first = self._first[job.id]
         for name in first.keys() - beats.keys():
             del first[name]
@@ -80,8 +82,17 @@ class Speeds:
             bytes_per_sample=traffic or before.bytes_per_sample,
         )
         if after != before and now - self._written.get(job.id, 0.0) >= WRITE_SECONDS:
-            self._workloads.set(job.spec.name, job.spec.task, after)
+            self._changed[job.spec.name, job.spec.task] = after
             self._known[job.id], self._written[job.id] = after, now
+
+    def write(self) -> None:
+        """Write the changed speeds of all jobs, in one round trip.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`; the next call then writes them too.
+        """
+        if self._changed:
+            self._workloads.set(self._changed)
+            self._changed = {}
 
     def _of(self, job: JobRecord) -> Workload:
         if job.id not in self._known:

@@ -28,8 +28,8 @@ class Booking:
     before: str | None
     after: str
     job: str | None
-    clock: float | None
     amounts: Mapping[str, float]
+    clock: float | None = None
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,13 @@ class Workloads:
         fields: dict[str, Any] = json.loads(stored) if stored else {}
         return Workload(**fields)
 
-    def set(self, name: str, task: str, workload: Workload) -> None:
-        """Replace the measurements of jobs with this name and task."""
-        value = {**vars(workload), "rates": dict(workload.rates)}
-        self._ledger.hset(names.WORKLOADS, _workload(name, task), json.dumps(value))
+    def set(self, workloads: Mapping[tuple[str, str], Workload]) -> None:
+        """Replace the measurements of jobs, given by name and task."""
+        rows = {
+            _workload(name, task): json.dumps({**vars(each), "rates": dict(each.rates)})
+            for (name, task), each in workloads.items()
+        }
+        self._ledger.hset(names.WORKLOADS, mapping=rows)
 
 
 def _workload(name: str, task: str) -> str:
