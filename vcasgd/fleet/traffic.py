@@ -12,7 +12,7 @@ from vcasgd.spec.job import JobSpec
 
 #: USD per GB between two zones, by provider. AWS charges 0.01 for each side
 #: (https://aws.amazon.com/ec2/pricing/on-demand/), Google 0.01 for the sender
-#: (https://cloud.google.com/vpc/pricing); both are list prices of November 2026.
+#: (https://cloud.google.com/vpc/pricing). These pages have the prices of today.
 USD_PER_GB = {"aws": 0.02, "gcp": 0.01}
 #: Bytes per number of a payload. Sparse encodings have at most those of ``int8``.
 BYTES_PER_NUMBER = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.51, "int2": 0.34,
