@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "stability.json
 Row = dict[str, Any]
 
 
-def job(rule: str, workers: int) -> JobSpec:
+def job(rule: str, workers: int, *, codec: str = "float32", push_every: int = 1) -> JobSpec:
     required = {"compensation": 1.0} if rule == "dc-asgd" else {}
     return JobSpec.parse(
         {
@@ -25,19 +25,20 @@ def job(rule: str, workers: int) -> JobSpec:
             "task": "t:T",
             "epochs": 1,
             "workers": {"max": workers},
-            "update": {"rule": rule, **required},
+            "push_every": push_every,
+            "update": {"rule": rule, "codec": codec, **required},
         }
     )
 
 
-def ratios(rule: str, workers: int) -> list[float]:
-    """Return the measured final losses with float32, as multiples of those of one process."""
+def ratios(rule: str, workers: int, codec: str = "float32") -> list[float]:
+    """Return the measured final losses, as multiples of those of one process."""
     rows: list[Row] = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     plain = {row["task"]: row["loss"] for row in rows if row["rule"] == "plain"}
     return [
         math.inf if row["loss"] is None else row["loss"] / plain[row["task"]]
         for row in rows
-        if (row["rule"], row["codec"], row["workers"]) == (rule, "float32", workers)
+        if (row["rule"], row["codec"], row["workers"]) == (rule, codec, workers)
     ]
 
 
@@ -57,6 +58,16 @@ def test_a_warning_names_the_field_and_the_remedy() -> None:
     assert warning.field == "update.rule"
     assert "dc-asgd and eight workers ended with up to 33.7 times the loss" in warning.message
     assert "leave it out" in warning.remedy
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int8", "int4", "int2", "ternary", "topk", "rows"])
+def test_encodings_that_exceed_the_limit_have_a_warning(codec: str) -> None:
+    exceeds = max(ratios("rounds", 8, codec)) > LIMIT
+    found = unstable_settings(job("rounds", 8, codec=codec, push_every=64))
+
+    assert [each.field for each in found] == ["push_every"] * exceeds
+    assert unstable_settings(job("rounds", 8, codec=codec, push_every=16)) == []
+    assert unstable_settings(job("rounds", 4, codec=codec, push_every=64)) == []
 
 
 def test_one_worker_has_its_own_limit() -> None:

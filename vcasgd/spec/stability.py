@@ -24,6 +24,10 @@ LOSSES: dict[str, tuple[float, float]] = {
 LIMIT = 1.1
 
 
+#: Encodings that exceed it with the default rule from this many workers and local steps on.
+COARSE, COARSE_WORKERS, COARSE_STEPS = ("int2", "ternary"), 8, 64
+
+
 @dataclass(frozen=True)
 class SettingWarning:
     """A setting that may disappoint its user. ``field`` is its path in the job file."""
@@ -35,17 +39,19 @@ class SettingWarning:
 
 def unstable_settings(spec: JobSpec) -> list[SettingWarning]:
     """Return a warning for each setting that the stability benchmark found to end badly."""
-    rule, most = spec.update.rule, spec.workers.max
-    one, eight = LOSSES[rule]
-    loss = one if most == 1 else eight
-    if loss <= LIMIT:
-        return []
-    workers = "one worker" if most == 1 else "eight workers"
-    return [
-        SettingWarning(
-            "update.rule",
-            f"short jobs with {rule} and {workers} ended with up to {loss:.1f} times the loss of "
-            "one process",
-            "leave it out to train as on one machine; docs/learning.md has the measurements",
+    one, eight = LOSSES[spec.update.rule]
+    loss = one if spec.workers.max == 1 else eight
+    if loss > LIMIT:
+        workers = "one worker" if spec.workers.max == 1 else "eight workers"
+        message = (
+            f"short jobs with {spec.update.rule} and {workers} ended with up to {loss:.1f} times "
+            "the loss of one process"
         )
-    ]
+        remedy = "leave it out to train as on one machine; docs/learning.md has the measurements"
+        return [SettingWarning("update.rule", message, remedy)]
+    steps, codec = spec.push_every, spec.update.codec
+    long = isinstance(steps, int) and steps >= COARSE_STEPS
+    if codec in COARSE and long and spec.workers.max >= COARSE_WORKERS:
+        message = f"a loss more than {LIMIT:g} times that of one process was measured with {codec}"
+        return [SettingWarning("push_every", message, "shorten it, or use int4")]
+    return []
