@@ -70,6 +70,22 @@ def test_machine_is_charged_to_the_jobs_that_it_worked_for(rounds: Rounds) -> No
     assert rounds.costs.ended("m-1")
 
 
+def test_a_machine_that_is_listed_before_its_launch_is_answered_is_paid_from_the_start(
+    rounds: Rounds,
+) -> None:
+    one = machine("m-1")
+    rounds.record(NOW + 5, one)
+    rounds.record(NOW + 10, one, joined="m-1")
+    rounds.costs.launched([one], ["A"])
+    rounds.record(NOW + 20, one, joined="m-1", works_for={"m-1": "A"})
+    rounds.costs.launched([one], ["A"])  # a repeated answer
+    rounds.record(NOW + 50, one, joined="m-1")
+
+    cost = report(rounds.amounts("A"))
+    assert cost.booting.seconds == pytest.approx(20)
+    assert cost.machine_seconds == pytest.approx(50)
+
+
 def test_restarted_controller_continues_from_the_meters(rounds: Rounds) -> None:
     one = machine("m-1")
     rounds.costs.launched([one], ["A"])

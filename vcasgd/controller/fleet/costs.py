@@ -73,13 +73,18 @@ class CostLedger:
         return meter is not None and meter.closed
 
     def launched(self, machines: Iterable[Instance], jobs: Iterable[str]) -> None:
-        """Open the meters of launched machines, at the price of their offer, for these jobs."""
-        new = [
-            (one.id, opened(one, job, Doing.BOOTING, one.launched_at))
-            for one, job in zip(machines, jobs, strict=False)
-            if one.id not in self._meters
-        ]
-        self._book([Charge(name, None, meter, meter.until) for name, meter in new])
+        """Open the meters of launched machines, at the price of their offer, for these jobs.
+
+        A machine may be listed before its launch is answered. Its meter has no payer yet, so the job
+        pays for it from its launch on.
+        """
+        charges = []
+        for one, job in zip(machines, jobs, strict=False):
+            meter = self._meters.get(one.id)
+            if meter is None or (meter.job is None and not meter.closed):
+                first = opened(one, job, Doing.BOOTING, one.launched_at)
+                charges.append(Charge(one.id, meter, first, first.until))
+        self._book(charges)
 
     def record(
         self,
