@@ -119,7 +119,7 @@ def at_each_command(moment: Moment, play: Callable[[Fault], None], *, shortest: 
     pytest.fail("the scenario never ends")
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.extended), "after"])
 def test_killed_at_any_command(build: Build, moment: Moment) -> None:
     def play(fault: Fault) -> None:
         with build(fault) as each:
@@ -129,7 +129,7 @@ def test_killed_at_any_command(build: Build, moment: Moment) -> None:
     at_each_command(moment, play)
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=pytest.mark.extended)])
 def test_disconnected_at_any_command(build: Build, moment: Moment) -> None:
     def play(fault: Fault) -> None:
         with build(fault) as each:

@@ -6,7 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import grimp
@@ -36,6 +36,14 @@ def test_no_import_cycle_at_run_time() -> None:
     assert len(imports) > 100, "the package was found"
     # Raises CycleError, which names the modules of a cycle.
     list(graphlib.TopologicalSorter(imports).static_order())
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest imports them as top-level modules."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+
+    assert len(names) > 100, "the tests were found"
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_files_in_the_order_of_the_tests_exist(pytestconfig: pytest.Config) -> None:
