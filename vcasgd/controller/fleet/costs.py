@@ -75,8 +75,8 @@ class CostLedger:
     def launched(self, machines: Iterable[Instance], jobs: Iterable[str]) -> None:
         """Open the meters of launched machines, at the price of their offer, for these jobs.
 
-        A machine may be listed before its launch is answered. Its meter has no payer yet, so the job
-        pays for it from its launch on.
+        A machine may be listed before its launch is answered. Its meter has no payer yet, so the
+        job pays for it from its launch on.
         """
         charges = []
         for one, job in zip(machines, jobs, strict=False):
