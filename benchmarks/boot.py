@@ -23,6 +23,7 @@ from typing import TypeVar
 import machine
 from markdown import table
 from vcasgd.client import Client
+from vcasgd.fleet.providers.base import Instance
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -38,7 +39,9 @@ OUT = Path(__file__).resolve().parent / "results" / "boot.md"
 TASK = Path(__file__).resolve().parents[1] / "vcasgd" / "bench" / "task"
 POLL_SECONDS = 0.005
 PATIENCE_SECONDS = 180.0
-#: What a machine does, in order, and the time that it takes until the next one.
+#: Seconds of training between two losses.
+PAUSE_SECONDS = 3.0
+#: Events of a replacement, in order.
 PARTS = (
     "killed",
     "ordered",
@@ -140,7 +143,7 @@ class Bench:
         times["first update is in the model"] = time.time()
         return times
 
-    def _replacement(self):
+    def _replacement(self) -> Instance | None:
         return next(iter(self._provider.instances()), None)
 
     def _first_beat(self, instance: str) -> float | None:
@@ -184,7 +187,7 @@ def measure(options: Options) -> list[dict[str, float]]:
             for _ in range(options.losses):
                 found.append(bench.replace())
                 print({name: round(at - found[-1]["killed"], 2) for name, at in found[-1].items()})
-                time.sleep(3.0)
+                time.sleep(PAUSE_SECONDS)
             return found
 
 

@@ -84,7 +84,7 @@ class Batch:
     weight: float = 0.0
     #: Last update of each worker in the round.
     members: dict[str, Header] = field(default_factory=dict)
-    #: What its workers adapt to, known once it is closed.
+    #: Facts for the job's workers, set when the batch is closed.
     facts: RoundFacts = field(default_factory=RoundFacts)
     #: True if it waits for no further update.
     final: bool = False

@@ -20,11 +20,9 @@ LOSSES: dict[str, tuple[float, float]] = {
     "fedbuff": (3.95, 5.36),
     "dc-asgd": (1.12, 33.68),
 }
-#: Ratio of the losses from which on a rule counts as unstable.
+#: Ratio of the losses above which settings count as unstable.
 LIMIT = 1.1
-
-
-#: Encodings that exceed it with the default rule from this many workers and local steps on.
+#: Encodings with larger ratios under the default rule, from this many workers and local steps on.
 COARSE, COARSE_WORKERS, COARSE_STEPS = ("int2", "ternary"), 8, 64
 
 
