@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.examples import finish_although_workers_die
 from support.harness import Harness
-from support.waiting import await_truth
 from torch import nn
 from torch.utils.data import SequentialSampler
 
@@ -20,7 +20,6 @@ from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task, load_task
 
 pytest.importorskip("transformers", reason="needs the extra huggingface")
@@ -134,22 +133,8 @@ def test_a_schedule_that_follows_metrics_is_refused() -> None:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_the_example_learns_although_two_workers_are_killed(harness: Harness) -> None:
-    spec = JobSpec.load(EXAMPLE / "job.yaml").model_copy(update={"epochs": 12})
-    fields = spec.model_dump(mode="json", exclude={"name", "working_dir"})
-    harness.start_server()
-    harness.start_job_loop()
-    job = harness.submit(EXAMPLE, **{**fields, "args": {"epochs": 12}})
-    workers = harness.start_workers(job, 2)
-
-    # When one worker after the other is killed while they train
-    for nth, killed in enumerate(workers):
-        await_truth(lambda nth=nth: harness.applied(job) > 824 * (1 + 3 * nth))
-        harness.workers[killed].kill()
-        harness.start_worker(job)
-
-    # Then each sample of each epoch counts exactly once, and the model has learned
-    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED, 600)
-    done = harness.jobs.get(job)
-    assert (done.totals["samples"], done.totals["repeated"]) == (12 * 824, 0)
+    done = finish_although_workers_die(
+        harness, EXAMPLE, samples=824, epochs=12, args={"epochs": 12}
+    )
     assert done.best is not None
     assert done.best.metrics["accuracy"] >= 0.95

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.examples import finish_although_workers_die
 from support.harness import Harness
-from support.waiting import await_truth
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -21,7 +21,6 @@ from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task, load_task
 
 lightning = pytest.importorskip("lightning.pytorch", reason="needs the extra lightning")
@@ -179,22 +178,6 @@ def test_data_without_an_index_is_refused() -> None:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_the_example_learns_although_two_workers_are_killed(harness: Harness) -> None:
-    spec = JobSpec.load(EXAMPLE / "job.yaml").model_copy(update={"epochs": 20})
-    fields = spec.model_dump(mode="json", exclude={"name", "working_dir"})
-    harness.start_server()
-    harness.start_job_loop()
-    job = harness.submit(EXAMPLE, **fields)
-    workers = harness.start_workers(job, 2)
-
-    # When one worker after the other is killed while they train
-    for nth, killed in enumerate(workers):
-        await_truth(lambda nth=nth: harness.applied(job) > 1437 * (1 + 3 * nth))
-        harness.workers[killed].kill()
-        harness.start_worker(job)
-
-    # Then each sample of each epoch counts exactly once, and the model has learned
-    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED, 600)
-    done = harness.jobs.get(job)
-    assert (done.totals["samples"], done.totals["repeated"]) == (20 * 1437, 0)
+    done = finish_although_workers_die(harness, EXAMPLE, samples=1437, epochs=20)
     assert done.best is not None
     assert done.best.metrics["accuracy"] >= 0.93
