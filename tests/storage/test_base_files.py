@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from vcasgd.errors import DataError, SpecError
+from vcasgd.errors import DataError, SpecError, StorageUnavailable
 from vcasgd.settings import Settings
 from vcasgd.spec.base import BaseSpec
 from vcasgd.spec.job import JobSpec
+from vcasgd.storage import base_files
 from vcasgd.storage.base_files import fetch_base, prepare_base
 from vcasgd.task.base_path import base, use_base
 
@@ -96,6 +98,21 @@ def test_workers_that_start_together_fetch_one_copy(web: str, tmp_path: Path) ->
 
     assert len(found) == 4
     assert Ranges.served == len(CONTENT)
+
+
+def test_a_worker_that_waits_for_another_one_reports_progress_until_the_limit(
+    web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_files, "LOCK_SECONDS", 0.5)
+    wanted, reports = spec(f"{web}/base.bin"), []
+    with (tmp_path / f".{wanted.sha256}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StorageUnavailable, match="does not finish"):
+            fetch_base(wanted, tmp_path, lambda: reports.append(1))
+
+    assert len(reports) >= 2
+    assert Ranges.served == 0
+    assert fetch_base(wanted, tmp_path).read_bytes() == CONTENT
 
 
 def test_a_damaged_copy_is_fetched_again(web: str, tmp_path: Path) -> None:

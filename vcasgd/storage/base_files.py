@@ -6,9 +6,11 @@ import fcntl
 import hashlib
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import TextIO
 from urllib.parse import urlsplit, urlunsplit
 
 from vcasgd.cache_folder import default_cache_folder
@@ -20,6 +22,9 @@ from vcasgd.task.base_path import use_base
 
 #: Bytes that are hashed at a time.
 CHUNK_BYTES = 8 << 20
+#: Most seconds to wait for another worker of this machine that fetches the same base.
+LOCK_SECONDS = 3600.0
+LOCK_POLL_SECONDS = 0.2
 
 
 def prepare_base(
@@ -41,16 +46,16 @@ def fetch_base(base: BaseSpec, cache: Path, on_progress: Callable[[], None] = la
     """Return the path of a base on this machine. Fetch it into ``cache`` if necessary.
 
     A base that is on this machine already is used where it is. Every call reads the files and
-    verifies their digests. ``on_progress`` is called for each part that is read. Raises
-    :class:`DataError` if a file is missing or has another digest, and
-    :class:`~vcasgd.errors.StorageUnavailable`.
+    verifies their digests. ``on_progress`` is called for each part that is read, and while another
+    worker fetches the base. Raises :class:`DataError` if a file is missing or has another digest,
+    and :class:`~vcasgd.errors.StorageUnavailable`.
     """
     parts = urlsplit(base.location)
     if parts.scheme in ("", "file"):
         copy = _Copy(base, Path(parts.path).parent, None, on_progress)
         copy.verify()
         return copy.path
-    with _locked(cache / f".{base.sha256}.lock"):
+    with _locked(cache / f".{base.sha256}.lock", on_progress):
         folder = urlunsplit(parts._replace(path=str(PurePosixPath(parts.path).parent)))
         copy = _Copy(base, cache / base.sha256, Storage(folder), on_progress)
         try:
@@ -141,9 +146,25 @@ class _Copy:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock, so that one worker of this machine fetches while the others wait."""
+def _locked(path: Path, on_progress: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock, so that one worker of this machine fetches while the others wait.
+
+    It ends with its holder. Raises :class:`StorageUnavailable` after :data:`LOCK_SECONDS`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + LOCK_SECONDS
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _acquire(file):
+            if time.monotonic() > deadline:
+                raise StorageUnavailable(f"base: another worker holds {path} and does not finish")
+            on_progress()
+            time.sleep(LOCK_POLL_SECONDS)
         yield
+
+
+def _acquire(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
