@@ -1,8 +1,8 @@
 """Processes whose wall clock a test can set, as an administrator or NTP does.
 
 A preloaded library changes what the C library says the time is; the monotonic clock stays right.
-It is libfaketime for servers. Python's ``time.sleep`` fails under that (it sleeps until a time of
-the monotonic clock), so Python programs get a smaller library.
+It is not libfaketime, under which Python's ``time.sleep`` fails (it sleeps until a time of the
+monotonic clock).
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from support.harness import RedisServer
+from support.waiting import await_truth
 
-_LIBRARY = "faketime/libfaketimeMT.so.1"
+#: Seconds of difference that are less than any step of a test.
+_STEP = 60
 
 _SOURCE = """
 #define _GNU_SOURCE
@@ -26,6 +29,7 @@ _SOURCE = """
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -43,11 +47,24 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
     if (result == 0 && clock == CLOCK_REALTIME && offset) time->tv_sec += *offset;
     return result;
 }
+
+int gettimeofday(struct timeval *restrict time, void *restrict zone) {
+    int result = syscall(SYS_gettimeofday, time, zone);
+    if (result == 0 && time && offset) time->tv_sec += *offset;
+    return result;
+}
+
+time_t time(time_t *result) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (result) *result = now.tv_sec;
+    return now.tv_sec;
+}
 """
 
 
 class SteppingClock:
-    """The wall clock of Python programs that are started with ``env``.
+    """The wall clock of programs that are started with ``env``.
 
     Skips the test without a C compiler, but not in CI.
     """
@@ -72,32 +89,19 @@ class SteppingClock:
 
 
 class SteppingServer(RedisServer):
-    """A server with a wall clock of its own. Skips the test without libfaketime, but not in CI."""
+    """A server with a wall clock of its own."""
 
     def __init__(self, directory: Path, *, durable: bool) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._offset = directory / "clock"
-        self.set_clock(0)
-        env = {
-            "LD_PRELOAD": str(_library()),
-            "FAKETIME_TIMESTAMP_FILE": str(self._offset),
-            "FAKETIME_NO_CACHE": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-        }
-        super().__init__(directory, durable=durable, env=env)
+        self._clock = SteppingClock(directory)
+        super().__init__(directory, durable=durable, env=self._clock.env)
 
     def set_clock(self, seconds: int) -> None:
-        """Set the clock to so many seconds after the true time."""
-        new = self._offset.with_suffix(".new")
-        new.write_text(f"{seconds:+d}\n")
-        new.rename(self._offset)
+        """Set the clock to so many seconds after the true time, and wait until it shows that.
 
-
-def _library() -> Path:
-    found = next(Path("/usr/lib").glob(f"*/{_LIBRARY}"), None)
-    if found is None:
-        _skip("libfaketime is not installed (Debian: apt install faketime)")
-    return found
+        A server looks at its clock only now and then.
+        """
+        self._clock.set(seconds)
+        await_truth(lambda: abs(self.connection.time()[0] - time.time() - seconds) < _STEP)
 
 
 def _skip(reason: str) -> NoReturn:
