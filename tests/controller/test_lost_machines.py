@@ -1,4 +1,4 @@
-"""Leases of lost machines and workers are free after one round of the fleet loop."""
+"""A lost machine starts a round of the fleet loop, which frees the leases of its worker."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 HOUR = 3600.0
 
+MakeLoop = Callable[[World], FleetLoop]
+
 
 class Cloud(SimulatedCloud):
     """Simulated machines, on which single workers can crash."""
@@ -36,15 +38,16 @@ class Cloud(SimulatedCloud):
         del self._machines[machine]
 
 
-@pytest.mark.parametrize("how", ["the machine is gone", "the worker is dead", "both"])
-def test_leases_are_free_after_one_round(
-    how: str, make_world: Callable[..., World], tmp_path: Path
-) -> None:
-    # Given a job with two workers, whose leases last for an hour
-    world = make_world(workers={"min": 2, "max": 2})
-    cloud = Cloud(4, [StringIO()])
+@pytest.fixture
+def cloud() -> Cloud:
+    return Cloud(4, [StringIO()])
+
+
+@pytest.fixture
+def make_loop(cloud: Cloud, tmp_path: Path) -> MakeLoop:
     settings = Settings(
         home=tmp_path,
+        heartbeat=60.0,
         ray_address="127.0.0.1:1",
         storage_url=f"file://{tmp_path}",
         # Nothing connects to them.
@@ -52,13 +55,22 @@ def test_leases_are_free_after_one_round(
         tensors_url=SecretStr("redis://tensors"),
     )
 
-    def fleet_loop() -> FleetLoop:
+    def make(world: World) -> FleetLoop:
         pools, beats = SimulatedPools(cloud, 4), WorkerBeats(world.ledger)
         return FleetLoop(
             settings, world.ledger, pools, beats, lambda: as_cluster(cloud), lambda: True
         )
 
-    fleet = fleet_loop()
+    return make
+
+
+@pytest.mark.parametrize("how", ["the machine is gone", "the worker is dead", "both"])
+def test_leases_are_free_after_one_round(
+    how: str, make_world: Callable[..., World], make_loop: MakeLoop, cloud: Cloud
+) -> None:
+    # Given a job with two workers, whose leases last for an hour
+    world = make_world(workers={"min": 2, "max": 2})
+    fleet = make_loop(world)
     await_truth(lambda: (fleet.round(), len(cloud.workers()) == 2)[1])
     fleet.round()
     first, second = sorted(cloud.workers())
@@ -80,5 +92,27 @@ def test_leases_are_free_after_one_round(
     assert (again.piece, again.token > lease.token) == (lease.piece, True)
     assert first in LostWorkers(world.ledger).news([world.job])[world.job]
     # A controller that starts later reports it again, which changes nothing
-    fleet_loop().round()
+    make_loop(world).round()
     assert world.jobs.leases(world.job)[lease.piece] == second
+
+
+def test_loss_starts_the_next_round_early(
+    make_world: Callable[..., World], make_loop: MakeLoop, cloud: Cloud
+) -> None:
+    # Given two machines that work, and half a minute until the next round
+    world = make_world(workers={"min": 2, "max": 2})
+    fleet = make_loop(world)
+    assert fleet.due()
+    await_truth(lambda: (fleet.round(), len(cloud.workers()) == 2)[1])
+    fleet.round()
+    assert not fleet.due()
+
+    # When one of them disappears
+    lost = cloud.instances()[0].id
+    cloud.take(lost)
+
+    # Then a round is due at once, which replaces it, and no further one is
+    assert fleet.due()
+    fleet.round()
+    await_truth(lambda: cloud.counts()["machines"] == 2)
+    await_truth(lambda: (fleet.round(), not fleet.due())[1])

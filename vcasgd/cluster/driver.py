@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: Seconds without an answer after which :meth:`Cluster.healthy` reports the head as lost.
+#: Seconds without an answer after which :meth:`Cluster.nodes` reports the head as lost.
 PING_SECONDS = 3.0
 #: Ray's resource that only the head's node has.
 HEAD_RESOURCE = "node:__internal_head__"
@@ -63,7 +63,7 @@ class Cluster:
 
     Use one per process, from any thread. Every call ends within the ``timeout`` of :meth:`connect`
     and raises nothing but :class:`ClusterError`. The connection belongs to one process of the head:
-    when that dies, :meth:`healthy` returns False for good. Exit then and let the supervisor
+    when that dies, :meth:`nodes` raises for good. Exit then and let the supervisor
     restart the process: it would not find a new head reliably, and Ray exits it with code 1 after a
     minute without a head. A normal exit takes six seconds longer while the head is dead. Workers
     are not affected.
@@ -96,8 +96,17 @@ class Cluster:
         return cls(namespace, timeout, head)
 
     def nodes(self) -> list[Node]:
-        """Return all nodes, with the head's and recently dead ones. Takes milliseconds."""
-        return _bounded("list the nodes", self._timeout, _nodes)
+        """Return all nodes, with the head's and recently dead ones. Takes milliseconds.
+
+        Raises :class:`ClusterError` within :data:`PING_SECONDS` if the head that was joined died.
+        """
+        if not self._lost:
+            with contextlib.suppress(ClusterError):
+                nodes = _bounded("list the nodes", min(self._timeout, PING_SECONDS), _nodes)
+                if any(node.alive and node.node_id == self._head for node in nodes):
+                    return nodes
+        self._lost = True
+        raise ClusterError("Ray's head was lost")
 
     def workers(self) -> dict[str, WorkerState]:
         """Return the workers by name, with recently dead ones. Takes milliseconds.
@@ -140,18 +149,6 @@ class Cluster:
                 _ray().kill(actor, no_restart=True)
 
         _bounded(f"stop worker {name}", self._timeout, kill)
-
-    def healthy(self) -> bool:
-        """Return True if the head that was joined is alive, within :data:`PING_SECONDS`."""
-        self._lost = self._lost or not self._sees_head()
-        return not self._lost
-
-    def _sees_head(self) -> bool:
-        try:
-            nodes = _bounded("reach the head", min(self._timeout, PING_SECONDS), _nodes)
-        except ClusterError:
-            return False
-        return any(node.alive and node.node_id == self._head for node in nodes)
 
     def close(self) -> None:
         """Leave the cluster; workers stay. Idempotent, also if the head is dead."""

@@ -110,10 +110,11 @@ class Controller:
         while not self._stop.is_set():
             if self._leadership.sure:
                 try:
-                    self.fleet_round(fleet)
-                    self._life_sign.beat()
-                    self._report_first_round()
-                    failures = 0
+                    if fleet.due():
+                        self.fleet_round(fleet)
+                        self._life_sign.beat()
+                        self._report_first_round()
+                        failures = 0
                 except (StoreUnavailable, StoreFull, StoreDenied) as error:
                     log.warning("ledger: %s", error)
                 except ClusterError:

@@ -123,9 +123,6 @@ class SimulatedCloud:
         with self._lock:
             return dict(self._workers)
 
-    def healthy(self) -> bool:
-        return True
-
     def start_worker(
         self,
         instance_id: str,

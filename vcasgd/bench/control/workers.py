@@ -11,6 +11,7 @@ import heapq
 import itertools
 import json
 import logging
+import os
 import random
 import sys
 import threading
@@ -47,6 +48,8 @@ FLOATS = 64
 THREADS = 8
 #: Seconds between two reports of the state.
 REPORT_SECONDS = 1.0
+#: Priority below that of the control plane.
+NICENESS = 15
 #: Lease in heartbeats, as in :class:`~vcasgd.settings.Settings`.
 LEASE_HEARTBEATS = 8
 LAYOUT = Layout((TensorEntry("weights", (FLOATS,), TensorKind.PARAMETER, 0),))
@@ -318,6 +321,8 @@ def main() -> int:
     parser.add_argument("--push-seconds", type=float, required=True)
     options = parser.parse_args()
     configure_logging("workers")
+    # They stand for other machines, and must not take the processors of what is measured.
+    os.nice(NICENESS)
     torch.set_num_threads(1)
     schedule = Schedule(options.heartbeat, options.push_seconds)
     for number in range(THREADS):

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 #: Heartbeats in which Ray reports a dead machine: three missed checks, of three heartbeats each.
 LOST_HEARTBEATS = 10
+#: Seconds between two looks at machines while the loop waits for its next round.
+LOOK_SECONDS = 1.0
 
 
 class FleetLoop:
@@ -106,21 +108,35 @@ class FleetLoop:
         )
         self._learners = Learners(ledger, beats, settings.heartbeat)
         self._heartbeat = settings.heartbeat
-        #: Seconds until the next round.
-        self.pause = settings.heartbeat / 2
+        #: When the next round begins, by :func:`time.monotonic`.
+        self._next_at = 0.0
+
+    @property
+    def pause(self) -> float:
+        """Seconds until :meth:`due` is worth a call again."""
+        return max(self._heartbeat / 10, min(LOOK_SECONDS, self._next_at - time.monotonic()))
+
+    def due(self) -> bool:
+        """Return True if it is time for the next round, or a machine was lost before.
+
+        A job waits for the replacement, and heartbeats of large clusters are many seconds apart.
+        Raises the errors of :meth:`round`.
+        """
+        return time.monotonic() >= self._next_at or self._observer.lost_machines()
 
     def round(self) -> None:
         """Observe, decide, and act once.
 
         Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
         """
+        began, now = time.monotonic(), steady_time()
+        self._next_at = began + self._heartbeat / 2
         if self._pools.refresh():
             self._cloud.invalidate_offers()
             while self._pools.replaced:
                 self._calls.retire(self._pools.replaced.pop())
         self._clearance.set_pools(self._pools.specs)
         self._serve_requests()
-        began, now = time.monotonic(), steady_time()
         state = self._observer.observe(now, self._workers.successors)
         failed_boots = self._status.failed_boots(state)
         self._status.release(state)
@@ -135,7 +151,8 @@ class FleetLoop:
             self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
         self._status.publish(state)
         self._status.publish_waiting(state, plan.waiting)
-        self.pause = next_round(state, self._heartbeat, time.monotonic() - began)
+        ended = time.monotonic()
+        self._next_at = ended + next_round(state, self._heartbeat, ended - began)
 
     def _serve_requests(self) -> None:
         """Execute what users requested through the API."""

@@ -80,6 +80,8 @@ class Observer:
         self._costs = costs
         self._speeds = speeds
         self._history = ObservationTimes(since=steady_time())
+        #: Machines that could still be used at the last observation.
+        self._staying: frozenset[str] = frozenset()
 
     def observe(self, now: float, successors: Mapping[str, str]) -> Observed:
         """Return the state of everything.
@@ -91,6 +93,15 @@ class Observer:
         self._history = state.history
         return state
 
+    def lost_machines(self) -> bool:
+        """Return True if a machine has gone, or is about to go, since the last observation.
+
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
+        """
+        self._cloud.refresh()
+        staying = {one.id for one in self._cloud.instances(steady_time()) if one.state in STAYING}
+        return not self._staying <= staying | self._cloud.ending or self._ray.lost_nodes()
+
     def _observe(self, now: float, successors: Mapping[str, str]) -> Observed:
         self._cloud.refresh()
         jobs, limits = self._demands.active_jobs(self._pools.specs), self._limits()
@@ -99,6 +110,7 @@ class Observer:
         draining = self._jobs.draining_of(names).values()
         beats, quarantined = self._beats.of_many(names), self._jobs.quarantined_of(names)
         machines = self._machines(beats, now)
+        self._staying = frozenset(one.id for one in machines if one.state in STAYING)
         self._measure(jobs, beats, machines, limits, now)
         self._launches.load()
         self._launches.joined(one for one in machines if one.id in self._ray.nodes)

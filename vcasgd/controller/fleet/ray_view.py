@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from vcasgd.cluster import ActorState, Cluster, WorkerState
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.worker_names import job_of, learner_of
-from vcasgd.errors import ClusterError
 from vcasgd.fleet.observed import WorkerView
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
@@ -54,20 +53,20 @@ class RayView:
         """Read nodes and workers, free the leases of workers that ended, and record the crashes of
         those whose machine is alive.
 
-        Raises :class:`ClusterError` if Ray's head was lost.
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
         """
-        cluster = self._connected()
-        before = self.alive
-        states = cluster.workers()
-        # Later than the workers, so that a machine that dies between the two is missing here.
-        nodes = {node.instance_id for node in cluster.nodes() if node.alive}
+        before, nodes = self.alive, self._alive_nodes()
+        states = self.cluster.workers()
         views = self._update(states)
         dead = frozenset(view.name for view in views if not view.alive)
         living = {view.name for view in views if view.alive}
         # An earlier controller may not have seen the end of those that are listed as dead.
-        self._report_lost((before - living) | (dead - self._dead))
+        if lost := (before - living) | (dead - self._dead):
+            self._report_lost(lost)
+            # A machine that died between the two lists must be missing.
+            nodes = self._alive_nodes()
         self._dead = dead
-        self.nodes = frozenset(node for node in nodes if node is not None)
+        self.nodes = nodes
         # Few names have a number at their end; an underscore is quickly found.
         further = {name for name in self._views if "_" in name and learner_of(name) > 1}
         self.workers = tuple(view for view in views if view.name not in further)
@@ -77,6 +76,13 @@ class RayView:
                 with isolated(worker.job):
                     self._restarts.record_end(worker.name, worker.job, states[worker.name].reason)
         self._restarts.confirm(self.nodes)
+
+    def lost_nodes(self) -> bool:
+        """Return True if a node is no longer alive that was at the last refresh.
+
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
+        """
+        return not self.nodes <= self._alive_nodes()
 
     def _update(self, states: Mapping[str, WorkerState]) -> list[WorkerView]:
         """Return the views of all workers; most are those of the previous refresh."""
@@ -96,12 +102,15 @@ class RayView:
             by_job[job_of(name)].append(name)
         self._lost.report(by_job)
 
-    def _connected(self) -> Cluster:
+    def _alive_nodes(self) -> frozenset[str]:
+        """Return the instances whose node is alive.
+
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
+        """
         if self._cluster is None:
             self._cluster = self._connect()
-        if not self._cluster.healthy():
-            raise ClusterError("Ray's head was lost")
-        return self._cluster
+        nodes = (node.instance_id for node in self._cluster.nodes() if node.alive)
+        return frozenset(node for node in nodes if node is not None)
 
 
 def connect_ray(settings: Settings) -> Cluster:
