@@ -46,6 +46,7 @@ def folder() -> Any:
         yield Path(folder)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "codec", "workers", "socket", "nodes"),
@@ -134,6 +135,7 @@ def test_soak_reports_memory_growth_of_each_process(folder: Path) -> None:
         assert isinstance(each["slope_mb_per_minute"], float)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)]

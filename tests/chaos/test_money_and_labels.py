@@ -96,6 +96,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             yield Fleet(home.path, file, client)
 
 
+@pytest.mark.extended
 def test_labeled_data_stays_in_allowed_pools_after_a_pool_is_edited(
     fleet: Fleet, eventually: Eventually, tmp_path: Path
 ) -> None:

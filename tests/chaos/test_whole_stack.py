@@ -168,6 +168,7 @@ def job(stack: Stack, shared_job: str) -> str:
     return shared_job
 
 
+@pytest.mark.extended
 def test_request_id_appears_in_the_log_of_every_part(stack: Stack, tmp_path: Path) -> None:
     job = stack.client.job(stack.submit(epochs=1))
 
@@ -291,6 +292,7 @@ def test_workers_continue_while_the_ray_head_is_dead(
     assert after == before, "the same processes continued"
 
 
+@pytest.mark.extended
 def test_frozen_controller_and_head_stop_no_training(stack: Stack, job: str) -> None:
     before = {name: beat.pid for name, beat in stack.training_workers(job).items()}
     freezes = [Freeze(part, partial(stack.processes, part)) for part in ("controller", "head")]
@@ -354,6 +356,7 @@ def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eve
     assert "restored" in {event.kind for event in stack.client.events(job)}
 
 
+@pytest.mark.extended
 def test_client_follows_events_through_the_death_of_the_api(
     stack: Stack, job: str, tmp_path: Path
 ) -> None:

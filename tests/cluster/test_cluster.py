@@ -327,6 +327,7 @@ def assert_counts_on(rig: Rig, worker: str, pid: int, since: int) -> None:
     assert (rig.counter(worker) or (0, 0))[0] == pid
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_node_has_no_agents_and_its_workers_find_modules_imported(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
@@ -425,6 +426,7 @@ def test_workers_survive_their_head_and_are_found_again(
     eventually(lambda: not alive(before["left"][0]), "the old worker's end")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_killed_instance_is_reported_and_replaced(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
@@ -446,6 +448,7 @@ def test_killed_instance_is_reported_and_replaced(
     start_counting(rig, driver, replacement, "doomed")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_worker_ends_with_its_node(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
@@ -459,6 +462,7 @@ def test_worker_ends_with_its_node(
     eventually(lambda: not alive(pid), "the worker's end")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_ledger_head_and_an_instance_can_die_at_once(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]

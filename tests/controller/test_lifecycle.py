@@ -460,6 +460,7 @@ def test_damaged_checkpoint_is_not_used_as_the_final_model(
 # --- deaths -------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
 def test_job_survives_deaths_of_its_job_loop(harness: Harness, eventually: Eventually) -> None:
     # Given a job with many checkpoints

@@ -81,6 +81,7 @@ def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -
     assert not torch.equal(first["classifier.weight"], model.state_dict()["classifier.weight"])
 
 
+@pytest.mark.extended
 def test_the_example_learns_with_two_workers() -> None:
     job = JobSpec.load(EXAMPLE / "job.yaml").model_copy(update={"args": {"epochs": 4}})
     make_task = partial(load_task, job.task, job.args, EXAMPLE)

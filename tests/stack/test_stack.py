@@ -179,6 +179,7 @@ def test_store_nodes_restart_independently(stack: StackHarness) -> None:
     assert set(again.parts) == set(before.parts)
 
 
+@pytest.mark.extended
 def test_ledger_data_survives_restarts(stack: StackHarness) -> None:
     first = stack.up()
     token = StackHome(stack.home).token()

@@ -35,7 +35,7 @@ def test_any_history(kind: str, tmp_path: Path) -> None:
         run_state_machine_as_test(
             History,
             settings=settings(
-                max_examples=25,
+                max_examples=15,
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -32,7 +32,7 @@ from vcasgd.store.tensors.updates import Header, checksum
 
 MakeWorld = Callable[..., World]
 #: of the examples below; with up to 24 entries each on each of two servers
-HEADERS, TURNS, LARGE_TURNS = 5000, 250, 40
+HEADERS, TURNS, LARGE_TURNS = 2000, 250, 40
 MOST_ENTRIES = 24
 
 

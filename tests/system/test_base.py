@@ -63,6 +63,7 @@ def test_lora_on_a_network_of_100_million_parameters_fetches_the_adapter(
     assert len(done.evaluations) == 2
 
 
+@pytest.mark.extended
 def test_a_worker_with_another_base_fails_the_job_and_names_the_tensor(
     harness: Harness, tmp_path: Path
 ) -> None:

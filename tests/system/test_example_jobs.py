@@ -65,6 +65,7 @@ def test_an_embedding_learns_digits_from_the_rows_that_were_touched() -> None:
     assert outcome.bytes_pushed / outcome.updates < size / 8
 
 
+@pytest.mark.extended
 def test_a_transformer_learns_to_spell() -> None:
     (point,) = trained("text", epochs=3).points
 

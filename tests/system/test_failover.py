@@ -100,6 +100,7 @@ def test_the_primary_of_the_tensors_dies_while_workers_push(build: Build) -> Non
     assert stores.harness.events(training.job, "restored") == []
 
 
+@pytest.mark.extended
 def test_two_store_nodes_fail_over_independently(build: Build) -> None:
     # Given a running job on two store nodes with a replica each
     stores = build(tensors=2)
@@ -161,6 +162,7 @@ def test_the_primary_of_the_ledger_dies_while_workers_push(
     eventually(lambda: Servers(stores.ledger.connection).all()["node-0"]["token"] > beat)
 
 
+@pytest.mark.extended
 def test_a_frozen_primary_that_wakes_up_is_not_written_to(build: Build) -> None:
     # Given a running job
     stores = build(tensors=1)
@@ -182,6 +184,7 @@ def test_a_frozen_primary_that_wakes_up_is_not_written_to(build: Build) -> None:
     assert training.repeated_samples() == 0
 
 
+@pytest.mark.extended
 def test_training_continues_without_the_replica_and_the_job_reports_it(
     build: Build, eventually: Eventually
 ) -> None:

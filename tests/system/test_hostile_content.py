@@ -15,8 +15,6 @@ from support.waiting import await_truth
 
 from vcasgd.store.ledger.quota import MOST_BYTES
 
-pytestmark = pytest.mark.both_servers
-
 HUGE = "1" + "0" * 400
 FIRST = "evaluation 1, which can't be read:"
 RESULT = {"version": 1, "metrics": {}, "worker": "w", "seconds": 0.0, "at": 1.0}

@@ -18,8 +18,6 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.servers import Servers, node_name
 from vcasgd.store.tensors.snapshot import Meta
 
-pytestmark = pytest.mark.both_servers
-
 LAYOUT = Layout((TensorEntry("w", (4,), TensorKind.PARAMETER, 0),))
 META = Meta(version=0, token=0, floats=4, parameters=4, layout=LAYOUT.digest())
 FACTS = {"samples": 400, "validation_samples": 1, "layout": LAYOUT.to_json(), "order_digest": "d",

@@ -30,13 +30,12 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     harness.end()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "steps",
     [
         {"worker": -HOUR, "server": HOUR, "controller": -HOUR},
-        pytest.param(
-            {"worker": HOUR, "server": -HOUR, "controller": HOUR}, marks=pytest.mark.extended
-        ),
+        {"worker": HOUR, "server": -HOUR, "controller": HOUR},
     ],
     ids=["controller-back", "controller-forward"],
 )

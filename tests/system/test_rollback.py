@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from support.harness import Child, Harness
 from support.training import TASKS
 
@@ -109,6 +110,7 @@ def test_a_job_that_keeps_diverging_fails_and_says_what_was_tried(
     assert len(harness.events(job, "rolled-back")) == 2
 
 
+@pytest.mark.extended
 def test_the_parameter_server_is_killed_before_it_goes_back(
     harness: Harness, eventually: Eventually
 ) -> None:

@@ -73,6 +73,7 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
     assert job.evaluations[-1].metrics["applied"] == 2.0
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(harness: Harness) -> None:
     # Given the example as a script, on two workers

@@ -80,6 +80,7 @@ class Storm:
         self.keeper = self.harness.start_job_loop()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
 def test_random_kills_lose_and_repeat_nothing(harness: Harness, eventually: Eventually) -> None:

@@ -80,6 +80,7 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
     assert (beats()[True].pushes or 0) > before[True] + 4
 
 
+@pytest.mark.extended
 def test_intervals_of_different_lengths_apply_every_sample_once(
     harness: Harness, eventually: Eventually
 ) -> None:

@@ -72,6 +72,7 @@ def test_root_has_readme_example_and_outputs(root: str) -> None:
         assert f'output "{name}"' in outputs
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("root", ["aws", "gcp"])
 def test_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tests that the documentation names exist, and `make test` runs them."""
+"""The tests that the documentation names exist, and those without a dagger run in `make test`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = ("SECURITY.md", "docs/guarantees.md", "docs/security.md")
 #: A file of tests, and optionally a test or a class in it; "…" stands for the file named before.
-REFERENCE = re.compile(r"(tests/[\w/]+\.py|…)((?:::\w+)*)")
+#: A dagger marks an extended test.
+REFERENCE = re.compile(r"(tests/[\w/]+\.py|…)((?:::\w+)*)(`†)?")
 #: Runs in `make test-all` only; see tests/conftest.py.
 EXTENDED = "extended"
 
 
-def references(document: str) -> Iterator[tuple[str, str]]:
-    """Yield each pair of file and test ("" for the whole file) that a document names."""
+def references(document: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield each file and test ("" for the whole file) that a document names, and whether it says
+    that `make test` runs it.
+    """
     file = ""
     for match in REFERENCE.finditer((REPOSITORY / document).read_text()):
         path, test = match[1], match[2].removeprefix("::")
         if path == "…" and not test:
             continue
         file = file if path == "…" else path
-        yield file, test
+        yield file, test, not match[3]
 
 
 @cache
@@ -58,17 +61,17 @@ def _is_extended(marks: Iterator[str] | list[str]) -> bool:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_each_named_test_exists_and_runs(document: str) -> None:
     named = list(references(document))
-    missing, extended = [], []
-    for file, test in named:
+    missing, wrong = [], []
+    for file, test, without_dagger in named:
         if not (REPOSITORY / file).is_file():
             missing.append(file)
             continue
         runs = runs_in_make_test(file)
         if test and test not in runs:
             missing.append(f"{file}::{test}")
-        elif not (runs[test] if test else any(runs.values())):
-            extended.append(f"{file}::{test}")
+        elif (runs[test] if test else any(runs.values())) != without_dagger:
+            wrong.append(f"{file}::{test}")
 
     assert len(named) > 10, "the document was read"
     assert missing == []
-    assert extended == []
+    assert wrong == []

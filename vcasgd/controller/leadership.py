@@ -33,7 +33,7 @@ class Leadership(EssentialThread):
         self._control = control
         self._lease_seconds = settings.lease_seconds
         self._sure_seconds = settings.lease_seconds * SURE_SHARE
-        self._period = settings.heartbeat / 2
+        self._period = settings.heartbeat
         self._owner = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         self._stopped = threading.Event()
         self._renewed_at: float | None = None

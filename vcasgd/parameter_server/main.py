@@ -235,14 +235,15 @@ class ParameterServer:
             self._heartbeat_at = 0.0
 
     def _heartbeat(self) -> None:
-        """Send a heartbeat and update the jobs, twice per heartbeat interval."""
+        """Send a heartbeat and update the jobs: twice per heartbeat interval, once without jobs."""
         try:
             if (view := self._look.take()) is not None:
                 self._use_jobs(view)
         except (StoreUnavailable, StoreDenied, StoreFull) as error:
             # Training continues without the ledger.
             log.warning("ledger: %s", error)
-        if time.monotonic() - self._heartbeat_at < self._settings.heartbeat / 2:
+        period = self._settings.heartbeat / (2 if self._shards else 1)
+        if time.monotonic() - self._heartbeat_at < period:
             if self._admits_more:
                 self._admit()
             return

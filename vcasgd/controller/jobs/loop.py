@@ -96,7 +96,7 @@ class JobLoop(EssentialThread):
             if self._leadership.sure:
                 self._step_all()
             # Without jobs, no step is urgent; a new job has no machine yet.
-            self._stopped.wait(self._settings.heartbeat / (4 if self._lifecycles else 2))
+            self._stopped.wait(self._settings.heartbeat / (4 if self._lifecycles else 1))
 
     def stop(self, *, checkpoint: bool) -> None:
         """Stop the thread; with ``checkpoint``, write a last checkpoint of each job."""

@@ -16,8 +16,9 @@ from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two calls to each tensors server.
+#: Seconds between two calls to each tensors server, and after all keys of all servers.
 PAUSE_SECONDS = 1.0
+REST_SECONDS = 5.0
 
 
 class Sweeper(EssentialThread):
@@ -47,7 +48,7 @@ class Sweeper(EssentialThread):
 
     def work(self) -> None:
         """Sweep while this controller is the leader, until :meth:`stop`."""
-        while not self._stopped.wait(PAUSE_SECONDS):
+        while not self._stopped.wait(PAUSE_SECONDS if any(self._cursors) else REST_SECONDS):
             for node in range(len(self._nodes)):
                 if self._leadership.sure and not self._stopped.is_set():
                     self._sweep(node)
