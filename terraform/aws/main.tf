@@ -27,12 +27,18 @@ locals {
   managed     = var.redis == "managed"
   open        = length(var.api_cidrs) > 0
   node_names  = [for index in range(var.store.nodes) : "store-${index}"]
+  replicas    = var.store.replicas > 0 ? [for index in range(var.store.nodes) : "replica-${index}"] : []
   bucket_name = "${var.cluster}-${data.aws_caller_identity.me.account_id}-${var.region}"
 
   # Fixed, so that configuration can name an address before its machine exists.
   control_address = cidrhost(module.network.home_cidr, 10)
-  store_addresses = { for index, name in local.node_names : name => cidrhost(module.network.home_cidr, 20 + index) }
-  head_port       = 10000
+  store_addresses = merge(
+    { for index, name in local.node_names : name => cidrhost(module.network.home_cidr, 20 + index) },
+    { for index, name in local.replicas : name => cidrhost(module.network.home_cidr, 100 + index) },
+  )
+  # All that a later change of store can add, because there is one certificate for the life of the cluster.
+  server_addresses = [for host in concat([10], range(20, 84), range(100, 164)) : cidrhost(module.network.home_cidr, host)]
+  head_port        = 10000
 
   is_wheel = endswith(var.package, ".whl")
   releases = local.is_wheel ? {
@@ -74,10 +80,12 @@ locals {
   }
   # The control plane issues one certificate for all servers, and puts its authority into the bucket.
   encryption = var.tls ? { AUTHORITY = "${module.bucket.url}/control/ca.pem" } : {}
-  subject    = var.tls ? { TLS_SUBJECT = join(",", [for address in concat([local.control_address], values(local.store_addresses)) : "IP:${address}"]) } : {}
+  subject    = var.tls ? { TLS_SUBJECT = join(",", [for address in local.server_addresses : "IP:${address}"]) } : {}
   inside = merge(local.encryption, local.subject, {
+    CONTROL_HOST  = local.control_address
     LEDGER_URL    = local.ledger_url
     MANAGED_REDIS = local.managed ? module.store.managed_redis.id : ""
+    REPLICA_HOSTS = join(" ", [for name in local.replicas : local.store_addresses[name]])
     STORE_HOSTS   = join(" ", [for name in local.node_names : local.store_addresses[name]])
   })
   settings = {
@@ -158,13 +166,16 @@ module "identity" {
 
 module "store_data" {
   source   = "../modules/cloud-init"
-  for_each = toset(local.node_names)
+  for_each = { for name in concat(local.node_names, local.replicas) : name => split("-", name) }
 
-  role    = "store"
-  cloud   = "aws"
-  machine = merge(local.machine, local.inside)
+  role  = each.value[0]
+  cloud = "aws"
+  machine = merge(local.machine, local.inside, {
+    ADDRESS = local.store_addresses[each.key]
+    NODE    = each.value[1]
+  })
   settings = merge(local.settings, {
-    VCASGD_NODE = index(local.node_names, each.key)
+    VCASGD_NODE = each.value[1]
   })
 }
 
@@ -185,8 +196,8 @@ module "store" {
     image         = local.image
     profile       = module.identity.profiles["store"]
     machines = {
-      for name in local.node_names : name => {
-        address = local.store_addresses[name], user_data = module.store_data[name].user_data
+      for name, data in module.store_data : name => {
+        address = local.store_addresses[name], user_data = data.user_data
       }
     }
   }
@@ -231,6 +242,7 @@ module "control_data" {
   role  = "control-plane"
   cloud = "aws"
   machine = merge(local.machine, local.inside, {
+    ADDRESS            = local.control_address
     API_NAME           = local.open ? aws_eip.api[0].public_ip : "localhost"
     API_SUBJECT        = "IP:${local.open ? aws_eip.api[0].public_ip : "127.0.0.1"},DNS:localhost"
     LEDGER_DISK        = local.managed ? "" : module.store.ledger_disk

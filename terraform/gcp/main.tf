@@ -10,12 +10,18 @@ locals {
   managed     = var.redis == "managed"
   open        = length(var.api_cidrs) > 0
   node_names  = [for index in range(var.store.nodes) : "store-${index}"]
+  replicas    = var.store.replicas > 0 ? [for index in range(var.store.nodes) : "replica-${index}"] : []
   bucket_name = "${var.cluster}-${var.project}"
 
   # Fixed, so that configuration can name an address before its machine exists.
   control_address = cidrhost(module.network.cidr, 10)
-  store_addresses = { for index, name in local.node_names : name => cidrhost(module.network.cidr, 20 + index) }
-  head_port       = 10000
+  store_addresses = merge(
+    { for index, name in local.node_names : name => cidrhost(module.network.cidr, 20 + index) },
+    { for index, name in local.replicas : name => cidrhost(module.network.cidr, 100 + index) },
+  )
+  # All that a later change of store can add, because there is one certificate for the life of the cluster.
+  server_addresses = [for host in concat([10], range(20, 84), range(100, 164)) : cidrhost(module.network.cidr, host)]
+  head_port        = 10000
 
   is_wheel = endswith(var.package, ".whl")
   releases = local.is_wheel ? {
@@ -59,10 +65,12 @@ locals {
   }
   # The control plane issues one certificate for all servers, and puts its authority into the bucket.
   encryption = var.tls ? { AUTHORITY = "${module.bucket.url}/control/ca.pem" } : {}
-  subject    = var.tls ? { TLS_SUBJECT = join(",", [for address in concat([local.control_address], values(local.store_addresses)) : "IP:${address}"]) } : {}
+  subject    = var.tls ? { TLS_SUBJECT = join(",", [for address in local.server_addresses : "IP:${address}"]) } : {}
   inside = merge(local.encryption, local.subject, {
+    CONTROL_HOST  = local.control_address
     LEDGER_URL    = local.ledger_url
     MANAGED_REDIS = local.managed ? module.store.managed_redis.id : ""
+    REPLICA_HOSTS = join(" ", [for name in local.replicas : local.store_addresses[name]])
     STORE_HOSTS   = join(" ", [for name in local.node_names : local.store_addresses[name]])
   })
   settings = {
@@ -142,13 +150,16 @@ module "network" {
 
 module "store_data" {
   source   = "../modules/cloud-init"
-  for_each = toset(local.node_names)
+  for_each = { for name in concat(local.node_names, local.replicas) : name => split("-", name) }
 
-  role    = "store"
-  cloud   = "gcp"
-  machine = merge(local.machine, local.inside)
+  role  = each.value[0]
+  cloud = "gcp"
+  machine = merge(local.machine, local.inside, {
+    ADDRESS = local.store_addresses[each.key]
+    NODE    = each.value[1]
+  })
   settings = merge(local.settings, {
-    VCASGD_NODE = index(local.node_names, each.key)
+    VCASGD_NODE = each.value[1]
   })
   files = local.authority
 }
@@ -175,8 +186,8 @@ module "store" {
     machine_type = var.store.machine_type
     image        = var.image
     machines = {
-      for name in local.node_names : name => {
-        address = local.store_addresses[name], user_data = module.store_data[name].user_data
+      for name, data in module.store_data : name => {
+        address = local.store_addresses[name], user_data = data.user_data
       }
     }
   }
@@ -230,6 +241,7 @@ module "control_data" {
   role  = "control-plane"
   cloud = "gcp"
   machine = merge(local.machine, local.inside, {
+    ADDRESS            = local.control_address
     API_NAME           = local.open ? google_compute_address.api[0].address : "localhost"
     API_SUBJECT        = "IP:${local.open ? google_compute_address.api[0].address : "127.0.0.1"},DNS:localhost"
     LEDGER_DISK        = local.managed ? "" : "ledger"

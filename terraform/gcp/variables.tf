@@ -160,13 +160,22 @@ variable "control_plane_type" {
 }
 
 variable "store" {
-  description = "Number and machine type of the store nodes."
-  type        = object({ nodes = optional(number, 1), machine_type = optional(string, "e2-standard-2") })
-  default     = {}
+  description = "Number and machine type of the store nodes, and whether each has a second machine with a replica of its tensors server."
+  type = object({
+    nodes        = optional(number, 1)
+    machine_type = optional(string, "e2-standard-2")
+    replicas     = optional(number, 0)
+  })
+  default = {}
 
   validation {
     condition     = var.store.nodes >= 1 && var.store.nodes <= 64 && floor(var.store.nodes) == var.store.nodes
     error_message = "store.nodes must be from 1 to 64."
+  }
+
+  validation {
+    condition     = contains([0, 1], var.store.replicas)
+    error_message = "store.replicas must be 0 or 1."
   }
 }
 

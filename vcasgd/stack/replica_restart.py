@@ -1,8 +1,7 @@
 """Restart of a replicated server as a primary or a replica.
 
-A dead primary must not start before the Sentinels have promoted its replica. They would still
-regard it as the primary, and the replica would discard its data to copy the empty primary (see
-"Safety of replication when master has persistence turned off" on redis.io).
+A dead primary does not start before the Sentinels have promoted its replica; see
+:mod:`vcasgd.store.embedded.role_at_start`. The supervisor asks without waiting.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from collections.abc import Callable, Iterable
 
 from vcasgd.errors import StackError
 from vcasgd.store.embedded.replicas import replication_lines
+from vcasgd.store.embedded.role_at_start import PROMOTION_SECONDS
 from vcasgd.store.embedded.server import ServerFiles, write_configuration
 from vcasgd.store.sentinel import named_primary
 
-#: Seconds to wait for a promotion. After that, no replica can be promoted, and the server starts
-#: as the primary. Sentinels promote nothing for 30 s after a pause of 2 s (TILT mode).
-PROMOTION_SECONDS = 45.0
 _MONITOR = re.compile(r'^sentinel monitor "?(\S+?)"? \S+ (\d+) \d+$', re.MULTILINE)
 _EPOCH = re.compile(r'^sentinel config-epoch "?(\S+?)"? (\d+)$', re.MULTILINE)
 

@@ -71,14 +71,59 @@ run "tls" {
   }
 
   assert {
-    condition     = strcontains(module.store_data["store-1"].files["/etc/vcasgd/machine.env"], "TLS_SUBJECT='IP:10.80.0.10,IP:10.80.0.20,IP:10.80.0.21'")
-    error_message = "the certificate must have the addresses of all servers"
+    condition = alltrue([
+      for host in ["10", "20", "21", "83", "100", "163"] :
+      strcontains("${local.subject.TLS_SUBJECT},", "IP:10.80.0.${host},")
+    ])
+    error_message = "the certificate must have the addresses of all servers that the cluster can get"
   }
 
   assert {
     condition     = strcontains(module.worker_data["aws-spot"].files["/etc/vcasgd/machine.env"], "/control/ca.pem'")
     error_message = "workers must fetch the authority"
   }
+}
+
+run "replicas" {
+  variables {
+    store = { nodes = 2, replicas = 1 }
+  }
+
+  assert {
+    condition = alltrue([
+      for files in [module.control_data.files, module.store_data["store-1"].files, module.store_data["replica-1"].files] :
+      strcontains(files["/etc/vcasgd/machine.env"], "REPLICA_HOSTS='10.80.0.100 10.80.0.101'") &&
+      strcontains(files["/etc/vcasgd/machine.env"], "CONTROL_HOST='10.80.0.10'") &&
+      contains(keys(files), "/etc/systemd/system/vcasgd-sentinel.service") &&
+      contains(keys(files), "/usr/local/lib/vcasgd/sentinel")
+    ])
+    error_message = "control plane, store nodes, and replicas must run Sentinels that know all servers"
+  }
+
+  assert {
+    condition = (
+      strcontains(module.store_data["replica-1"].files["/etc/vcasgd/machine.env"], "ADDRESS='10.80.0.101'") &&
+      strcontains(module.store_data["replica-1"].files["/etc/vcasgd/machine.env"], "NODE='1'") &&
+      contains(keys(module.store_data["replica-1"].files), "/etc/vcasgd/replication.conf") &&
+      !contains(keys(module.store_data["replica-1"].files), "/etc/systemd/system/vcasgd-server.service")
+    )
+    error_message = "a replica must know its store node and have no parameter server"
+  }
+
+  assert {
+    condition     = toset(keys(module.store.node_ids)) == toset(["store-0", "store-1", "replica-0", "replica-1"])
+    error_message = "each replica needs a machine of its own"
+  }
+}
+
+run "two_replicas" {
+  command = plan
+
+  variables {
+    store = { replicas = 2 }
+  }
+
+  expect_failures = [var.store]
 }
 
 run "wrong_names" {

@@ -1,17 +1,32 @@
 locals {
   infra = "${path.module}/../../../infra"
 
-  programs = ["common", "cloud-${var.cloud}", "boot", "unit-failed", var.role == "worker" ? "worker" : "secrets"]
+  # Machines of a cluster whose tensors servers have replicas know their addresses.
+  replicated = lookup(var.machine, "REPLICA_HOSTS", "") != ""
+  sentinel   = local.replicated ? ["sentinel"] : []
+
+  programs = concat(["common", "cloud-${var.cloud}", "boot", "unit-failed"], {
+    control-plane = concat(["secrets"], local.sentinel)
+    store         = concat(["secrets", "tensors"], local.sentinel)
+    replica       = concat(["secrets", "tensors"], local.sentinel)
+    worker        = ["worker"]
+  }[var.role])
 
   units = {
-    control-plane = ["secrets", "ledger", "head", "api", "controller"]
-    store         = ["secrets", "tensors", "server"]
+    control-plane = concat(["secrets", "ledger", "head", "api", "controller"], local.sentinel)
+    store         = concat(["secrets", "tensors", "server"], local.sentinel)
+    replica       = concat(["secrets", "tensors"], local.sentinel)
     worker        = ["worker"]
   }[var.role]
 
+  tensors = merge(
+    { "tensors.conf" = "redis/tensors.conf" },
+    local.replicated ? { "replication.conf" = "redis/replication.conf" } : {},
+  )
   configurations = {
     control-plane = { "ledger.conf" = "redis/ledger.conf", "nginx.conf" = "nginx/vcasgd.conf" }
-    store         = { "tensors.conf" = "redis/tensors.conf" }
+    store         = local.tensors
+    replica       = local.tensors
     worker        = {}
   }[var.role]
 

@@ -3,8 +3,8 @@ variable "role" {
   type        = string
 
   validation {
-    condition     = contains(["control-plane", "store", "worker"], var.role)
-    error_message = "role must be control-plane, store, or worker."
+    condition     = contains(["control-plane", "store", "replica", "worker"], var.role)
+    error_message = "role must be control-plane, store, replica, or worker."
   }
 }
 

@@ -13,7 +13,7 @@ output "managed_redis" {
 }
 
 output "node_ids" {
-  description = "Instance ID of each store node."
+  description = "Instance ID of each store node and replica."
   value       = { for name, node in aws_instance.node : name => node.id }
 }
 

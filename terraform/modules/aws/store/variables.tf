@@ -59,7 +59,7 @@ variable "backup" {
 }
 
 variable "nodes" {
-  description = "Store nodes: type and image, instance profile, and the address and user data of each."
+  description = "Store nodes and their replicas: type and image, instance profile, and the address and user data of each."
   type = object({
     instance_type = string
     image         = string

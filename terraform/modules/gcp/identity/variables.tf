@@ -24,7 +24,7 @@ variable "pools" {
   type        = list(string)
 
   validation {
-    condition     = !contains(var.pools, "store") && !contains(var.pools, "control")
-    error_message = "pools: no pool may be called store or control, because its machines could not be distinguished from those."
+    condition     = length(setintersection(var.pools, ["control", "store", "replica"])) == 0
+    error_message = "pools: no pool may be called control, store, or replica, because its machines could not be distinguished from those."
   }
 }

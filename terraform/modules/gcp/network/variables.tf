@@ -8,8 +8,8 @@ variable "cidr" {
   type        = string
 
   validation {
-    condition     = can(cidrhost(var.cidr, 100))
-    error_message = "cidr must be an IPv4 network such as 10.80.0.0/20."
+    condition     = can(cidrhost(var.cidr, 163))
+    error_message = "cidr must be an IPv4 network of /24 or larger, such as 10.80.0.0/20."
   }
 }
 

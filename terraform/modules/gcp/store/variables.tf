@@ -49,7 +49,7 @@ variable "backup" {
 }
 
 variable "nodes" {
-  description = "Store nodes: type and image, and the address and user data of each."
+  description = "Store nodes and their replicas: type and image, and the address and user data of each."
   type = object({
     machine_type = string
     image        = string

@@ -1,0 +1,75 @@
+"""Primary or replica: the role that a server with a replica has when it starts.
+
+A dead primary must not start before the Sentinels have promoted its replica. They would still
+regard it as the primary, and the replica would discard its data to copy the empty primary (see
+"Safety of replication when master has persistence turned off" on redis.io).
+
+``python -m vcasgd.store.embedded.role_at_start OWN FIRST`` prints ``host:port`` of the primary of
+this machine's tensors service when its server may start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from vcasgd.errors import VcasgdError
+from vcasgd.logging import configure_logging, exit_status
+from vcasgd.settings import load_settings
+from vcasgd.store.sentinel import named_primary
+
+Address = tuple[str, int]
+
+#: Seconds to wait for a promotion. After that, no replica can be promoted, and the server starts
+#: as the primary. Sentinels promote nothing for 30 s after a pause of 2 s (TILT mode).
+PROMOTION_SECONDS = 45.0
+#: Pause between two questions to the Sentinels.
+PAUSE_SECONDS = 0.5
+
+
+def primary_at_start(
+    url: str, own: Address, first: Address, *, seconds: float = PROMOTION_SECONDS
+) -> Address:
+    """Return the primary's address, which is ``own`` if this server has to be the primary.
+
+    Waits at most ``seconds`` while the Sentinels of the service ``url`` name this server, which is
+    not running, or while no majority of them answers; then the primary is ``first``. Raises
+    :class:`~vcasgd.errors.StoreError` as :func:`named_primary` does.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        primary = named_primary(url)
+        if primary not in (None, own):
+            return primary
+        if time.monotonic() >= deadline:
+            return primary or first
+        time.sleep(PAUSE_SECONDS)
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def main() -> int:
+    """Print the primary's address. Return 1 after an error."""
+    configure_logging("tensors")
+    parser = argparse.ArgumentParser(prog="python -m vcasgd.store.embedded.role_at_start")
+    parser.add_argument("own", type=_address, metavar="OWN", help="host:port of this server")
+    parser.add_argument(
+        "first", type=_address, metavar="FIRST", help="host:port of the service's first primary"
+    )
+    parser.add_argument("--seconds", type=float, default=PROMOTION_SECONDS)
+    given = parser.parse_args()
+    try:
+        url = load_settings().own_tensors_url()
+        host, port = primary_at_start(url, given.own, given.first, seconds=given.seconds)
+    except VcasgdError as error:
+        return exit_status(error)
+    sys.stdout.write(f"{host}:{port}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
