@@ -22,6 +22,7 @@ TESTS = Path(__file__).parent
 WHOLE_STACKS = (
     "chaos/test_whole_stack.py",
     "chaos/test_money_and_labels.py",
+    "chaos/test_private_jobs.py",
     "chaos/test_audit.py",
     "chaos/test_priorities.py",
     "chaos/test_learners_on_machines.py",

@@ -8,7 +8,8 @@
     ├── UserCodeError           the user's code raised an exception; carries its traceback as text
     │   ├── TaskImportError     the task can't be imported or constructed
     │   ├── NonFiniteLoss       the loss was NaN or infinite
-    │   └── DataError           the index or a shard of a sharded data set can't be used
+    │   ├── DataError           the index or a shard of a sharded data set can't be used
+    │   └── SetupFailed         the job's packages can't be installed, or a setup command failed
     ├── StoreError
     │   ├── StoreUnavailable    no connection, or no answer in time; a retry may help
     │   ├── StoreUnsupported    the server is too old, or configured so that data could be lost
@@ -102,6 +103,10 @@ class NonFiniteLoss(UserCodeError):
 
 class DataError(UserCodeError):
     """The index or a shard of a sharded data set is missing, damaged, or has another format."""
+
+
+class SetupFailed(UserCodeError):
+    """The job's packages can't be installed, or a setup command failed; shows the last output."""
 
 
 class StoreError(VcasgdError):

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TextIO
 
 from pythonjsonlogger.json import JsonFormatter
 
@@ -25,6 +26,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
+from vcasgd.masking import masked
 from vcasgd.settings import log_format
 
 #: Valid request IDs; they need no quoting in a header, a log line, or a URL.
@@ -99,11 +101,18 @@ def configure_logging(role: str, level: str | None = None) -> None:
 
     A line has the time, the role, and the process, and the job, worker, and request of the record.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _MaskedHandler(sys.stderr)
     handler.addFilter(Correlated())
     handler.setFormatter(_json_formatter(role) if log_format() == "json" else _TextFormatter(role))
     logging.basicConfig(level=level or logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+class _MaskedHandler(logging.StreamHandler[TextIO]):
+    """Handler that shows no hidden values (:mod:`vcasgd.masking`)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
 
 
 class _TextFormatter(logging.Formatter):

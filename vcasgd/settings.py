@@ -78,6 +78,12 @@ class Settings(BaseSettings):
     job_secret: SecretStr | None = Field(
         default=None, description="Secret that passwords and keys of workers are derived from."
     )
+    secrets_key: SecretStr | None = Field(
+        default=None,
+        min_length=32,
+        description="Random text that the secrets of jobs are encrypted with, for the API and the "
+        "controller.",
+    )
     worker_key: SecretStr | None = Field(
         default=None, description="Key that signs the headers of a worker's updates."
     )

@@ -44,6 +44,8 @@ FROZEN_SECONDS = 5
 EPOCHS = 14
 #: Updates after which a fault has shown what it does.
 SEVERAL = 6
+#: Secrets of the platform that no machine has.
+SECRETS = ("ledger", "tensors", "jobs", "job-secrets")
 Eventually = Callable[..., Any]
 
 
@@ -219,7 +221,7 @@ def _assert_tables(job: Job, folder: Path) -> None:
 
 
 def test_no_machine_holds_server_passwords(stack: Stack, job: str) -> None:
-    private = {stack.home.ensure_password(name) for name in ("ledger", "tensors", "jobs")}
+    private = {stack.home.ensure_password(name) for name in SECRETS}
     for machine in stack.training_workers(job):
         files = [Path(f"/proc/{each.pid}/environ") for each in processes_of(machine, None)]
         files += (stack.home.path / "instances" / machine).rglob("*")

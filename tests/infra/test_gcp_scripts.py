@@ -31,7 +31,9 @@ def test_secrets_are_generated_once_and_read_by_the_store(
         done = machine.run("secrets")
         assert done.returncode == 0, done.stderr
     # Then they have the same passwords
-    assert set(google.secrets) == {"mine-servers", "mine-api-token", "mine-ray-token"}
+    assert set(google.secrets) == {
+        f"mine-{name}" for name in ("servers", "api-token", "ray-token", "job-secrets")
+    }
     passwords = json.loads(google.secrets["mine-servers"])
     secrets = control.secrets()
     assert secrets["VCASGD_LEDGER_URL"] == f"redis://:{passwords['ledger']}@10.0.0.10:6379/0"
@@ -39,6 +41,8 @@ def test_secrets_are_generated_once_and_read_by_the_store(
         f"redis://:{passwords['tensors']}@10.0.0.{number}:6380/0" for number in (20, 21)
     ]
     assert secrets["VCASGD_TOKEN"] == google.secrets["mine-api-token"]
+    assert secrets["VCASGD_SECRETS_KEY"] == google.secrets["mine-job-secrets"]
+    assert "VCASGD_SECRETS_KEY" not in store.secrets()
     assert store.secrets()["VCASGD_JOB_SECRET"] == secrets["VCASGD_JOB_SECRET"] == passwords["jobs"]
     assert (
         f"requirepass {passwords['tensors']}"

@@ -107,7 +107,7 @@ def test_a_worker_that_waits_for_another_one_reports_progress_until_the_limit(
     wanted, reports = spec(f"{web}/base.bin"), []
     with (tmp_path / f".{wanted.sha256}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(StorageUnavailable, match="does not finish"):
+        with pytest.raises(StorageUnavailable, match="another process holds"):
             fetch_base(wanted, tmp_path, lambda: reports.append(1))
 
     assert len(reports) >= 2

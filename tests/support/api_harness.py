@@ -75,6 +75,7 @@ class Api:
             "VCASGD_LEDGER_URL": self.ledger.files.url,
             "VCASGD_STORAGE_URL": self.storage.url,
             "VCASGD_HEARTBEAT": str(HEARTBEAT),
+            "VCASGD_SECRETS_KEY": self.token * 2,
             "VCASGD_PACKAGE_LIMIT_MB": str(PACKAGE_LIMIT_MB),
             "OMP_NUM_THREADS": "1",
         }

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from vcasgd.chaos.network import Direction
 from vcasgd.errors import SpecError
 from vcasgd.spec.duration import Duration
-from vcasgd.spec.job import spec_error
+from vcasgd.spec.problems import spec_error
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.yaml import load_mapping
 

@@ -29,8 +29,7 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
         raise SpecError(
             f"{path}, changed by --set: {error.message}", remedy=error.remedy, **error.details
         ) from error
-    directory = (path.parent / spec.working_dir).resolve()
-    return spec.model_copy(update={"working_dir": str(directory)})
+    return spec.located(path.parent)
 
 
 def show_warnings(spec: JobSpec) -> None:

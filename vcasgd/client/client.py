@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages
 from vcasgd.client.job import Job, JobCalls
+from vcasgd.client.secret_values import check_secret_files, read_secrets
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
 from vcasgd.errors import NotFound
 from vcasgd.schemas.costs import PlanView, SpendView
@@ -80,16 +81,28 @@ class Client(JobCalls):
 
     # -- jobs -------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec, package: bytes, idempotency_key: str | None = None) -> Job:
+    def submit(
+        self,
+        spec: JobSpec,
+        package: bytes,
+        idempotency_key: str | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> Job:
         """Upload the package unless the API has it, and create a job.
 
-        A repeated call with the same key returns the same job. Raises
+        ``secrets`` replaces what is read from the sources in the spec. A repeated call with the
+        same key returns the same job. Raises
         :class:`~vcasgd.errors.SpecError` for the wrong field,
         :class:`~vcasgd.errors.PackageError`, and :class:`~vcasgd.errors.Conflict` if the key
         belongs to another job.
         """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        body = {"spec": spec.model_dump(mode="json"), "package": self.upload(package)}
+        values = read_secrets(spec, secrets or {})
+        body = {
+            "spec": spec.model_dump(mode="json"),
+            "package": self.upload(package),
+            "secrets": values,
+        }
         return self._bound(self._api.post(Job, "jobs", body, headers=headers))
 
     def submit_directory(
@@ -99,6 +112,7 @@ class Client(JobCalls):
         idempotency_key: str | None = None,
     ) -> Job:
         """Pack the spec's working directory and submit it. Raises the errors of :meth:`submit`."""
+        check_secret_files(spec)
         package = pack(Path(spec.working_dir), int(limit_mb * 1e6))
         return self.submit(spec, package, idempotency_key)
 

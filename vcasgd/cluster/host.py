@@ -10,6 +10,8 @@ import threading
 import traceback
 from typing import Any
 
+from vcasgd.masking import masked
+
 
 class Host:
     """Ray actor that runs a worker's entry point and exits when the entry point returns.
@@ -34,7 +36,7 @@ def _run(entry: str, arguments: dict[str, Any]) -> None:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - this thread has no caller
-        traceback.print_exc()
+        sys.stderr.write(masked(traceback.format_exc()))
     finally:
         logging.shutdown()
         sys.stdout.flush()

@@ -24,7 +24,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vcasgd.errors import SpecError
-from vcasgd.spec.job import JobSpec, Label, spec_error
+from vcasgd.spec.job import JobSpec, Label
+from vcasgd.spec.problems import spec_error
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.yaml import load_mapping
 

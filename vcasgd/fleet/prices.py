@@ -25,7 +25,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from vcasgd.errors import SpecError
-from vcasgd.spec.job import spec_error
+from vcasgd.spec.problems import spec_error
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.yaml import load_mapping
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from html import escape
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, SecretStr
 
 from vcasgd.schemas.base import ReportedSpec, RequestBody, Schema
+from vcasgd.spec.environment import LONGEST_VALUE, MOST_VARIABLES
 from vcasgd.spec.evaluate import place_of
 from vcasgd.spec.job import JobSpec, JobState, Priority, Weight
 
@@ -16,6 +17,7 @@ DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 #: Most characters of a job file; real ones have some dozens of lines.
 LONGEST_YAML = 100_000
 
+SecretValue = Annotated[SecretStr, Field(min_length=1, max_length=LONGEST_VALUE)]
 #: A specification in a request; its errors are those of a job file, not pydantic's.
 SubmittedSpec = Annotated[JobSpec, PlainValidator(JobSpec.parse, json_schema_input_type=JobSpec)]
 
@@ -200,6 +202,11 @@ class SubmitRequest(RequestBody):
 
     spec: SubmittedSpec
     package: str = Field(pattern=DIGEST_PATTERN, description="SHA-256 of an uploaded package.")
+    secrets: dict[str, SecretValue] | None = Field(
+        default=None,
+        max_length=MOST_VARIABLES,
+        description="The values of the specification's `secrets`. No response contains them.",
+    )
 
 
 class ResumeRequest(RequestBody):

@@ -7,31 +7,24 @@ seconds (``90``) or a number with a unit (``30s``, ``5m``, ``6h``, ``2d``).
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Iterable
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from vcasgd.errors import SpecError
 from vcasgd.spec.base import BaseSpec
 from vcasgd.spec.duration import Duration
+from vcasgd.spec.environment import Commands, Environment, RequirementsFile, Secrets
 from vcasgd.spec.evaluate import Evaluate
+from vcasgd.spec.problems import spec_error
 from vcasgd.spec.stop import Stop
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.tuning import Tuning
-from vcasgd.spec.update import RULES, RoundsSpec, Update
+from vcasgd.spec.update import RoundsSpec, Update
 from vcasgd.spec.yaml import load_mapping
 
 
@@ -142,6 +135,18 @@ class JobSpec(StrictModel):
     )
     working_dir: str = "."
     args: dict[str, Any] = Field(default_factory=dict)
+    env: Environment = Field(
+        default={}, description="environment variables of the workers; everyone can read them"
+    )
+    secrets: Secrets = Field(
+        default={}, description="secret variables of the workers, and where their values come from"
+    )
+    requirements: RequirementsFile | None = Field(
+        default=None, description="file in working_dir with Python packages to install"
+    )
+    setup: Commands = Field(
+        default=(), description="shell commands to run on each machine before the first worker"
+    )
     base: BaseSpec | None = Field(
         default=None, description="weights that each machine loads itself, from vcasgd.base()"
     )
@@ -224,6 +229,12 @@ class JobSpec(StrictModel):
         details = {"field": field, "problem": problem, "remedy": remedy}
         raise PydanticCustomError("length", "{field}: {problem}", details)
 
+    @model_validator(mode="after")
+    def _each_variable_once(self) -> JobSpec:
+        if both := sorted(self.env.keys() & self.secrets.keys()):
+            raise ValueError(f"{both[0]} is in env and in secrets; remove it from one of them")
+        return self
+
     @field_validator("args")
     @classmethod
     def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -295,77 +306,23 @@ class JobSpec(StrictModel):
             raise SpecError(
                 f"{path}: {error.message}", remedy=error.remedy, **error.details
             ) from error
-        return spec.model_copy(
-            update={"working_dir": str((path.parent / spec.working_dir).resolve())}
-        )
+        return spec.located(path.parent)
+
+    def located(self, folder: Path) -> JobSpec:
+        """Return a copy with absolute local paths, which are relative to ``folder`` now."""
+        secrets = {
+            name: source.model_copy(
+                update={"file": str((folder / Path(source.file).expanduser()).resolve())}
+            )
+            if source.file
+            else source
+            for name, source in self.secrets.items()
+        }
+        working_dir = str((folder / self.working_dir).resolve())
+        return self.model_copy(update={"working_dir": working_dir, "secrets": secrets})
 
 
 def load_job_mapping(source: str | Path) -> dict[str, Any]:
     """Return the fields of a job file, or of its text, unchecked. Raises :class:`SpecError`."""
     remedy = "write at least name, task, and epochs, max_samples, or max_steps"
     return load_mapping(source, "a job", remedy=remedy)
-
-
-def spec_error(error: ValidationError, model: type[BaseModel] = JobSpec) -> SpecError:
-    """Convert a pydantic error: name the first invalid field, and count the others."""
-    first, *others = spec_errors(error, model)
-    more = f" (and {len(others)} more)" if others else ""
-    return SpecError(f"{first.message}{more}", remedy=first.remedy, **first.details)
-
-
-def spec_errors(error: ValidationError, model: type[BaseModel] = JobSpec) -> list[SpecError]:
-    """Convert a pydantic error to one error for each invalid field."""
-    return [_spec_error(each, model) for each in error.errors(include_url=False)]
-
-
-def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
-    path = details["loc"]
-    # pydantic adds the tag of a discriminated union to the path, which is no level of the file
-    field = ".".join(str(part) for part in path if part not in RULES and part != "[key]")
-    remedy = None
-    match details["type"]:
-        case "extra_forbidden":
-            message = "there is no such field"
-            remedy = f"known fields: {', '.join(sorted(_fields_at(model, path[:-1])))}"
-        case "union_tag_invalid":
-            field = f"{field}.rule"
-            message = f"unknown rule {details['ctx']['tag']!r}"
-            remedy = f"choose one of {details['ctx']['expected_tags']}"
-        case "missing":
-            message = "is required"
-        case "dict_type" | "model_type" | "model_attributes_type":
-            message = f"must be a mapping of fields, not {_short(details['input'])}"
-        case "tuple_type" | "too_short":
-            message = f"must be a list of at least one item, not {_short(details['input'])}"
-        case "string_pattern_mismatch" if field == "task":
-            message = f"{details['input']!r} is neither module:Class nor a script of working_dir"
-            remedy = "for example train:MyTask, or train.py"
-        case "string_pattern_mismatch" if field == "name":
-            message = f"{details['input']!r} is not a name"
-            remedy = "use up to 63 lowercase letters, digits, and dashes"
-        case "length":
-            field, message = details["ctx"]["field"], details["ctx"]["problem"]
-            remedy = details["ctx"]["remedy"]
-        case "value_error":
-            message = details["msg"].removeprefix("Value error, ")
-        case _:
-            expected = details["msg"].replace("Input should be", "must be")
-            message = f"{expected}; not {_short(details['input'])}"
-    field = field or "job"
-    return SpecError(f"{field}: {message}", remedy=remedy, field=field)
-
-
-def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
-    """Return the fields of the section of a model at a path."""
-    for part in path:
-        if isinstance(part, int):  # An item of a list, whose annotation led to the item's model.
-            continue
-        annotation = RULES.get(part) or model.model_fields[part].annotation
-        # An optional section is a union with None.
-        model = next((each for each in get_args(annotation) if each is not type(None)), annotation)
-    fields: dict[str, Any] = model.model_fields
-    return [field.alias or name for name, field in fields.items()]
-
-
-def _short(value: object) -> str:
-    return textwrap.shorten(repr(value), 60, placeholder=" …")

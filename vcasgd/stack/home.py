@@ -5,7 +5,8 @@ They are in one folder::
     stack.lock      held by the supervisor and its guardian
     stack.json      see :mod:`vcasgd.stack.state`
     token           the API's bearer token, generated once
-    secrets.json    passwords of the Redis servers, of Ray and for workers, generated once
+    secrets.json    passwords of the Redis servers, of Ray and for workers, and the key of the
+                    jobs' secrets, generated once
     ledger/         the ledger's append-only file
     tensors/        configuration of the tensors server; tensors-0/, … on several store nodes
     storage/        packages, checkpoints, models

@@ -97,6 +97,8 @@ class StackLayout:
     ray_token: str = field(repr=False)
     #: Secret from which the workers' passwords are derived, or None if they share one.
     job_secret: str | None = field(repr=False)
+    #: Key that the secrets of jobs are encrypted with.
+    secrets_key: str = field(repr=False)
 
     @classmethod
     def plan(cls, home: StackHome, settings: Settings, before: StackState) -> StackLayout:
@@ -139,6 +141,7 @@ class StackLayout:
             token=token,
             ray_token=home.ensure_password("ray"),
             job_secret=_job_secret(home, settings),
+            secrets_key=_secrets_key(home, settings),
         )
 
     @property
@@ -176,6 +179,11 @@ def _job_secret(home: StackHome, settings: Settings) -> str | None:
         return None
     secret = settings.job_secret
     return secret.get_secret_value() if secret else home.ensure_password("jobs")
+
+
+def _secrets_key(home: StackHome, settings: Settings) -> str:
+    key = settings.secrets_key
+    return key.get_secret_value() if key else home.ensure_password("job-secrets")
 
 
 def service_urls(home: StackHome, state: StackState) -> dict[str, str]:

@@ -184,7 +184,7 @@ def _head(layout: StackLayout, name: str) -> StackPart:
 
 
 def _api(layout: StackLayout, name: str) -> StackPart:
-    env = {**_common(layout), "VCASGD_TOKEN": layout.token}
+    env = {**_common(layout), **_secrets_key(layout), "VCASGD_TOKEN": layout.token}
     ready = probes.http(f"{layout.api_url}/readyz")
     return StackPart(name, _module("vcasgd.api", env), ready)
 
@@ -197,6 +197,7 @@ def _controller(layout: StackLayout, name: str) -> StackPart:
             {
                 **_common(layout),
                 **_job_secret(layout),
+                **_secrets_key(layout),
                 "VCASGD_RAY_TOKEN": layout.ray_token,
             },
         ),
@@ -212,6 +213,10 @@ def _module(name: str, env: dict[str, str]) -> Callable[[], Command]:
 
 def _job_secret(layout: StackLayout) -> dict[str, str]:
     return {"VCASGD_JOB_SECRET": layout.job_secret} if layout.job_secret else {}
+
+
+def _secrets_key(layout: StackLayout) -> dict[str, str]:
+    return {"VCASGD_SECRETS_KEY": layout.secrets_key}
 
 
 def _common(layout: StackLayout) -> dict[str, str]:

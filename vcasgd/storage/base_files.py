@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TextIO
 from urllib.parse import urlsplit, urlunsplit
 
 from vcasgd.cache_folder import default_cache_folder
 from vcasgd.errors import DataError, NotFound, StorageUnavailable
+from vcasgd.file_lock import hold_lock
 from vcasgd.settings import Settings
 from vcasgd.spec.base import LIST_NAME, BaseSpec
 from vcasgd.storage.objects import Storage
@@ -24,7 +22,6 @@ from vcasgd.task.base_path import use_base
 CHUNK_BYTES = 8 << 20
 #: Most seconds to wait for another worker of this machine that fetches the same base.
 LOCK_SECONDS = 3600.0
-LOCK_POLL_SECONDS = 0.2
 
 
 def prepare_base(
@@ -149,22 +146,10 @@ class _Copy:
 def _locked(path: Path, on_progress: Callable[[], None]) -> Iterator[None]:
     """Hold a lock, so that one worker of this machine fetches while the others wait.
 
-    It ends with its holder. Raises :class:`StorageUnavailable` after :data:`LOCK_SECONDS`.
+    Raises :class:`StorageUnavailable` after :data:`LOCK_SECONDS`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + LOCK_SECONDS
-    with path.open("w") as file:
-        while not _acquire(file):
-            if time.monotonic() > deadline:
-                raise StorageUnavailable(f"base: another worker holds {path} and does not finish")
-            on_progress()
-            time.sleep(LOCK_POLL_SECONDS)
-        yield
-
-
-def _acquire(file: TextIO) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        with hold_lock(path, LOCK_SECONDS, on_progress):
+            yield
+    except TimeoutError as error:
+        raise StorageUnavailable(f"base: {error}") from None

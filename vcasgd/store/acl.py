@@ -172,7 +172,9 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
         Grant("RW", "zadd zincrby", (keys.beats,)),
         Grant("W", "hset hdel", (keys.holders,)),
         Grant("RW", "hset hincrby", (keys.counters,)),
-        Grant("W", "hset", (keys.workers, keys.evaluations, keys.facts, keys.refused)),
+        Grant("W", "hset", (keys.workers, keys.evaluations, keys.facts, keys.refused,
+                            keys.secret_requests)),
+        Grant("R", "hget", (keys.secret_answers,)),
         Grant("W", "xadd", (keys.events, keys.logs)),
         Grant("W", "rpush ltrim", (keys.failures,)),
     )  # fmt: skip

@@ -210,6 +210,21 @@ class LedgerKeys:
         return self._key("logs")
 
     @property
+    def secrets(self) -> str:
+        """String: the job's secrets, encrypted. Workers can't read it."""
+        return self._key("secrets")
+
+    @property
+    def secret_requests(self) -> str:
+        """Hash: worker → public key, to which it wants the job's secrets encrypted."""
+        return self._key("secret-requests")
+
+    @property
+    def secret_answers(self) -> str:
+        """Hash: worker → the job's secrets, encrypted for it. Read-only for workers."""
+        return self._key("secret-answers")
+
+    @property
     def all(self) -> tuple[str, ...]:
         """All keys of the job."""
         return (*self.worker_script_keys, *self.platform_keys)
@@ -255,6 +270,9 @@ class LedgerKeys:
             self.thinned,
             self.logs,
             self.traffic,
+            self.secrets,
+            self.secret_requests,
+            self.secret_answers,
         )
 
 

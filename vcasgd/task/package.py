@@ -53,7 +53,7 @@ def pack(directory: Path, limit_bytes: int) -> bytes:
     """
     if not directory.is_dir():
         raise PackageError(f"working_dir: {directory} is not a directory", field="working_dir")
-    files = sorted(_files(directory))
+    files = sorted(packed_files(directory))
     if not files:
         raise PackageError(f"working_dir: {directory} contains no files", field="working_dir")
     _check_size(directory, files, limit_bytes)
@@ -123,7 +123,7 @@ def _check_name(name: str) -> None:
         raise PackageError(f"the package contains a file outside itself: {name!r}")
 
 
-def _files(directory: Path) -> Iterator[Path]:
+def packed_files(directory: Path) -> Iterator[Path]:
     ignored = _ignored(directory)
     for folder, folders, names in os.walk(directory):
         inside = Path(folder).relative_to(directory)

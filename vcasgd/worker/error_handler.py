@@ -15,6 +15,7 @@ from vcasgd.errors import (
     UserCodeError,
     VcasgdError,
 )
+from vcasgd.masking import masked
 from vcasgd.store.connection import patiently
 from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.leases import WorkKind
@@ -113,8 +114,8 @@ class ErrorHandler:
         failure = Failure(
             worker=context.name,
             piece=lease.piece if lease else "prepare",
-            message=str(error),
-            traceback=traceback,
+            message=masked(str(error)),
+            traceback=masked(traceback),
             # The data set and the model are the same at every attempt.
             fatal=isinstance(error, SpecError),
             diverged=isinstance(error, NonFiniteLoss),

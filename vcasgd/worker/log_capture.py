@@ -1,4 +1,4 @@
-"""Copies what a worker prints to the job's log."""
+"""Copies what a worker prints to the job's log, without hidden values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
+from vcasgd.masking import masked
 from vcasgd.store.ledger.jobs import Jobs
 
 #: Most lines kept between two heartbeats; more are counted and dropped.
@@ -74,8 +75,8 @@ class _Tee:
         self._rest.text = rest
         for line in lines:
             if line.strip():
-                self._add(line)
-        return self._stream.write(text)
+                self._add(masked(line))
+        return self._stream.write(masked(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

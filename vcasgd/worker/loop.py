@@ -69,7 +69,9 @@ class Worker:
         self._departure = Departure(settings.lease_seconds, self._push_seconds)
         self.shards = ShardGroup(context.nodes, job, settings.patience_seconds, context.key)
         self._tuned = TunedSettings(context.ledger, job, name)
-        self._setup = Setup(context, self.shards, self._status, build)
+        self._setup = Setup(
+            context, self.shards, self._status, lambda: self._departure.leaving, build
+        )
         self._moments = MomentsExchange(context.nodes, job, name)
         self._trainer = Trainer(
             *(name, self.shards, self._held, self._departure, self._status, self._tuned),

@@ -25,17 +25,20 @@ from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import unpack
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.heartbeat import WorkerStatus
+from vcasgd.worker.held_leases import WorkInterrupted
+from vcasgd.worker.job_environment import set_variables, use_packages
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.shard_group import ShardGroup
 
 
 class Setup:
     """Builds the worker's :class:`Learner`. Methods raise :class:`~vcasgd.errors.PackageError`,
-    :class:`~vcasgd.errors.StorageUnavailable`, :class:`~vcasgd.errors.DataError` and
-    :class:`~vcasgd.errors.SpecError`, besides what
+    :class:`~vcasgd.errors.StorageUnavailable`, :class:`~vcasgd.errors.DataError`,
+    :class:`~vcasgd.errors.SetupFailed`, and :class:`~vcasgd.errors.SpecError`, besides what
     :class:`~vcasgd.worker.trainer.Trainer` raises.
 
-    ``build`` replaces the learner of the job's own task, for measurements.
+    ``leaving()`` is true once the worker has to stop. ``build`` replaces the learner of the job's
+    own task, for measurements.
     """
 
     def __init__(
@@ -43,9 +46,11 @@ class Setup:
         context: WorkerContext,
         shards: ShardGroup,
         status: WorkerStatus,
+        leaving: Callable[[], bool],
         build: Callable[[JobRecord], Learner] | None = None,
     ) -> None:
         self._context = context
+        self._leaving = leaving
         self._shards = shards
         self._status = status
         self._build = build or self._build_from_package
@@ -87,10 +92,21 @@ class Setup:
             self._script.close()
 
     def _build_from_package(self, job: JobRecord) -> Learner:
-        prepare_base(job.spec.base, self._context.settings, self._status.note_progress)
-        task = load(job.spec.task, job.spec.args, self._code_of(job))
+        context, on_progress = self._context, self._progress
+        code = self._code_of(job)
+        # After the package is fetched: a job may set credentials of its own for its data.
+        set_variables(context, job.spec, on_progress)
+        use_packages(job.spec, job.package, code, context.settings, on_progress)
+        prepare_base(job.spec.base, context.settings, on_progress)
+        task = load(job.spec.task, job.spec.args, code)
         self._script = task if isinstance(task, ScriptTask) else None
         return Learner(job.spec, task, best_device())
+
+    def _progress(self) -> None:
+        """Report that a long step goes on. Raises :class:`WorkInterrupted` if the worker leaves."""
+        self._status.note_progress()
+        if self._leaving():
+            raise WorkInterrupted
 
     def _code_of(self, job: JobRecord) -> Path:
         """Return the folder with the user's code, which is unpacked once on each machine."""

@@ -1503,6 +1503,33 @@ export interface components {
             args?: {
                 [key: string]: unknown;
             };
+            /**
+             * Env
+             * @description environment variables of the workers; everyone can read them
+             * @default {}
+             */
+            env: {
+                [key: string]: string;
+            };
+            /**
+             * Secrets
+             * @description secret variables of the workers, and where their values come from
+             * @default {}
+             */
+            secrets: {
+                [key: string]: components["schemas"]["SecretSource"];
+            };
+            /**
+             * Requirements
+             * @description file in working_dir with Python packages to install
+             */
+            requirements?: string | null;
+            /**
+             * Setup
+             * @description shell commands to run on each machine before the first worker
+             * @default []
+             */
+            setup: string[];
             /** @description weights that each machine loads itself, from vcasgd.base() */
             base?: components["schemas"]["BaseSpec"] | null;
             /**
@@ -1633,6 +1660,33 @@ export interface components {
             args?: {
                 [key: string]: unknown;
             };
+            /**
+             * Env
+             * @description environment variables of the workers; everyone can read them
+             * @default {}
+             */
+            env: {
+                [key: string]: string;
+            };
+            /**
+             * Secrets
+             * @description secret variables of the workers, and where their values come from
+             * @default {}
+             */
+            secrets: {
+                [key: string]: components["schemas"]["SecretSource"];
+            };
+            /**
+             * Requirements
+             * @description file in working_dir with Python packages to install
+             */
+            requirements?: string | null;
+            /**
+             * Setup
+             * @description shell commands to run on each machine before the first worker
+             * @default []
+             */
+            setup: string[];
             /** @description weights that each machine loads itself, from vcasgd.base() */
             base?: components["schemas"]["BaseSpec"] | null;
             /**
@@ -2400,6 +2454,22 @@ export interface components {
          */
         Scope: "read" | "submit" | "admin";
         /**
+         * SecretSource
+         * @description Source of a secret's value for the command line; by default, a variable of its name.
+         */
+        SecretSource: {
+            /**
+             * Env
+             * @description variable of your environment
+             */
+            env?: string | null;
+            /**
+             * File
+             * @description file on your computer, relative to the job file
+             */
+            file?: string | null;
+        };
+        /**
          * ServerGaugesView
          * @description Gauges of a server. A value that the server has not reported is null.
          */
@@ -2708,6 +2778,13 @@ export interface components {
              * @description SHA-256 of an uploaded package.
              */
             package: string;
+            /**
+             * Secrets
+             * @description The values of the specification's `secrets`. No response contains them.
+             */
+            secrets?: {
+                [key: string]: string;
+            } | null;
         };
         /**
          * SubtasksView

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Response, status
 
 from vcasgd.api.access import READ, SUBMIT, CallerDep, check_owner
 from vcasgd.api.convert import job_view
-from vcasgd.api.dependencies import ControlDep, JobsDep, LedgerDep, StorageDep, WorkerBeatsDep
+from vcasgd.api.dependencies import (
+    ControlDep,
+    JobsDep,
+    LedgerDep,
+    SettingsDep,
+    StorageDep,
+    WorkerBeatsDep,
+)
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
+from vcasgd.encryption import StorageCipher
 from vcasgd.errors import SpecError
 from vcasgd.fleet.pool_rows import choices
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.logging import isolated
 from vcasgd.schemas.jobs import ChangeRequest, JobView, ResumeRequest, SubmitRequest
+from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec, JobState
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.job_secrets import encrypt_secrets
 from vcasgd.store.ledger.retention import Retention
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
@@ -51,6 +62,7 @@ _EXISTING: dict[int | str, dict[str, Any]] = {
 def submit_job(
     jobs: JobsDep,
     control: ControlDep,
+    settings: SettingsDep,
     storage: StorageDep,
     beats: WorkerBeatsDep,
     caller: CallerDep,
@@ -67,6 +79,7 @@ def submit_job(
         idempotency_key,
         owner=caller.name,
         owner_limit=caller.max_machines,
+        encrypt=_encryption(settings, body),
     )
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     if not created:
@@ -76,6 +89,35 @@ def submit_job(
 
 def _view(beats: WorkerBeats, job: JobRecord) -> JobView:
     return job_view(job, beats.traffic(job.id))
+
+
+def _encryption(settings: Settings, body: SubmitRequest) -> Callable[[str], str] | None:
+    """Return the function that encrypts the request's secrets; None if there are none."""
+    names, values = body.spec.secrets.keys(), body.secrets or {}
+    if missing := sorted(names - values.keys()):
+        raise SpecError(
+            f"secrets.{missing[0]}: the request has no value for it",
+            remedy="submit the job file with vcasgd submit, which reads the values, or send them "
+            "in the request's secrets",
+            field=f"secrets.{missing[0]}",
+        )
+    if unknown := sorted(values.keys() - names):
+        # Without the name, which may be a value that was confused with it.
+        raise SpecError(
+            f"secrets: {len(unknown)} values have names that the specification's secrets lack",
+            field="secrets",
+        )
+    if not values:
+        return None
+    if settings.secrets_key is None:
+        raise SpecError(
+            "secrets: this cluster has no key to encrypt them",
+            remedy="set VCASGD_SECRETS_KEY for the API and the controller",
+            field="secrets",
+        )
+    cipher = StorageCipher(settings.secrets_key.get_secret_value())
+    plain = {name: value.get_secret_value() for name, value in values.items()}
+    return lambda job: encrypt_secrets(cipher, job, plain)
 
 
 def _check_package(storage: Storage, digest: str) -> None:

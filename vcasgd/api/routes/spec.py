@@ -13,7 +13,8 @@ from vcasgd.api.dependencies import JobsDep
 from vcasgd.api.problems import documented
 from vcasgd.errors import SpecError
 from vcasgd.schemas.jobs import JobText, Mistake, Validation
-from vcasgd.spec.job import JobSpec, load_job_mapping, spec_errors
+from vcasgd.spec.job import JobSpec, load_job_mapping
+from vcasgd.spec.problems import spec_errors
 from vcasgd.spec.stability import unstable_settings
 
 router = APIRouter(tags=["spec"])
@@ -36,7 +37,7 @@ def validate_job(body: JobText) -> Validation:
         line = error.details.get("line")
         return _invalid(Mistake(path="", message=error.message, remedy=error.remedy, line=line))
     except ValidationError as error:
-        return _invalid(*map(_mistake, spec_errors(error)[:MOST_MISTAKES]))
+        return _invalid(*map(_mistake, spec_errors(error, JobSpec)[:MOST_MISTAKES]))
     warnings = [
         Mistake(path=each.field, message=each.message, remedy=each.remedy)
         for each in unstable_settings(spec)

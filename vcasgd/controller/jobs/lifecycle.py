@@ -59,6 +59,8 @@ class JobLifecycle:
         self._deleted = False
         #: Id of the request that submitted the job; set by the first step.
         self.request: str | None = None
+        #: True if the job's workers need secrets; set by the first step.
+        self.has_secrets = False
 
     def step(self) -> str | None:
         """Do what is next for the job in its present state.
@@ -66,7 +68,7 @@ class JobLifecycle:
         If its workers wrote something that can't be read, do nothing and return why.
         """
         job = self._jobs.get(self._job)
-        self.request = job.request
+        self.request, self.has_secrets = job.request, bool(job.spec.secrets)
         if job.invalid is not None and not job.state.over:
             return job.invalid
         self._checkpoints.collect()

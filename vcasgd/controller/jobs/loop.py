@@ -14,6 +14,7 @@ from vcasgd.controller.jobs.lifecycle import JobLifecycle
 from vcasgd.controller.jobs.sweeper import Sweeper
 from vcasgd.controller.jobs.tuning import Tuner
 from vcasgd.controller.leadership import Leadership
+from vcasgd.encryption import StorageCipher
 from vcasgd.errors import (
     JobUnreadable,
     StoreDenied,
@@ -27,6 +28,7 @@ from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import LedgerAdmission
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.job_secrets import SecretDelivery
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.quota import Quota
 from vcasgd.store.ledger.retention import Retention
@@ -80,6 +82,9 @@ class JobLoop(EssentialThread):
         self._lifecycles: dict[str, JobLifecycle] = {}
         self._tuners: dict[str, Tuner] = {}
         self._quotas: dict[str, Quota] = {}
+        self._deliveries: dict[str, SecretDelivery] = {}
+        key = settings.secrets_key
+        self._cipher = StorageCipher(key.get_secret_value()) if key else None
         #: Ended jobs that are not cleaned up, and since when by :func:`time.monotonic`.
         self._ended_at: dict[str, float] = {}
         #: Jobs that were failed because of what their workers wrote.
@@ -145,13 +150,23 @@ class JobLoop(EssentialThread):
             if why := quota.enforce() or _violation(lifecycle):
                 self._expel(job, why)
             else:
+                if lifecycle.has_secrets:
+                    self._deliver_secrets(job)
                 tuner.step()
 
     def _begin(self, job: str) -> None:
         heartbeat = self._settings.heartbeat
         self._tuners[job] = Tuner(job, self._ledger, self._beats, heartbeat)
         self._quotas[job] = Quota(self._ledger, job, heartbeat)
+        self._deliveries[job] = SecretDelivery(self._ledger, job, self._cipher)
         self._lifecycles[job] = self._lifecycle(job)
+
+    def _deliver_secrets(self, job: str) -> None:
+        try:
+            self._deliveries[job].answer()
+        except JobUnreadable as error:
+            active = [state for state in JobState if not state.over]
+            self._jobs.transition(job, JobState.FAILED, active, why=error.message)
 
     def _expel(self, job: str, why: str) -> None:
         """Fail a job, and take its workers' access to the ledger."""
@@ -168,7 +183,8 @@ class JobLoop(EssentialThread):
             log.error("%s: %s", job, why)
         lingers = time.monotonic() - ended_at < LINGER_LEASES * self._settings.lease_seconds
         if self._lifecycles[job].clean_up() and not lingers:
-            for state in (self._lifecycles, self._tuners, self._quotas, self._ended_at):
+            states = self._lifecycles, self._tuners, self._quotas, self._deliveries, self._ended_at
+            for state in states:
                 del state[job]
 
     def _lifecycle(self, job: str) -> JobLifecycle:

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -91,8 +91,12 @@ class Jobs(EventLog):
         *,
         owner: str | None = None,
         owner_limit: int | None = None,
+        encrypt: Callable[[str], str] | None = None,
     ) -> tuple[JobRecord, bool]:
-        """Like :meth:`submit`; also return True if this call created the job."""
+        """Like :meth:`submit`; also return True if this call created the job.
+
+        ``encrypt`` returns the secrets of the job with the ID that it gets, encrypted.
+        """
         suffix = "".join(secrets.choice(_LETTERS) for _ in range(6))
         job = f"{spec.name}-{suffix}"
         body = spec.model_dump_json()
@@ -110,9 +114,10 @@ class Jobs(EventLog):
         try:
             created, stored_digest = self._submit(
                 keys=[names.idempotency(owner, idempotency_key or ""), names.JOBS, names.ACTIVE,
-                      keys.record, keys.work, keys.open, keys.events],
+                      keys.record, keys.work, keys.open, keys.events, keys.secrets],
                 args=[job, digest, IDEMPOTENCY_SECONDS if idempotency_key else 0, event,
-                      FULL_SHARE, len(work), *_flat(work), *_flat(record)],
+                      FULL_SHARE, encrypt(job) if encrypt else "", len(work), *_flat(work),
+                      *_flat(record)],
             )  # fmt: skip
         except StoreFull as error:
             raise StoreFull(
@@ -212,9 +217,10 @@ class Jobs(EventLog):
             extra.setdefault("ended_at", time.time())
         event = event_text(f"job-{to.value}", why, {}, self._request(job))
         changed, state = self._transition(
-            keys=[keys.record, names.ACTIVE, keys.events],
+            keys=[keys.record, names.ACTIVE, keys.events,
+                  keys.secrets, keys.secret_requests, keys.secret_answers],
             args=[job, to.value, int(to.over), event, len(extra), *_flat(extra), *allowed],
-        )
+        )  # fmt: skip
         if not state:
             raise NotFound(f"there is no job {job}", status=404)
         return bool(changed)

@@ -28,7 +28,7 @@ class Quota:
         self._period = period
         self._checked_at = float("-inf")
         self._small = (keys.facts, keys.workers, keys.beats, keys.evaluations, keys.refused,
-                       keys.failures, keys.events, keys.logs)  # fmt: skip
+                       keys.failures, keys.events, keys.logs, keys.secret_requests)  # fmt: skip
         self._large = (keys.leases, keys.holders, keys.open, keys.counters)
 
     def enforce(self) -> str | None:

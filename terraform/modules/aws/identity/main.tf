@@ -6,7 +6,7 @@ data "aws_partition" "here" {}
 
 locals {
   ec2     = "arn:${data.aws_partition.here.partition}:ec2:${data.aws_region.here.name}:${data.aws_caller_identity.me.account_id}"
-  secrets = toset(["api-token", "ray-token", "servers"])
+  secrets = toset(["api-token", "job-secrets", "ray-token", "servers"])
   roles = {
     control = "control plane: API, ledger, controller"
     store   = "tensors servers and parameter servers"

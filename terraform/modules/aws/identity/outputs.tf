@@ -7,7 +7,7 @@ output "profiles" {
 }
 
 output "secrets" {
-  description = "Name of each secret: api-token, ray-token, servers."
+  description = "Name of each secret: api-token, job-secrets, ray-token, servers."
   value       = { for name, secret in aws_secretsmanager_secret.this : name => secret.name }
 }
 

@@ -1,5 +1,5 @@
 locals {
-  secrets = toset(["api-token", "ray-token", "servers"])
+  secrets = toset(["api-token", "job-secrets", "ray-token", "servers"])
   roles = {
     control = "control plane: API, ledger, controller"
     store   = "tensors servers and parameter servers"

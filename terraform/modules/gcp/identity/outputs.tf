@@ -4,6 +4,6 @@ output "accounts" {
 }
 
 output "secrets" {
-  description = "Path of each secret: api-token, ray-token, servers."
+  description = "Path of each secret: api-token, job-secrets, ray-token, servers."
   value       = { for name, secret in google_secret_manager_secret.this : name => "projects/${var.project}/secrets/${secret.secret_id}" }
 }

@@ -1,0 +1,158 @@
+"""Secrets of jobs in the ledger: who can read them, and how workers get them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.harness import RedisServer
+from support.servers import url_of
+from support.waiting import await_truth
+from support.world import spec_of
+
+from vcasgd.encryption import Recipient, StorageCipher
+from vcasgd.errors import JobUnreadable, StoreDenied, StoreUnavailable
+from vcasgd.store.acl import LEDGER_SCRIPTS, AclUsers, ledger_user
+from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.clearance import Clearances
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.job_secrets import SecretDelivery, encrypt_secrets, receive_secrets
+from vcasgd.store.ledger.jobs import Jobs
+
+CIPHER = StorageCipher("k" * 48)
+VALUES = {"API_TOKEN": "a-secret-value", "PEM": "two\nlines"}
+SECONDS = 30.0
+
+
+@pytest.fixture
+def job(ledger: RedisClient) -> str:
+    """A job with secrets and a label."""
+    spec = spec_of(secrets={name: {} for name in VALUES}, labels=["eu-only"])
+    record, _ = Jobs(ledger).submit_once(
+        spec, "0" * 64, encrypt=lambda job: encrypt_secrets(CIPHER, job, VALUES)
+    )
+    clearances = Clearances(ledger)
+    clearances.allow({"eu": ["eu-only"], "us": []})
+    clearances.place_all({record.id: {"w-1": ("eu", ""), "w-2": ("eu", ""), "far": ("us", "")}})
+    return record.id
+
+
+@pytest.fixture
+def as_worker(server: RedisServer, ledger: RedisClient, job: str) -> Iterator[RedisClient]:
+    """Return a client that is logged in as the job's workers are."""
+    user = ledger_user("a secret of the cluster", job)
+    AclUsers(ledger, LEDGER_SCRIPTS, 0).sync([user])
+    client = connect(user.url(url_of(server, 0)))
+    yield client
+    client.close()
+    ledger.execute_command("ACL", "DELUSER", user.name)
+
+
+@pytest.fixture
+def answering(ledger: RedisClient, job: str) -> Iterator[None]:
+    """Answer requests as the controller does."""
+    delivery, ended = SecretDelivery(ledger, job, CIPHER), threading.Event()
+
+    def answer() -> None:
+        while not ended.wait(0.01):
+            delivery.answer()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(answer)
+        yield
+        ended.set()
+        running.result(SECONDS)
+
+
+def test_a_worker_gets_the_secrets_and_nobody_can_read_them(
+    ledger: RedisClient, as_worker: RedisClient, job: str, answering: None
+) -> None:
+    keys = LedgerKeys(job)
+
+    assert receive_secrets(as_worker, job, "w-1", SECONDS) == VALUES
+    # Also a second worker of that name, which has another key
+    assert receive_secrets(as_worker, job, "w-1", SECONDS) == VALUES
+
+    stored = [ledger.get(keys.secrets) or b"", *ledger.hvals(keys.secret_answers)]
+    assert len(stored) == 2
+    for value in VALUES.values():
+        assert not any(value.encode() in each for each in stored)
+    assert not ledger.exists(keys.secret_requests)
+
+
+def test_a_worker_can_read_no_stored_secret_and_answer_no_request(
+    as_worker: RedisClient, job: str
+) -> None:
+    keys = LedgerKeys(job)
+    calls: list[Callable[[], object]] = [
+        lambda: as_worker.get(keys.secrets),
+        lambda: as_worker.hset(keys.secret_answers, "w-2", "forged"),
+        lambda: as_worker.hgetall(keys.secret_requests),
+        lambda: as_worker.hget(LedgerKeys("other-job").secret_answers, "w-1"),
+    ]
+    for call in calls:
+        with pytest.raises(StoreDenied):
+            call()
+
+
+@pytest.mark.parametrize("name", ["far", "unplaced", "w-2"])
+def test_a_worker_that_may_not_see_the_data_gets_no_secrets(
+    ledger: RedisClient, job: str, name: str
+) -> None:
+    """One in a pool without the label, one that nobody placed, and one in quarantine."""
+    Jobs(ledger).quarantine(job, "w-2", "checksum")
+    keys, delivery = LedgerKeys(job), SecretDelivery(ledger, job, CIPHER)
+    for worker in (name, "w-1"):
+        ledger.hset(keys.secret_requests, worker, Recipient().address)
+
+    delivery.answer()
+
+    assert ledger.hkeys(keys.secret_answers) == [b"w-1"]
+
+
+def test_an_invalid_request_delays_no_other(
+    ledger: RedisClient, as_worker: RedisClient, job: str, answering: None
+) -> None:
+    ledger.hset(LedgerKeys(job).secret_requests, "w-2", "no key")
+    ledger.hset(LedgerKeys(job).secret_requests, b"\xff?", "no name")
+
+    assert receive_secrets(as_worker, job, "w-1", SECONDS) == VALUES
+
+
+def test_a_worker_waits_in_bounded_time_and_reports_progress(
+    as_worker: RedisClient, job: str
+) -> None:
+    waits: list[float] = []
+
+    with pytest.raises(StoreUnavailable, match="no controller delivered"):
+        receive_secrets(as_worker, job, "w-1", 0.3, lambda: waits.append(time.monotonic()))
+
+    assert waits
+
+
+@pytest.mark.parametrize(
+    ("cipher", "reason"), [(StorageCipher("x" * 48), "another key"), (None, "is not set")]
+)
+def test_a_controller_without_the_key_says_so(
+    ledger: RedisClient, job: str, cipher: StorageCipher | None, reason: str
+) -> None:
+    ledger.hset(LedgerKeys(job).secret_requests, "w-1", Recipient().address)
+
+    with pytest.raises(JobUnreadable, match=reason):
+        SecretDelivery(ledger, job, cipher).answer()
+
+
+def test_secrets_end_with_the_job(
+    ledger: RedisClient, as_worker: RedisClient, job: str, answering: None
+) -> None:
+    keys = LedgerKeys(job)
+    receive_secrets(as_worker, job, "w-1", SECONDS)
+    assert ledger.exists(keys.secrets, keys.secret_answers) == 2
+
+    Jobs(ledger).transition(job, JobState.FAILED, [JobState.STARTING], why="test")
+
+    await_truth(lambda: not ledger.exists(keys.secrets, keys.secret_answers, keys.secret_requests))

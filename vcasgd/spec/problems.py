@@ -1,0 +1,98 @@
+"""Errors in what people write, each with the field and a remedy."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from vcasgd.errors import SpecError
+from vcasgd.spec.update import RULES
+
+
+def spec_error(error: ValidationError, model: type[BaseModel]) -> SpecError:
+    """Convert a pydantic error: name the first invalid field, and count the others."""
+    first, *others = spec_errors(error, model)
+    more = f" (and {len(others)} more)" if others else ""
+    return SpecError(f"{first.message}{more}", remedy=first.remedy, **first.details)
+
+
+def spec_errors(error: ValidationError, model: type[BaseModel]) -> list[SpecError]:
+    """Convert a pydantic error to one error for each invalid field."""
+    found = error.errors(include_url=False)
+    return [
+        _secrets_error(one) if one["loc"][:1] == ("secrets",) else _spec_error(one, model)
+        for one in found
+    ]
+
+
+def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
+    path = details["loc"]
+    # pydantic adds the tag of a discriminated union to the path, which is no level of the file
+    field = ".".join(str(part) for part in path if part not in RULES and part != "[key]")
+    remedy = None
+    match details["type"]:
+        case "extra_forbidden":
+            message = "there is no such field"
+            remedy = f"known fields: {', '.join(sorted(_fields_at(model, path[:-1])))}"
+        case "union_tag_invalid":
+            field = f"{field}.rule"
+            message = f"unknown rule {details['ctx']['tag']!r}"
+            remedy = f"choose one of {details['ctx']['expected_tags']}"
+        case "missing":
+            message = "is required"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            message = f"must be a mapping of fields, not {_short(details['input'])}"
+        case "tuple_type" | "too_short":
+            message = f"must be a list of at least one item, not {_short(details['input'])}"
+        case "string_pattern_mismatch" if field == "task":
+            message = f"{details['input']!r} is neither module:Class nor a script of working_dir"
+            remedy = "for example train:MyTask, or train.py"
+        case "string_pattern_mismatch" if field == "name":
+            message = f"{details['input']!r} is not a name"
+            remedy = "use up to 63 lowercase letters, digits, and dashes"
+        case "length":
+            field, message = details["ctx"]["field"], details["ctx"]["problem"]
+            remedy = details["ctx"]["remedy"]
+        case "value_error":
+            message = details["msg"].removeprefix("Value error, ")
+        case _:
+            expected = details["msg"].replace("Input should be", "must be")
+            message = f"{expected}; not {_short(details['input'])}"
+    field = field or "job"
+    return SpecError(f"{field}: {message}", remedy=remedy, field=field)
+
+
+def _secrets_error(details: ErrorDetails) -> SpecError:
+    """Convert an error in ``secrets`` without the input, which may be a secret."""
+    field = ".".join(str(part) for part in details["loc"] if part != "[key]")
+    remedy = "write HF_TOKEN: {env: HF_TOKEN} or HF_TOKEN: {file: ~/token}, for example"
+    match details["type"]:
+        case "value_error":
+            message = details["msg"].removeprefix("Value error, ")
+        case "string_pattern_mismatch":
+            message = "must be the name of a variable: letters, digits, and underscores"
+        case "extra_forbidden":
+            message = "there is no such field"
+        case _:
+            message = details["msg"].replace("Input should be", "must be")
+    return SpecError(f"{field}: {message}", remedy=remedy, field=field)
+
+
+def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
+    """Return the fields of the section of a model at a path."""
+    for part in path:
+        if isinstance(part, int):  # An item of a list, whose annotation led to the item's model.
+            continue
+        annotation = RULES.get(part) or model.model_fields[part].annotation
+        # An optional section is a union with None.
+        model = next((each for each in get_args(annotation) if each is not type(None)), annotation)
+    fields: dict[str, Any] = model.model_fields
+    return [field.alias or name for name, field in fields.items()]
+
+
+def _short(value: object) -> str:
+    return textwrap.shorten(repr(value), 60, placeholder=" …")

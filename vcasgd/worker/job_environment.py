@@ -1,0 +1,171 @@
+"""Needs of a job besides its code: its variables, its packages, and its setup commands.
+
+The packages are in an environment of their own, on top of the one that the platform runs in. A
+worker is a fork of a process that has imported torch already, so the environment is added to
+``sys.path``. See docs/adr/0036-packages-of-a-job-are-added-to-its-workers.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import site
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+from vcasgd.cache_folder import default_cache_folder
+from vcasgd.errors import SetupFailed
+from vcasgd.file_lock import hold_lock
+from vcasgd.masking import hide
+from vcasgd.settings import Settings
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job_secrets import receive_secrets
+from vcasgd.worker.context import WorkerContext
+from vcasgd.worker.installed import platform_versions
+from vcasgd.worker.shell import run_command
+
+#: Most seconds that the packages take, and the setup commands together.
+INSTALL_SECONDS = SETUP_SECONDS = 1800.0
+#: Most seconds to wait for another worker of this machine that prepares the same environment.
+LOCK_SECONDS = INSTALL_SECONDS + SETUP_SECONDS + 60
+#: File in an environment that is complete.
+COMPLETE = "vcasgd-complete"
+
+
+def set_variables(context: WorkerContext, spec: JobSpec, on_progress: Callable[[], None]) -> None:
+    """Set the job's variables and secrets in this process; its output shows no secret any more.
+
+    Raises :class:`~vcasgd.errors.StoreUnavailable` if no controller delivers the secrets.
+    """
+    os.environ.update(spec.env)
+    if spec.secrets:
+        seconds = context.settings.patience_seconds
+        values = receive_secrets(context.ledger, context.job, context.name, seconds, on_progress)
+        hide(values.values())
+        os.environ.update(values)
+
+
+def use_packages(
+    spec: JobSpec, package: str, code: Path, settings: Settings, on_progress: Callable[[], None]
+) -> None:
+    """Make the job's packages importable; first install them and run its setup commands.
+
+    That is done once on each machine and for each content of these files. Raises
+    :class:`SetupFailed`.
+    """
+    if spec.requirements is None and not spec.setup:
+        return
+    cache = settings.cache_dir
+    folder = cache / "environments" if cache else default_cache_folder("environments")
+    environment = JobEnvironment(spec, package, code, folder)
+    environment.prepare(on_progress)
+    environment.activate()
+
+
+class JobEnvironment:
+    """Virtual environment of one job's packages, on top of the platform's packages."""
+
+    def __init__(self, spec: JobSpec, package: str, code: Path, cache: Path) -> None:
+        self._setup = spec.setup
+        self._code = code
+        self._requirements = code / spec.requirements if spec.requirements else None
+        self._versions = platform_versions()
+        self.folder = cache / self._digest(package)
+        paths = sysconfig.get_paths("venv", vars={"base": str(self.folder)})
+        self._site, self._bin = Path(paths["purelib"]), Path(paths["scripts"])
+
+    def prepare(self, on_progress: Callable[[], None]) -> None:
+        """Build the environment, unless this machine has it. Raises :class:`SetupFailed`."""
+        lock = self.folder.with_suffix(".lock")
+        try:
+            with hold_lock(lock, LOCK_SECONDS, on_progress) as held:
+                if not (self.folder / COMPLETE).exists():
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                    self._build(on_progress, held.fileno())
+                    (self.folder / COMPLETE).touch()
+        except TimeoutError as error:
+            raise SetupFailed(f"setup: {error}") from None
+
+    def activate(self) -> None:
+        """Put the packages first on the path of this process, and of the ones that it starts.
+
+        Raises :class:`SetupFailed` if this process has imported another version of one already.
+        """
+        self._check_imported()
+        before = list(sys.path)
+        site.addsitedir(str(self._site))
+        added = [path for path in sys.path if path not in before]
+        sys.path[:] = [*added, *before]
+        importlib.invalidate_caches()
+        path = os.environ.get("PATH", os.defpath)
+        os.environ["PATH"] = f"{self._bin}{os.pathsep}{path}"
+        os.environ["VIRTUAL_ENV"] = str(self.folder)
+
+    def _digest(self, package: str) -> str:
+        """Return a name that changes with everything that the environment depends on."""
+        text = self._read_requirements() if self._requirements else ""
+        # Commands, and references in requirements, can depend on all files of the package.
+        depends = bool(self._setup) or any(map(_refers_to_files, text.splitlines()))
+        parts = [sys.version, sys.prefix, self._versions, text, self._setup, depends and package]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    def _read_requirements(self) -> str:
+        assert self._requirements is not None
+        try:
+            return self._requirements.read_text()
+        except (OSError, ValueError):
+            name = self._requirements.relative_to(self._code)
+            raise SetupFailed(
+                f"requirements: the job's package has no text file {name}",
+                remedy="the path is relative to working_dir",
+            ) from None
+
+    def _build(self, on_progress: Callable[[], None], lock: int) -> None:
+        venv.create(self.folder, symlinks=True)
+        # pip counts packages on the path as installed, and changes none outside the environment.
+        platform = "\n".join(path for path in sys.path if Path(path).is_absolute())
+        (self._site / "vcasgd-platform.pth").write_text(platform)
+        constraints = self.folder / "constraints.txt"
+        constraints.write_text(
+            "".join(f"{name}=={version}\n" for name, version in self._versions.items())
+        )
+        env = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            "PATH": f"{self._bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "VIRTUAL_ENV": str(self.folder),
+            "PIP_CONSTRAINT": str(constraints),
+            "PIP_NO_INPUT": "1",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+        if self._requirements is not None:
+            python, name = str(self._bin / "python"), self._requirements.name
+            argv = [python, "-m", "pip", "install", "--requirement", name]
+            folder = self._requirements.parent
+            run_command(argv, "requirements", folder, env, INSTALL_SECONDS, on_progress, lock)
+        if self._setup:
+            script = "\n".join(["set -e", *self._setup])
+            argv = ["sh", "-c", script]
+            run_command(argv, "setup", self._code, env, SETUP_SECONDS, on_progress, lock)
+
+    def _check_imported(self) -> None:
+        for entry in sorted(self._site.iterdir()):
+            name = entry.name.partition(".")[0]
+            module = sys.modules.get(name) if entry.suffix != ".dist-info" else None
+            file = getattr(module, "__file__", None)
+            if file and not Path(file).is_relative_to(self._site):
+                raise SetupFailed(
+                    f"requirements: {name} can't be installed for a job, because workers have "
+                    "imported the platform's version of it already",
+                    remedy="use that version, or install another one on all machines",
+                )
+
+
+def _refers_to_files(line: str) -> bool:
+    """Return True if a line of a requirements file can refer to other files."""
+    return line.lstrip().startswith(("-", ".", "/")) or "@" in line or "://" in line
