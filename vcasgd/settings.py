@@ -140,6 +140,34 @@ class Settings(BaseSettings):
         default=None, ge=0, le=65_535, description="Port of the API; 0 for any free one."
     )
     token: SecretStr | None = Field(default=None, description="Token of the API.")
+    api_socket: Path | None = Field(
+        default=None, description="Unix socket where the API listens for the gateway."
+    )
+    join_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65_535,
+        description="Port of the gateway, where machines join over TLS; 0 for any free one. "
+        "Without it, there is no gateway.",
+    )
+    join_host: str = Field(default="0.0.0.0", description="Address where the gateway listens.")
+    join_url: str | None = Field(
+        default=None, description="URL of the gateway as machines elsewhere reach it."
+    )
+    join_certificate: Path | None = Field(
+        default=None,
+        description="PEM file with the gateway's certificate and its chain. Without it, the stack "
+        "makes its own.",
+    )
+    join_key: Path | None = Field(
+        default=None, description="PEM file with the key of the gateway's certificate."
+    )
+    join_pin: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256 of the gateway's certificate, which tokens contain if its authority "
+        "is not well known.",
+    )
     node: int = Field(default=0, ge=0, description="Number of a parameter server's store node.")
     node_url: SecretStr | None = Field(
         default=None, description="URL of the tensors server from inside its store node."

@@ -34,6 +34,12 @@ HARMLESS = {
     ("POST", "/plan"),
     ("DELETE", "/session"),
 }
+JOIN_ONLY = {
+    ("POST", "/join"),
+    ("POST", "/machines/{machine}/report"),
+    ("GET", "/machines/{machine}/packages/{digest}"),
+    ("DELETE", "/machines/{machine}"),
+}
 ADMIN_ONLY = {
     ("POST", "/workers/{worker}/evict"),
     ("POST", "/instances/{instance}/evict"),
@@ -62,13 +68,19 @@ def test_every_route_names_its_scope() -> None:
         if scope is not None
     }
     assert {each for each, scope in guarded.items() if scope is Scope.ADMIN} == ADMIN_ONLY
+    assert {each for each, scope in guarded.items() if scope is Scope.JOIN} == JOIN_ONLY
     changing = {each for each, scope in guarded.items() if scope is Scope.READ and each[0] != "GET"}
     assert changing == HARMLESS
 
 
 @pytest.mark.parametrize(
     ("scope", "allowed"),
-    [("read", {"read"}), ("submit", {"read", "submit"}), ("admin", {"read", "submit", "admin"})],
+    [
+        ("read", {"read"}),
+        ("submit", {"read", "submit"}),
+        ("admin", {"read", "submit", "admin"}),
+        ("join", {"join"}),
+    ],
 )
 def test_a_scope_includes_those_before_it(scope: str, allowed: set[str]) -> None:
     caller = Caller("ann", Scope(scope))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from urllib.parse import urlsplit
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vcasgd.api.app import create_app
 from vcasgd.errors import PortInUse, SpecError, StackError, StoreUnavailable, VcasgdError
@@ -42,8 +45,9 @@ def main() -> int:
         _claim(settings, ledger)
         storage = Storage(settings.required("storage_url"))
         app = create_app(settings, ledger, storage)
-        with listen(settings) as listener:
-            serve(uvicorn.Config(app, log_config=None, access_log=False), listener)
+        config = uvicorn.Config(BehindGateway(app), log_config=None, access_log=False)
+        with listen(settings) as listener, listen_for_gateway(settings) as further:
+            serve(config, [listener, *further])
     except VcasgdError as error:
         return exit_status(error)
     return 0
@@ -103,7 +107,46 @@ def _address(url: str) -> tuple[str, int]:
     return host, port or (443 if parts.scheme == "https" else 80)
 
 
-def serve(config: uvicorn.Config, listener: socket.socket) -> None:
+class BehindGateway:
+    """Marks the requests that came through the gateway as encrypted.
+
+    They arrive at a Unix socket, so they have no client. Nothing takes them for local ones.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope.get("client") is None:
+            scope["scheme"] = "https"
+        await self._app(scope, receive, send)
+
+
+@contextlib.contextmanager
+def listen_for_gateway(settings: Settings) -> Iterator[list[socket.socket]]:
+    """Open the socket that ``api_socket`` names, if any; only this user can connect to it.
+
+    Raises :class:`StackError`.
+    """
+    path = settings.api_socket
+    if path is None:
+        yield []
+        return
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise StackError(
+                f"can't listen on {path}: {error}",
+                remedy="set VCASGD_API_SOCKET to a short path in a writable folder",
+            ) from error
+        yield [listener]
+
+
+def serve(config: uvicorn.Config, listeners: list[socket.socket]) -> None:
     """Serve until SIGTERM or SIGINT, then give requests in progress a few seconds to end."""
     config.timeout_graceful_shutdown = GRACE_SECONDS
     server = uvicorn.Server(config)
@@ -115,7 +158,7 @@ def serve(config: uvicorn.Config, listener: socket.socket) -> None:
     # stop is no failure
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    server.run(sockets=[listener])
+    server.run(sockets=listeners)
 
 
 if __name__ == "__main__":

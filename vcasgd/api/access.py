@@ -57,6 +57,7 @@ def _needs(scope: Scope) -> tuple[Any, ...]:
 
 #: ``dependencies`` of a route; each route has one of these.
 READ, SUBMIT, ADMIN = _needs(Scope.READ), _needs(Scope.SUBMIT), _needs(Scope.ADMIN)
+JOIN = _needs(Scope.JOIN)
 
 
 def scope_of(route: APIRoute) -> Scope | None:

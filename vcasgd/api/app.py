@@ -25,6 +25,7 @@ from vcasgd.api.routes import (
     fleet,
     history,
     jobs,
+    machines,
     monitoring,
     packages,
     session,
@@ -93,7 +94,8 @@ def create_app(
 def _guarded() -> APIRouter:
     anywhere = problems.documented(401, 403, 422, 500, 503)
     router = APIRouter(prefix=PREFIX, responses=anywhere)
-    for part in (session, jobs, spec, history, stream, checkpoints, packages, fleet, costs, tokens):
+    parts = (session, jobs, spec, history, stream, checkpoints, packages, fleet, costs, tokens)
+    for part in (*parts, machines):
         for route in part.router.routes:
             # a route without a scope would be open to every token
             assert isinstance(route, APIRoute)

@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from vcasgd.api.access import CALLER_KEY
+from vcasgd.api.access import CALLER_KEY, refusal
 from vcasgd.api.callers import Caller, Callers
 from vcasgd.api.problems import problem_response
 from vcasgd.api.request_ids import SAFE_METHODS
 from vcasgd.errors import Forbidden, Unauthorized, VcasgdError
+from vcasgd.spec.access import Scope as Access
 
 #: Header of the dashboard's requests. Forms and links of other sites can't set it.
 PAGE_HEADER = "X-Vcasgd-Request"
@@ -51,16 +52,18 @@ class Authentication:
             headers = Headers(scope=scope)
             if self._guards(scope, headers):
                 try:
-                    scope[CALLER_KEY] = await self._caller(scope, headers)
-                except VcasgdError as error:
-                    await problem_response(error)(scope, receive, send)
+                    caller = scope[CALLER_KEY] = await self._caller(scope, headers)
+                    # the metrics are no route, so nothing else checks this
+                    if scope["path"] == METRICS and (error := refusal(caller, Access.READ)):
+                        raise error
+                except VcasgdError as refused:
+                    await problem_response(refused)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
 
     def _guards(self, scope: Scope, headers: Headers) -> bool:
         path = scope["path"]
         if path == METRICS:
-            # every scope includes reading
             return not _is_local(scope, headers)
         public = (scope.get("method", "GET"), path) in self._public
         return path.startswith(self._prefix) and not public

@@ -41,6 +41,8 @@ class Caller:
     max_machines: int | None = None
     #: Unix time at which the token expires; None: never.
     expires_at: float | None = None
+    #: Pool that machines with this token join; only with scope ``join``.
+    pool: str | None = None
     #: Digest of the token's text; None for the bootstrap token, which never changes.
     digest: str | None = field(default=None, repr=False)
     #: Unix time at which the session ends; None without one.
@@ -113,7 +115,14 @@ class Callers:
         if token.expired(time.time()):
             raise Unauthorized(f"the token {token.name} has expired", remedy=_NEW_TOKEN)
         await self._tokens.record_use(token)
-        return Caller(token.name, token.scope, token.max_machines, token.expires_at, token.digest)
+        return Caller(
+            token.name,
+            token.scope,
+            token.max_machines,
+            token.expires_at,
+            token.pool,
+            token.digest,
+        )
 
 
 class _CachedTokens:

@@ -17,6 +17,7 @@ from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.costs import Costs, Workloads
 from vcasgd.store.ledger.events import EventFeed
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.servers import Control, Servers
 from vcasgd.store.ledger.worker_beats import WorkerBeats
 
@@ -40,6 +41,7 @@ def provide(
         Control: control,
         Servers: servers,
         WorkerBeats: WorkerBeats(ledger),
+        JoinedMachines: JoinedMachines(ledger, settings.lease_seconds),
         Costs: costs,
         Workloads: Workloads(ledger),
         Curves: Curves(ledger),
@@ -65,6 +67,7 @@ JobsDep = Annotated[Jobs, _service(Jobs)]
 ControlDep = Annotated[Control, _service(Control)]
 ServersDep = Annotated[Servers, _service(Servers)]
 WorkerBeatsDep = Annotated[WorkerBeats, _service(WorkerBeats)]
+JoinedMachinesDep = Annotated[JoinedMachines, _service(JoinedMachines)]
 CostsDep = Annotated[Costs, _service(Costs)]
 WorkloadsDep = Annotated[Workloads, _service(Workloads)]
 CurvesDep = Annotated[Curves, _service(Curves)]

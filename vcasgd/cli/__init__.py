@@ -8,6 +8,7 @@
 ``doctor``     doctor
 ``jobs``       submit, follow, and the other commands for jobs
 ``fleet``      workers, instances, pools, evict
+``join``       joins a stack elsewhere with this machine
 ``top``        a live overview of the fleet
 ``money``      plan, cost, and the confirmation before a job costs money
 ``watch``      the state of a job over time

@@ -15,6 +15,7 @@ from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Json, ago, err, out, plain, show_json, show_rows
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackPhase, StackState
+from vcasgd.stack.layout import GATEWAY
 
 _PARTS: Columns = {
     "PART": lambda row: row["name"],
@@ -65,14 +66,26 @@ def up(
     ] = False,
     store_nodes: StoreNodes = None,
     replicas: Replicas = None,
+    join_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port where machines elsewhere join over TLS; 0 selects a free one. "
+            "Without it, none can.",
+        ),
+    ] = None,
     home: Home = None,
 ) -> None:
     """Start a stack on this machine, and return when it is ready."""
-    settings = _settings(home, port, store_nodes, replicas)
+    settings = _settings(home, port, store_nodes, replicas, join_port)
     if foreground:
         _run_in_foreground(settings)
     state = stack.up(settings, progress=ReadyPrinter(err))
     out.print(f"the stack is up: {state.api_url}", markup=False)
+    if GATEWAY in state.ports and settings.join_port is not None:
+        port = state.ports[GATEWAY]
+        out.print(f"machines can join at port {port}: vcasgd token create --help", markup=False)
     token_file = StackHome(settings.home).token_file
     out.print(f"home {settings.home_path}, token in {token_file}", markup=False)
 
@@ -107,8 +120,15 @@ def _settings(
     port: int | None = None,
     store_nodes: int | None = None,
     replicas: int | None = None,
+    join_port: int | None = None,
 ) -> Settings:
-    options = {"home": home, "api_port": port, "store_nodes": store_nodes, "replicas": replicas}
+    options = {
+        "home": home,
+        "api_port": port,
+        "store_nodes": store_nodes,
+        "replicas": replicas,
+        "join_port": join_port,
+    }
     update = {name: value for name, value in options.items() if value is not None}
     return load_settings().model_copy(update=update)
 

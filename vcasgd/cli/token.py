@@ -8,6 +8,7 @@ import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Group, Json, ago, err, out, show_json, show_rows, until
+from vcasgd.errors import SpecError
 from vcasgd.spec.access import MOST_MACHINES, Scope
 
 app = typer.Typer(cls=Group, no_args_is_help=True)
@@ -15,6 +16,7 @@ app = typer.Typer(cls=Group, no_args_is_help=True)
 _TOKENS: Columns = {
     "NAME": lambda row: row["name"],
     "SCOPE": lambda row: row["scope"],
+    "POOL": lambda row: row["pool"],
     "MACHINES": lambda row: row["max_machines"],
     "CREATED": lambda row: ago(row["created_at"]),
     "LAST USED": lambda row: ago(row["last_used_at"]) or "never",
@@ -30,13 +32,19 @@ TokenName = Annotated[
 @app.command()
 def create(
     name: TokenName,
-    scope: Annotated[Scope, typer.Option(help="What the token may do.")],
+    scope: Annotated[Scope | None, typer.Option(help="What the token may do.")] = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="Let machines join a pool: the same as --scope join.")
+    ] = False,
+    pool: Annotated[
+        str | None, typer.Option(metavar="POOL", help="Pool that machines join, with --join.")
+    ] = None,
     max_machines: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MOST_MACHINES,
-            help="Most machines that all jobs of this user have at a time.",
+            help="Most machines that all jobs of this user have at a time; with --join, that join.",
         ),
     ] = None,
     expires: Annotated[
@@ -49,16 +57,25 @@ def create(
     """Create an API token, and print it. It can't be shown again.
 
     Scopes: read (look at everything), submit (also submit jobs, and control its own), admin
-    (everything).
+    (everything). A token for machines that join (--join) can do nothing else.
     """
+    if join:
+        scope = Scope.JOIN
+    if scope is None:
+        raise SpecError("--scope or --join is required", field="scope")
     with open_client(url, token) as client:
-        created = client.create_token(name, scope, max_machines=max_machines, expires=expires)
+        created = client.create_token(
+            name, scope, max_machines=max_machines, expires=expires, pool=pool
+        )
     if as_json:
         show_json(created)
         return
     err.print(f"token for {created.name}, scope {created.scope}; it is not shown again:")
     # alone on standard output, for scripts
     out.print(created.token, markup=False)
+    if created.join_url:
+        command = f"VCASGD_TOKEN=… vcasgd join {created.join_url}"
+        err.print(f"on each machine, with this token: {command}", markup=False)
 
 
 @app.command(name="list")

@@ -181,14 +181,16 @@ class Client(JobCalls):
         *,
         max_machines: int | None = None,
         expires: float | str | None = None,
+        pool: str | None = None,
     ) -> NewToken:
         """Create a token for a user. Its secret is in ``token``, and can't be read again.
 
-        ``expires`` is its lifetime in seconds, or as text such as ``30d``. Raises
+        ``expires`` is its lifetime in seconds, or as text such as ``30d``. ``pool`` is what
+        machines join with scope ``join``. Raises
         :class:`~vcasgd.errors.Conflict` if the name is taken.
         """
         body: dict[str, Any] = {"name": name, "scope": scope}
-        options = {"max_machines": max_machines, "expires": expires}
+        options = {"max_machines": max_machines, "expires": expires, "pool": pool}
         body |= {key: value for key, value in options.items() if value is not None}
         return self._api.post(NewToken, "tokens", body)
 

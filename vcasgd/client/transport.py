@@ -43,10 +43,19 @@ class Transport:
     Methods raise :class:`~vcasgd.errors.ApiError` and its subclasses, never errors of httpx.
     """
 
-    def __init__(self, url: str, token: str, timeout: float, ca_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        timeout: float,
+        ca_file: Path | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Connect at the first request. ``tls`` replaces the usual trust and ``ca_file``."""
         self._timeout = timeout
         self.url = _without_password(url)
-        verify = trusted(ca_file) if url.lower().startswith("https:") else True
+        https = url.lower().startswith("https:")
+        verify = tls or trusted(ca_file) if https else True
         with mapped_errors(self.url):
             # trust_env would take proxies from the environment
             self._http = httpx.Client(

@@ -8,7 +8,7 @@ import signal
 import threading
 from typing import NoReturn
 
-from vcasgd.cluster import Cluster
+from vcasgd.controller.fleet.joined import JoinedInstances, MixedWorkplaces, Workplaces
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import connect_ray
@@ -26,6 +26,7 @@ from vcasgd.settings import Settings, load_settings
 from vcasgd.storage.life_sign import SIGNS, LifeSign
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect, patiently
+from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
 from vcasgd.store.watchdog import Watchdog
@@ -44,6 +45,7 @@ class Controller:
         self._ledger = connect(settings.secret("ledger_url"), over_limit=True)
         self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self._control = Control(self._ledger)
+        self._joined = JoinedMachines(self._ledger, settings.lease_seconds)
         self._beats = WorkerBeats(self._ledger)
         self._leadership = Leadership(self._control, settings)
         self._life_sign = LifeSign(
@@ -83,11 +85,13 @@ class Controller:
 
     def make_pools(self) -> PoolRegistry:
         """Return the pools. Raises :class:`SpecError`, :class:`~vcasgd.errors.FleetError`."""
-        return PoolRegistry(self._settings)
+        return PoolRegistry(self._settings, JoinedInstances(self._joined))
 
-    def connect_cluster(self) -> Cluster:
-        """Return a connection to Ray. Raises :class:`~vcasgd.errors.ClusterError`."""
-        return connect_ray(self._settings)
+    def connect_cluster(self, pools: PoolRegistry) -> Workplaces:
+        """Return where workers run. Raises :class:`~vcasgd.errors.ClusterError`."""
+        return MixedWorkplaces(
+            self._joined, lambda: connect_ray(self._settings), lambda: not pools.only_joined
+        )
 
     def fleet_round(self, fleet: FleetLoop) -> None:
         """Run one round. Raises the errors of :meth:`FleetLoop.round`."""
@@ -101,7 +105,7 @@ class Controller:
                 self._ledger,
                 pools,
                 self._beats,
-                self.connect_cluster,
+                lambda: self.connect_cluster(pools),
                 lambda: self._leadership.sure,
             ),
             settings.patience_seconds,

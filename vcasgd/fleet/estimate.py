@@ -120,7 +120,10 @@ def estimate(
     """
     named = pools_of_job(
         spec,
-        [PoolChoice(pool.name, pool.spot, labels.get(pool.name, frozenset())) for pool in pools],
+        [
+            PoolChoice(pool.name, pool.spot, labels.get(pool.name, frozenset()), pool.joined)
+            for pool in pools
+        ],
     )
     demand = _demand(spec, named, labels, {pool.name for pool in pools}, workload)
     bought, waits = _bought(demand, pools, now), False

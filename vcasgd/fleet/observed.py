@@ -112,6 +112,8 @@ class PoolView:
     boot_seconds: float | None = None
     max_price: float | None = None
     """USD per hour of one machine."""
+    joined: bool = False
+    """True if its machines join by themselves: none is bought, and none ends because it is idle."""
     launching_on_demand: int = 0
     """The part of :attr:`launching` that is not spot."""
 

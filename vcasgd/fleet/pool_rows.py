@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vcasgd.fleet.observed import Market, PoolView
-from vcasgd.fleet.pools import PoolChoice
+from vcasgd.fleet.pools import JOIN, PoolChoice
 from vcasgd.fleet.providers.base import Offer
 
 
@@ -54,7 +54,12 @@ def choices(rows: Mapping[str, Mapping[str, Any]]) -> list[PoolChoice]:
     """Return what jobs choose pools by, in the order of the pools file."""
     ordered = sorted(rows.items(), key=lambda row: (int(row[1].get("position") or 0), row[0]))
     return [
-        PoolChoice(name, bool(row.get("spot", True)), frozenset(row.get("labels") or ()))
+        PoolChoice(
+            name,
+            bool(row.get("spot", True)),
+            frozenset(row.get("labels") or ()),
+            row.get("provider") == JOIN,
+        )
         for name, row in ordered
     ]
 
@@ -90,4 +95,5 @@ def from_row(name: str, row: Mapping[str, Any], *, vacant: bool = False) -> Pool
         markets=markets,
         quotas={kind: max(0, most - in_use * (kind is spot)) for kind, most in quotas.items()},
         max_price=row.get("max_price_per_hour"),
+        joined=row.get("provider") == JOIN,
     )

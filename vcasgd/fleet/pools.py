@@ -24,6 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vcasgd.errors import SpecError
+from vcasgd.spec.access import POOL_PATTERN
 from vcasgd.spec.job import JobSpec, Label
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.strict import StrictModel
@@ -31,8 +32,8 @@ from vcasgd.spec.yaml import load_mapping
 
 #: Name of the pool that exists without a file.
 LOCAL_POOL = "local"
-#: Names of pools are used in tags, in labels, and as prefixes of machine ids.
-POOL_NAME = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
+#: Provider of pools whose machines join by themselves.
+JOIN = "join"
 
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
@@ -81,8 +82,8 @@ class PoolSpec(StrictModel):
     #: True if region, zones, and types have defaults.
     simple: ClassVar[bool] = False
 
-    name: str = Field(pattern=POOL_NAME)
-    provider: Literal["local", "aws", "gcp"]
+    name: str = Field(pattern=POOL_PATTERN)
+    provider: Literal["local", "aws", "gcp", "join"]
     region: str = ""
     zones: tuple[Name, ...] = ()
     instance_types: tuple[Name, ...] = ()
@@ -134,6 +135,20 @@ class LocalPoolSpec(PoolSpec):
     template: LocalTemplate = LocalTemplate()
 
 
+class JoinPoolSpec(PoolSpec):
+    """Pool of machines that join by themselves (``vcasgd join``). Nothing is bought in it.
+
+    Only jobs that name it use it, unless there is no other pool.
+    """
+
+    simple: ClassVar[bool] = True
+
+    provider: Literal["join"]
+    zones: tuple[Name, ...] = ("anywhere",)
+    instance_types: tuple[Name, ...] = ("machine",)
+    template: None = None
+
+
 class AwsPoolSpec(PoolSpec):
     """Pool of EC2 instances in one region, from a launch template."""
 
@@ -169,19 +184,23 @@ class PoolChoice:
     name: str
     spot: bool
     labels: frozenset[str]
+    joined: bool = False
+    """True if its machines join by themselves."""
 
 
 def pools_of_job(spec: JobSpec, pools: Iterable[PoolChoice]) -> tuple[str, ...]:
     """Return the names of a job's pools, in order of preference; they may not exist.
 
     Without ``workers.pools`` these are the spot pools that may see the job. If there are none,
-    they are its on-demand pools, and if no pool may see it, all pools, which say why not.
+    they are its on-demand pools, then pools of machines that join, and if no pool may see it, all
+    pools, which say why not.
     """
     if spec.workers.pools is not None:
         return spec.workers.pools
     every = tuple(pools)
     cleared = [each for each in every if each.labels.issuperset(spec.required_labels)]
-    chosen = [each for each in cleared if each.spot] or cleared or every
+    usual = [each for each in cleared if not each.joined]
+    chosen = [each for each in usual if each.spot] or usual or cleared or every
     return tuple(each.name for each in chosen)
 
 
@@ -189,6 +208,7 @@ _KINDS: dict[str, type[PoolSpec]] = {
     "local": LocalPoolSpec,
     "aws": AwsPoolSpec,
     "gcp": GcpPoolSpec,
+    "join": JoinPoolSpec,
 }
 
 

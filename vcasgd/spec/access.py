@@ -14,6 +14,8 @@ from vcasgd.spec.duration import Duration
 BOOTSTRAP = "bootstrap"
 #: Pattern of the name of a token, and so of a user. The text of a token contains it.
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+#: Pattern of the name of a pool. It is used in tags, in labels, and in ids of machines.
+POOL_PATTERN = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 #: Largest limit of machines; far above any fleet.
 MOST_MACHINES = 1_000_000
 #: Longest lifetime of a token; a longer one is a typing error.
@@ -21,7 +23,7 @@ LONGEST_LIFETIME = timedelta(days=3650)
 
 
 class Scope(StrEnum):
-    """Permission of a token. Each scope includes those before it."""
+    """Permission of a token. Each scope but ``join`` includes those before it."""
 
     READ = "read"
     """Read everything but the tokens."""
@@ -29,9 +31,13 @@ class Scope(StrEnum):
     """Submit jobs, and control and delete its own."""
     ADMIN = "admin"
     """Everything: jobs of all users, machines, tokens."""
+    JOIN = "join"
+    """Join with machines, and nothing else."""
 
     def includes(self, other: Scope) -> bool:
         """Return True if this scope permits what ``other`` does."""
+        if Scope.JOIN in (self, other):
+            return self is other
         order = list(Scope)
         return order.index(self) >= order.index(other)
 
@@ -50,4 +56,5 @@ def _not_too_long(lifetime: timedelta) -> timedelta:
 
 TokenName = Annotated[str, Field(pattern=NAME_PATTERN), AfterValidator(_not_reserved)]
 Lifetime = Annotated[Duration, AfterValidator(_not_too_long)]
+PoolName = Annotated[str, Field(pattern=POOL_PATTERN)]
 MachineLimit = Annotated[int, Field(ge=1, le=MOST_MACHINES)]

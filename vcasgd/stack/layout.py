@@ -14,6 +14,7 @@ import psutil
 
 from vcasgd.cluster import TEMP_DIR_BYTES
 from vcasgd.errors import PortInUse, StackError
+from vcasgd.gateway.certificate import ensure_certificate
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.replica_restart import last_primary
@@ -26,6 +27,8 @@ PER_NODE = ("tensors", "server")
 #: Kinds of parts that can have a replica.
 REPLICATED = ("ledger", "tensors")
 _REPLICA = "-replica"
+#: Name of the gateway, which exists if the stack has a port for it.
+GATEWAY = "gateway"
 
 HOST = "127.0.0.1"
 #: Fraction of the machine's memory for all tensors servers together.
@@ -149,6 +152,24 @@ class StackLayout:
         return f"http://{HOST}:{self.ports['api']}"
 
     @property
+    def join_env(self) -> dict[str, str]:
+        """Variables of the gateway, and of the API behind it; empty without a gateway."""
+        if GATEWAY not in self.ports:
+            return {}
+        port = self.ports[GATEWAY]
+        env = {
+            "VCASGD_API_SOCKET": str(self.scratch / "api.sock"),
+            "VCASGD_JOIN_PORT": str(port),
+            "VCASGD_JOIN_URL": self.settings.join_url or f"https://{_own_address()}:{port}",
+        }
+        if self.settings.join_certificate is None:
+            folder = self.home.path / GATEWAY
+            certificate, key = folder / "certificate.pem", folder / "key.pem"
+            env["VCASGD_JOIN_PIN"] = ensure_certificate(certificate, key)
+            env["VCASGD_JOIN_CERTIFICATE"], env["VCASGD_JOIN_KEY"] = str(certificate), str(key)
+        return env
+
+    @property
     def tensors_memory_mb(self) -> int:
         """Memory limit of each tensors server; back-pressure starts before the machine swaps."""
         whole = psutil.virtual_memory().total * MEMORY_SHARE / 1e6
@@ -260,6 +281,8 @@ def _external_urls(settings: Settings, tensors: list[str]) -> dict[str, str]:
 def _ports(settings: Settings, before: Mapping[str, int], servers: list[str]) -> dict[str, int]:
     taken: set[int] = set()
     ports = {"api": _api_port(settings.api_port, before.get("api"))}
+    if settings.join_port is not None:
+        ports[GATEWAY] = _join_port(settings, before.get(GATEWAY), ports["api"])
     for name in (*dict.fromkeys(servers), "head"):
         taken.update(ports.values())
         last = before.get(name)
@@ -278,6 +301,31 @@ def _api_port(requested: int | None, before: int | None) -> int:
             remedy="stop the process that uses it, or choose another port: vcasgd up --port PORT",
         )
     return port
+
+
+def _join_port(settings: Settings, before: int | None, api: int) -> int:
+    """Return the gateway's port; 0 requests the last one or any free port."""
+    port, host = settings.join_port or before, settings.join_host
+    if settings.join_port == 0 and (port is None or not _is_free(port, host)):
+        return _free_port({api})
+    assert port is not None
+    if port == api or not _is_free(port, host):
+        raise PortInUse(
+            f"the port {port} for machines that join is in use",
+            remedy="choose another port: vcasgd up --join-port PORT",
+        )
+    return port
+
+
+def _own_address() -> str:
+    """Return this machine's address in its network, as far as it is known."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # sends nothing; the address is one for documentation (RFC 5737)
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return HOST
 
 
 def _free_port(taken: set[int]) -> int:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from vcasgd.cluster import Command, head
+from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.local.processes import MARKER
+from vcasgd.fleet.providers.registry import configured_pools
 from vcasgd.stack import probes
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import (
+    GATEWAY,
     HOST,
     PER_NODE,
     REPLICATED,
@@ -40,6 +43,7 @@ NEEDS = {
     "head": ("ledger", "sentinel"),
     "api": ("ledger", "tensors", "sentinel"),
     "controller": ("ledger", "tensors", "sentinel", "head"),
+    "gateway": ("ledger", "tensors", "sentinel", "api"),
 }
 PARTS = tuple(NEEDS)
 #: Seconds for an orderly shutdown of a part.
@@ -73,9 +77,15 @@ def mark(home: StackHome, name: str) -> str:
 def make_parts(layout: StackLayout, kinds: Iterable[str] = PARTS) -> list[StackPart]:
     """Return the parts of these kinds in order of start, without servers of the user.
 
-    Raises :class:`~vcasgd.errors.StackError` if there is no server program.
+    There is no gateway without a port for it, and no head if all machines join by themselves.
+    Raises :class:`~vcasgd.errors.StackError` if there is no server program, and
+    :class:`~vcasgd.errors.SpecError` if the pools file is invalid.
     """
     selected = set(kinds)
+    if GATEWAY not in layout.ports:
+        selected.discard(GATEWAY)
+    if all(pool.provider == JOIN for pool in configured_pools(layout.settings)):
+        selected.discard("head")
     names = [name for kind in PARTS if kind in selected for name in _names(layout, kind)]
     return [_part(layout, name, names) for name in names]
 
@@ -97,6 +107,7 @@ def _part(layout: StackLayout, name: str, present: Sequence[str]) -> StackPart:
         "head": _head,
         "api": _api,
         "controller": _controller,
+        GATEWAY: _gateway,
     }[kind_of(name)]
     part = make(layout, name)
     common = {MARKER: mark(layout.home, name), "TMPDIR": str(layout.temporary)}
@@ -184,7 +195,12 @@ def _head(layout: StackLayout, name: str) -> StackPart:
 
 
 def _api(layout: StackLayout, name: str) -> StackPart:
-    env = {**_common(layout), **_secrets_key(layout), "VCASGD_TOKEN": layout.token}
+    env = {
+        **_common(layout),
+        **_secrets_key(layout),
+        **layout.join_env,
+        "VCASGD_TOKEN": layout.token,
+    }
     ready = probes.http(f"{layout.api_url}/readyz")
     return StackPart(name, _module("vcasgd.api", env), ready)
 
@@ -204,6 +220,14 @@ def _controller(layout: StackLayout, name: str) -> StackPart:
         probes.controller(layout.urls["ledger"]),
         stop_seconds=CONTROLLER_STOP_SECONDS,
     )
+
+
+def _gateway(layout: StackLayout, name: str) -> StackPart:
+    env = {**_common(layout), **layout.join_env}
+    # it may listen on one address only
+    host = layout.settings.join_host
+    ready = probes.listening(HOST if host in ("", "0.0.0.0", "::") else host, layout.ports[name])
+    return StackPart(name, _module("vcasgd.gateway.main", env), ready)
 
 
 def _module(name: str, env: dict[str, str]) -> Callable[[], Command]:

@@ -7,7 +7,9 @@ not cleared for the job's data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from urllib.parse import urlsplit
 
+from vcasgd.errors import SpecError
 from vcasgd.settings import Settings
 from vcasgd.store.acl import (
     LEDGER_SCRIPTS,
@@ -21,10 +23,13 @@ from vcasgd.store.acl import (
     tensors_user,
     worker_key,
 )
+from vcasgd.store.address import LEDGER, tensors_service
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.jobs import Jobs
 
+#: Stands for the folder with the sockets on a machine that joined by itself.
+SOCKETS = "/sockets"
 #: Most workers of one job that have access. A user takes 16 KB of a server's memory.
 MOST_WORKERS = 10_000
 #: The same for workers that no controller placed: a worker can report under many names.
@@ -49,6 +54,37 @@ def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, s
         "VCASGD_TENSORS_URL": " ".join(on_tensors.url(url) for url in tensors.split()),
         "VCASGD_WORKER_KEY": worker_key(secret, job, worker),
     }
+
+
+def joined_environment(settings: Settings, job: str, worker: str) -> dict[str, str]:
+    """Return :func:`worker_environment` for a machine that joined by itself.
+
+    It reaches the servers by Unix sockets, one for each of :data:`~vcasgd.store.address.LEDGER`
+    and the tensors servers, in the folder that :data:`SOCKETS` stands for. Raises
+    :class:`~vcasgd.errors.SpecError` if workers would get the platform's own credentials.
+    """
+    if settings.job_secret is None:
+        raise SpecError(
+            "machines that join need server users of their own, and VCASGD_JOB_USERS is false",
+            remedy="let the stack manage the users of its servers",
+            field="VCASGD_JOB_USERS",
+        )
+    secret = settings.job_secret.get_secret_value()
+    ledger, tensors = settings.secret("ledger_url"), settings.tensors_urls()
+    on_tensors = tensors_user(secret, job, worker)
+    return {
+        "VCASGD_LEDGER_URL": ledger_user(secret, job).url(_socket_url(LEDGER, ledger)),
+        "VCASGD_TENSORS_URL": " ".join(
+            on_tensors.url(_socket_url(tensors_service(node), url))
+            for node, url in enumerate(tensors)
+        ),
+        "VCASGD_WORKER_KEY": worker_key(secret, job, worker),
+    }
+
+
+def _socket_url(service: str, url: str) -> str:
+    database = urlsplit(url).path.rpartition("/")[2]
+    return f"unix://{SOCKETS}/{service}?db={database if database.isdecimal() else 0}"
 
 
 def worker_lease_pass(settings: Settings, job: str, worker: str) -> str:

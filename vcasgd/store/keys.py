@@ -41,6 +41,15 @@ API_TOKENS = "vcasgd:{fleet}:api-tokens"
 #: Hash: name of an API token → Unix time of its last use, to about a minute.
 API_TOKEN_USES = "vcasgd:{fleet}:api-token-uses"
 
+#: Hash: machine that joined → its properties, as JSON.
+JOINED = "vcasgd:{fleet}:joined"
+#: Hash: machine that joined → its last report, as JSON.
+JOINED_REPORTS = "vcasgd:{fleet}:joined-reports"
+#: Hash: machine that joined → the workers that it has to run, with their credentials, as JSON.
+JOINED_ORDERS = "vcasgd:{fleet}:joined-orders"
+#: Hash: machine that joined → why it has to leave, as JSON.
+JOINED_ENDS = "vcasgd:{fleet}:joined-ends"
+
 
 def idempotency(user: str | None, key: str) -> str:
     """Return the name of the key that records an ``Idempotency-Key`` of a user of the API."""

@@ -9,6 +9,7 @@ import sys
 
 from vcasgd.errors import VcasgdError
 from vcasgd.fleet.machine.notices import notices_from_environment
+from vcasgd.fork_server import die_with
 from vcasgd.logging import configure_logging, exit_status, identify
 from vcasgd.settings import load_settings
 from vcasgd.worker.loop import Worker
@@ -31,16 +32,24 @@ def run(job: str, worker: str, instance: str) -> None:
 
 
 def main() -> int:
-    """Run a worker without a machine of the fleet; return 0 if it left in good order."""
+    """Run a worker outside Ray; return 0 if it left in good order."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--job", required=True)
     parser.add_argument("--worker", required=True)
+    parser.add_argument("--instance", help="machine of the fleet, if it is one")
+    parser.add_argument("--parent", type=int, help="process whose end kills this one")
     options = parser.parse_args()
+    if options.parent is not None:
+        die_with(options.parent)
     configure_logging("worker")
     identify(job=options.job, worker=options.worker)
     keep_freed_memory()
     try:
-        worker = Worker(load_settings(), options.job, options.worker)
+        settings = load_settings()
+        notices = notices_from_environment(settings.metadata)
+        worker = Worker(
+            settings, options.job, options.worker, instance=options.instance, notices=notices
+        )
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.leave("SIGTERM"))
         worker.run()
     except VcasgdError as error:

@@ -801,6 +801,88 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/join": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Join
+         * @description Join with a machine. The status is 409 if its version differs, if there are too many
+         *     machines, or if the token's pool is gone.
+         */
+        post: operations["join"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/machines/{machine}/report": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Report Machine
+         * @description Report the state of a machine, and learn what it has to do. The status is 404 after it was
+         *     removed; it can join again then.
+         */
+        post: operations["report_machine"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/machines/{machine}/packages/{digest}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Machine Package
+         * @description Return the code of a job that the machine has to work for, as a zip.
+         */
+        get: operations["get_machine_package"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/machines/{machine}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Leave
+         * @description Leave with a machine, whose workers have ended.
+         */
+        delete: operations["leave"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -900,7 +982,7 @@ export interface components {
             scope: components["schemas"]["Scope"];
             /**
              * Max Machines
-             * @description Most machines that all jobs of this user have at a time; null without a limit.
+             * @description Most machines that all jobs of this user have at a time; null without a limit. With scope join: that have joined at a time; null for the usual limit.
              */
             max_machines: number | null;
             /**
@@ -1901,6 +1983,80 @@ export interface components {
             store_nodes: number | null;
         };
         /**
+         * JoinRequest
+         * @description A machine that wants to join, and what it has measured about itself.
+         */
+        JoinRequest: {
+            /**
+             * Version
+             * @description Version of vcasgd on the machine.
+             */
+            version: string;
+            /**
+             * Host
+             * @description Name of the machine, for people.
+             */
+            host: string;
+            /**
+             * Cpus
+             * @description Processors that workers may use.
+             */
+            cpus: number;
+            /**
+             * Memory Mb
+             * @description Memory, in MB.
+             */
+            memory_mb: number;
+            /**
+             * Gpus
+             * @default 0
+             */
+            gpus: number;
+            /**
+             * Gpu
+             * @description Name of the GPU.
+             * @default
+             */
+            gpu: string;
+            /**
+             * Round Trip Ms
+             * @description Time of a short request to this API.
+             */
+            round_trip_ms?: number | null;
+        };
+        /**
+         * JoinView
+         * @description A machine that has joined.
+         */
+        JoinView: {
+            /** Machine */
+            machine: string;
+            /** Pool */
+            pool: string;
+            /** Cluster */
+            cluster: string;
+            /**
+             * Services
+             * @description Names of the servers behind the gateway.
+             */
+            services: string[];
+            /**
+             * Period
+             * @description Seconds between two reports.
+             */
+            period: number;
+            /**
+             * Heartbeat
+             * @description Seconds between two heartbeats of a worker.
+             */
+            heartbeat: number;
+            /**
+             * Expires At
+             * @description End of the token; null: never.
+             */
+            expires_at: number | null;
+        };
+        /**
          * LogRow
          * @description A line that a worker printed.
          */
@@ -2072,9 +2228,14 @@ export interface components {
             expires_at: number | null;
             /**
              * Max Machines
-             * @description Most machines that all jobs of this user have at a time; null without a limit.
+             * @description Most machines that all jobs of this user have at a time; null without a limit. With scope join: that have joined at a time; null for the usual limit.
              */
             max_machines: number | null;
+            /**
+             * Pool
+             * @description Pool that machines with this token join; only with scope join.
+             */
+            pool: string | null;
             /**
              * Last Used At
              * @description Time of the last use, to about a minute; null: never used.
@@ -2087,9 +2248,14 @@ export interface components {
             expired: boolean;
             /**
              * Token
-             * @description Value of the bearer token. Store it now.
+             * @description Value of the bearer token. Store it now. With scope join and a certificate of the stack's own, a point and the SHA-256 of that certificate follow.
              */
             token: string;
+            /**
+             * Join Url
+             * @description Address that machines join, if it is known.
+             */
+            join_url: string | null;
         };
         /**
          * NodeView
@@ -2198,6 +2364,53 @@ export interface components {
             as_of: number;
             /** Source */
             source: string;
+        };
+        /**
+         * OrderView
+         * @description A worker that the machine has to run.
+         */
+        OrderView: {
+            /** Worker */
+            worker: string;
+            /**
+             * Start
+             * @description Differs for each start of the worker's process.
+             */
+            start: string;
+            /** Job */
+            job: string;
+            /**
+             * Name
+             * @description Name of the job, for people.
+             */
+            name: string;
+            /**
+             * Package
+             * @description Digest of the job's code.
+             */
+            package: string;
+            /**
+             * Env
+             * @description Environment of its process, with credentials for this job only. In URLs, `/sockets` stands for the folder with one Unix socket for each service.
+             */
+            env: {
+                [key: string]: string;
+            };
+            /**
+             * Progress
+             * @description Finished part of the job, 0 to 1.
+             */
+            progress: number | null;
+            /**
+             * Doing
+             * @description What the worker does.
+             */
+            doing: string | null;
+            /**
+             * Samples
+             * @description Samples that the worker has trained.
+             */
+            samples: number | null;
         };
         /**
          * Package
@@ -2417,6 +2630,40 @@ export interface components {
             fraction: number;
         };
         /**
+         * ReportBody
+         * @description Report of a machine.
+         */
+        ReportBody: {
+            /** Workers */
+            workers?: {
+                [key: string]: components["schemas"]["WorkerReportBody"];
+            };
+            /**
+             * Leaving
+             * @description True: it takes no further work.
+             * @default false
+             */
+            leaving: boolean;
+        };
+        /**
+         * ReportView
+         * @description Orders for a machine. Workers that are not listed have to be killed.
+         */
+        ReportView: {
+            /** Orders */
+            orders: components["schemas"]["OrderView"][];
+            /**
+             * Leave
+             * @description Why the machine has to leave, if it has.
+             */
+            leave: string | null;
+            /**
+             * Leave By
+             * @description Seconds that it has for that.
+             */
+            leave_by: number | null;
+        };
+        /**
          * ResumeRequest
          * @description Options for resuming a job.
          */
@@ -2449,10 +2696,10 @@ export interface components {
         };
         /**
          * Scope
-         * @description Permission of a token. Each scope includes those before it.
+         * @description Permission of a token. Each scope but ``join`` includes those before it.
          * @enum {string}
          */
-        Scope: "read" | "submit" | "admin";
+        Scope: "read" | "submit" | "admin" | "join";
         /**
          * SecretSource
          * @description Source of a secret's value for the command line; by default, a variable of its name.
@@ -2837,9 +3084,14 @@ export interface components {
             scope: components["schemas"]["Scope"];
             /**
              * Max Machines
-             * @description Most machines that all jobs of this user have at a time; null without a limit.
+             * @description Most machines that all jobs of this user have at a time; null without a limit. With scope join: that have joined at a time; null for the usual limit.
              */
             max_machines?: number | null;
+            /**
+             * Pool
+             * @description Pool that machines join; required with scope join, else null.
+             */
+            pool?: string | null;
             /**
              * Expires
              * @description Lifetime in seconds, or as text such as 30d. null: no end.
@@ -2864,9 +3116,14 @@ export interface components {
             expires_at: number | null;
             /**
              * Max Machines
-             * @description Most machines that all jobs of this user have at a time; null without a limit.
+             * @description Most machines that all jobs of this user have at a time; null without a limit. With scope join: that have joined at a time; null for the usual limit.
              */
             max_machines: number | null;
+            /**
+             * Pool
+             * @description Pool that machines with this token join; only with scope join.
+             */
+            pool: string | null;
             /**
              * Last Used At
              * @description Time of the last use, to about a minute; null: never used.
@@ -3104,6 +3361,22 @@ export interface components {
             idle: components["schemas"]["WasteView"];
             /** @description Training whose result was never pushed. */
             lost_work: components["schemas"]["WasteView"];
+        };
+        /**
+         * WorkerReportBody
+         * @description State of a worker on a machine.
+         */
+        WorkerReportBody: {
+            /**
+             * Start
+             * @description Value of `start` in the order.
+             */
+            start: string;
+            /**
+             * Ended
+             * @description Why its process has ended; null: it runs.
+             */
+            ended?: string | null;
         };
         /**
          * WorkerRow
@@ -6641,6 +6914,333 @@ export interface operations {
             header?: never;
             path: {
                 name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    join: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["JoinRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JoinView"];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The current state does not allow the request. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    report_machine: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                machine: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ReportBody"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReportView"];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_machine_package: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                machine: string;
+                digest: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/zip": unknown;
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    leave: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                machine: string;
             };
             cookie?: never;
         };

@@ -15,7 +15,7 @@ from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.estimate import PlannedWork, estimate
 from vcasgd.fleet.pool_rows import choices, from_row
-from vcasgd.fleet.pools import pools_of_job
+from vcasgd.fleet.pools import JOIN, pools_of_job
 from vcasgd.fleet.traffic import StoreNetwork
 from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
 
@@ -23,8 +23,8 @@ router = APIRouter(tags=["money"])
 
 #: Number of the newest jobs whose costs are summed.
 MOST_JOBS = 1000
-#: Provider whose machines cause no bill, even if they have a simulated price.
-FREE_PROVIDER = "local"
+#: Providers whose machines cause no bill, even if they have a simulated price.
+FREE_PROVIDERS = ("local", JOIN)
 
 
 @router.get("/jobs/{job}/cost", dependencies=READ, responses=documented(404))
@@ -87,7 +87,7 @@ def get_spend(jobs: JobsDep, control: ControlDep, costs: CostsDep) -> SpendView:
 
 def _costs_money(pool: dict[str, Any] | None) -> bool:
     """Return True if a machine of the pool may cause a bill."""
-    if pool is None or pool.get("provider") == FREE_PROVIDER:
+    if pool is None or pool.get("provider") in FREE_PROVIDERS:
         return False
     offers = pool.get("offers")
     # prices that are not known yet will be when the job buys

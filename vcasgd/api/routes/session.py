@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response, status
 
 import vcasgd
-from vcasgd.api.access import READ, CallerDep
+from vcasgd.api.access import READ, CallerDep, refusal
 from vcasgd.api.auth import cross_site
 from vcasgd.api.dependencies import CallersDep, SettingsDep
 from vcasgd.api.problems import documented
@@ -13,6 +13,7 @@ from vcasgd.api.sessions import clear_cookie, set_cookie
 from vcasgd.errors import Unauthorized
 from vcasgd.schemas.service import SessionView, SignIn
 from vcasgd.schemas.tokens import CallerView
+from vcasgd.spec.access import Scope
 
 #: The only route that needs no token, because the token is in the body.
 entrance = APIRouter(tags=["session"])
@@ -32,6 +33,8 @@ async def sign_in(callers: CallersDep, request: Request, response: Response, bod
     caller = await callers.of_token(body.token.get_secret_value())
     if caller is None:
         raise Unauthorized("the token is wrong", remedy="vcasgd up prints the file of its token")
+    if error := refusal(caller, Scope.READ):
+        raise error
     cookie = callers.new_session(caller)
     set_cookie(response, cookie, secure=request.url.scheme == "https")
 

@@ -8,9 +8,11 @@ import time
 from fastapi import APIRouter, Response, status
 
 from vcasgd.api.access import ADMIN, CallerDep
-from vcasgd.api.dependencies import ApiTokensDep, CallersDep
+from vcasgd.api.dependencies import ApiTokensDep, CallersDep, SettingsDep
 from vcasgd.api.problems import documented
+from vcasgd.errors import SpecError
 from vcasgd.schemas.tokens import NewToken, TokenRequest, TokenView
+from vcasgd.spec.access import Scope
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ router = APIRouter(tags=["tokens"])
     responses=documented(409, 413, 507),
 )
 def create_token(
+    settings: SettingsDep,
     tokens: ApiTokensDep,
     callers: CallersDep,
     caller: CallerDep,
@@ -31,14 +34,24 @@ def create_token(
     body: TokenRequest,
 ) -> NewToken:
     """Create a token for a user. Only this response contains its secret."""
+    if (body.scope is Scope.JOIN) != (body.pool is not None):
+        raise SpecError("pool: required with scope join, and only allowed with it", field="pool")
     lifetime = body.expires.total_seconds() if body.expires else None
     token, text = tokens.create(
-        body.name, body.scope, max_machines=body.max_machines, lifetime=lifetime
+        body.name,
+        body.scope,
+        max_machines=body.max_machines,
+        lifetime=lifetime,
+        pool=body.pool,
     )
+    joins = body.scope is Scope.JOIN
+    if joins and settings.join_pin:
+        text = f"{text}.{settings.join_pin}"
     callers.tokens_changed()
     log.info("%s created the token %s with scope %s", caller.name, token.name, token.scope)
     response.headers["Cache-Control"] = "no-store"
-    return NewToken.model_validate({**token.model_dump(), "token": text})
+    url = settings.join_url if joins else None
+    return NewToken.model_validate({**token.model_dump(), "token": text, "join_url": url})
 
 
 @router.get("/tokens", dependencies=ADMIN)

@@ -15,12 +15,13 @@ from vcasgd.controller.fleet.cloud_cache import CloudCache
 from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls, NotLeading
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.controller.fleet.events import FleetEvents
+from vcasgd.controller.fleet.joined import is_joined
 from vcasgd.controller.fleet.launch_history import FAILED_BOOT_SECONDS, LaunchHistory
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.worker_names import instance_of, job_of, worker_name
-from vcasgd.errors import ClusterError, FleetError
+from vcasgd.errors import ClusterError, FleetError, SpecError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import (
     Blame,
@@ -35,7 +36,7 @@ from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, Pr
 from vcasgd.logging import bound, isolated
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
-from vcasgd.store.admission import worker_environment
+from vcasgd.store.admission import joined_environment, worker_environment
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.worker import ENTRY
@@ -248,10 +249,13 @@ class WorkerActuator:
         with bound(job=action.job, worker=name, request=request):
             log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
-        env = worker_environment(self._settings, action.job, name)
         try:
+            if is_joined(action.instance_id):
+                env = joined_environment(self._settings, action.job, name)
+            else:
+                env = worker_environment(self._settings, action.job, name)
             self._ray.cluster.start_worker(action.instance_id, name, ENTRY, arguments, env)
-        except ClusterError as error:
+        except (ClusterError, SpecError) as error:
             # The next round observes that the worker is missing.
             log.warning("%s: %s", action, error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vcasgd.fleet.pools import PoolChoice, PoolSpec, pools_of_job
+from vcasgd.fleet.pools import JOIN, PoolChoice, PoolSpec, pools_of_job
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.admission import worker_lease_pass
@@ -54,7 +54,10 @@ class ClearancePolicy:
         """Return the pools that the job names, or the default ones."""
         return pools_of_job(
             job.spec,
-            [PoolChoice(name, pool.spot, pool.labels) for name, pool in self._pools.items()],
+            [
+                PoolChoice(name, pool.spot, pool.labels, pool.provider == JOIN)
+                for name, pool in self._pools.items()
+            ],
         )
 
     def place(self, pools: Mapping[str, Mapping[str, str]]) -> None:

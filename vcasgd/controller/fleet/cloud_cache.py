@@ -17,7 +17,7 @@ from vcasgd.fleet.providers.base import Instance, InstanceState, Offer, Provider
 log = logging.getLogger(__name__)
 
 #: Seconds between two lists of machines from a provider; clouds throttle frequent callers.
-LIST_SECONDS = {"local": 0.0}
+LIST_SECONDS = {"local": 0.0, "join": 0.0}
 LIST_SECONDS_IN_CLOUDS = 5.0
 #: Seconds between two requests for prices; providers of clouds cache them for longer.
 OFFERS_SECONDS = 2.0

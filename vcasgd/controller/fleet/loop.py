@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.cloud_cache import CloudCache
@@ -15,6 +14,7 @@ from vcasgd.controller.fleet.cloud_calls import CloudCalls
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.controller.fleet.demands import Demands
 from vcasgd.controller.fleet.events import FleetEvents
+from vcasgd.controller.fleet.joined import Workplaces
 from vcasgd.controller.fleet.launch_history import BACKOFF_SECONDS, LaunchHistory
 from vcasgd.controller.fleet.learners import Learners
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
@@ -54,7 +54,7 @@ class FleetLoop:
         ledger: RedisClient,
         pools: PoolRegistry,
         beats: WorkerBeats,
-        connect: Callable[[], Cluster],
+        connect: Callable[[], Workplaces],
         leads: Callable[[], bool],
     ) -> None:
         """Raise :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable.

@@ -24,6 +24,7 @@ from vcasgd.fleet.observed import (
     with_history,
 )
 from vcasgd.fleet.plan import within_limits
+from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
@@ -236,6 +237,8 @@ class Observer:
             reasons.append(unknown)
         if problem is not None:
             reasons.append(f"no prices: {problem}")
+        if spec.provider == JOIN and not in_use:
+            reasons.append("no machine has joined")
         if capacity is not None and in_use >= capacity and not reasons:
             reasons.append(f"{in_use} of {capacity} machines in use")
         return PoolView(
@@ -253,6 +256,7 @@ class Observer:
             quotas=self._launches.quotas(name, now),
             boot_seconds=spec.boot_seconds,
             max_price=spec.max_price_per_hour,
+            joined=spec.provider == JOIN,
             launching_on_demand=sum(not one.spot for one in unlisted),
         )
 

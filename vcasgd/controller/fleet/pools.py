@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from vcasgd.errors import FleetError, SpecError
-from vcasgd.fleet.pools import PoolSpec
+from vcasgd.fleet.pools import JOIN, PoolSpec
 from vcasgd.fleet.providers.base import Provider
+from vcasgd.fleet.providers.join.provider import JoinedFleet
 from vcasgd.fleet.providers.registry import configured_pools, make_providers
 from vcasgd.settings import Settings
 
@@ -20,12 +21,13 @@ class PoolRegistry:
     changes nothing and is logged.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Read the file.
+    def __init__(self, settings: Settings, joined: JoinedFleet | None = None) -> None:
+        """Read the file. ``joined``: the machines that joined by themselves.
 
         Raises :class:`SpecError`, and :class:`FleetError` if a cloud's credentials are missing.
         """
         self._settings = settings
+        self._joined = joined
         self._read = self._stamp()
         self.specs: dict[str, PoolSpec] = {}
         self.providers: dict[str, Provider] = {}
@@ -49,11 +51,16 @@ class PoolRegistry:
 
     @property
     def only_local(self) -> bool:
-        """True if all pools are on this computer."""
-        return all(pool.provider == "local" for pool in self.specs.values())
+        """True if no machine of any pool causes a bill."""
+        return all(pool.provider in ("local", JOIN) for pool in self.specs.values())
+
+    @property
+    def only_joined(self) -> bool:
+        """True if the machines of all pools join by themselves, so that Ray has none."""
+        return all(pool.provider == JOIN for pool in self.specs.values())
 
     def _replace(self, pools: tuple[PoolSpec, ...]) -> None:
-        providers = make_providers(self._settings, pools)
+        providers = make_providers(self._settings, pools, self._joined)
         self.replaced += dict.fromkeys(self.providers.values())
         self.specs, self.providers = {pool.name: pool for pool in pools}, providers
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from vcasgd.cluster import ActorState, Cluster, WorkerState
+from vcasgd.controller.fleet.joined import Workplaces
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.worker_names import job_of, learner_of
 from vcasgd.fleet.observed import WorkerView
@@ -21,14 +22,14 @@ class RayView:
     """The cluster as of the last :meth:`refresh`."""
 
     def __init__(
-        self, connect: Callable[[], Cluster], restarts: RestartBackoff, lost: LostWorkers
+        self, connect: Callable[[], Workplaces], restarts: RestartBackoff, lost: LostWorkers
     ) -> None:
         self._connect = connect
         self._restarts = restarts
         self._lost = lost
         #: Workers that Ray lists as dead.
         self._dead: frozenset[str] = frozenset()
-        self._cluster: Cluster | None = None
+        self._cluster: Workplaces | None = None
         self._views: dict[str, WorkerView] = {}
         #: Instances whose node is alive.
         self.nodes: frozenset[str] = frozenset()
@@ -38,7 +39,7 @@ class RayView:
         self.further: dict[str, bool] = {}
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> Workplaces:
         """The connection; available after the first refresh."""
         assert self._cluster is not None
         return self._cluster

@@ -115,6 +115,9 @@ class Allocation:
         return self._markets.launches()
 
     def _why_end(self, one: Instance) -> str | None:
+        pool = self._pools.get(one.pool)
+        if pool is not None and pool.joined:
+            return None
         if one.id in self._coming_ids or one.id in self._state.unpaid:
             return self._state.unpaid.get(one.id)
         if one.advised_at is not None:

@@ -112,7 +112,7 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """``local``, ``aws``, or ``gcp``."""
+        """``local``, ``aws``, ``gcp``, or ``join``."""
         ...
 
     @property

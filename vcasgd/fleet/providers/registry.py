@@ -9,12 +9,14 @@ from vcasgd.errors import SpecError
 from vcasgd.fleet.pools import (
     AwsPoolSpec,
     GcpPoolSpec,
+    JoinPoolSpec,
     LocalPoolSpec,
     PoolSpec,
     load_pools,
 )
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import Provider
+from vcasgd.fleet.providers.join.provider import JoinedFleet, JoinProvider, NothingJoined
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 
@@ -26,10 +28,13 @@ def configured_pools(settings: Settings) -> tuple[PoolSpec, ...]:
     return load_pools(settings.pools)
 
 
-def make_providers(settings: Settings, pools: Sequence[PoolSpec]) -> dict[str, Provider]:
+def make_providers(
+    settings: Settings, pools: Sequence[PoolSpec], joined: JoinedFleet | None = None
+) -> dict[str, Provider]:
     """Return the provider of each pool, in order.
 
-    Pools of one region (AWS) or project (Google) share a provider. Raises
+    Pools of one region (AWS) or project (Google) share a provider, and so do those that machines
+    join by themselves. ``joined``: where those are. Raises
     :class:`~vcasgd.errors.SpecError` if a library is missing or a price is unknown, and
     :class:`~vcasgd.errors.FleetError` without credentials.
     """
@@ -38,7 +43,10 @@ def make_providers(settings: Settings, pools: Sequence[PoolSpec]) -> dict[str, P
         place = _place(pool)
         if place not in made:
             together = [other for other in pools if _place(other) == place]
-            made[place] = _MAKERS[pool.provider](settings, together)
+            if isinstance(pool, JoinPoolSpec):
+                made[place] = JoinProvider(joined or NothingJoined())
+            else:
+                made[place] = _MAKERS[pool.provider](settings, together)
     return {pool.name: made[_place(pool)] for pool in pools}
 
 
@@ -72,6 +80,8 @@ def _place(pool: PoolSpec) -> tuple[str, str]:
             return pool.provider, pool.region
         case GcpPoolSpec():
             return pool.provider, pool.template.project
+        case JoinPoolSpec():
+            return pool.provider, ""
         case _:
             return pool.provider, pool.name
 

@@ -37,8 +37,10 @@ class ApiToken(BaseModel):
     digest: str = Field(repr=False)
     created_at: float
     expires_at: float | None = None
-    #: Most machines that the jobs of this user have together.
+    #: Most machines that the jobs of this user have together; with scope ``join``, that join.
     max_machines: int | None = None
+    #: Pool that machines join; only with scope ``join``.
+    pool: str | None = None
 
     def expired(self, now: float) -> bool:
         """Return True if the token is no longer valid at ``now`` (Unix seconds)."""
@@ -74,6 +76,7 @@ class ApiTokens:
         *,
         max_machines: int | None = None,
         lifetime: float | None = None,
+        pool: str | None = None,
     ) -> tuple[ApiToken, str]:
         """Create a token, and return it with its text, which is stored nowhere.
 
@@ -89,6 +92,7 @@ class ApiTokens:
             created_at=now,
             expires_at=None if lifetime is None else now + lifetime,
             max_machines=max_machines,
+            pool=pool,
         )
         answer = self._create(
             keys=[names.API_TOKENS, names.API_TOKEN_USES],

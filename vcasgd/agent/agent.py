@@ -1,0 +1,283 @@
+"""The agent's loop: join, run workers, leave."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from vcasgd.agent.availability import Availability
+from vcasgd.agent.connection import AgentConnection
+from vcasgd.agent.display import Display, describe
+from vcasgd.agent.machine import Machine, usable_processors
+from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.agent.tunnel import Tunnel
+from vcasgd.agent.worker_process import WorkerProcess
+from vcasgd.client.problems import may_work_later
+from vcasgd.errors import ApiError, NotFound
+from vcasgd.schemas.machines import JoinView, ReportBody, ReportView
+
+#: Seconds that workers have to push and leave after a signal.
+GRACE_SECONDS = 30.0
+#: Seconds before a planned end at which workers get notice of it.
+NOTICE_SECONDS = 60.0
+#: Seconds between two looks at the workers.
+POLL_SECONDS = 0.2
+#: Seconds before joining again after the machine was removed, or while the stack doesn't answer.
+REJOIN_SECONDS = 5.0
+
+
+class LeaveSignals:
+    """Signals to leave: the first one in good order, the second one at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._event = threading.Event()
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catch SIGINT and SIGTERM."""
+        before = {each: signal.signal(each, self._on) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the first signal. Return True if it has come."""
+        return self._event.wait(max(0.0, seconds))
+
+
+class Agent:
+    """Takes part until a signal, the end of the schedule, or the end of the token."""
+
+    def __init__(
+        self,
+        gateway: GatewayAddress,
+        token: JoinToken,
+        machine: Machine,
+        *,
+        schedule: Availability,
+        max_cpu: int | None,
+        display: Display,
+        interrupts: LeaveSignals,
+    ) -> None:
+        self._gateway = gateway
+        self._token = token
+        self._machine = machine
+        self._schedule = schedule
+        self._processors = usable_processors(max_cpu)
+        self._display = display
+        self._interrupts = interrupts
+
+    def run(self) -> None:
+        """Join whenever the schedule allows it.
+
+        Raises :class:`ApiError` if the stack refuses this machine.
+        """
+        joined_before = False
+        while not self._interrupts.count and not self._schedule.over(_now()):
+            if (pause := self._schedule.start(_now()) - _now()).total_seconds() > 0:
+                self._display.state(f"pauses until {self._schedule.start(_now()):%H:%M}")
+                self._interrupts.wait(min(pause.total_seconds(), REJOIN_SECONDS))
+                continue
+            try:
+                self._take_part()
+                joined_before = True
+            except ApiError as error:
+                if not joined_before or not may_work_later(error):
+                    raise
+                self._display.state(f"no answer: {error.message}")
+            if not self._schedule.over(_now()):
+                self._interrupts.wait(REJOIN_SECONDS)
+
+    def _take_part(self) -> None:
+        connection = AgentConnection(self._gateway, self._token)
+        try:
+            round_trip = connection.round_trip_ms()
+            view = connection.join(self._machine, round_trip)
+            self._display.event(
+                f"joined as {view.machine}, pool {view.pool}: {self._machine}, "
+                f"{round_trip:.0f} ms to the stack"
+            )
+            with tempfile.TemporaryDirectory(prefix="vcasgd-join-") as folder:
+                Visit(
+                    connection,
+                    view,
+                    Tunnel(self._gateway, self._token.text, view.services, Path(folder)),
+                    Path(folder),
+                    self._processors,
+                    self._schedule.end(_now()),
+                    self._display,
+                    self._interrupts,
+                ).run()
+        finally:
+            connection.close()
+
+
+class Visit:
+    """Time between joining and leaving."""
+
+    def __init__(
+        self,
+        connection: AgentConnection,
+        view: JoinView,
+        tunnel: Tunnel,
+        folder: Path,
+        processors: list[int],
+        end: datetime | None,
+        display: Display,
+        interrupts: LeaveSignals,
+    ) -> None:
+        self._connection = connection
+        self._view = view
+        self._tunnel = tunnel
+        self._folder = folder
+        self._processors = processors
+        self._end = end
+        self._display = display
+        self._interrupts = interrupts
+        self._workers: dict[str, WorkerProcess] = {}
+        self._removed = False
+
+    def run(self) -> None:
+        """Run workers until there is a reason to leave; then leave."""
+        self._tunnel.start()
+        try:
+            self._tunnel.await_ready()
+            reason, seconds = self._work()
+            if not self._removed:
+                self._leave(reason, seconds)
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+            self._tunnel.stop()
+
+    def _work(self) -> tuple[str, float | None]:
+        """Return why the machine leaves, and the seconds that workers have, if they are limited."""
+        due = 0.0
+        while True:
+            if self._interrupts.wait(POLL_SECONDS):
+                return "interrupted", None
+            if self._end is not None:
+                left = (self._end - _now()).total_seconds()
+                if left <= NOTICE_SECONDS:
+                    return f"it is nearly {self._end:%H:%M}", max(0.0, left)
+            changed = self._update()
+            if time.monotonic() < due and not changed:
+                continue
+            due = time.monotonic() + self._view.period
+            view = self._report()
+            if view is not None and view.leave is not None:
+                return view.leave, view.leave_by
+            if self._removed:
+                return "", None
+
+    def _update(self) -> bool:
+        """Start workers that are ready. Return True if one has ended."""
+        before = {name: worker.ended for name, worker in self._workers.items()}
+        for worker in self._workers.values():
+            worker.update()
+        ended = [
+            worker
+            for name, worker in self._workers.items()
+            if worker.ended is not None and before[name] != worker.ended
+        ]
+        return bool(ended)
+
+    def _report(self, *, leaving: bool = False) -> ReportView | None:
+        """Report, and do what the answer says. Return None without an answer."""
+        body = ReportBody(
+            workers={name: worker.report for name, worker in self._workers.items()},
+            leaving=leaving,
+        )
+        try:
+            view = self._connection.report(body)
+        except NotFound:
+            self._display.event("the stack has removed this machine")
+            self._removed = True
+            return None
+        except ApiError as error:
+            if not may_work_later(error):
+                raise
+            self._display.state(f"no answer, trying again: {error.message}")
+            return None
+        self._follow(view, leaving=leaving)
+        self._display.state(describe(view.orders, self._tunnel.sent, self._tunnel.received))
+        return view
+
+    def _follow(self, view: ReportView, *, leaving: bool) -> None:
+        """Start and kill workers as the stack says."""
+        orders = {order.worker: order for order in view.orders}
+        for name, worker in list(self._workers.items()):
+            order = orders.get(name)
+            if order is None or order.start != worker.order.start:
+                worker.kill()
+                if worker.ended is not None:
+                    del self._workers[name]
+        if leaving:
+            return
+        for name, order in orders.items():
+            if name not in self._workers:
+                self._display.event(f"works for {order.name} ({order.job})")
+                self._workers[name] = WorkerProcess(
+                    order,
+                    self._folder,
+                    self._folder,
+                    self._processors,
+                    self._view.heartbeat,
+                    self._connection.fetch_code,
+                )
+
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def _leave(self, reason: str, seconds: float | None) -> None:
+        """Let the workers push what they have, and leave."""
+        self._display.event(f"leaves: {reason}; Ctrl-C again to leave at once")
+        signals = self._interrupts.count
+        with contextlib.suppress(ApiError):
+            self._report(leaving=True)
+        deadline = time.monotonic() + (GRACE_SECONDS if seconds is None else seconds)
+        self._tell_workers(None if seconds is None else time.time() + seconds)
+        asked_again = self._await_workers(deadline, lambda: self._interrupts.count > signals)
+        if seconds is not None and not asked_again:
+            # they may just have missed the notice
+            self._tell_workers(None)
+            self._await_workers(time.monotonic() + GRACE_SECONDS / 3, lambda: False)
+        late = [name for name, worker in self._workers.items() if worker.ended is None]
+        for worker in self._workers.values():
+            worker.kill()
+        with contextlib.suppress(ApiError):
+            self._connection.leave()
+        self._display.event(
+            f"left, {len(late)} workers did not finish in time" if late else "left in good order"
+        )
+
+    def _tell_workers(self, at: float | None) -> None:
+        for worker in self._workers.values():
+            worker.leave(at)
+
+    def _await_workers(self, deadline: float, hurried: Callable[[], bool]) -> bool:
+        """Wait for the workers' ends. Return True if a person did not want to wait."""
+        while any(worker.ended is None for worker in self._workers.values()):
+            if hurried():
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS / 4)
+        return False
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).astimezone()

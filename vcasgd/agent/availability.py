@@ -1,0 +1,110 @@
+"""When this machine takes part: up to a time, and in some hours of the day."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pydantic import TypeAdapter, ValidationError
+
+from vcasgd.errors import SpecError
+from vcasgd.spec.duration import Duration
+
+_HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
+_TIME = re.compile(r"(\d{1,2}):(\d\d)")
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Hours:
+    """Part of each day, from ``start`` to ``end`` minutes after midnight; it can contain it."""
+
+    start: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> Hours:
+        """Parse ``22-6`` or ``22:30-6:15``. Raises :class:`SpecError`."""
+        match = _HOURS.fullmatch(text.strip())
+        if match is not None:
+            start = int(match[1]) * 60 + int(match[2] or 0)
+            end = int(match[3]) * 60 + int(match[4] or 0)
+            minutes = (int(match[2] or 0), int(match[4] or 0))
+            if start % 1440 != end % 1440 and max(start, end) <= 1440 and max(minutes) < 60:
+                return cls(start % 1440, end % 1440)
+        raise SpecError(f"{text} is not of the form 22-6 or 22:30-6:15", field="hours")
+
+    def next_start(self, now: datetime) -> datetime:
+        """Return ``now`` if it is within these hours, else when they next begin."""
+        return now if self._contains(now) else _next(now, self.start)
+
+    def next_end(self, now: datetime) -> datetime:
+        """Return when these hours next end."""
+        return _next(now, self.end)
+
+    def _contains(self, now: datetime) -> bool:
+        minute = now.hour * 60 + now.minute
+        if self.start < self.end:
+            return self.start <= minute < self.end
+        return minute >= self.start or minute < self.end
+
+
+def _next(now: datetime, minute: int) -> datetime:
+    today = now.replace(hour=minute // 60, minute=minute % 60, second=0, microsecond=0)
+    return today if today > now else today + _DAY
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Times at which this machine takes part; without limits, always."""
+
+    until: datetime | None = None
+    hours: Hours | None = None
+
+    def over(self, now: datetime) -> bool:
+        """Return True if it takes part no more."""
+        return self.until is not None and self.start(now) >= self.until
+
+    def start(self, now: datetime) -> datetime:
+        """Return when it takes part next; ``now`` if it does."""
+        return now if self.hours is None else self.hours.next_start(now)
+
+    def end(self, now: datetime) -> datetime | None:
+        """Return when the present part ends; None without an end."""
+        ends = [self.until, self.hours.next_end(now) if self.hours else None]
+        return min((each for each in ends if each is not None), default=None)
+
+
+def parse_until(text: str, now: datetime) -> datetime:
+    """Parse a time (``07:30``, ``2026-01-31T07:30``) or a duration (``8h``).
+
+    Raises :class:`SpecError`.
+    """
+    text = text.strip()
+    if match := _TIME.fullmatch(text):
+        minute = int(match[1]) * 60 + int(match[2])
+        if int(match[1]) < 24 and int(match[2]) < 60:
+            return _next(now, minute)
+    for parse in (_date, _duration):
+        if (at := parse(text, now)) is not None:
+            if at <= now:
+                raise SpecError(f"{text} is in the past", field="until")
+            return at
+    raise SpecError(f"{text} is no time (07:30) and no duration (8h)", field="until")
+
+
+def _date(text: str, now: datetime) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return at.astimezone(now.tzinfo)
+
+
+def _duration(text: str, now: datetime) -> datetime | None:
+    try:
+        duration: timedelta = TypeAdapter(Duration).validate_python(text)
+    except ValidationError:
+        return None
+    return now + duration

@@ -1,0 +1,139 @@
+"""Process of a worker on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vcasgd.errors import VcasgdError
+from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
+from vcasgd.schemas.machines import OrderView, WorkerReportBody
+from vcasgd.store.admission import SOCKETS
+
+#: Priority of workers (nice): everything else on this machine goes first.
+NICENESS = 10
+#: Letters of a worker's log that explain why it ended.
+SHOWN_LETTERS = 1000
+
+
+class WorkerProcess:
+    """A worker: first its code is fetched, then its process runs until it ends.
+
+    ``fetch`` gets the code of the job. It runs in a thread; everything else in the main thread,
+    because the worker dies with the thread that starts it.
+    """
+
+    def __init__(
+        self,
+        order: OrderView,
+        folder: Path,
+        sockets: Path,
+        processors: list[int],
+        heartbeat: float,
+        fetch: Callable[[OrderView, Path], None],
+    ) -> None:
+        self.order = order
+        self._folder = folder
+        self._processors = processors
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: str | None = None
+        self._log = folder / f"{order.start}.log"
+        self._notice = folder / f"{order.start}.notice"
+        self._env = {
+            **{name: value for name, value in os.environ.items() if name[:7] != "VCASGD_"},
+            **{name: _local(value, sockets) for name, value in order.env.items()},
+            "VCASGD_HEARTBEAT": str(heartbeat),
+            "VCASGD_CACHE_DIR": str(folder / "code"),
+            NOTICE_FILE_VARIABLE: str(self._notice),
+            "TMPDIR": str(folder),
+            "OMP_NUM_THREADS": str(len(processors)),
+        }
+        self._fetching = threading.Thread(target=self._fetch, args=(fetch,), daemon=True)
+        self._fetching.start()
+
+    def _fetch(self, fetch: Callable[[OrderView, Path], None]) -> None:
+        try:
+            fetch(self.order, self._folder / "code")
+        except (VcasgdError, OSError) as error:
+            self._error = f"its code can't be fetched: {error}"
+
+    @property
+    def ended(self) -> str | None:
+        """Why the process has ended; None while it runs, or is about to."""
+        if self._error is not None:
+            return self._error
+        if self._process is None or self._process.poll() is None:
+            return None
+        status = self._process.returncode
+        if status == 0:
+            return "it has left"
+        cause = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return f"{cause}: {self._last_lines()}"
+
+    @property
+    def report(self) -> WorkerReportBody:
+        """The state of the process."""
+        return WorkerReportBody(start=self.order.start, ended=self.ended)
+
+    def update(self) -> None:
+        """Start the process once its code is there."""
+        if self._process is None and self._error is None and not self._fetching.is_alive():
+            self._start()
+
+    def _start(self) -> None:
+        argv = [sys.executable, "-m", "vcasgd.worker.main"]
+        argv += ["--job", self.order.job, "--worker", self.order.worker]
+        argv += ["--instance", self.order.worker.partition(".")[2].partition("_")[0]]
+        argv += ["--parent", str(os.getpid())]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                argv,
+                env=self._env,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for the agent, which then asks its workers to leave.
+                start_new_session=True,
+            )
+        # The process has no other threads yet.
+        os.sched_setaffinity(self._process.pid, self._processors)
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
+
+    def leave(self, at: float | None) -> None:
+        """Make the worker leave: now, or by a time (Unix seconds), which it then uses."""
+        if at is not None:
+            write_notice(self._notice, at)
+        elif self._process is None:
+            self._error = "the machine leaves"
+        elif self._process.poll() is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Kill the process."""
+        if self._process is None:
+            self._error = self._error or "it was killed"
+        elif self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def await_end(self, deadline: float) -> bool:
+        """Wait for the end, until ``deadline`` (:func:`time.monotonic`). Return True if it came."""
+        while self.ended is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.ended is not None
+
+    def _last_lines(self) -> str:
+        text = self._log.read_text(errors="replace") if self._log.exists() else ""
+        return text[-SHOWN_LETTERS:].strip() or "no output"
+
+
+def _local(value: str, sockets: Path) -> str:
+    """Return a value of an order for this machine."""
+    return value.replace(f"@{SOCKETS}/", f"@{sockets}/")

@@ -1,0 +1,190 @@
+"""Routes for machines that join by themselves. They need a token with scope join."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import APIRouter, Response, status
+
+import vcasgd
+from vcasgd.api.access import JOIN, CallerDep
+from vcasgd.api.callers import Caller
+from vcasgd.api.dependencies import (
+    ControlDep,
+    JobsDep,
+    JoinedMachinesDep,
+    SettingsDep,
+    StorageDep,
+)
+from vcasgd.api.problems import documented
+from vcasgd.api.routes.packages import object_name
+from vcasgd.errors import Conflict, JobUnreadable, NotFound
+from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
+from vcasgd.schemas.machines import JoinRequest, JoinView, OrderView, ReportBody, ReportView
+from vcasgd.settings import Settings
+from vcasgd.store.address import LEDGER, tensors_service
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.joined_machines import (
+    JoinedMachine,
+    JoinedMachines,
+    MachineFacts,
+    WorkerOrder,
+    WorkerReport,
+)
+from vcasgd.store.ledger.servers import Control
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(tags=["machines"])
+
+#: Heartbeats between two reports; a machine is lost after many of them.
+REPORT_HEARTBEATS = 2.0
+
+
+@router.post(
+    "/join", dependencies=JOIN, status_code=status.HTTP_201_CREATED, responses=documented(409, 413)
+)
+def join(
+    settings: SettingsDep,
+    control: ControlDep,
+    joined: JoinedMachinesDep,
+    caller: CallerDep,
+    body: JoinRequest,
+) -> JoinView:
+    """Join with a machine. The status is 409 if its version differs, if there are too many
+    machines, or if the token's pool is gone."""
+    if body.version != vcasgd.__version__:
+        raise Conflict(
+            f"the stack has vcasgd {vcasgd.__version__}, and this machine {body.version}",
+            remedy=f"pip install vcasgd=={vcasgd.__version__}",
+            status=409,
+        )
+    pool = _pool(control, caller)
+    facts = MachineFacts.model_validate(body.model_dump(exclude={"version"}))
+    machine = joined.join(caller.name, caller.digest or "", caller.max_machines, pool, facts)
+    log.info("%s joins pool %s: %s", machine.name, pool, facts)
+    return JoinView(
+        machine=machine.name,
+        pool=pool,
+        cluster=settings.cluster,
+        services=_services(settings),
+        period=REPORT_HEARTBEATS * settings.heartbeat,
+        heartbeat=settings.heartbeat,
+        expires_at=caller.expires_at,
+    )
+
+
+@router.post("/machines/{machine}/report", dependencies=JOIN, responses=documented(404, 413))
+def report_machine(
+    jobs: JobsDep,
+    joined: JoinedMachinesDep,
+    caller: CallerDep,
+    response: Response,
+    machine: str,
+    body: ReportBody,
+) -> ReportView:
+    """Report the state of a machine, and learn what it has to do. The status is 404 after it was
+    removed; it can join again then."""
+    _own(joined, caller, machine)
+    workers = {
+        name: WorkerReport(start=each.start, ended=each.ended)
+        for name, each in body.workers.items()
+    }
+    orders, end = joined.report(machine, workers, leaving=body.leaving)
+    # it contains credentials
+    response.headers["Cache-Control"] = "no-store"
+    return ReportView(
+        orders=[view for each in orders if (view := _order(jobs, each))],
+        leave=end.reason if end else None,
+        leave_by=max(0.0, end.by - joined.now()) if end else None,
+    )
+
+
+@router.get(
+    "/machines/{machine}/packages/{digest}",
+    dependencies=JOIN,
+    response_class=Response,
+    responses={**documented(404), 200: {"content": {"application/zip": {}}}},
+)
+def get_machine_package(
+    jobs: JobsDep,
+    joined: JoinedMachinesDep,
+    storage: StorageDep,
+    caller: CallerDep,
+    machine: str,
+    digest: str,
+) -> Response:
+    """Return the code of a job that the machine has to work for, as a zip."""
+    _own(joined, caller, machine)
+    orders = (_order(jobs, each) for each in joined.orders_of(machine))
+    if digest not in {each.package for each in orders if each}:
+        raise NotFound(f"{machine} has no job with package {digest[:12]}", status=404)
+    return Response(storage.get(object_name(digest)), media_type="application/zip")
+
+
+@router.delete(
+    "/machines/{machine}",
+    dependencies=JOIN,
+    status_code=status.HTTP_204_NO_CONTENT,
+    responses=documented(404),
+)
+def leave(joined: JoinedMachinesDep, caller: CallerDep, machine: str) -> None:
+    """Leave with a machine, whose workers have ended."""
+    _own(joined, caller, machine)
+    joined.remove(machine)
+    log.info("%s has left", machine)
+
+
+def _pool(control: Control, caller: Caller) -> str:
+    """Return the pool that a token is for. Raises :class:`Conflict` if it is no such pool."""
+    pools = control.pools()
+    row = pools.get(caller.pool or "", {})
+    if caller.pool is None or row.get("provider") != JOIN_PROVIDER:
+        raise Conflict(
+            f"no machine can join pool {caller.pool}: there is no such pool with provider "
+            f"{JOIN_PROVIDER}",
+            remedy="ask the stack's administrator to add it to the pools file",
+            status=409,
+        )
+    most = row.get("capacity")
+    if most is not None and int(row.get("instances") or 0) >= most:
+        raise Conflict(
+            f"pool {caller.pool} has {most} machines, which is its limit",
+            remedy="try again later, or ask the stack's administrator to raise max_instances",
+            status=409,
+        )
+    return caller.pool
+
+
+def _services(settings: Settings) -> list[str]:
+    return [LEDGER, *map(tensors_service, range(len(settings.tensors_urls())))]
+
+
+def _own(joined: JoinedMachines, caller: Caller, machine: str) -> JoinedMachine:
+    """Return a machine of the caller. Raises :class:`NotFound`."""
+    found = joined.get(machine)
+    if found is None or not found.belongs_to(caller.name, caller.digest):
+        raise NotFound(f"no machine {machine} has joined with this token", status=404)
+    return found
+
+
+def _order(jobs: Jobs, order: WorkerOrder) -> OrderView | None:
+    """Return what a machine needs to run a worker; None if its job is gone."""
+    try:
+        job = jobs.get(order.job)
+    except (NotFound, JobUnreadable):
+        return None
+    beat = jobs.worker(order.job, order.worker)
+    work = jobs.work(order.job)
+    total = work.get("total", 0)
+    return OrderView(
+        worker=order.worker,
+        start=order.start,
+        job=order.job,
+        name=job.spec.name,
+        package=job.package,
+        env=order.env,
+        progress=min(1.0, work["finished"] * work["per_epoch"] / total) if total else None,
+        doing=beat.doing if beat else None,
+        samples=beat.samples if beat else None,
+    )

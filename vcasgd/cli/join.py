@@ -1,0 +1,73 @@
+"""Command for machines that join a stack elsewhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from vcasgd.agent.agent import Agent, LeaveSignals
+from vcasgd.agent.availability import Availability, Hours, parse_until
+from vcasgd.agent.display import Display
+from vcasgd.agent.machine import measure
+from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.cli.output import err
+from vcasgd.errors import Unauthorized
+from vcasgd.settings import load_settings
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Fleet")(join)
+
+
+def join(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the gateway, https://….")],
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token", help="Token for joining. Prefer $VCASGD_TOKEN, which hides it from ps."
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="Leave at this time (07:30) or after this long (8h)."),
+    ] = None,
+    hours: Annotated[
+        str | None, typer.Option(help="Take part at these hours only, such as 22-6.")
+    ] = None,
+    max_cpu: Annotated[
+        int | None, typer.Option(min=1, help="Most processors to use. Default: all.")
+    ] = None,
+) -> None:
+    """Join a stack elsewhere with this machine, and train for it until Ctrl-C.
+
+    Needs only outgoing connections to URL. Ctrl-C pushes the work so far and leaves; a second one
+    leaves at once. Workers have a low priority, and nothing stays on this machine.
+    """
+    settings = load_settings()
+    if token is None and settings.token is None:
+        raise Unauthorized("no token", remedy="set VCASGD_TOKEN, or use --token")
+    text = token or settings.secret("token")
+    now = datetime.now(UTC).astimezone()
+    schedule = Availability(
+        until=parse_until(until, now) if until else None,
+        hours=Hours.parse(hours) if hours else None,
+    )
+    parsed = JoinToken.parse(text)
+    display, interrupts = Display(err), LeaveSignals()
+    with interrupts.caught():
+        try:
+            display.state("measures this machine")
+            gateway = GatewayAddress.of(url, parsed.pin, settings.ca_file)
+            Agent(
+                gateway,
+                parsed,
+                measure(max_cpu),
+                schedule=schedule,
+                max_cpu=max_cpu,
+                display=display,
+                interrupts=interrupts,
+            ).run()
+        finally:
+            display.close()

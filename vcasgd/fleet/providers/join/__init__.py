@@ -1,0 +1,1 @@
+"""Provider for machines that join by themselves."""

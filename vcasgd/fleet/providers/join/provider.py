@@ -1,0 +1,103 @@
+"""Provider of machines that join by themselves: it lists them and asks them to leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from vcasgd.errors import NoCapacity
+from vcasgd.fleet.providers.base import Boot, Instance, Offer
+
+#: Seconds that a machine has after an eviction without a time.
+NOTICE_SECONDS = 30.0
+
+
+class JoinedFleet(Protocol):
+    """Machines that joined. Calls raise :class:`~vcasgd.errors.CloudUnavailable`."""
+
+    def instances(self) -> list[Instance]:
+        """Return the machines that are present."""
+        ...
+
+    def end(self, instance_id: str, reason: str, seconds: float | None = None) -> None:
+        """Tell a machine to leave, within ``seconds`` or a usual time."""
+        ...
+
+    def remove(self, instance_id: str) -> None:
+        """Remove a machine at once."""
+        ...
+
+
+class NothingJoined:
+    """For processes that don't know the ledger: they see no machines."""
+
+    def instances(self) -> list[Instance]:
+        """Return nothing."""
+        return []
+
+    def end(self, instance_id: str, reason: str, seconds: float | None = None) -> None:
+        """Do nothing."""
+
+    def remove(self, instance_id: str) -> None:
+        """Do nothing."""
+
+
+class JoinProvider:
+    """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools that buy nothing.
+
+    Machines appear when they join, and vanish when they leave or stop reporting.
+    """
+
+    name = "join"
+    most_terminated = 100
+
+    def __init__(self, joined: JoinedFleet) -> None:
+        self._joined = joined
+
+    def offers(self, pool: str) -> list[Offer]:
+        """Return nothing, because nothing is for sale."""
+        return []
+
+    def launch(
+        self,
+        pool: str,
+        count: int,
+        boot: Boot,
+        token: str,
+        *,
+        zones: Sequence[str] | None = None,
+        instance_types: Sequence[str] | None = None,
+        spot: bool | None = None,
+    ) -> list[str]:
+        """Raise :class:`~vcasgd.errors.NoCapacity`."""
+        raise NoCapacity(f"machines of pool {pool} join by themselves", pool=pool)
+
+    def capacity(self, pool: str) -> int | None:
+        """Return None: any number can join."""
+        return None
+
+    def instances(self) -> list[Instance]:
+        """See the contract."""
+        return self._joined.instances()
+
+    def boot_error(self, instance_id: str) -> str | None:
+        """Return None: a machine that doesn't boot doesn't join."""
+        return None
+
+    def terminate(self, *instance_ids: str) -> None:
+        """Tell machines to leave. They may join again."""
+        for one in instance_ids:
+            self._joined.end(one, "the stack doesn't need this machine any more")
+
+    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:
+        """See the contract."""
+        seconds = NOTICE_SECONDS if notice_seconds is None else notice_seconds
+        self._joined.end(instance_id, f"evicted at {time.strftime('%H:%M:%S')}", seconds)
+
+    def kill(self, instance_id: str) -> None:
+        """Remove a machine. Its agent kills the workers when it reports the next time."""
+        self._joined.remove(instance_id)
+
+    def close(self) -> None:
+        """Do nothing."""

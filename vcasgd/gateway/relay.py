@@ -1,0 +1,56 @@
+"""Passing bytes on between two connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+#: Bytes that a connection reads ahead, and passes on at a time.
+BUFFER_BYTES = 1 << 20
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def _ignore(_count: int) -> None:
+    """Count nothing."""
+
+
+async def relay(
+    one: Stream,
+    other: Stream,
+    sent: Callable[[int], None] = _ignore,
+    received: Callable[[int], None] = _ignore,
+) -> None:
+    """Pass bytes on in both directions until one side ends, then close both.
+
+    ``sent`` and ``received`` get the number of bytes from ``one`` to ``other``, and back.
+    """
+    tasks = [
+        asyncio.create_task(_pump(one[0], other[1], sent)),
+        asyncio.create_task(_pump(other[0], one[1], received)),
+    ]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        close(one[1])
+        close(other[1])
+
+
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Callable[[int], None]
+) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(BUFFER_BYTES):
+            writer.write(data)
+            count(len(data))
+            await writer.drain()
+
+
+def close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, without waiting for the other side."""
+    with contextlib.suppress(OSError, RuntimeError):
+        writer.close()

@@ -1,0 +1,79 @@
+"""Machines that join by themselves."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from vcasgd.schemas.base import RequestBody, Schema
+
+_Name = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class JoinRequest(RequestBody):
+    """A machine that wants to join, and what it has measured about itself."""
+
+    version: _Name = Field(description="Version of vcasgd on the machine.")
+    host: _Name = Field(description="Name of the machine, for people.")
+    cpus: float = Field(gt=0, le=100_000, description="Processors that workers may use.")
+    memory_mb: int = Field(ge=0, le=1_000_000_000, description="Memory, in MB.")
+    gpus: int = Field(default=0, ge=0, le=1000)
+    gpu: str = Field(default="", max_length=100, description="Name of the GPU.")
+    round_trip_ms: float | None = Field(
+        default=None, ge=0, le=1e6, description="Time of a short request to this API."
+    )
+
+
+class JoinView(Schema):
+    """A machine that has joined."""
+
+    machine: str
+    pool: str
+    cluster: str
+    services: list[str] = Field(description="Names of the servers behind the gateway.")
+    period: float = Field(description="Seconds between two reports.")
+    heartbeat: float = Field(description="Seconds between two heartbeats of a worker.")
+    expires_at: float | None = Field(default=None, description="End of the token; null: never.")
+
+
+class WorkerReportBody(RequestBody):
+    """State of a worker on a machine."""
+
+    start: _Name = Field(description="Value of `start` in the order.")
+    ended: str | None = Field(
+        default=None, max_length=2000, description="Why its process has ended; null: it runs."
+    )
+
+
+class ReportBody(RequestBody):
+    """Report of a machine."""
+
+    workers: dict[_Name, WorkerReportBody] = Field(default_factory=dict, max_length=100)
+    leaving: bool = Field(default=False, description="True: it takes no further work.")
+
+
+class OrderView(Schema):
+    """A worker that the machine has to run."""
+
+    worker: str
+    start: str = Field(description="Differs for each start of the worker's process.")
+    job: str
+    name: str = Field(description="Name of the job, for people.")
+    package: str = Field(description="Digest of the job's code.")
+    env: dict[str, str] = Field(
+        repr=False,
+        description="Environment of its process, with credentials for this job only. In URLs, "
+        "`/sockets` stands for the folder with one Unix socket for each service.",
+    )
+    progress: float | None = Field(default=None, description="Finished part of the job, 0 to 1.")
+    doing: str | None = Field(default=None, description="What the worker does.")
+    samples: int | None = Field(default=None, description="Samples that the worker has trained.")
+
+
+class ReportView(Schema):
+    """Orders for a machine. Workers that are not listed have to be killed."""
+
+    orders: list[OrderView]
+    leave: str | None = Field(default=None, description="Why the machine has to leave, if it has.")
+    leave_by: float | None = Field(default=None, description="Seconds that it has for that.")

@@ -1,0 +1,260 @@
+"""Machines that joined by themselves: their reports, and the workers that they have to run.
+
+The API writes what machines report, and the controller writes what they have to do. Times are those
+of the ledger's clock, in Unix seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vcasgd.errors import Conflict
+from vcasgd.store import keys as names
+from vcasgd.store.connection import RedisClient
+
+log = logging.getLogger(__name__)
+
+#: Start of the names of all machines that joined.
+PREFIX = "join-"
+#: Most machines that are joined at a time; the controller reads all of them in each round.
+MOST_JOINED = 1000
+#: Machines that a token without a limit may join with at a time.
+USUAL_LIMIT = 100
+#: Lease times without a report after which a machine is lost. Its leases end earlier; the rest of
+#: the time, it can come back from an outage of its network.
+LOST_LEASES = 3.0
+#: Lease times that a machine has to leave in.
+END_LEASES = 2.0
+#: Seconds after which the entries of a lost machine are deleted.
+FORGET_SECONDS = 3600.0
+#: Bytes of randomness in a machine's name, and letters of its token's name: names of workers, which
+#: contain it, have a limited length.
+_NAME_BYTES, _NAME_LETTERS = 4, 16
+
+
+class _JoinEntry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class MachineFacts(_JoinEntry):
+    """Properties of a machine, as it measured them."""
+
+    host: str
+    cpus: float
+    memory_mb: int
+    gpus: int = 0
+    gpu: str = ""
+    round_trip_ms: float | None = None
+
+
+class JoinedMachine(MachineFacts):
+    """A machine, and the token that it joined with."""
+
+    name: str
+    token: str
+    #: Digest of that token. A later token with the same name is another one.
+    digest: str = Field(repr=False)
+    pool: str
+    joined_at: float
+
+    def belongs_to(self, token: str, digest: str | None) -> bool:
+        """Return True if the machine joined with this token."""
+        return (self.token, self.digest) == (token, digest)
+
+
+class WorkerReport(_JoinEntry):
+    """State of a worker on a machine. ``ended`` says why its process has ended, if it has."""
+
+    start: str
+    ended: str | None = None
+
+
+class MachineReport(_JoinEntry):
+    """Last report of a machine; ``workers`` by name."""
+
+    at: float
+    leaving: bool = False
+    workers: dict[str, WorkerReport] = Field(default_factory=dict)
+
+
+class WorkerOrder(_JoinEntry):
+    """A worker that a machine has to run. ``start`` differs for each start of its process."""
+
+    worker: str
+    job: str
+    start: str
+    #: Environment of the process, which contains credentials.
+    env: dict[str, str] = Field(repr=False)
+
+
+class MachineEnd(_JoinEntry):
+    """Why a machine has to leave, and until when."""
+
+    reason: str
+    by: float
+
+
+Kind = TypeVar("Kind", bound=_JoinEntry)
+
+
+class JoinedMachines:
+    """All machines that joined. Calls raise :class:`~vcasgd.errors.StoreUnavailable`."""
+
+    def __init__(self, ledger: RedisClient, lease_seconds: float) -> None:
+        self._ledger = ledger
+        self._join = ledger.script("ledger/join")
+        self._lease_seconds = lease_seconds
+
+    @property
+    def lost_seconds(self) -> float:
+        """Seconds without a report after which a machine is lost."""
+        return LOST_LEASES * self._lease_seconds
+
+    def now(self) -> float:
+        """Return the ledger's time."""
+        seconds, micros = self._ledger.time()
+        return float(seconds) + float(micros) / 1e6
+
+    # -- for the API -----------------------------------------------------------------------------
+
+    def join(
+        self, token: str, digest: str, limit: int | None, pool: str, facts: MachineFacts
+    ) -> JoinedMachine:
+        """Add a machine of a token, which may have up to ``limit`` at a time.
+
+        Raises :class:`Conflict` if there are too many.
+        """
+        machine = JoinedMachine(
+            **facts.model_dump(),
+            name=f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}",
+            token=token,
+            digest=digest,
+            pool=pool,
+            joined_at=self.now(),
+        )
+        most = USUAL_LIMIT if limit is None else limit
+        answer = self._join(
+            keys=[names.JOINED, names.JOINED_REPORTS],
+            args=[
+                *(machine.name, machine.model_dump_json(), token, most),
+                *(MOST_JOINED, self.lost_seconds),
+            ],
+        )
+        if answer == b"limit":
+            raise Conflict(
+                f"{most} machines have joined with the token {token}, which is its limit",
+                remedy="stop one of them, or ask for a token with a higher --max-machines",
+                status=409,
+            )
+        if answer == b"full":
+            raise Conflict(
+                f"{MOST_JOINED} machines have joined, which is the limit",
+                remedy="try again later",
+                status=409,
+            )
+        return machine
+
+    def get(self, machine: str) -> JoinedMachine | None:
+        """Return a machine; None if it never joined, has left, or was removed."""
+        return _read(JoinedMachine, machine, self._ledger.hget(names.JOINED, machine))
+
+    def report(
+        self, machine: str, workers: Mapping[str, WorkerReport], *, leaving: bool
+    ) -> tuple[list[WorkerOrder], MachineEnd | None]:
+        """Store a report; return what the machine has to run, and why it has to leave, if so."""
+        report = MachineReport(at=self.now(), leaving=leaving, workers=dict(workers))
+        with self._ledger.pipeline() as pipe:
+            pipe.hset(names.JOINED_REPORTS, machine, report.model_dump_json())
+            pipe.hget(names.JOINED_ORDERS, machine)
+            pipe.hget(names.JOINED_ENDS, machine)
+            _, orders, end = pipe.execute()
+        return _orders(machine, orders), _read(MachineEnd, machine, end)
+
+    def orders_of(self, machine: str) -> list[WorkerOrder]:
+        """Return the workers that a machine has to run."""
+        return _orders(machine, self._ledger.hget(names.JOINED_ORDERS, machine))
+
+    def remove(self, *machines: str) -> None:
+        """Remove machines that have left."""
+        if not machines:
+            return
+        with self._ledger.pipeline(transaction=True) as pipe:
+            for key in (
+                names.JOINED,
+                names.JOINED_REPORTS,
+                names.JOINED_ORDERS,
+                names.JOINED_ENDS,
+            ):
+                pipe.hdel(key, *machines)
+            pipe.execute()
+
+    # -- for the controller ----------------------------------------------------------------------
+
+    def present(self) -> list[tuple[JoinedMachine, MachineReport, MachineEnd | None]]:
+        """Return the machines that are not lost, and forget those that have been for long."""
+        # Otherwise, one that joins in between would have a report only.
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.hgetall(names.JOINED)
+            pipe.hgetall(names.JOINED_REPORTS)
+            pipe.hgetall(names.JOINED_ENDS)
+            pipe.time()
+            machines, reports, ends, (seconds, _) = pipe.execute()
+        present, gone = [], []
+        for name, row in machines.items():
+            machine = _read(JoinedMachine, name.decode(), row)
+            report = _read(MachineReport, name.decode(), reports.get(name))
+            end = _read(MachineEnd, name.decode(), ends.get(name))
+            silence = seconds - report.at if report else float("inf")
+            if machine is None or silence > FORGET_SECONDS or (end and seconds > end.by):
+                gone.append(name.decode())
+            elif report is not None and silence < self.lost_seconds:
+                present.append((machine, report, end))
+        gone += [name.decode() for name in reports.keys() - machines.keys()]
+        self.remove(*gone)
+        return present
+
+    def all_orders(self) -> dict[str, list[WorkerOrder]]:
+        """Return the workers that each machine has to run."""
+        rows = self._ledger.hgetall(names.JOINED_ORDERS)
+        return {name.decode(): _orders(name.decode(), row) for name, row in rows.items()}
+
+    def set_orders(self, machine: str, orders: Iterable[WorkerOrder]) -> None:
+        """Store what a machine has to run. Only the leading controller calls it."""
+        rows = [order.model_dump() for order in orders]
+        self._ledger.hset(names.JOINED_ORDERS, machine, json.dumps(rows))
+
+    def forget_orders(self, *machines: str) -> None:
+        """Delete what machines that are lost had to run."""
+        if machines:
+            self._ledger.hdel(names.JOINED_ORDERS, *machines)
+
+    def end(self, machine: str, reason: str, seconds: float | None = None) -> None:
+        """Tell a machine to leave, within ``seconds`` or a usual time."""
+        limit = END_LEASES * self._lease_seconds if seconds is None else seconds
+        end = MachineEnd(reason=reason, by=self.now() + limit)
+        self._ledger.hset(names.JOINED_ENDS, machine, end.model_dump_json())
+
+
+def _read(kind: type[Kind], name: str, row: bytes | None) -> Kind | None:
+    if row is None:
+        return None
+    try:
+        return kind.model_validate_json(row)
+    except ValidationError:
+        log.warning("the %s of %s can't be read", kind.__name__, name)
+        return None
+
+
+def _orders(machine: str, row: bytes | None) -> list[WorkerOrder]:
+    try:
+        rows: Any = json.loads(row or b"[]")
+        return [WorkerOrder.model_validate(each) for each in rows]
+    except (ValueError, TypeError):
+        log.warning("the orders of %s can't be read", machine)
+        return []
