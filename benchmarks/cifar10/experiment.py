@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import yaml
 
-from vcasgd.bench.presence import machines
 from vcasgd.bench.simulation import Conditions, Point, Simulation
+from vcasgd.fleet.presence import machines
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import load_task
 

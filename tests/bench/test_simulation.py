@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import vcasgd
-from vcasgd.bench.presence import Life, always, lives
 from vcasgd.bench.simulation import Conditions, Outcome, Simulation
 from vcasgd.errors import SpecError
+from vcasgd.fleet.presence import Life, always, lives
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.spec.job import JobSpec
 

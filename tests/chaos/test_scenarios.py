@@ -17,13 +17,18 @@ from support.harness import Process as Program
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.chaos import network
+from vcasgd.chaos.capacity import LimitedCapacity
+from vcasgd.chaos.disk import FullDisk, small_disk
 from vcasgd.chaos.lasting import Freeze, SlowFsync
-from vcasgd.chaos.network import ControlGroup, Direction, OneWayLoss, PacketFilter
-from vcasgd.chaos.scenario import Expectations, Scenario, longest_gap, schedule, shortfalls
-from vcasgd.errors import SpecError, StackError
+from vcasgd.chaos.network import ControlGroup, OneWay, PacketFilter, PacketLoss
+from vcasgd.chaos.scenario import Counts, Expectations, Scenario, longest_gap, schedule, shortfalls
+from vcasgd.errors import NoCapacity, SpecError, StackError
+from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.processes import Process
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 
 SCENARIOS = Path(__file__).parents[2] / "chaos" / "scenarios"
+WORKERS = 3
 FREEZE = {"what": "freeze", "where": "ledger", "when": 3, "for": 5}
 EXPECT = {"longest_pause": "10s"}
 
@@ -40,7 +45,7 @@ def load(folder: Path, *faults: dict[str, Any]) -> Scenario:
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_scenarios_are_valid(path: Path) -> None:
-    assert schedule(Scenario.load(path))
+    assert schedule(Scenario.load(path), WORKERS)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +62,17 @@ def test_shipped_scenarios_are_valid(path: Path) -> None:
         ({"what": "slow-fsync", "delay": 1, "where": "api"}, "slow-fsync needs where: ledger"),
         ({"what": "drop"}, "direction is required with what: drop"),
         ({"what": "drop", "direction": "up"}, "faults.0.direction: must be"),
-        ({"what": "drop", "direction": "to-server", "where": "api"}, "drop needs where: ledger or"),
-        ({"where": "worker"}, "use kill"),
+        (
+            {"what": "drop", "direction": "to-server", "where": "api"},
+            "drop needs where: ledger, tensors",
+        ),
+        ({"where": "worker"}, "freeze needs where: ledger, tensors, server"),
+        ({"what": "evict", "where": "worker", "for": None}, "notice is required"),
+        ({"notice": 5}, "notice has no effect here; remove it"),
+        ({"machines": 1}, "machines has no effect here; remove it"),
+        ({"what": "capacity", "where": "pool"}, "capacity needs either machines or a trace"),
+        ({"what": "capacity", "where": "pool", "machines": 1, "faster": 2}, "faster has no effect"),
+        ({"what": "full-disk"}, "full-disk needs where: storage"),
         ({"untl": 3}, "there is no such field"),
     ],
 )
@@ -74,18 +88,31 @@ def test_invalid_faults_are_refused(tmp_path: Path, fault: dict[str, Any], messa
 def test_remedy_lists_the_fields_of_a_fault(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, {**FREEZE, "until": 3})
-    assert "delay, direction, every, for, longest_pause" in (caught.value.remedy or "")
+    assert "delay, direction, every, faster, for, longest_pause" in (caught.value.remedy or "")
 
 
 def test_schedule_is_in_order_of_time() -> None:
     repeated = {"what": "kill", "where": "worker", "when": "2s", "every": "2s", "times": 3}
 
-    plan = schedule(scenario(FREEZE, {**repeated, "longest_pause": 4}))
+    plan = schedule(scenario(FREEZE, {**repeated, "longest_pause": 4}), WORKERS)
 
     assert [(each.at, each.what, each.end) for each in plan] == [
         (2, "kill", 2), (3, "freeze", 8), (4, "kill", 4), (6, "kill", 6),
     ]  # fmt: skip
     assert [each.longest_pause for each in plan] == [4, 10, 4, 4]
+
+
+def test_trace_gives_the_pool_its_machines(tmp_path: Path) -> None:
+    trace = {"metadata": {"gap_seconds": 300}, "data": [4, 4, 1, 2, 0, 4]}
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    capacity = {"what": "capacity", "where": "pool", "trace": "trace.json", "skip": "5m",
+                "faster": 60, "when": 3, "for": 20}  # fmt: skip
+
+    (injection,) = schedule(load(tmp_path, capacity), WORKERS)
+
+    assert injection.counts == Counts((3, 1, 2, 0), 5.0)
+    with pytest.raises(SpecError, match="ends before the fault does"):
+        schedule(load(tmp_path, {**capacity, "for": 30}), WORKERS)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +139,7 @@ def test_shortfalls_name_what_cost_too_much(cost: dict[str, int], expected: list
 
 
 def test_shortfalls_name_the_fault_with_a_long_pause() -> None:
-    (injection,) = schedule(scenario(FREEZE))
+    (injection,) = schedule(scenario(FREEZE), WORKERS)
     costs = {"lost_samples": 0, "repeated_samples": 0, "lost_machines": 0}
     found = [
         shortfalls(Expectations.model_validate(EXPECT), **costs, pauses=[(injection, pause)])
@@ -210,7 +237,7 @@ def group() -> Iterator[ControlGroup]:
 
 @pytest.mark.parametrize("direction", ["to-server", "to-worker"])
 def test_packets_of_one_process_are_lost_in_one_direction(
-    group: ControlGroup, direction: Direction
+    group: ControlGroup, direction: OneWay
 ) -> None:
     # Given a server that asks two processes, one of which is in a group of its own
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as ends:
@@ -254,7 +281,64 @@ def test_a_loss_without_packets_did_not_fire(
 ) -> None:
     monkeypatch.setattr(network, "FIRE_SECONDS", 0.1)
     with pytest.raises(StackError, match="the fault did not fire: no packet of it"):
-        OneWayLoss("it", group, 1, "to-server").begin()
+        PacketLoss("it", group, 1, "to-server").begin()
+
+
+# -- faults of machines and disks -----------------------------------------------------------------
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[LocalProvider]:
+    """A pool with three machines."""
+    home = tmp_path / "home"
+    provider = LocalProvider(home, "c", LocalPool("pool", WORKERS), owner_grace_seconds=None)
+    provider.launch("pool", WORKERS, Boot(("sleep", "600"), {}), "token")
+    await_truth(lambda: len(provider.instances()) == WORKERS)
+    yield provider
+    provider.terminate(*(one.id for one in provider.instances()))
+    provider.close()
+
+
+def test_capacity_follows_its_counts(pool: LocalProvider) -> None:
+    fault = LimitedCapacity(pool, Counts((2, 0), 0.1))
+
+    fault.begin()
+    await_truth(lambda: not pool.instances())
+    with pytest.raises(NoCapacity):
+        pool.launch("pool", 1, Boot(("sleep", "600"), {}), "refused")
+    fault.end()
+
+    assert fault.taken == WORKERS
+    pool.launch("pool", 1, Boot(("sleep", "600"), {}), "granted")
+    await_truth(lambda: len(pool.instances()) == 1)
+
+
+def test_capacity_that_takes_nothing_did_not_fire(pool: LocalProvider) -> None:
+    fault = LimitedCapacity(pool, Counts((WORKERS,), 0.1))
+    fault.begin()
+    with pytest.raises(StackError, match="the fault did not fire"):
+        fault.end()
+
+
+def test_full_disk_has_no_space_until_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    try:
+        disk = small_disk(folder)
+        disk.__enter__()
+    except StackError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    fault = FullDisk(folder)
+
+    fault.begin()
+    with pytest.raises(OSError, match="No space left"):
+        (folder / "more").write_bytes(bytes(2**17))
+    fault.end()
+
+    (folder / "more").write_bytes(bytes(2**17))
+    disk.__exit__(None, None, None)
+    await_truth(lambda: not (folder / "more").exists())
 
 
 # -- shipped scenarios -----------------------------------------------------------------------------
@@ -268,13 +352,14 @@ def test_scenario_costs_no_more_than_expected(path: Path) -> None:
     argv = [sys.executable, "-m", "vcasgd.cli", "chaos", "run", str(path), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=1100, check=False)
 
-    for reason in ("slow-fsync needs strace", "strace did not delay", "drop needs the right"):
+    for reason in ("slow-fsync needs strace", "strace did not delay", "drop needs the right",
+                   "full-disk needs the right"):  # fmt: skip
         if reason in done.stdout and os.environ.get("CI") != "true":
             pytest.skip(reason)
     assert done.stdout, done.stderr[-4000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0, json.dumps(report, indent=1) + done.stderr[-4000:]
-    assert len(report["faults"]) == len(schedule(Scenario.load(path)))
+    assert len(report["faults"]) == len(schedule(Scenario.load(path), WORKERS))
     assert report["samples_applied"] == report["samples_expected"] > 0
     assert report["samples_lost"] == report["samples_repeated"] == 0
     assert all(fault.get("dropped_packets", 1) > 0 for fault in report["faults"])

@@ -14,9 +14,9 @@ from support.harness import Harness
 from torch import nn
 from torch.utils.data import SequentialSampler
 
-from vcasgd.bench.presence import always
 from vcasgd.bench.simulation import Conditions, Simulation
 from vcasgd.errors import SpecError
+from vcasgd.fleet.presence import always
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
 from vcasgd.spec.job import JobSpec

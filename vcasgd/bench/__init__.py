@@ -11,5 +11,4 @@
 ``data``        waiting time of a worker for its data
 ``figures``     the results of a measurement
 ``simulation``  a job on simulated machines, in one process
-``presence``    lifetimes of simulated machines
 """

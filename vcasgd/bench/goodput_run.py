@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vcasgd.bench.goodput import GoodputFigures, MachineLife, Observations
-from vcasgd.bench.presence import machines
 from vcasgd.chaos.killers import Killer, await_result
 from vcasgd.client import Client
 from vcasgd.errors import StackError, StoreError
+from vcasgd.fleet.presence import machines
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings

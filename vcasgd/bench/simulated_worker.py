@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from vcasgd.bench.presence import Life
+from vcasgd.fleet.presence import Life
 from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.store.tensors.updates import Header
 from vcasgd.worker.interval import Base

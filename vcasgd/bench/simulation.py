@@ -24,9 +24,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vcasgd.bench.presence import Life
 from vcasgd.bench.simulated_worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
+from vcasgd.fleet.presence import Life
 from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.round_members import RoundMembers

@@ -87,9 +87,9 @@ class Killer:
         """Kill a random process or machine of the target's kind."""
         match target:
             case Target.WORKER:
-                return self._take_worker(target, rng)
+                return self.take_worker(target, rng, None)
             case Target.WORKER_NOTICE:
-                return self._take_worker(target, rng)
+                return self.take_worker(target, rng, rng.uniform(1.0, 4.0))
             case Target.FAILOVER:
                 return self._fail_over(target, rng)
             case _:
@@ -166,16 +166,16 @@ class Killer:
 
     # -- machines -------------------------------------------------------------------------------
 
-    def _take_worker(self, target: Target, rng: random.Random) -> Fault:
-        """Kill or evict a machine whose worker is training."""
+    def take_worker(self, target: Target, rng: random.Random, notice: float | None) -> Fault:
+        """Kill a machine whose worker is training, or evict it with so many seconds of notice."""
         busy = self._await_busy()
         machine = rng.choice(busy)
         processes = processes_of(machine.id, None)
         at, workers = time.time(), len(busy)
-        if target is Target.WORKER:
+        if notice is None:
             self._provider.kill(machine.id)
         else:
-            self._provider.evict(machine.id, rng.uniform(1.0, 4.0))
+            self._provider.evict(machine.id, notice)
 
         def is_dead() -> bool:
             # An exiting process loses its marker first, so that only its number finds it.

@@ -1,4 +1,4 @@
-"""Network that loses all packets in one direction between one machine and one server.
+"""Network that loses all packets between one machine and one server, in one direction or both.
 
 Linux runs a filter (BPF) on each packet to and from the sockets of a control group. The machine's
 processes are in a group of their own, so no other machine is affected. A filter ends with the
@@ -21,14 +21,15 @@ from typing import Literal
 from vcasgd.chaos.lasting import FIRE_SECONDS, POLL_SECONDS, LastingFault
 from vcasgd.errors import StackError
 
+OneWay = Literal["to-server", "to-worker"]
 #: Direction in which packets are lost, seen from the machine.
-Direction = Literal["to-server", "to-worker"]
+Direction = Literal[OneWay, "both"]
 
 # Numbers of bpf(2), by architecture, and of its commands and types; see linux/bpf.h.
 _SYSTEM_CALLS = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _MAP_LOOKUP, _PROGRAM_LOAD, _LINK_CREATE = 0, 1, 5, 28
 _ARRAY, _CGROUP_SOCKETS = 2, 8
-_ATTACH_TYPES: dict[Direction, int] = {"to-worker": 0, "to-server": 1}
+_ATTACH_TYPES: dict[OneWay, int] = {"to-worker": 0, "to-server": 1}
 #: Offset of ``remote_port`` in ``struct __sk_buff``.
 _REMOTE_PORT = 132
 
@@ -76,32 +77,43 @@ class ControlGroup:
                 return
 
 
-class OneWayLoss(LastingFault):
-    """Loss of all packets in one direction between a group's processes and a server."""
+class PacketLoss(LastingFault):
+    """Loss of all packets in a direction between a group's processes and a server."""
 
     def __init__(self, name: str, group: ControlGroup, port: int, direction: Direction) -> None:
         self._name = name
         self._group = group
         self._port = port
-        self._direction = direction
+        self._directions: tuple[OneWay, ...] = (
+            ("to-server", "to-worker") if direction == "both" else (direction,)
+        )
         #: Number of lost packets, when the fault has ended.
         self.dropped = 0
 
     def begin(self) -> None:
-        self._filter = PacketFilter(self._group, self._port, self._direction)
+        self._filters = [
+            PacketFilter(self._group, self._port, direction) for direction in self._directions
+        ]
         deadline = time.monotonic() + FIRE_SECONDS
-        while not self._filter.dropped():
+        while not self._count():
             if time.monotonic() > deadline:
-                self._filter.close()
+                self._close()
                 raise StackError(f"the fault did not fire: no packet of {self._name} was dropped")
             time.sleep(POLL_SECONDS)
 
     def end(self) -> None:
         lasted = bool(self._group.processes())
-        self.dropped = self._filter.dropped()
-        self._filter.close()
+        self.dropped = self._count()
+        self._close()
         if not lasted:
             raise StackError(f"the fault did not last: the machine before {self._name} was lost")
+
+    def _count(self) -> int:
+        return sum(each.dropped() for each in self._filters)
+
+    def _close(self) -> None:
+        for each in self._filters:
+            each.close()
 
 
 class PacketFilter:
@@ -110,7 +122,7 @@ class PacketFilter:
     Raises :class:`~vcasgd.errors.StackError` without the right to attach it.
     """
 
-    def __init__(self, group: ControlGroup, port: int, direction: Direction) -> None:
+    def __init__(self, group: ControlGroup, port: int, direction: OneWay) -> None:
         attach_type = _ATTACH_TYPES[direction]
         with contextlib.ExitStack() as opened:
 

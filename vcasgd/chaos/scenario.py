@@ -7,23 +7,45 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from vcasgd.chaos.network import Direction
 from vcasgd.errors import SpecError
+from vcasgd.fleet.presence import read_counts
 from vcasgd.spec.duration import Duration
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.yaml import load_mapping
 
-#: Kind of a fault. ``freeze`` is SIGSTOP, and SIGCONT in the end; ``kill`` is SIGKILL;
-#: ``slow-fsync`` delays each fsync of the process; ``drop`` loses packets in one direction between
-#: one machine and the server.
-FaultKind = Literal["freeze", "kill", "slow-fsync", "drop"]
-#: Kind of a part of the stack, or a random machine that trains, which can only be killed.
-Place = Literal["ledger", "tensors", "server", "controller", "api", "head", "worker"]
+#: Kind of a fault. ``freeze`` is SIGSTOP, and SIGCONT in the end; ``kill`` is SIGKILL; ``evict``
+#: takes a machine with notice; ``slow-fsync`` delays each fsync of the process; ``drop`` loses
+#: packets between one machine and the server; ``capacity`` takes machines and refuses new ones;
+#: ``full-disk`` leaves no space for checkpoints.
+FaultKind = Literal["freeze", "kill", "evict", "slow-fsync", "drop", "capacity", "full-disk"]
+#: Kind of a part of the stack, or a random machine that trains, the pool of machines, or the folder
+#: of checkpoints.
+Place = Literal[
+    "ledger", "tensors", "server", "controller", "api", "head", "worker", "pool", "storage"
+]
+_PARTS: frozenset[Place] = frozenset(get_args(Place)[:6])
+#: Where each kind of fault can be.
+_PLACES: dict[FaultKind, frozenset[Place]] = {
+    "freeze": _PARTS,
+    "kill": _PARTS | {"worker"},
+    "evict": frozenset({"worker"}),
+    "slow-fsync": frozenset({"ledger"}),  # the only part that syncs a file
+    "drop": frozenset({"ledger", "tensors"}),  # the servers of a worker
+    "capacity": frozenset({"pool"}),
+    "full-disk": frozenset({"storage"}),
+}
+#: Fields that a kind of fault needs, and no other kind has.
+_OWN_FIELDS: dict[FaultKind, tuple[str, ...]] = {
+    "evict": ("notice",),
+    "slow-fsync": ("delay",),
+    "drop": ("direction",),
+}
 
 
 class FaultSpec(StrictModel):
@@ -42,24 +64,24 @@ class FaultSpec(StrictModel):
     length: Duration | None = Field(default=None, alias="for", description="duration of a fault")
     delay: Duration | None = Field(default=None, description="duration of an fsync")
     direction: Direction | None = Field(default=None, description="direction of lost packets")
+    notice: Duration | None = Field(default=None, description="time from the notice to the end")
+    machines: int | None = Field(
+        default=None, ge=0, strict=True, description="machines that the pool can have"
+    )
+    trace: Path | None = Field(
+        default=None, description="recorded history of a pool, relative to the scenario's file"
+    )
+    skip: Duration | None = Field(default=None, description="time of the trace to skip")
+    faster: float | None = Field(default=None, gt=0, description="speed-up factor for the trace")
     longest_pause: Duration | None = Field(
         default=None, description="expected longest time without progress, instead of the total's"
     )
 
     @model_validator(mode="after")
     def _complete(self) -> FaultSpec:
-        needed = {
-            "every": self.times > 1,
-            "for": self.what != "kill",
-            "delay": self.what == "slow-fsync",
-            "direction": self.what == "drop",
-        }
-        given = {
-            "every": self.every,
-            "for": self.length,
-            "delay": self.delay,
-            "direction": self.direction,
-        }
+        needed = {"every": self.times > 1, "for": self.what not in ("kill", "evict")}
+        needed |= {name: self.what == kind for kind, names in _OWN_FIELDS.items() for name in names}
+        given = {**vars(self), "for": self.length}
         for name, is_needed in needed.items():
             if is_needed and given[name] is None:
                 reason = "times" if name == "every" else f"what: {self.what}"
@@ -68,13 +90,47 @@ class FaultSpec(StrictModel):
                 raise ValueError(f"{name} has no effect here; remove it")
         if self.every and self.length and self.every <= self.length:
             raise ValueError("every must be longer than for")
-        if self.what == "slow-fsync" and self.where != "ledger":
-            raise ValueError("slow-fsync needs where: ledger, the only part that syncs a file")
-        if self.what == "drop" and self.where not in ("ledger", "tensors"):
-            raise ValueError("drop needs where: ledger or tensors, the servers of a worker")
-        if self.what == "freeze" and self.where == "worker":
-            raise ValueError("a machine can't be frozen, because it is then replaced; use kill")
+        if self.where not in _PLACES[self.what]:
+            places = ", ".join(place for place in get_args(Place) if place in _PLACES[self.what])
+            raise ValueError(f"{self.what} needs where: {places}")
+        self._check_capacity()
         return self
+
+    def _check_capacity(self) -> None:
+        if self.what == "capacity" and (self.machines is None) == (self.trace is None):
+            raise ValueError("capacity needs either machines or a trace")
+        if self.what != "capacity" and self.machines is not None:
+            raise ValueError("machines has no effect here; remove it")
+        for name in ("skip", "faster") if self.trace is None else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} has no effect without a trace; remove it")
+
+    def counts(self, folder: Path, most: int) -> Counts | None:
+        """Return how many machines the pool has, for a fault of its capacity.
+
+        The trace is relative to ``folder``, and gives at most ``most`` machines. Raises
+        :class:`SpecError` for an invalid trace.
+        """
+        if self.length is None or (self.machines is None and self.trace is None):
+            return None
+        if self.machines is not None:
+            return Counts((self.machines,), self.length.total_seconds())
+        assert self.trace is not None
+        counts, gap = read_counts(folder / self.trace, most)
+        first = int((self.skip or timedelta()).total_seconds() / gap)
+        gap /= self.faster or 1.0
+        last = first + max(1, round(self.length.total_seconds() / gap))
+        if last > len(counts):
+            raise SpecError(f"trace: {self.trace} ends before the fault does", field="trace")
+        return Counts(tuple(counts[first:last]), gap)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Machines that a pool can have, each number for so many seconds."""
+
+    machines: tuple[int, ...]
+    seconds: float
 
 
 class Expectations(StrictModel):
@@ -93,18 +149,26 @@ class Scenario(StrictModel):
 
     faults: tuple[FaultSpec, ...] = Field(min_length=1)
     expect: Expectations
+    _folder: Path = PrivateAttr(default=Path())
 
     @classmethod
     def load(cls, path: Path) -> Scenario:
         """Load a YAML file. Raises :class:`SpecError`, which names the first invalid field."""
         value = load_mapping(path, "a scenario", remedy="write at least faults and expect")
         try:
-            return cls.model_validate(value)
+            scenario = cls.model_validate(value)
         except ValidationError as error:
             first = spec_error(error, cls)
             raise SpecError(
                 f"{path}: {first.message}", remedy=first.remedy, **first.details
             ) from error
+        scenario._folder = path.parent
+        return scenario
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the file, to which paths in it are relative."""
+        return self._folder
 
 
 @dataclass(frozen=True)
@@ -118,19 +182,25 @@ class Injection:
     delay: float
     direction: Direction | None
     longest_pause: float
+    notice: float = 0.0
+    counts: Counts | None = None
 
     def __str__(self) -> str:
         direction = f" {self.direction}" if self.direction else ""
+        noticed = f" {self.notice:g} s after a notice" if self.notice else ""
         lasting = f" for {self.seconds:g} s" if self.seconds else ""
-        return f"{self.what} {self.where}{direction}{lasting}"
+        return f"{self.what} {self.where}{direction}{noticed}{lasting}"
 
     @property
     def end(self) -> float:
         return self.at + self.seconds
 
 
-def schedule(scenario: Scenario) -> list[Injection]:
-    """Return all faults of a scenario in order."""
+def schedule(scenario: Scenario, machines: int) -> list[Injection]:
+    """Return all faults of a scenario in order. The pool has at most so many machines.
+
+    Raises :class:`SpecError` for an invalid trace.
+    """
     return sorted(
         (
             Injection(
@@ -141,6 +211,8 @@ def schedule(scenario: Scenario) -> list[Injection]:
                 delay=_seconds(fault.delay),
                 direction=fault.direction,
                 longest_pause=_seconds(fault.longest_pause or scenario.expect.longest_pause),
+                notice=_seconds(fault.notice),
+                counts=fault.counts(scenario.folder, machines),
             )
             for fault in scenario.faults
             for number in range(fault.times)

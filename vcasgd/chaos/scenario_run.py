@@ -6,8 +6,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vcasgd.chaos.audited_job import (
@@ -19,13 +20,15 @@ from vcasgd.chaos.audited_job import (
     own_settings,
     report_folder,
 )
+from vcasgd.chaos.capacity import LimitedCapacity
+from vcasgd.chaos.disk import FullDisk, small_disk
 from vcasgd.chaos.killers import Killer, Target, await_result
 from vcasgd.chaos.lasting import Freeze, LastingFault, SlowFsync
-from vcasgd.chaos.network import ControlGroup, OneWayLoss
+from vcasgd.chaos.network import ControlGroup, PacketLoss
 from vcasgd.chaos.scenario import Injection, Scenario, longest_gap, schedule, shortfalls
 from vcasgd.errors import StackError, StoreError, VcasgdError
 from vcasgd.fleet.providers.local.processes import processes_of
-from vcasgd.stack import StackState, running
+from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.connection import connect
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
@@ -56,11 +59,12 @@ def run_scenario(scenario: Scenario, log: Callable[[str], None]) -> ScenarioRepo
 
     Raises :class:`~vcasgd.errors.StackError` if the stack does not start.
     """
-    plan, report, started = schedule(scenario), ScenarioReport(), time.monotonic()
+    plan, report, started = schedule(scenario, WORKERS), ScenarioReport(), time.monotonic()
     epochs = epochs_for(max(each.end for each in plan) + SETTLE_SECONDS + SPARE_SECONDS)
     with report_folder(report) as folder:
         settings = own_settings(folder / "home")
         with (
+            _disk_for(plan, StackHome(settings.home_path).storage),
             running(settings) as state,
             audited_job(settings, state, epochs, report, folder) as job,
         ):
@@ -78,6 +82,10 @@ def run_scenario(scenario: Scenario, log: Callable[[str], None]) -> ScenarioRepo
                 raise StackError("; ".join(problems))
     report.seconds = round(time.monotonic() - started, 1)
     return report
+
+
+def _disk_for(plan: list[Injection], folder: Path) -> AbstractContextManager[None]:
+    return small_disk(folder) if any(each.what == "full-disk" for each in plan) else nullcontext()
 
 
 class _ScenarioRun:
@@ -181,29 +189,35 @@ class _ScenarioRun:
         time.sleep(max(0.0, start + injection.at - time.monotonic()))
         self._print(f"{injection.at:6.1f} s: {injection}")
         try:
-            if injection.what == "kill":
-                self._kill(injection.where)
+            if injection.what in ("kill", "evict"):
+                self._take(injection)
                 return
             fault = self._lasting(injection)
             fault.begin()
             time.sleep(injection.seconds)
             fault.end()
-            if isinstance(fault, OneWayLoss):
+            if isinstance(fault, PacketLoss):
                 self._dropped[injection] = fault.dropped
         except (VcasgdError, OSError) as error:
             self._errors.append(f"{injection}: {error}")
 
-    def _kill(self, where: str) -> None:
-        if where == "worker":
+    def _take(self, injection: Injection) -> None:
+        if injection.what == "evict":
+            self._killer.take_worker(Target.WORKER_NOTICE, random.Random(), injection.notice)
+        elif injection.where == "worker":
             self._killer.fire(Target.WORKER, random.Random())
         else:
-            self._killer.kill_part(where, random.Random())
+            self._killer.kill_part(injection.where, random.Random())
 
     def _lasting(self, injection: Injection) -> LastingFault:
+        if injection.counts is not None:
+            return LimitedCapacity(self._job.provider, injection.counts)
+        if injection.what == "full-disk":
+            return FullDisk(self._job.home.storage)
         if injection.direction and self._group is not None:
             name = self._killer.name_of(injection.where, random.Random())
             port = StackState.read(self._job.home.path).ports[name]
-            return OneWayLoss(name, self._group, port, injection.direction)
+            return PacketLoss(name, self._group, port, injection.direction)
         name, process, find = self._killer.processes_of_a_part(injection.where, random.Random())
         if injection.what == "slow-fsync":
             return SlowFsync(name, process, injection.delay)

@@ -63,8 +63,8 @@ def simulate(
     simulated. The same seed gives the same result.
     """
     # Imported here because torch takes seconds to import.
-    from vcasgd.bench.presence import machines
     from vcasgd.bench.simulation import Conditions, Simulation
+    from vcasgd.fleet.presence import machines
     from vcasgd.storage.base_files import prepare_base
     from vcasgd.task.task import load_task
 
