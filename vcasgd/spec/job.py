@@ -90,6 +90,13 @@ class Workers(StrictModel):
 
     min: int = Field(default=1, ge=0, le=10_000, strict=True)
     max: int = Field(default=4, ge=1, le=10_000, strict=True)
+    spare: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        strict=True,
+        description="further machines that run without work, and take the place of lost ones",
+    )
     pools: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,

@@ -1675,6 +1675,7 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
+             *       "spare": 0,
              *       "fallback_after": 300,
              *       "on_demand_min": 0
              *     }
@@ -1832,6 +1833,7 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
+             *       "spare": 0,
              *       "fallback_after": 300,
              *       "on_demand_min": 0
              *     }
@@ -3482,6 +3484,12 @@ export interface components {
              */
             max: number;
             /**
+             * Spare
+             * @description further machines that run without work, and take the place of lost ones
+             * @default 0
+             */
+            spare: number;
+            /**
              * Pools
              * @description all spot pools of the cluster that may see the job, if not set
              */
@@ -3522,6 +3530,12 @@ export interface components {
              * @default 4
              */
             max: number;
+            /**
+             * Spare
+             * @description further machines that run without work, and take the place of lost ones
+             * @default 0
+             */
+            spare: number;
             /**
              * Pools
              * @description all spot pools of the cluster that may see the job, if not set

@@ -69,6 +69,7 @@ class Demands:
             pools=pools,
             wants=_work_items(job, work),
             running=has_machines and not why,
+            spare=workers.spare,
             barred=barred,
             on_demand_minimum=workers.on_demand_min,
             fallback_after=workers.fallback_after.total_seconds() if workers.fallback else None,

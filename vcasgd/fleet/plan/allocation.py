@@ -135,6 +135,9 @@ class Allocation:
             self._fill_minimum(job, range(on_demand, job.needed), on_demand=False)
         for level in levels(jobs):
             fill_by_share(level, self._place_beyond)
+        # What remains can wait for losses.
+        for job in jobs:
+            self._keep_spares(job)
 
     def _fill_minimum(self, job: JobDemand, numbers: range, *, on_demand: bool) -> None:
         """Fill places until one stays empty, as all others of its kind then would."""
@@ -167,6 +170,20 @@ class Allocation:
         if worker is not None and number >= job.needed + self._lacking[job.job]:
             self._donations.append(Donation(job, worker, self._machines[worker.instance_id]))
         return True
+
+    def _keep_spares(self, job: JobDemand) -> None:
+        """Keep machines without a worker, or order them, as long as there are some."""
+        kept = 0
+        while kept < job.spares and self._rooms.take(job, 1):
+            idle = self._idle_stock.take(job.pools, self._limit(job), on_demand=False)
+            if idle is not None:
+                del self._idle[idle]
+            elif not self._await(job, False) and not self._markets.buy(
+                job, on_demand=False, last_resort=False
+            ):
+                self._rooms.give_back(job)
+                return
+            kept += 1
 
     def _find(self, job: JobDemand, *, on_demand: bool, beyond: bool) -> bool:
         if not self._rooms.take(job, 1):
