@@ -171,11 +171,11 @@ def _rename(argv: Sequence[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name[-15:].encode(), 0, 0, 0)
 
 
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its ``parent`` ends (prctl(2))."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Let the kernel send this process the signal ``by`` when its ``parent`` ends (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:  # It ended before the call.
-        os._exit(1)
+        os.kill(os.getpid(), by)
 
 
 class ForkServer:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,19 +53,35 @@ def _serve_forks(given: argparse.Namespace) -> Path | None:
     """
     if not given.preload:
         return None
-    path = Path(given.temp_dir or tempfile.mkdtemp(prefix="vcasgd-")) / "forks"
+    own = None if given.temp_dir else tempfile.mkdtemp(prefix="vcasgd-")
+    path = Path(own or given.temp_dir) / "forks"
     path.unlink(missing_ok=True)
     listener = listen(path)
     parent = os.getpid()
-    if os.fork():
-        listener.close()
-        return path
-    die_with(parent)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    modules = for_workers(given.preload)
+    if not os.fork():
+        _be_forks(listener, own, given.preload, parent)
+    listener.close()
+    return path
+
+
+def _be_forks(
+    listener: socket.socket, own: str | None, modules: Sequence[str], parent: int
+) -> NoReturn:
+    """Be the process that workers are forks of, until the parent ends."""
+    signal.signal(signal.SIGTERM, lambda *_: _end_forks(own))
+    # Not SIGKILL, because a parent that is killed can't remove the folder.
+    die_with(parent, signal.SIGTERM)
+    modules = for_workers(modules)
     if preloaded() != modules:
         preload(modules)
     ForkServer(listener).serve()
+    _end_forks(own)
+
+
+def _end_forks(own: str | None) -> NoReturn:
+    """End this process, and remove the folder of its socket if it is its own."""
+    if own is not None:
+        shutil.rmtree(own, ignore_errors=True)
     os._exit(0)
 
 
