@@ -66,6 +66,9 @@ def applied(
         "package": str(wheel),
         "zones": '["us-east-1a", "us-east-1b"]',
         "api_cidrs": '["203.0.113.7/32"]',
+        # The options that make the machines' user data longest.
+        "tls": "true",
+        "store": "{ replicas = 1 }",
     }
     variables = {f"TF_VAR_{name}": value for name, value in settings.items()}
     terraform.environment |= {**aws.environment, **variables}
@@ -126,7 +129,8 @@ def test_applied_cluster_provides_what_machines_need(applied: Terraform, aws: Em
     assert outputs["token_command"].startswith("aws secretsmanager get-secret-value")
     # And its machines require IMDSv2, and lack the tag of machines that the controller may end
     control, store = _named(aws, "vcasgd-control"), _named(aws, "vcasgd-store-0")
-    for machine in (control, store):
+    replica = _named(aws, "vcasgd-replica-0")
+    for machine in (control, store, replica):
         assert machine["MetadataOptions"]["HttpTokens"] == "required"
         assert "vcasgd:cluster" not in {tag["Key"] for tag in machine["Tags"]}
     # And they have each other's addresses
@@ -134,7 +138,10 @@ def test_applied_cluster_provides_what_machines_need(applied: Terraform, aws: Em
     assert f"STORE_HOSTS='{store['PrivateIpAddress']}'" in files["/etc/vcasgd/machine.env"]
     ray = f"VCASGD_RAY_ADDRESS={control['PrivateIpAddress']}:10000"
     assert ray in files["/etc/vcasgd/vcasgd.env"]
-    assert "VCASGD_NODE=0" in _user_data(aws, store)["/etc/vcasgd/vcasgd.env"]
+    for machine in (store, replica):
+        files = _user_data(aws, machine)
+        assert "VCASGD_NODE=0" in files["/etc/vcasgd/vcasgd.env"]
+        assert f"ADDRESS='{machine['PrivateIpAddress']}'" in files["/etc/vcasgd/machine.env"]
 
 
 @pytest.mark.extended
@@ -177,10 +184,13 @@ def test_control_plane_generates_the_secrets_and_other_machines_read_them(
     control = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "c")
     again = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-control")), tmp_path / "d")
     store = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-store-0")), tmp_path / "s")
+    replica = _run_secrets(aws, _user_data(aws, _named(aws, "vcasgd-replica-0")), tmp_path / "r")
     # Then the secrets agree, and token_command prints the same token
     assert control == again
     assert control["VCASGD_LEDGER_URL"] == store["VCASGD_LEDGER_URL"]
     assert control["VCASGD_TENSORS_URL"] == store["VCASGD_TENSORS_URL"]
+    # And a replica gets only what it needs
+    assert replica == {"VCASGD_TENSORS_URL": control["VCASGD_TENSORS_URL"]}
     assert control["VCASGD_JOB_SECRET"] == store["VCASGD_JOB_SECRET"]
     assert "VCASGD_TOKEN" not in store
     assert _shell(applied.outputs()["token_command"], aws).strip() == control["VCASGD_TOKEN"]
@@ -286,7 +296,7 @@ def test_second_plan_is_empty_and_destroy_leaves_nothing(
             {"ResourceType": "instance", "Tags": [{"Key": "vcasgd:cluster", "Value": "vcasgd"}]}
         ],
     )["Instances"]
-    assert len(aws.instances()) == 2 + len(launched)
+    assert len(aws.instances()) == 3 + len(launched)
     # When it is destroyed
     said = applied("destroy", "-auto-approve", "-no-color")
     # Then nothing of it is left
