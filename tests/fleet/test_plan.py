@@ -459,6 +459,18 @@ def test_decide(row: Row) -> None:
     assert decide(remembered(row.state), NOW) == row.actions
 
 
+def test_machines_that_join_are_used_and_neither_bought_nor_ended() -> None:
+    pool = PoolView("local", joined=True, offers=())
+    here = [machine("a", price=0.0), machine("b", price=0.0)]
+    since = ObservationTimes(since=0.0, idle={"a": 0.0, "b": 0.0})
+
+    # idle for long, and without a job
+    assert decide(remembered(observed(here, pools=[pool], history=since)), NOW) == []
+    # a job that wants more than there are
+    wanting = observed(here, jobs=[job("A", 3, 4)], pools=[pool], history=since)
+    assert decide(remembered(wanting), NOW) == [StartWorker("a", "A"), StartWorker("b", "A")]
+
+
 def test_a_launch_that_was_not_recorded_is_repeated_under_the_same_token() -> None:
     state = observed(jobs=[job("A")])
     assert decide(state, NOW) == decide(state, NOW + 60)

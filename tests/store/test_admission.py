@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+from pydantic import SecretStr
 from support.world import World
 
-from vcasgd.store.admission import MOST_UNPLACED, USERS_AT_ONCE, TensorsAdmission
+from vcasgd.errors import SpecError
+from vcasgd.settings import Settings
+from vcasgd.store.admission import (
+    MOST_UNPLACED,
+    USERS_AT_ONCE,
+    TensorsAdmission,
+    joined_environment,
+    worker_environment,
+)
 from vcasgd.store.connection import RedisClient
 
 SECRET = "a secret of the cluster"
@@ -43,3 +53,36 @@ def test_all_placed_workers_are_admitted_and_not_all_names_that_one_invents(worl
         admission.refresh([])
         admission.admit([])
     assert users(world.tensors) == set()
+
+
+def test_a_machine_that_joins_gets_a_workers_credentials_and_no_address() -> None:
+    settings = Settings(
+        ledger_url=SecretStr("redis://:platform@10.0.0.1:6379/3"),
+        tensors_url=SecretStr("rediss://:platform@10.0.0.2:1/0 redis://:platform@10.0.0.3:1"),
+        job_secret=SecretStr(SECRET),
+    )
+
+    there = joined_environment(settings, "job", "job.join-ann-1")
+
+    inside = worker_environment(settings, "job", "job.join-ann-1")
+    assert there["VCASGD_WORKER_KEY"] == inside["VCASGD_WORKER_KEY"]
+    ledger = there["VCASGD_LEDGER_URL"]
+    assert ledger.endswith("@/sockets/ledger?db=3")
+    assert ledger.split("@")[0].removeprefix("unix:") == (
+        inside["VCASGD_LEDGER_URL"].split("@")[0].removeprefix("redis:")
+    )
+    first, second = there["VCASGD_TENSORS_URL"].split()
+    assert first.endswith("@/sockets/tensors-0?db=0")
+    assert second.endswith("@/sockets/tensors-1?db=0")
+    for value in there.values():
+        assert "platform" not in value
+        assert "10.0.0" not in value
+
+
+def test_a_machine_that_joins_never_gets_the_platforms_credentials() -> None:
+    settings = Settings(
+        ledger_url=SecretStr("redis://:platform@10.0.0.1:6379/0"),
+        tensors_url=SecretStr("redis://:platform@10.0.0.2:6379/0"),
+    )
+    with pytest.raises(SpecError, match="VCASGD_JOB_USERS is false"):
+        joined_environment(settings, "job", "job.join-ann-1")

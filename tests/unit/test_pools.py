@@ -117,6 +117,7 @@ SPOT = PoolChoice("spot", True, frozenset())
 CLEARED_SPOT = PoolChoice("cleared-spot", True, frozenset({"secret", "eu"}))
 CLEARED = PoolChoice("cleared", False, frozenset({"secret"}))
 ON_DEMAND = PoolChoice("on-demand", False, frozenset())
+JOINED = PoolChoice("joined", True, frozenset({"secret"}), joined=True)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,11 @@ ON_DEMAND = PoolChoice("on-demand", False, frozenset())
         ([SPOT, CLEARED, CLEARED_SPOT], ["secret"], ("cleared-spot",)),
         ([SPOT, CLEARED], ["secret"], ("cleared",)),
         ([SPOT, ON_DEMAND], ["secret"], ("spot", "on-demand")),
+        # others see what runs on their machines
+        ([JOINED, SPOT], [], ("spot",)),
+        ([JOINED, ON_DEMAND], [], ("on-demand",)),
+        ([JOINED, SPOT], ["secret"], ("joined",)),
+        ([JOINED], [], ("joined",)),
         ([], [], ()),
     ],
 )

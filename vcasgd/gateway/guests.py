@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two readings of the tokens: how long connections outlive their token.
 READ_SECONDS = 2.0
-#: The same for a token that is not known.
+#: The same at least, for tokens that are not known.
 MISS_SECONDS = 0.2
 #: Most connections with one token: workers have about ten each.
 MOST_CONNECTIONS = 2000
@@ -30,6 +30,7 @@ class Guests:
         self._tokens = tokens
         self._known: dict[str, ApiToken] = {}
         self._read_at = float("-inf")
+        self._missing = asyncio.Lock()
         self._tasks: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
 
     async def watch(self) -> None:
@@ -40,12 +41,16 @@ class Guests:
 
     async def check(self, text: str) -> ApiToken:
         """Return the token with this text. Raises :class:`Unauthorized`."""
-        name = name_in(text) or ""
-        if name not in self._known and time.monotonic() - self._read_at > MISS_SECONDS:
-            # it may have been created a moment ago
-            await self._refresh()
-        token = self._known.get(name)
-        if token is None or not token.opened_by(text):
+        token = self._find(text)
+        if token is None:
+            # It may have been created a moment ago. All that wait share one reading.
+            asked_at = time.monotonic()
+            async with self._missing:
+                if self._read_at < asked_at:
+                    await asyncio.sleep(max(0.0, self._read_at + MISS_SECONDS - asked_at))
+                    await self._refresh()
+            token = self._find(text)
+        if token is None:
             raise Unauthorized("the token is wrong or was revoked")
         if token.scope is not Scope.JOIN:
             raise Unauthorized(f"the token has scope {token.scope}, not {Scope.JOIN}")
@@ -68,6 +73,10 @@ class Guests:
             tasks.discard(task)
             if not tasks:
                 self._tasks.pop(token.digest, None)
+
+    def _find(self, text: str) -> ApiToken | None:
+        token = self._known.get(name_in(text) or "")
+        return token if token is not None and token.opened_by(text) else None
 
     async def _refresh(self) -> None:
         self._read_at = time.monotonic()

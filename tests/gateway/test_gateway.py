@@ -1,0 +1,249 @@
+"""The port for machines that join: tokens, the API behind it, and its clear refusals."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.api_harness import running, spec, zipped
+from support.gateways import RunningGateway, gateway_of
+from support.waiting import PATIENCE
+
+import vcasgd
+from vcasgd.agent.connection import AgentConnection
+from vcasgd.agent.machine import Machine
+from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, VcasgdError
+from vcasgd.gateway.protocol import ACCEPTED
+from vcasgd.schemas.machines import JoinRequest, ReportBody
+from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
+
+MACHINE = Machine("laptop", 2.0, 8000, 0, "")
+PING = b"*1\r\n$4\r\nPING\r\n"
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    home = tmp_path_factory.mktemp("gateway")
+    with running(home) as api, gateway_of(home, api) as gateway:
+        yield gateway
+
+
+@pytest.fixture(autouse=True)
+def volunteers(gateway: RunningGateway) -> Iterator[None]:
+    """Forget everything, and publish the pool as the controller does."""
+    gateway.api.connection.flushall()
+    row = {"position": 0, "provider": "join", "spot": True, "labels": [], "capacity": None}
+    gateway.api.control.publish({}, {"volunteers": row})
+    yield
+    gateway.close_all()
+
+
+def token(gateway: RunningGateway, name: str, scope: str = "join", **options: Any) -> str:
+    pool = "volunteers" if scope == "join" else None
+    with gateway.api.client() as client:
+        return client.create_token(name, scope, **{"pool": pool, **options}).token
+
+
+# -- servers behind the port ----------------------------------------------------------------------
+
+
+def test_a_server_answers_after_the_token(gateway: RunningGateway) -> None:
+    for service in ("ledger", "tensors-0"):
+        with gateway.connection(service, token(gateway, f"ann-{service}")) as (server, answer):
+            assert answer == ACCEPTED
+            server.sendall(PING)
+            assert server.recv(100).startswith(b"-NOAUTH"), "and wants a password of its own"
+
+
+@pytest.mark.parametrize("text", [f"vcasgd_eve_{'0' * 64}", "x", "bootstrap"])
+def test_no_server_is_reachable_with_a_wrong_token(gateway: RunningGateway, text: str) -> None:
+    text = gateway.api.token if text == "bootstrap" else text
+    with gateway.connection("ledger", text) as (server, answer):
+        assert answer == b"-the token is wrong or was revoked\n"
+        assert server.recv(100) == b"", "the connection is closed"
+
+
+@pytest.mark.parametrize("scope", ["read", "submit", "admin"])
+def test_no_server_is_reachable_with_another_scope(gateway: RunningGateway, scope: str) -> None:
+    with gateway.connection("ledger", token(gateway, "ann", scope)) as (_, answer):
+        assert answer == f"-the token has scope {scope}, not join\n".encode()
+
+
+@pytest.mark.parametrize("service", ["api", "head", "tensors-1", "../ledger"])
+def test_nothing_but_the_servers_is_reachable(gateway: RunningGateway, service: str) -> None:
+    with gateway.connection(service, token(gateway, "ann")) as (_, answer):
+        assert answer == b"-there is no such service\n"
+
+
+def test_an_expired_token_reaches_nothing(gateway: RunningGateway) -> None:
+    text = token(gateway, "ann", expires=1.0)
+    time.sleep(1.0)
+    with gateway.connection("ledger", text) as (_, answer):
+        assert answer == b"-the token has expired\n"
+    with pytest.raises(Unauthorized, match="token ann has expired"):
+        gateway.machine(text).join(MACHINE, 1.0)
+
+
+def test_revoking_a_token_closes_its_connections(gateway: RunningGateway) -> None:
+    text = token(gateway, "eve")
+    with gateway.connection("ledger", text) as (server, answer), gateway.api.client() as client:
+        assert answer == ACCEPTED
+        client.revoke_token("eve")
+        server.settimeout(PATIENCE)
+        assert server.recv(100) == b""
+    with gateway.connection("ledger", text) as (_, answer):
+        assert answer == b"-the token is wrong or was revoked\n"
+
+
+def test_garbage_ends_its_own_connection_only(gateway: RunningGateway) -> None:
+    address = gateway.address()
+    for garbage in (b"\n", b"ledger\n", b"\xff" * 3000 + b"\n", b"x" * 2_000_000, b"ledger"):
+        with (
+            socket.create_connection(("127.0.0.1", gateway.port), PATIENCE) as plain,
+            address.server_tls.wrap_socket(plain) as tls,
+        ):
+            try:
+                tls.sendall(garbage)
+                plain.shutdown(socket.SHUT_WR)
+                assert not tls.recv(4096).startswith(b"+")
+            except (OSError, ssl.SSLError):
+                pass
+    with gateway.connection("ledger", token(gateway, "ann")) as (_, answer):
+        assert answer == ACCEPTED
+
+
+# -- the API behind the port -----------------------------------------------------------------------
+
+
+def test_the_api_answers_as_for_a_stranger(gateway: RunningGateway) -> None:
+    tls = gateway.address().api_tls
+    with httpx.Client(base_url=gateway.url, verify=tls, trust_env=False) as one:
+        assert one.get("/healthz").status_code == 200
+        # Then nobody is taken for a process of the stack's own machine
+        for more in ({}, {"X-Forwarded-For": "127.0.0.1"}, {"Forwarded": "for=127.0.0.1"}):
+            assert one.get("/metrics", headers=more).status_code == 401
+        joining = {"Authorization": f"Bearer {JoinToken.parse(token(gateway, 'ann')).text}"}
+        assert one.get("/metrics", headers=joining).status_code == 403
+        assert one.get("/api/v1/jobs", headers=joining).status_code == 403
+        body = {"token": gateway.api.token}
+        cookie = one.post("/api/v1/session", json=body).headers["set-cookie"]
+        assert "Secure" in cookie
+
+
+def test_a_token_for_joining_opens_no_session(gateway: RunningGateway) -> None:
+    text = JoinToken.parse(token(gateway, "ann")).text
+    with gateway.api.http() as http:
+        assert http.post("session", json={"token": text}).status_code == 403
+
+
+def test_another_certificate_is_refused_before_the_token_is_sent(gateway: RunningGateway) -> None:
+    with pytest.raises(ApiError, match="another certificate than the token names"):
+        GatewayAddress.of(gateway.url, "0" * 64)
+    unknown = AgentConnection(GatewayAddress.of(gateway.url, None), JoinToken("x"))
+    gateway.opened.append(unknown)
+    with pytest.raises(ApiError, match="is not trusted"):
+        unknown.round_trip_ms()
+
+
+# -- joining ---------------------------------------------------------------------------------------
+
+
+def test_a_token_names_the_certificate(gateway: RunningGateway) -> None:
+    assert JoinToken.parse(token(gateway, "ann")).pin == gateway.pin
+    assert JoinToken.parse(token(gateway, "bob", "read")).pin is None
+
+
+def test_another_version_is_refused_with_the_one_to_install(gateway: RunningGateway) -> None:
+    text = token(gateway, "ann")
+    body = JoinRequest(version="0.0.1", host="laptop", cpus=1, memory_mb=1).model_dump()
+    with pytest.raises(Conflict, match=f"the stack has vcasgd {vcasgd.__version__}") as caught:
+        gateway.transport(text).call("POST", "join", json=body)
+    assert caught.value.remedy == f"pip install vcasgd=={vcasgd.__version__}"
+
+
+def test_too_many_machines_are_refused_until_one_leaves(gateway: RunningGateway) -> None:
+    text = token(gateway, "ann", max_machines=2)
+    token(gateway, "ann-2")
+    first, second, third = (gateway.machine(text) for _ in range(3))
+    first.join(MACHINE, 1.0)
+    second.join(MACHINE, 1.0)
+    with pytest.raises(Conflict, match="2 machines have joined with the token ann"):
+        third.join(MACHINE, 1.0)
+    # another user's limit is another one
+    gateway.machine(token(gateway, "bob", max_machines=1)).join(MACHINE, 1.0)
+    second.leave()
+    third.join(MACHINE, 1.0)
+
+
+def test_a_pool_without_room_refuses(gateway: RunningGateway) -> None:
+    row = {"position": 0, "provider": "join", "capacity": 1, "instances": 1}
+    gateway.api.control.publish({}, {"volunteers": row})
+    with pytest.raises(Conflict, match="pool volunteers has 1 machines, which is its limit"):
+        gateway.machine(token(gateway, "ann")).join(MACHINE, 1.0)
+
+
+@pytest.mark.parametrize("pool", ["gone", "cloud"])
+def test_a_pool_that_takes_no_machines_is_refused(gateway: RunningGateway, pool: str) -> None:
+    gateway.api.control.publish({}, {"cloud": {"position": 0, "provider": "aws"}})
+    with pytest.raises(Conflict, match=f"no machine can join pool {pool}"):
+        gateway.machine(token(gateway, "ann", pool=pool)).join(MACHINE, 1.0)
+
+
+def test_a_token_needs_a_pool_to_join_and_no_other_one_has_it(gateway: RunningGateway) -> None:
+    for scope, pool in (("join", None), ("read", "volunteers")):
+        with pytest.raises(VcasgdError, match="pool: required with scope join"):
+            token(gateway, "ann", scope, pool=pool)
+
+
+def test_machines_of_others_are_out_of_reach(gateway: RunningGateway) -> None:
+    ann, eve = gateway.machine(token(gateway, "ann")), token(gateway, "eve")
+    machine = ann.join(MACHINE, 1.0).machine
+    transport = gateway.transport(eve)
+    for method, path in (
+        ("POST", f"machines/{machine}/report"),
+        ("GET", f"machines/{machine}/packages/{'0' * 64}"),
+        ("DELETE", f"machines/{machine}"),
+    ):
+        with pytest.raises(NotFound, match=f"no machine {machine} has joined"):
+            transport.call(method, path, json={} if method == "POST" else None)
+
+    # Then also a later token of the same name doesn't have them
+    with gateway.api.client() as client:
+        client.revoke_token("ann")
+    with pytest.raises(NotFound):
+        gateway.transport(token(gateway, "ann")).call("DELETE", f"machines/{machine}")
+
+
+def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
+    gateway: RunningGateway, tmp_path: Path
+) -> None:
+    package, other = zipped(), zipped()
+    with gateway.api.client() as client:
+        job, foreign = client.submit(spec(), package), client.submit(spec(name="other"), other)
+    ann, bob = (gateway.machine(token(gateway, name)) for name in ("ann", "bob"))
+    machine = ann.join(MACHINE, 1.0).machine
+    bob.join(MACHINE, 1.0)
+    machines = JoinedMachines(gateway.api.connection, 8.0)
+    order = WorkerOrder(worker=f"{job.id}.{machine}", job=job.id, start="1", env={"SECRET": "s"})
+    machines.set_orders(machine, [order])
+
+    (view,) = ann.report(ReportBody()).orders
+    assert (view.job, view.env) == (job.id, {"SECRET": "s"})
+    assert bob.report(ReportBody()).orders == []
+    api = gateway.transport(token(gateway, "carl"))
+    with pytest.raises(NotFound):
+        api.call("GET", f"machines/{machine}/packages/{view.package}")
+    with pytest.raises(Forbidden):
+        api.call("HEAD", f"packages/{view.package}")
+    ann.fetch_code(view, tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / view.package]
+    other_code = gateway.api.jobs.get(foreign.id).package
+    with pytest.raises(NotFound, match="has no job with package"):
+        ann.fetch_code(view.model_copy(update={"package": other_code}), tmp_path)

@@ -1,0 +1,94 @@
+"""A real gateway before a real API and a real ledger, and clients of its port."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from support.api_harness import Api, listens
+from support.harness import ForkedProcess
+from support.ports import free_port
+from support.waiting import PATIENCE, await_truth
+from vcasgd.agent.connection import AgentConnection
+from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.client.transport import Transport
+from vcasgd.gateway.certificate import ensure_certificate
+from vcasgd.gateway.protocol import first_line
+
+
+@dataclass
+class RunningGateway:
+    """A gateway's process."""
+
+    api: Api
+    port: int
+    pin: str
+    #: Connections of the present test.
+    opened: list[Transport | AgentConnection] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def address(self) -> GatewayAddress:
+        return GatewayAddress.of(self.url, self.pin)
+
+    def transport(self, token: str) -> Transport:
+        text = JoinToken.parse(token).text
+        transport = Transport(self.url, text, PATIENCE, tls=self.address().api_tls)
+        self.opened.append(transport)
+        return transport
+
+    def machine(self, token: str) -> AgentConnection:
+        """Return the connection of a machine that can join."""
+        connection = AgentConnection(self.address(), JoinToken.parse(token))
+        self.opened.append(connection)
+        return connection
+
+    def close_all(self) -> None:
+        while self.opened:
+            self.opened.pop().close()
+
+    @contextlib.contextmanager
+    def connection(self, service: str, token: str) -> Iterator[tuple[ssl.SSLSocket, bytes]]:
+        """Connect to a server behind the gateway; yield the connection and the first answer."""
+        with (
+            socket.create_connection(("127.0.0.1", self.port), PATIENCE) as plain,
+            self.address().server_tls.wrap_socket(plain) as tls,
+        ):
+            tls.sendall(first_line(service, JoinToken.parse(token).text))
+            yield tls, tls.recv(4096)
+
+
+@contextlib.contextmanager
+def gateway_of(home: Path, api: Api) -> Iterator[RunningGateway]:
+    """Restart an API with a socket for a gateway, and run one."""
+    certificate, key = home / "gateway" / "certificate.pem", home / "gateway" / "key.pem"
+    pin, port = ensure_certificate(certificate, key), free_port()
+    behind = {
+        "VCASGD_API_SOCKET": str(home / "api.sock"),
+        "VCASGD_JOIN_PIN": pin,
+        "VCASGD_JOIN_URL": f"https://127.0.0.1:{port}",
+        # it stands for the tensors server, too
+        "VCASGD_TENSORS_URL": api.ledger.files.url,
+    }
+    api.end()
+    api.process = api.launch(**behind)
+    env = {
+        **api.env,
+        **behind,
+        "VCASGD_JOIN_PORT": str(port),
+        "VCASGD_JOIN_HOST": "127.0.0.1",
+        "VCASGD_JOIN_CERTIFICATE": str(certificate),
+        "VCASGD_JOIN_KEY": str(key),
+    }
+    gateway = ForkedProcess("vcasgd.gateway.main:main", [], home / "gateway.log", env)
+    try:
+        await_truth(lambda: listens(port) and listens(api.port))
+        yield RunningGateway(api, port, pin)
+    finally:
+        gateway.end()
