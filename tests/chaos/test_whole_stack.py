@@ -211,7 +211,7 @@ def _assert_tables(job: Job, folder: Path) -> None:
     assert table["loss"].dtype == "float64"
     (applied,) = [each.metrics["applied"] for each in job.evaluations]
 
-    files = EventAccumulator(str(job.tensorboard(folder)))
+    files = EventAccumulator(job.track("tensorboard", folder=folder))
     files.Reload()
     (evaluated,) = files.Tensors("validation/applied")
     assert evaluated.step == job.evaluations[0].version

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pandas
 import pytest
 from support.api_harness import Api
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vcasgd.client import Client
 from vcasgd.errors import ApiError, Conflict
@@ -57,31 +53,6 @@ def test_metrics_fit_into_a_pandas_table(client: Client, job: str) -> None:
     assert not {"id", "validation"} & set(table.columns)
     few = pandas.DataFrame(client.job(job).metrics(points=10, names=["loss"]))
     assert list(few.columns) == ["at", "loss"]
-
-
-def test_tensorboard_reads_event_files(client: Client, job: str, tmp_path: Path) -> None:
-    for _ in range(2):  # existing files are replaced
-        folder = client.job(job).tensorboard(tmp_path)
-
-    assert folder == tmp_path / job
-    files = EventAccumulator(str(folder))
-    files.Reload()
-    losses = files.Tensors("train/loss")
-    assert [(each.step, each.wall_time) for each in losses] == [(5, 1.0), (10, 2.0), (20, 4.0)]
-    assert [each.tensor_proto.float_val[0] for each in losses] == [1.0, 0.5, 0.25]
-    (top5,) = files.Tensors("validation/top5")
-    assert (top5.step, top5.wall_time, top5.tensor_proto.float_val[0]) == (10, 3.0, 0.75)
-
-
-def test_missing_tensorboard_is_an_error_with_a_remedy(
-    client: Client, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
-
-    with pytest.raises(ApiError) as caught:
-        client.tensorboard(job, tmp_path)
-
-    assert caught.value.remedy == "pip install 'vcasgd[tensorboard]'"
 
 
 def test_notebook_shows_a_job_and_escapes_its_texts(api: Api, client: Client) -> None:

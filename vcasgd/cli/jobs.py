@@ -31,6 +31,7 @@ from vcasgd.cli.progress import event_line
 from vcasgd.cli.progress import follow as show_progress
 from vcasgd.cli.watch import Watch, accuracy, epoch
 from vcasgd.client import Client
+from vcasgd.client.tracking import TrackerKind
 from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView, TrafficView, TunedView
 from vcasgd.settings import load_settings
@@ -79,7 +80,7 @@ def register(app: typer.Typer) -> None:
         delete,
         checkpoints,
     )
-    for command in (*commands, download, tensorboard):
+    for command in (*commands, download, track):
         app.command(rich_help_panel="Jobs")(command)
     app.command("set", rich_help_panel="Jobs")(set_fields)
 
@@ -268,18 +269,26 @@ def download(
         out.print(str(path), markup=False)
 
 
-def tensorboard(
+def track(
     job: JobName,
-    to: Annotated[Path, typer.Option(help="Target folder; the job gets a subfolder in it.")] = Path(
-        "runs"
-    ),
+    to: Annotated[TrackerKind, typer.Option(help="Tracker.")],
+    folder: Annotated[
+        Path, typer.Option(help="Folder for files; the job gets a subfolder in it.")
+    ] = Path("runs"),
+    project: Annotated[
+        str, typer.Option(help="Project of W&B, or experiment of MLflow.")
+    ] = "vcasgd",
     following: Follow = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Write a job's history as TensorBoard event files. View them with tensorboard --logdir."""
+    """Export a job's history to TensorBoard, MLflow, or W&B.
+
+    The next export of the same job continues where this one ends.
+    """
     with open_client(url, token) as client, _interruptible(job):
-        out.print(str(client.tensorboard(job, to, following)), markup=False)
+        place = client.track(job, to, folder=folder, project=project, follow=following)
+        out.print(place, markup=False)
 
 
 def _follow(client: Client, job: str) -> None:

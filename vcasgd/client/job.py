@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 
 from vcasgd.client.following import PATIENCE_SECONDS, messages, retried
 from vcasgd.client.model_files import finish
-from vcasgd.client.tensorboard import EventFiles
+from vcasgd.client.tracking import TrackerKind, new_points, open_tracker, tracker_kind
 from vcasgd.client.transport import Transport, path_of
 from vcasgd.errors import ApiError
 from vcasgd.schemas.costs import CostView
@@ -29,10 +29,14 @@ from vcasgd.schemas.history import (
 )
 from vcasgd.schemas.jobs import JobView
 
-#: Points of a long history in event files; TensorBoard itself shows a thousand of each curve.
+#: Points of a long history for trackers; TensorBoard itself shows a thousand of each curve.
 HISTORY_POINTS = 5000
-#: Seconds between two reads of new points for event files.
+#: Points that are written before their position.
+POINTS_AT_ONCE = 500
+#: Seconds between two reads of new points for trackers.
 REFRESH_SECONDS = 2.0
+#: Name of the project in trackers.
+PROJECT = "vcasgd"
 
 
 class JobCalls:
@@ -216,25 +220,38 @@ class JobCalls:
             target = path / file.name if path.is_dir() else path
             return finish(file, target, lambda: self.job(job).spec, working_dir)
 
-    def tensorboard(self, job: str, folder: Path, follow: bool = False) -> Path:
-        """Write a job's history as TensorBoard event files; with ``follow`` until the job ends.
+    def track(
+        self,
+        job: str,
+        to: TrackerKind | str,
+        *,
+        folder: Path = Path("runs"),
+        project: str = PROJECT,
+        follow: bool = False,
+    ) -> str:
+        """Export a job's history to a tracker, and continue where the last export ended.
 
-        Returns the job's own folder inside ``folder``. Raises
-        :class:`~vcasgd.errors.ApiError` if TensorBoard is not installed.
+        With ``follow``, new points follow until the job ends. ``folder`` is for the files of
+        TensorBoard and W&B, in a folder of the job's name; ``project`` is the project of W&B and
+        the experiment of MLflow. Returns the folder or the address of the run. Raises
+        :class:`~vcasgd.errors.SpecError` if there is no such tracker or its library is not
+        installed, and :class:`~vcasgd.errors.ApiError` if the tracker refuses the run.
         """
-        target = folder / job
-        with EventFiles(target) as files:
-            view, last = self.job(job), None
-            points: int | None = HISTORY_POINTS
+        view, points = self.job(job), HISTORY_POINTS
+        tracker, ended = open_tracker(tracker_kind(to), view, folder, project), None
+        try:
             while True:
-                rows = self.metrics(job, last, points=points)
-                files.add_points(rows)
-                files.add_evaluations(view.evaluations)
-                if view.over or not follow:
-                    return target
-                last, points = (rows[-1].id if rows else last), None
+                rows = self.metrics(job, tracker.position.point, points=points)
+                new = list(new_points(rows, view.evaluations, tracker.position))
+                for first in range(0, len(new), POINTS_AT_ONCE):
+                    tracker.log(new[first : first + POINTS_AT_ONCE])
+                ended = view if view.over else None
+                if ended or not follow:
+                    return tracker.place
                 time.sleep(REFRESH_SECONDS)
                 view = self.job(job)
+        finally:
+            tracker.close(ended)
 
     def _command(self, job: str, command: str, body: dict[str, Any] | None = None) -> Job:
         return self._bound(self._api.post(Job, path_of("jobs", job, command), body))
@@ -347,9 +364,16 @@ class Job(JobView):
             self.id, path, checkpoint, trained_only=trained_only, working_dir=working_dir
         )
 
-    def tensorboard(self, folder: Path, follow: bool = False) -> Path:
-        """Write the job's history as TensorBoard event files, in its own folder in ``folder``."""
-        return self._calls.tensorboard(self.id, folder, follow)
+    def track(
+        self,
+        to: TrackerKind | str,
+        *,
+        folder: Path = Path("runs"),
+        project: str = PROJECT,
+        follow: bool = False,
+    ) -> str:
+        """Export the job's history to a tracker. See :meth:`vcasgd.Client.track`."""
+        return self._calls.track(self.id, to, folder=folder, project=project, follow=follow)
 
 
 def table_of(rows: Sequence[MetricRow]) -> list[dict[str, Any]]:

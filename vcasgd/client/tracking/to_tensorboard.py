@@ -1,0 +1,82 @@
+"""TensorBoard's event files.
+
+Files of several exports follow each other. What an export wrote after the position that it
+recorded last is removed by the next one, so each point is there exactly once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+from tensorboard.summary import Writer
+
+from vcasgd.client.tracking.base import Points, Position, Tracker
+from vcasgd.errors import SpecError
+from vcasgd.schemas.jobs import JobView
+
+STATE_FILE = "vcasgd.json"
+_FILES = "events.out.tfevents.*"
+
+
+class _Written(BaseModel):
+    """The content of the state file: the position, and the sizes of the files up to there."""
+
+    position: Position = Position()
+    files: dict[str, int] = {}
+
+
+class TensorBoardRun(Tracker):
+    """A folder with event files. TensorBoard may read them meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._written = _read(folder / STATE_FILE)
+        self.position = self._written.position
+        for file in folder.glob(_FILES):
+            if size := self._written.files.get(file.name):
+                os.truncate(file, size)
+            else:
+                file.unlink()
+        self._writer: Writer | None = None
+
+    @property
+    def place(self) -> str:
+        return str(self._folder)
+
+    def log(self, points: Sequence[Points]) -> None:
+        if self._writer is None:
+            self._writer = Writer(str(self._folder))
+        for each in points:
+            for name, value in each.values.items():
+                self._writer.add_scalar(name, value, each.step, wall_time=each.at)
+        self._writer.flush()
+        self.position = points[-1].position
+        sizes = {file.name: file.stat().st_size for file in self._folder.glob(_FILES)}
+        written = _Written(position=self.position, files=sizes)
+        new = self._folder / f".{STATE_FILE}"
+        new.write_text(written.model_dump_json())
+        new.replace(self._folder / STATE_FILE)
+
+    def close(self, ended: JobView | None = None) -> None:  # noqa: ARG002 - files have no end
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _read(path: Path) -> _Written:
+    try:
+        return _Written.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return _Written()
+    except ValidationError as error:
+        raise SpecError(
+            f"{path} is damaged: {error.errors()[0]['msg']}",
+            remedy="delete the folder; the whole history is exported again then",
+        ) from error
+
+
+def open_run(job: JobView, folder: Path, project: str) -> TensorBoardRun:  # noqa: ARG001
+    return TensorBoardRun(folder)
