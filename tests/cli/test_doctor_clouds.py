@@ -18,6 +18,14 @@ from vcasgd.fleet.providers.gcp.account import PERMISSIONS
 
 Found = dict[str, dict[str, str]]
 STANDARD_SPOT, GRAPHICS_SPOT, STANDARD = "L-34B43A08", "L-3819A6DF", "L-1216C47A"
+#: Of types that the packaged table lacks.
+PRICES = {
+    "as_of": "2026-11-20",
+    "source": "made up",
+    "types": {"p3.2xlarge": {"cpus": 8, "gpus": 1}, "p5.48xlarge": {"cpus": 192, "gpus": 8}},
+    "on_demand": {"us-east-1": {"p3.2xlarge": 3, "p5.48xlarge": 50}},
+}
+P_SPOT, P5_SPOT, P = "L-7212CCBC", "L-C4BD4855", "L-417A185B"
 
 
 @pytest.fixture
@@ -25,6 +33,9 @@ def doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Fou
     for name in [name for name in os.environ if name.startswith("VCASGD_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("VCASGD_HOME", str(tmp_path / "home"))
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(yaml.safe_dump({"aws": PRICES}))
+    monkeypatch.setenv("VCASGD_PRICES", str(prices))
 
     def run(pool: dict[str, object]) -> Found:
         file = tmp_path / "pools.yaml"
@@ -44,7 +55,8 @@ def aws() -> Iterator[AwsBackend]:
 
 @pytest.fixture
 def ec2(aws: AwsBackend) -> EmulatedEc2:
-    aws.ec2.quotas = {STANDARD_SPOT: 64, GRAPHICS_SPOT: 64, STANDARD: 64}
+    quotas = (STANDARD_SPOT, GRAPHICS_SPOT, STANDARD, P_SPOT, P5_SPOT, P)
+    aws.ec2.quotas = dict.fromkeys(quotas, 256)
     return aws.ec2
 
 
@@ -78,6 +90,9 @@ def test_no_permission_to_run_instances(doctor: Callable[..., Found], ec2: Emula
     [
         (["c5.large", "m5.2xlarge"], True, STANDARD_SPOT, 2),
         (["g5.xlarge"], True, GRAPHICS_SPOT, 4),
+        (["p3.2xlarge", "p5.48xlarge"], True, P_SPOT, 8),
+        (["p5.48xlarge"], True, P5_SPOT, 192),
+        (["p5.48xlarge"], False, P, 192),
         (["c5.xlarge"], False, STANDARD, 4),
     ],
 )

@@ -13,6 +13,7 @@ import re
 import threading
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ class EmulatedEc2:
         data = {"ImageId": "ami-12345678", "InstanceType": "t3.micro"}
         if user_data:
             data["UserData"] = base64.b64encode(user_data.encode()).decode()
-        name = f"workers-{len(self.ec2().describe_launch_templates()['LaunchTemplates'])}"
+        name = f"workers-{uuid.uuid4()}"
         answer = self.ec2().create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
         return str(answer["LaunchTemplate"]["LaunchTemplateId"])
 

@@ -20,12 +20,19 @@ _CODES = {
     ("standard", False): "L-1216C47A",
     ("graphics", True): "L-3819A6DF",
     ("graphics", False): "L-DB2E81BA",
+    ("p", True): "L-7212CCBC",
+    ("p", False): "L-417A185B",
+    ("p5", True): "L-C4BD4855",
+    ("p5", False): "L-417A185B",
 }
 _NAMES = {
     "L-34B43A08": "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests",
     "L-1216C47A": "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
     "L-3819A6DF": "All G and VT Spot Instance Requests",
     "L-DB2E81BA": "Running On-Demand G and VT instances",
+    "L-7212CCBC": "All P4, P3 and P2 Spot Instance Requests",
+    "L-C4BD4855": "All P5 Spot Instance Requests",
+    "L-417A185B": "Running On-Demand P instances",
 }
 #: Families whose names begin with a letter of the standard ones and that have their own quotas.
 _OTHERS = {"inf", "trn", "hpc", "mac", "dl"}
@@ -93,4 +100,6 @@ def _group(kind: str) -> str | None:
     family = match[0] if match else ""
     if family in ("g", "gr", "vt"):
         return "graphics"
+    if family == "p":
+        return {"2": "p", "3": "p", "4": "p", "5": "p5"}.get(kind[1:2])
     return "standard" if family[:1] in "acdhimrtz" and family not in _OTHERS else None
