@@ -223,7 +223,7 @@ def _assert_tables(job: Job, folder: Path) -> None:
 def test_no_machine_holds_server_passwords(stack: Stack, job: str) -> None:
     private = {stack.home.ensure_password(name) for name in SECRETS}
     for machine in stack.training_workers(job):
-        files = [Path(f"/proc/{each.pid}/environ") for each in processes_of(machine, None)]
+        files = [Path(f"/proc/{each.pid}/environ") for each in stack.provider.processes(machine)]
         files += (stack.home.path / "instances" / machine).rglob("*")
         read = {path: _text(path) for path in files if path.is_file()}
         assert sum(map(bool, read.values())) > 2
@@ -243,7 +243,7 @@ def test_three_of_three_workers_die_at_once(stack: Stack, job: str, eventually: 
     for victim in victims:
         stack.provider.kill(victim)
 
-    assert not any(processes_of(victim, None) for victim in victims), "the faults fired"
+    assert not any(stack.provider.processes(victim) for victim in victims), "the faults fired"
     stack.training_workers(job, but=victims)
     eventually(lambda: stack.client.job(job).kills >= kills + WORKERS)
 

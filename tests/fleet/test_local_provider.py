@@ -285,7 +285,7 @@ def test_machines_share_what_they_import(cluster: Cluster, tmp_path: Path) -> No
 
     # And they outlive the provider, and end alone, with all of their processes
     cluster.provider.close()
-    first, second = (processes_of(id_, cluster.machine(id_)) for id_ in ids)
+    first, second = (cluster.provider.processes(id_) for id_ in ids)
     assert (len(first), len(second)) == (3, 3)
     os.kill(cluster.machine(ids[0]).pid, signal.SIGKILL)
     cluster.await_state(ids[0], None)

@@ -170,7 +170,7 @@ class Killer:
         """Kill a machine whose worker is training, or evict it with so many seconds of notice."""
         busy = self._await_busy()
         machine = rng.choice(busy)
-        processes = processes_of(machine.id, None)
+        processes = self._provider.processes(machine.id)
         at, workers = time.time(), len(busy)
         if notice is None:
             self._provider.kill(machine.id)
@@ -190,7 +190,7 @@ class Killer:
 
     def _is_gone(self, instance: str) -> bool:
         present = {one.id for one in self._provider.instances()}
-        return instance not in present and not processes_of(instance, None)
+        return instance not in present and not self._provider.processes(instance)
 
     def busy_machines(self) -> list[Instance]:
         """Return the machines whose worker trains; none if the ledger does not answer."""

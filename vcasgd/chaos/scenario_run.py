@@ -27,7 +27,6 @@ from vcasgd.chaos.lasting import Freeze, LastingFault, SlowFsync
 from vcasgd.chaos.network import ControlGroup, PacketLoss
 from vcasgd.chaos.scenario import Injection, Scenario, longest_gap, schedule, shortfalls
 from vcasgd.errors import StackError, StoreError, VcasgdError
-from vcasgd.fleet.providers.local.processes import processes_of
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.connection import connect
 from vcasgd.store.keys import TensorKeys
@@ -169,7 +168,7 @@ class _ScenarioRun:
         if self._victim is None:
             self._victim = min(self._machines(), default=None)
         if self._victim is not None:
-            found = {each.pid for each in processes_of(self._victim, None)}
+            found = {each.pid for each in self._job.provider.processes(self._victim)}
             self._group.take(found - self._group.processes())
 
     def _settle(self, progress: Progress) -> None:

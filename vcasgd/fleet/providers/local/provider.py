@@ -29,6 +29,7 @@ from vcasgd.fleet.providers.local.directory import (
     read_json,
     write_json,
 )
+from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.spawn import Spawner
 
 #: Seconds that machines outlive the stack that owns them; enough to restart it after a crash.
@@ -211,6 +212,12 @@ class LocalProvider:
     def kill(self, instance_id: str) -> None:
         """See the contract. Usually nothing is alive when it returns."""
         self._end_by_id(instance_id, "killed")
+
+    def processes(self, instance_id: str) -> set[Process]:
+        """Return all living processes of a machine, also of one that has ended."""
+        found = (one.machine() for one in self._directories() if one.id == instance_id)
+        machine = next(found, None)
+        return processes_of(instance_id, machine.process if machine else None)
 
     def destroy_all(self) -> None:
         """End all machines of the pool. Raises :class:`FleetError` if some can't be killed."""
