@@ -84,6 +84,15 @@ class Settings(BaseSettings):
         description="Random text that the secrets of jobs are encrypted with, for the API and the "
         "controller.",
     )
+    webhook_url: SecretStr | None = Field(
+        default=None, description="URL to which the controller posts the events of all jobs."
+    )
+    webhook_secret: SecretStr | None = Field(
+        default=None, min_length=16, description="Secret that signs what is posted there."
+    )
+    webhook_events: str = Field(
+        default="", description="Kinds of events to post, separated by spaces. Defaults to all."
+    )
     worker_key: SecretStr | None = Field(
         default=None, description="Key that signs the headers of a worker's updates."
     )

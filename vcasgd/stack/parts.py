@@ -214,6 +214,7 @@ def _controller(layout: StackLayout, name: str) -> StackPart:
                 **_common(layout),
                 **_job_secret(layout),
                 **_secrets_key(layout),
+                **_webhook(layout),
                 "VCASGD_RAY_TOKEN": layout.ray_token,
             },
         ),
@@ -241,6 +242,16 @@ def _job_secret(layout: StackLayout) -> dict[str, str]:
 
 def _secrets_key(layout: StackLayout) -> dict[str, str]:
     return {"VCASGD_SECRETS_KEY": layout.secrets_key}
+
+
+def _webhook(layout: StackLayout) -> dict[str, str]:
+    names = ("webhook_url", "webhook_secret")
+    values = {name: getattr(layout.settings, name) for name in names}
+    return {
+        f"VCASGD_{name.upper()}": value.get_secret_value()
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def _common(layout: StackLayout) -> dict[str, str]:

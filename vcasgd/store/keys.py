@@ -36,6 +36,8 @@ WORKLOADS = "vcasgd:{fleet}:workloads"
 SERVER_TOKENS = "vcasgd:{fleet}:server-tokens"
 #: Hash: store node → last heartbeat of its parameter server.
 SERVERS = "vcasgd:{fleet}:servers"
+#: String: position in the events of all jobs up to which the webhook has them.
+WEBHOOK = "vcasgd:{fleet}:webhook"
 #: Hash: name of an API token → its scope, limits, and the digest of its secret, as JSON.
 API_TOKENS = "vcasgd:{fleet}:api-tokens"
 #: Hash: name of an API token → Unix time of its last use, to about a minute.

@@ -1,0 +1,173 @@
+"""The webhook of the controller, with a real ledger and a real receiver."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from support.waiting import PATIENCE, await_truth
+from support.world import spec_of
+
+from vcasgd.controller import webhook
+from vcasgd.controller.webhook import Webhook, signature
+from vcasgd.settings import Settings
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.jobs import Jobs
+
+SECRET = "a-secret-of-the-webhook"
+
+
+class Receiver(ThreadingHTTPServer):
+    """Server that records requests. ``statuses`` are its next answers, then 204."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.received: list[tuple[dict[str, str], bytes]] = []
+        self.statuses: list[int] = []
+        #: While it is clear, no request is answered.
+        self.answering = threading.Event()
+        self.answering.set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/hook?token=in-the-url"
+
+    @property
+    def texts(self) -> list[str]:
+        return [json.loads(body)["text"] for _, body in self.received]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.received.append((dict(self.headers), body))
+        self.server.answering.wait(PATIENCE)
+        self.send_response(self.server.statuses.pop(0) if self.server.statuses else 204)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.answering.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LOOK_SECONDS": 0.02, "FIRST_PAUSE": 0.02, "LONGEST_PAUSE": 0.05}.items():
+        monkeypatch.setattr(webhook, name, value)
+
+
+@pytest.fixture
+def jobs(ledger: RedisClient) -> Jobs:
+    return Jobs(ledger)
+
+
+@contextmanager
+def posting(
+    ledger: RedisClient, url: str, sure: Callable[[], bool] = lambda: True, **options: Any
+) -> Iterator[Webhook]:
+    settings = Settings(webhook_url=SecretStr(url), webhook_secret=SecretStr(SECRET), **options)
+    thread = Webhook(settings, ledger, sure)
+    thread.start()
+    await_truth(lambda: ledger.exists("vcasgd:{fleet}:webhook") or not sure())
+    yield thread
+    thread.stop()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_events_are_posted_in_order_signed_and_once(
+    ledger: RedisClient, jobs: Jobs, receiver: Receiver
+) -> None:
+    jobs.submit(spec_of(), "0" * 64)  # before the first start
+    for number in range(2):  # with two controllers, one after the other
+        with posting(ledger, receiver.url):
+            job = jobs.submit(spec_of(), "0" * 64).id
+            jobs.event(job, "note", f"first {number}", answer=42)
+            jobs.event(job, "note", f"second {number}")
+            await_truth(lambda number=number: len(receiver.received) == 3 * (number + 1))
+
+    submitted = "job was submitted"
+    assert receiver.texts == [submitted, "first 0", "second 0", submitted, "first 1", "second 1"]
+    headers, body = receiver.received[1]
+    assert json.loads(body)["details"] == {"answer": 42}
+    assert json.loads(body)["cluster"] == "vcasgd"
+    assert json.loads(body)["kind"] == "note"
+    wanted = signature(SECRET, headers["Vcasgd-Timestamp"], body)
+    assert headers["Vcasgd-Signature"] == f"sha256={wanted}"
+    assert len({headers["Vcasgd-Delivery"] for headers, _ in receiver.received}) == 6
+
+
+def test_a_refused_event_is_retried_and_a_useless_one_is_dropped(
+    ledger: RedisClient, jobs: Jobs, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.statuses += [204, 503, 429, 204, 410, *[500] * webhook.ATTEMPTS]
+    with posting(ledger, receiver.url):
+        job = jobs.submit(spec_of(), "0" * 64).id
+        for name in ("retried", "gone", "failing"):
+            jobs.event(job, "note", name)
+        # Workers can write events with any text.
+        jobs.event(job, "note\r\nX-Header: ü", "last")
+        await_truth(lambda: receiver.texts[-1:] == ["last"])
+
+    counts = {name: receiver.texts.count(name) for name in receiver.texts}
+    expected = {"retried": 3, "gone": 1, "failing": webhook.ATTEMPTS, "last": 1}
+    assert counts == {"job was submitted": 1, **expected}
+    dropped = [each for each in caplog.messages if "is dropped" in each]
+    assert [each.rpartition(": ")[2] for each in dropped] == ["status 410", "status 500"]
+
+
+def test_only_the_chosen_kinds_are_posted(
+    ledger: RedisClient, jobs: Jobs, receiver: Receiver
+) -> None:
+    with posting(ledger, receiver.url, webhook_events="job-failed job-succeeded"):
+        job = jobs.submit(spec_of(), "0" * 64).id
+        jobs.event(job, "note", "not wanted")
+        jobs.event(job, "job-failed", "wanted")
+        await_truth(lambda: receiver.received)
+
+    assert receiver.texts == ["wanted"]
+
+
+def test_only_the_leader_posts(ledger: RedisClient, jobs: Jobs, receiver: Receiver) -> None:
+    with posting(ledger, receiver.url), posting(ledger, receiver.url, lambda: False):
+        jobs.submit(spec_of(), "0" * 64)
+        await_truth(lambda: receiver.received)
+
+    assert len(receiver.received) == 1
+
+
+def test_a_receiver_that_hangs_or_is_missing_is_given_up(
+    ledger: RedisClient,
+    jobs: Jobs,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(webhook, "REQUEST_SECONDS", 0.1)
+    receiver.answering.clear()
+    with posting(ledger, receiver.url):
+        jobs.submit(spec_of(), "0" * 64)
+        await_truth(lambda: "is dropped: ReadTimeout" in caplog.text)
+    with posting(ledger, "http://127.0.0.1:1/?token=in-the-url"):
+        jobs.submit(spec_of(), "0" * 64)
+        await_truth(lambda: "is dropped: ConnectError" in caplog.text)
+
+    assert "in-the-url" not in caplog.text
