@@ -15,7 +15,7 @@ python_packages = ["scikit-learn"]
 # api_cidrs = ["203.0.113.7/32"]
 
 control_plane_type = "t3.medium"
-store              = { nodes = 1, instance_type = "m6i.large" }
+store              = { nodes = 1, instance_type = "m6i.large" } # replicas = 1 survives the failure of its machine
 redis              = "self-hosted"
 
 pools = {

@@ -137,11 +137,12 @@ resource "terraform_data" "prices" {
 module "network" {
   source = "../modules/aws/network"
 
-  cluster   = var.cluster
-  cidr      = var.network_cidr
-  zones     = local.zones
-  api_cidrs = var.api_cidrs
-  private   = var.private
+  cluster    = var.cluster
+  cidr       = var.network_cidr
+  zones      = local.zones
+  api_cidrs  = var.api_cidrs
+  private    = var.private
+  replicated = var.store.replicas > 0
 }
 
 module "bucket" {

@@ -16,7 +16,7 @@ python_packages = ["scikit-learn"]
 # api_cidrs = ["203.0.113.7/32"]
 
 control_plane_type = "e2-medium"
-store              = { nodes = 1, machine_type = "e2-standard-2" }
+store              = { nodes = 1, machine_type = "e2-standard-2" } # replicas = 1 survives the failure of its machine
 redis              = "self-hosted"
 
 pools = {

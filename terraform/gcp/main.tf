@@ -141,11 +141,12 @@ module "identity" {
 module "network" {
   source = "../modules/gcp/network"
 
-  cluster   = var.cluster
-  cidr      = var.network_cidr
-  api_cidrs = var.api_cidrs
-  accounts  = module.identity.accounts
-  private   = var.private
+  cluster    = var.cluster
+  cidr       = var.network_cidr
+  api_cidrs  = var.api_cidrs
+  accounts   = module.identity.accounts
+  private    = var.private
+  replicated = var.store.replicas > 0
 }
 
 module "store_data" {

@@ -142,6 +142,23 @@ def test_applied_cluster_provides_what_machines_need(applied: Terraform, aws: Em
         files = _user_data(aws, machine)
         assert "VCASGD_NODE=0" in files["/etc/vcasgd/vcasgd.env"]
         assert f"ADDRESS='{machine['PrivateIpAddress']}'" in files["/etc/vcasgd/machine.env"]
+    # And a server and its replica reach each other, and their clients both Sentinels
+    assert _sources(aws, "vcasgd-store", 6380) == {"control", "store", "worker"}
+    assert _sources(aws, "vcasgd-store", 26379) == {"control", "store", "worker"}
+    assert _sources(aws, "vcasgd-control", 26379) == {"store", "worker"}
+
+
+def _sources(aws: EmulatedAws, group: str, port: int) -> set[str]:
+    """Return the roles whose machines may reach a port of a security group's machines."""
+    groups = aws.client("ec2").describe_security_groups()["SecurityGroups"]
+    names = {each["GroupId"]: each["GroupName"] for each in groups}
+    (found,) = (each for each in groups if each["GroupName"] == group)
+    return {
+        names[pair["GroupId"]].removeprefix("vcasgd-")
+        for rule in found["IpPermissions"]
+        if rule["FromPort"] <= port <= rule["ToPort"]
+        for pair in rule["UserIdGroupPairs"]
+    }
 
 
 @pytest.mark.extended

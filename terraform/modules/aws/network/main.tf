@@ -152,20 +152,22 @@ locals {
     ray-among-workers   = { to = "worker", from = "worker", first = 1024, last = 65535 }
     tensors-from-worker = { to = "store", from = "worker", first = 6380, last = 6380 }
     tensors-from-ours   = { to = "store", from = "control", first = 6380, last = 6380 }
-    # Between a server and its replica, and from and to the Sentinels that monitor both.
+    managed-from-ours   = { to = "managed", from = "control", first = 6379, last = 6379 }
+    managed-from-store  = { to = "managed", from = "store", first = 6379, last = 6379 }
+    managed-from-worker = { to = "managed", from = "worker", first = 6379, last = 6379 }
+  }
+  # Between a server and its replica, and from and to the Sentinels that monitor both.
+  replicas = var.replicated ? {
     tensors-from-store   = { to = "store", from = "store", first = 6380, last = 6380 }
     sentinel-from-store  = { to = "store", from = "store", first = 26379, last = 26379 }
     sentinel-from-ours   = { to = "store", from = "control", first = 26379, last = 26379 }
     sentinel-from-worker = { to = "store", from = "worker", first = 26379, last = 26379 }
     ours-from-store      = { to = "control", from = "store", first = 26379, last = 26379 }
-    managed-from-ours    = { to = "managed", from = "control", first = 6379, last = 6379 }
-    managed-from-store   = { to = "managed", from = "store", first = 6379, last = 6379 }
-    managed-from-worker  = { to = "managed", from = "worker", first = 6379, last = 6379 }
-  }
+  } : {}
 }
 
 resource "aws_vpc_security_group_ingress_rule" "inside" {
-  for_each = local.inside
+  for_each = merge(local.inside, local.replicas)
 
   security_group_id            = aws_security_group.this[each.value.to].id
   referenced_security_group_id = aws_security_group.this[each.value.from].id

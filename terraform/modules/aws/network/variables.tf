@@ -29,6 +29,12 @@ variable "private" {
   default     = false
 }
 
+variable "replicated" {
+  description = "Let tensors servers and Sentinels of replicas reach each other."
+  type        = bool
+  default     = false
+}
+
 variable "api_cidrs" {
   description = "Networks that may reach the API. Empty: only through a tunnel."
   type        = list(string)

@@ -38,17 +38,19 @@ locals {
     ray-among-workers   = { to = "worker", from = "worker", ports = "1024-65535" }
     tensors-from-worker = { to = "store", from = "worker", ports = "6380" }
     tensors-from-ours   = { to = "store", from = "control", ports = "6380" }
-    # Between a server and its replica, and from and to the Sentinels that monitor both.
+  }
+  # Between a server and its replica, and from and to the Sentinels that monitor both.
+  replicas = var.replicated ? {
     tensors-from-store   = { to = "store", from = "store", ports = "6380" }
     sentinel-from-store  = { to = "store", from = "store", ports = "26379" }
     sentinel-from-ours   = { to = "store", from = "control", ports = "26379" }
     sentinel-from-worker = { to = "store", from = "worker", ports = "26379" }
     ours-from-store      = { to = "control", from = "store", ports = "26379" }
-  }
+  } : {}
 }
 
 resource "google_compute_firewall" "inside" {
-  for_each = local.inside
+  for_each = merge(local.inside, local.replicas)
 
   name                    = "${var.cluster}-${each.key}"
   network                 = google_compute_network.this.id

@@ -13,6 +13,12 @@ variable "cidr" {
   }
 }
 
+variable "replicated" {
+  description = "Let tensors servers and Sentinels of replicas reach each other."
+  type        = bool
+  default     = false
+}
+
 variable "api_cidrs" {
   description = "Networks that may reach the API. Empty: only through a tunnel."
   type        = list(string)
