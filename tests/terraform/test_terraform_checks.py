@@ -47,6 +47,15 @@ def _without_clouds(directory: Path) -> dict[str, str]:
     return {"PATH": f"{directory}{os.pathsep}{os.environ['PATH']}", "VCASGD_PAUSE_SECONDS": "0.1"}
 
 
+def _with_provider(root: str, tmp_path: Path) -> Terraform:
+    """Return a root with a provider that has at least the names."""
+    need_terraform()
+    if root == "aws":
+        need((AWS_MIRROR / AWS_PROVIDER).is_dir(), f"no hashicorp/aws provider under {AWS_MIRROR}")
+    mirror = AWS_MIRROR if root == "aws" else _google_mirror()
+    return Terraform.of(tmp_path / "copy", root, mirror)
+
+
 def test_hcl_is_formatted() -> None:
     need_terraform()
     Terraform(REPOSITORY, ".")("fmt", "-check", "-recursive", "-diff")
@@ -72,19 +81,21 @@ def test_root_has_readme_example_and_outputs(root: str) -> None:
         assert f'output "{name}"' in outputs
 
 
+@pytest.mark.parametrize("root", ["aws", "gcp"])
+def test_root_fits_the_schema_of_its_provider(root: str, tmp_path: Path) -> None:
+    terraform = _with_provider(root, tmp_path)
+    terraform.init()
+    assert "The configuration is valid" in terraform("validate", "-no-color")
+
+
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("root", ["aws", "gcp"])
 def test_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:
-    # Given a provider that has at least the names
-    need_terraform()
-    if root == "aws":
-        need((AWS_MIRROR / AWS_PROVIDER).is_dir(), f"no hashicorp/aws provider under {AWS_MIRROR}")
-    mirror = AWS_MIRROR if root == "aws" else _google_mirror()
-    terraform = Terraform.of(tmp_path / "copy", root, mirror)
+    terraform = _with_provider(root, tmp_path)
     terraform.environment |= _without_clouds(tmp_path / "bin")
     terraform.init()
-    # When the root is validated with it, and its tests run with mocked responses
+    # When its tests run with mocked responses
     said = terraform("test", "-no-color")
     # Then at least one ran, and all pass
     assert "0 failed" in said
