@@ -1,6 +1,6 @@
 """Settings from the environment: every setting is ``VCASGD_<NAME>``.
 
-No other module reads the environment. All timeouts of the platform derive from one setting,
+No other module reads settings there. All timeouts of the platform derive from one setting,
 ``heartbeat``: lower it for faster detection of failures, and all others stay consistent.
 """
 

@@ -293,7 +293,12 @@ def test_second_plan_is_empty_and_destroy_leaves_nothing(
     # And the refreshed state has none of the secrets
     state = zipfile.ZipFile(tmp_path / "plan").read("tfstate").decode()
     assert "vcasgd-control" in state
-    for name in ("VCASGD_TOKEN", "VCASGD_RAY_TOKEN", "VCASGD_JOB_SECRET"):
+    for name in (
+        "VCASGD_TOKEN",
+        "VCASGD_RAY_TOKEN",
+        "VCASGD_JOB_SECRET",
+        "VCASGD_SECRETS_KEY",
+    ):
         assert len(secrets[name]) == SECRET_LENGTH
         assert secrets[name] not in state
     assert str(urlsplit(secrets["VCASGD_LEDGER_URL"]).password) not in state

@@ -97,12 +97,10 @@ class Client(JobCalls):
         belongs to another job.
         """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        values = read_secrets(spec, secrets or {})
-        body = {
-            "spec": spec.model_dump(mode="json"),
-            "package": self.upload(package),
-            "secrets": values,
-        }
+        values = read_secrets(spec, secrets)
+        body = {"spec": spec.model_dump(mode="json"), "package": self.upload(package)}
+        if values:
+            body["secrets"] = values
         return self._bound(self._api.post(Job, "jobs", body, headers=headers))
 
     def submit_directory(
