@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import load_file
 from support.harness import Process
 from support.namespaces import OnePort, one_port
 
-from vcasgd.chaos.audited_job import CountReport, audited_job, own_settings
+from vcasgd.agent.agent import FOLDER, temporary_folder
+from vcasgd.chaos.audited_job import FINISH_SECONDS, CountReport, counting_spec, own_settings
 from vcasgd.client import Client
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
@@ -46,6 +49,9 @@ class VolunteerMachine:
         """Return the processes of its workers."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [each for each in children if "vcasgd.worker.main" in each.cmdline()]
+
+    def name(self) -> str:
+        return self.log.read_text().partition("joined as ")[2].partition(",")[0]
 
     def left_nothing(self) -> bool:
         return not list(self.temporary.iterdir())
@@ -95,6 +101,34 @@ class Volunteers:
             sys.stdout.write(log.read_text())
 
 
+EPOCHS = 2
+
+
+class CountedJob:
+    """A job that counts its samples, and trains until :meth:`finish`."""
+
+    def __init__(self, volunteers: Volunteers, folder: Path) -> None:
+        self._client = volunteers.client
+        self._folder = folder
+        self._hold = folder / "hold"
+        self._hold.touch()
+        self.id = self._client.submit_directory(counting_spec(EPOCHS, self._hold)).id
+
+    def updates(self) -> int:
+        return self._client.job(self.id).totals.updates
+
+    def finish(self) -> None:
+        """Wait for the end; fail unless every sample was applied exactly once."""
+        self._hold.unlink()
+        job = self._client.wait(self.id, FINISH_SECONDS)
+        assert job.state == "succeeded", job.reason
+        report = CountReport()
+        model = self._client.download(self.id, self._folder / "model.safetensors")
+        report.count(load_file(model)["count"], EPOCHS)
+        assert report.passed, "\n".join(report.describe_counts())
+        assert report.samples_applied == report.samples_expected > 0
+
+
 @pytest.fixture(scope="module")
 def volunteers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Volunteers]:
     folder = tmp_path_factory.mktemp("volunteers")
@@ -125,43 +159,95 @@ def test_machine_behind_one_port_trains_and_another_one_continues_after_its_deat
 
 
 def _run_audit(
-    volunteers: Volunteers, place: OnePort | None, folder: Path, eventually: Eventually
+    volunteers: Volunteers, place: OnePort, folder: Path, eventually: Eventually
 ) -> None:
     assert "head" not in volunteers.state.parts, "there is no Ray"
-    report, name = CountReport(), "audit-here" if place is None else "audit-there"
-    token = volunteers.token(name)
-    with audited_job(volunteers.settings, volunteers.state, 2, report, folder) as job:
+    token = volunteers.token("audit")
+    job = CountedJob(volunteers, folder)
+    with volunteers.machine(token, place=place) as first:
+        eventually(lambda: job.updates() > 3)
+        workers = first.workers()
+        assert workers
 
-        def updates() -> int:
-            return job.client.job(job.id).totals.updates
+        # When it is killed, and another one joins
+        first.process.kill()
+        eventually(lambda: not any(each.is_running() for each in workers))
+    before = job.updates()
+    with volunteers.machine(token, place=place) as second:
+        eventually(lambda: job.updates() > before + 3)
 
-        with volunteers.machine(token, place=place) as first:
-            eventually(lambda: updates() > 3)
-            workers = first.workers()
-            assert workers
-
-            # When it is killed, and another one joins
-            first.process.kill()
-            eventually(lambda: not any(each.is_running() for each in workers))
-        before = updates()
-        with volunteers.machine(token, place=place) as second:
-            eventually(lambda: updates() > before + 3)
-
-            # Then the other one ends the job, and every sample was applied exactly once
-            job.finish(report, folder)
-            assert second.process.terminate() == 0
-            assert second.said("left in good order")
-            assert second.left_nothing()
-    assert report.passed, "\n".join(report.describe_counts())
-    assert report.samples_applied == report.samples_expected > 0
+        # Then the other one ends the job, and every sample was applied exactly once
+        job.finish()
+        assert second.process.terminate() == 0
+        assert second.said("left in good order")
+        assert second.left_nothing()
 
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_machine_on_this_computer_trains_and_another_one_continues(
+def test_machines_train_while_the_stack_loses_its_parts(
     volunteers: Volunteers, tmp_path: Path, eventually: Eventually
 ) -> None:
-    _run_audit(volunteers, None, tmp_path, eventually)
+    token, home = volunteers.token("parts"), volunteers.settings.home
+    job = CountedJob(volunteers, tmp_path)
+    with volunteers.machine(token) as first, volunteers.machine(token) as second:
+        # Given machines that train, one of which is evicted
+        eventually(lambda: len(first.workers()) == len(second.workers()) == 1)
+        eventually(lambda: job.updates() > 3)
+        volunteers.client.evict(instance=second.name())
+        assert second.process.wait() == 0
+        assert second.said("leaves: evicted at")
+        assert second.said("left in good order")
+
+        # When the gateway, the API, and the controller are killed
+        for part in (GATEWAY, "api", "controller"):
+            _kill(home, part, eventually)
+
+            # Then the other machine goes on
+            reached = job.updates()
+            eventually(lambda: job.updates() > reached + 3)  # noqa: B023
+        job.finish()
+        assert first.process.alive
+        assert not first.said("removed"), "it was never lost"
+
+
+def _kill(home: Path, part: str, eventually: Eventually) -> None:
+    """Kill a part of the stack, and wait until it is ready again."""
+    before = StackState.read(home).parts[part]
+    os.kill(before.pid, signal.SIGKILL)
+    eventually(lambda: StackState.read(home).parts[part].restarts > before.restarts)
+    eventually(lambda: StackState.read(home).parts[part].ready)
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_machine_leaves_at_a_time_and_uses_it_until_then(
+    volunteers: Volunteers, tmp_path: Path, eventually: Eventually
+) -> None:
+    job = CountedJob(volunteers, tmp_path)
+    with volunteers.machine(volunteers.token("until"), "--until", "75s") as machine:
+        assert machine.process.wait() == 0
+        assert machine.said("leaves: it is nearly")
+        assert machine.said("left in good order")
+        assert machine.left_nothing()
+    assert job.updates() > 3, "it trained meanwhile"
+    with volunteers.machine(volunteers.token("after")):
+        job.finish()
+
+
+def test_folders_of_killed_machines_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = Process([sys.executable, "-c", ""], tmp_path / "log")
+    ended.wait()
+    for owner in (ended.pid, os.getpid()):
+        (tmp_path / f"{FOLDER}{owner}-x" / "code").mkdir(parents=True)
+
+    with temporary_folder() as folder:
+        kept = {each.name for each in tmp_path.glob(f"{FOLDER}*")}
+        assert kept == {f"{FOLDER}{os.getpid()}-x", folder.name}
+    assert not folder.exists()
 
 
 def test_revoked_token_ends_the_machine(volunteers: Volunteers, eventually: Eventually) -> None:

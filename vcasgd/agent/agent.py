@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -11,6 +13,8 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from vcasgd.agent.availability import Availability
 from vcasgd.agent.connection import AgentConnection
@@ -26,9 +30,11 @@ from vcasgd.schemas.machines import JoinView, ReportBody, ReportView
 #: Seconds that workers have to push and leave after a signal.
 GRACE_SECONDS = 30.0
 #: Seconds before a planned end at which workers get notice of it.
-NOTICE_SECONDS = 60.0
+NOTICE_SECONDS = 20.0
 #: Seconds between two looks at the workers.
 POLL_SECONDS = 0.2
+#: Start of the names of temporary folders; the number of the agent's process follows.
+FOLDER = "vcasgd-join-"
 #: Seconds before joining again after the machine was removed, or while the stack doesn't answer.
 REJOIN_SECONDS = 5.0
 
@@ -88,12 +94,18 @@ class Agent:
         """
         joined_before = False
         while not self._interrupts.count and not self._schedule.over(_now()):
-            if (pause := self._schedule.start(_now()) - _now()).total_seconds() > 0:
-                self._display.state(f"pauses until {self._schedule.start(_now()):%H:%M}")
-                self._interrupts.wait(min(pause.total_seconds(), REJOIN_SECONDS))
+            now = _now()
+            if (start := self._schedule.start(now)) > now:
+                self._display.state(f"pauses until {start:%H:%M}")
+                self._interrupts.wait(min((start - now).total_seconds(), REJOIN_SECONDS))
+                continue
+            if _seconds_until(self._schedule.end(now)) <= NOTICE_SECONDS:
+                # Too late to begin.
+                self._interrupts.wait(POLL_SECONDS)
                 continue
             try:
-                self._take_part()
+                if not self._take_part():
+                    return
                 joined_before = True
             except ApiError as error:
                 if not joined_before or not may_work_later(error):
@@ -102,7 +114,8 @@ class Agent:
             if not self._schedule.over(_now()):
                 self._interrupts.wait(REJOIN_SECONDS)
 
-    def _take_part(self) -> None:
+    def _take_part(self) -> bool:
+        """Join, work, and leave. Return False if the stack wanted that."""
         connection = AgentConnection(self._gateway, self._token)
         try:
             round_trip = connection.round_trip_ms()
@@ -111,12 +124,12 @@ class Agent:
                 f"joined as {view.machine}, pool {view.pool}: {self._machine}, "
                 f"{round_trip:.0f} ms to the stack"
             )
-            with tempfile.TemporaryDirectory(prefix="vcasgd-join-") as folder:
-                Visit(
+            with temporary_folder() as folder:
+                return Visit(
                     connection,
                     view,
-                    Tunnel(self._gateway, self._token.text, view.services, Path(folder)),
-                    Path(folder),
+                    Tunnel(self._gateway, self._token.text, view.services, folder),
+                    folder,
                     self._processors,
                     self._schedule.end(_now()),
                     self._display,
@@ -124,6 +137,19 @@ class Agent:
                 ).run()
         finally:
             connection.close()
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Create a folder; remove it afterwards, and those of agents that were killed."""
+    place = Path(tempfile.gettempdir())
+    for left in place.glob(f"{FOLDER}*"):
+        owner = left.name.removeprefix(FOLDER).partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            # Fails for those of other users.
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder:
+        yield Path(folder)
 
 
 class Visit:
@@ -149,16 +175,20 @@ class Visit:
         self._display = display
         self._interrupts = interrupts
         self._workers: dict[str, WorkerProcess] = {}
-        self._removed = False
+        self._removed = self._dismissed = False
 
-    def run(self) -> None:
-        """Run workers until there is a reason to leave; then leave."""
+    def run(self) -> bool:
+        """Run workers until there is a reason to leave; then leave.
+
+        Return False if the stack gave the reason.
+        """
         self._tunnel.start()
         try:
             self._tunnel.await_ready()
             reason, seconds = self._work()
             if not self._removed:
                 self._leave(reason, seconds)
+            return not self._dismissed
         finally:
             for worker in self._workers.values():
                 worker.kill()
@@ -170,16 +200,15 @@ class Visit:
         while True:
             if self._interrupts.wait(POLL_SECONDS):
                 return "interrupted", None
-            if self._end is not None:
-                left = (self._end - _now()).total_seconds()
-                if left <= NOTICE_SECONDS:
-                    return f"it is nearly {self._end:%H:%M}", max(0.0, left)
+            if (left := _seconds_until(self._end)) <= NOTICE_SECONDS:
+                return f"it is nearly {self._end:%H:%M}", max(0.0, left)
             changed = self._update()
             if time.monotonic() < due and not changed:
                 continue
             due = time.monotonic() + self._view.period
             view = self._report()
             if view is not None and view.leave is not None:
+                self._dismissed = True
                 return view.leave, view.leave_by
             if self._removed:
                 return "", None
@@ -277,6 +306,10 @@ class Visit:
                 return False
             time.sleep(POLL_SECONDS / 4)
         return False
+
+
+def _seconds_until(end: datetime | None) -> float:
+    return float("inf") if end is None else (end - _now()).total_seconds()
 
 
 def _now() -> datetime:

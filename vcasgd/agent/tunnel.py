@@ -83,6 +83,9 @@ class Tunnel(threading.Thread):
             except (OSError, TimeoutError, Unauthorized) as error:
                 # The worker retries.
                 log.warning("%s: %s", service, error or type(error).__name__)
+            except asyncio.CancelledError:
+                # The tunnel stops. Older versions of asyncio would log it as an error.
+                pass
             finally:
                 close(writer)
 

@@ -53,6 +53,8 @@ class WorkerProcess:
             NOTICE_FILE_VARIABLE: str(self._notice),
             "TMPDIR": str(folder),
             "OMP_NUM_THREADS": str(len(processors)),
+            # Threads that wait would otherwise take processors from the owner's work.
+            "OMP_WAIT_POLICY": "PASSIVE",
         }
         self._fetching = threading.Thread(target=self._fetch, args=(fetch,), daemon=True)
         self._fetching.start()

@@ -54,6 +54,9 @@ class Gateway:
                 await relay((reader, writer), await self._connect_api())
         except (OSError, TimeoutError, VcasgdError) as error:
             log.debug("%s: %s", writer.get_extra_info("peername"), error)
+        except asyncio.CancelledError:
+            # Its token has ended. Older versions of asyncio would log it as an error.
+            pass
         finally:
             self._open -= 1
             close(writer)
