@@ -213,6 +213,8 @@ def test_wandb_gets_each_point_once(
 ) -> None:
     pytest.importorskip("wandb", reason="needs pip install 'vcasgd[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / name))
     for number in (None, 5):
         if number is not None:
             add_point(api, job, number)
