@@ -175,6 +175,8 @@ class Visit:
         self._display = display
         self._interrupts = interrupts
         self._workers: dict[str, WorkerProcess] = {}
+        #: Starts of workers that have ended, as far as this is noticed.
+        self._ended: set[str] = set()
         self._removed = self._dismissed = False
 
     def run(self) -> bool:
@@ -215,14 +217,17 @@ class Visit:
 
     def _update(self) -> bool:
         """Start workers that are ready. Return True if one has ended."""
-        before = {name: worker.ended for name, worker in self._workers.items()}
         for worker in self._workers.values():
             worker.update()
         ended = [
             worker
-            for name, worker in self._workers.items()
-            if worker.ended is not None and before[name] != worker.ended
+            for worker in self._workers.values()
+            if worker.ended is not None and worker.order.start not in self._ended
         ]
+        for worker in ended:
+            self._ended.add(worker.order.start)
+            if worker.failed:
+                self._display.event(f"a worker of {worker.order.name} failed: {worker.ended}")
         return bool(ended)
 
     def _report(self, *, leaving: bool = False) -> ReportView | None:

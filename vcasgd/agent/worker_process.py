@@ -13,13 +13,11 @@ from pathlib import Path
 
 from vcasgd.errors import VcasgdError
 from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
-from vcasgd.schemas.machines import OrderView, WorkerReportBody
+from vcasgd.schemas.machines import LONGEST_REASON, OrderView, WorkerReportBody
 from vcasgd.store.admission import SOCKETS
 
 #: Priority of workers (nice): everything else on this machine goes first.
 NICENESS = 10
-#: Letters of a worker's log that explain why it ended.
-SHOWN_LETTERS = 1000
 
 
 class WorkerProcess:
@@ -76,12 +74,20 @@ class WorkerProcess:
         if status == 0:
             return "it has left"
         cause = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return f"{cause}: {self._last_lines()}"
+        return f"{cause}: {self._last_line()}"
+
+    @property
+    def failed(self) -> bool:
+        """True if the process has ended with an error."""
+        if self._error is not None:
+            return True
+        return self._process is not None and self._process.poll() not in (None, 0)
 
     @property
     def report(self) -> WorkerReportBody:
         """The state of the process."""
-        return WorkerReportBody(start=self.order.start, ended=self.ended)
+        ended = self.ended
+        return WorkerReportBody(start=self.order.start, ended=ended and ended[:LONGEST_REASON])
 
     def update(self) -> None:
         """Start the process once its code is there."""
@@ -131,9 +137,9 @@ class WorkerProcess:
             time.sleep(0.05)
         return self.ended is not None
 
-    def _last_lines(self) -> str:
+    def _last_line(self) -> str:
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
-        return text[-SHOWN_LETTERS:].strip() or "no output"
+        return (text.strip().splitlines() or ["no output"])[-1]
 
 
 def _local(value: str, sockets: Path) -> str:

@@ -16,8 +16,8 @@ app = typer.Typer(cls=Group, no_args_is_help=True)
 _TOKENS: Columns = {
     "NAME": lambda row: row["name"],
     "SCOPE": lambda row: row["scope"],
-    "POOL": lambda row: row["pool"],
     "MACHINES": lambda row: row["max_machines"],
+    "POOL": lambda row: row["pool"],
     "CREATED": lambda row: ago(row["created_at"]),
     "LAST USED": lambda row: ago(row["last_used_at"]) or "never",
     "EXPIRES": lambda row: "expired" if row["expired"] else until(row["expires_at"]),

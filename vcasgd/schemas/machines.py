@@ -8,6 +8,10 @@ from pydantic import Field
 
 from vcasgd.schemas.base import RequestBody, Schema
 
+#: Most workers of one machine, and letters of the reason for which one has ended. The ledger keeps
+#: the last report of each machine.
+MOST_WORKERS, LONGEST_REASON = 64, 500
+
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
@@ -42,14 +46,16 @@ class WorkerReportBody(RequestBody):
 
     start: _Name = Field(description="Value of `start` in the order.")
     ended: str | None = Field(
-        default=None, max_length=2000, description="Why its process has ended; null: it runs."
+        default=None,
+        max_length=LONGEST_REASON,
+        description="Why its process has ended; null: it runs.",
     )
 
 
 class ReportBody(RequestBody):
     """Report of a machine."""
 
-    workers: dict[_Name, WorkerReportBody] = Field(default_factory=dict, max_length=100)
+    workers: dict[_Name, WorkerReportBody] = Field(default_factory=dict, max_length=MOST_WORKERS)
     leaving: bool = Field(default=False, description="True: it takes no further work.")
 
 

@@ -31,8 +31,9 @@ USUAL_LIMIT = 100
 LOST_LEASES = 3.0
 #: Lease times that a machine has to leave in.
 END_LEASES = 2.0
-#: Seconds after which the entries of a lost machine are deleted.
-FORGET_SECONDS = 3600.0
+#: Seconds after which the entries of a lost machine are deleted. Until then it can come back under
+#: its name; the controller reads all entries in each round.
+FORGET_SECONDS = 300.0
 #: Bytes of randomness in a machine's name, and letters of its token's name: names of workers, which
 #: contain it, have a limited length.
 _NAME_BYTES, _NAME_LETTERS = 4, 16

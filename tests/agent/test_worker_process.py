@@ -1,0 +1,71 @@
+"""Processes of workers on a machine that joined, without a stack."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vcasgd.agent.worker_process import WorkerProcess
+from vcasgd.errors import PackageError
+from vcasgd.schemas.machines import LONGEST_REASON, OrderView
+
+Eventually = Callable[..., Any]
+
+ORDER = OrderView(
+    worker="job.join-ann-1",
+    start="1",
+    job="job",
+    name="job",
+    package="0" * 64,
+    env={"VCASGD_LEDGER_URL": "http://user:secret@/sockets/ledger"},
+)
+
+
+def no_code(_order: OrderView, _into: Path) -> None:
+    """Fetch nothing."""
+
+
+def started(folder: Path, fetch: Callable[[OrderView, Path], None] = no_code) -> WorkerProcess:
+    return WorkerProcess(ORDER, folder, folder, sorted(os.sched_getaffinity(0)), 1.0, fetch)
+
+
+def test_a_worker_that_fails_says_why(tmp_path: Path, eventually: Eventually) -> None:
+    # Given settings that a worker refuses
+    worker = started(tmp_path)
+    assert worker.ended is None
+
+    def ended() -> bool:
+        worker.update()
+        return worker.ended is not None
+
+    eventually(ended)
+    assert worker.failed
+    assert "status 1: " in str(worker.report.ended)
+    assert "VCASGD_LEDGER_URL: is not of the form redis://" in str(worker.report.ended)
+    assert "secret" not in str(worker.report.ended)
+    assert len(str(worker.report.ended)) <= LONGEST_REASON
+
+
+def test_code_that_can_not_be_fetched_ends_its_worker(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    def fail(_order: OrderView, _into: Path) -> None:
+        raise PackageError("package 00 is damaged")
+
+    worker = started(tmp_path, fail)
+
+    eventually(lambda: worker.ended is not None)
+    worker.update()
+    assert worker.failed
+    assert worker.report.ended == "its code can't be fetched: package 00 is damaged"
+
+
+def test_a_worker_that_has_not_started_leaves_and_dies_at_once(tmp_path: Path) -> None:
+    leaving, killed = started(tmp_path), started(tmp_path)
+
+    leaving.leave(None)
+    killed.kill()
+
+    assert (leaving.ended, killed.ended) == ("the machine leaves", "it was killed")
