@@ -43,6 +43,7 @@ LONGEST_FIRST = (
     "fleet/test_cloud_in_a_box.py",
     "terraform/test_terraform_aws.py",
     "cluster/test_cluster.py",
+    "agent/test_joined_machines.py",
     "stack/test_stack.py",
     "store/test_sentinel.py",
     "system/test_failover.py",
