@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import StackLayout, kind_of, node_of, part_names
 from vcasgd.stack.parts import StackPart, make_parts
 from vcasgd.stack.state import StackState
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make folders of homes with long paths where the test's others are."""
+    make = tmp_path_factory.mktemp
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(make("scratch")))
 
 
 @pytest.mark.parametrize(
