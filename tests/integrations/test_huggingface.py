@@ -22,14 +22,13 @@ from vcasgd.learning.training import batches, train
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import Task, load_task
 
-pytest.importorskip("transformers", reason="needs the extra huggingface")
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface"
 
 
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Use one thread, and let trainers write into a folder of their own."""
+    pytest.importorskip("transformers", reason="needs the extra huggingface")
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

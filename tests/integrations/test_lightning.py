@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,9 +24,16 @@ from vcasgd.learning.training import batches, train
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import Task, load_task
 
-lightning = pytest.importorskip("lightning.pytorch", reason="needs the extra lightning")
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning"
+
+
+@pytest.fixture(autouse=True)
+def lightning() -> ModuleType:
+    """Return the library; the import takes seconds, so tests of other files don't need it."""
+    module: ModuleType = pytest.importorskip(
+        "lightning.pytorch", reason="needs the extra lightning"
+    )
+    return module
 
 
 @pytest.fixture(autouse=True)
@@ -46,21 +54,25 @@ def task_of(module: type[Any], **options: Any) -> Task:
     return type(task)(module, task._data, **options)
 
 
-class Refused(lightning.LightningModule):  # type: ignore[name-defined, misc]
-    """A module with one weight."""
+@pytest.fixture
+def one_weight(lightning: ModuleType) -> Any:
+    """Return a class of modules with one weight."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 10)
+    class OneWeight(lightning.LightningModule):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.layer(batch[0]).mean()
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(batch[0]).mean()
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return OneWeight
 
 
-def test_local_steps_are_those_of_lightning(tmp_path: Path) -> None:
+def test_local_steps_are_those_of_lightning(lightning: ModuleType, tmp_path: Path) -> None:
     # Given a module that Lightning trains on the samples in order, with clipped gradients
     task: Any = example()
     model = task.model()
@@ -122,16 +134,16 @@ def test_the_example_learns_with_two_workers() -> None:
     assert point.metrics["loss"] < 0.3
 
 
-def test_manual_optimization_is_refused() -> None:
-    class Manual(Refused):
+def test_manual_optimization_is_refused(one_weight: Any) -> None:
+    class Manual(one_weight):  # type: ignore[misc]
         automatic_optimization = False
 
     with pytest.raises(SpecError, match="manual optimization: the worker makes the steps"):
         task_of(Manual).model()
 
 
-def test_several_optimizers_are_refused() -> None:
-    class Several(Refused):
+def test_several_optimizers_are_refused(one_weight: Any) -> None:
+    class Several(one_weight):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:
             return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 
@@ -141,8 +153,8 @@ def test_several_optimizers_are_refused() -> None:
         task.optimizer(list(model.parameters()))
 
 
-def test_a_scheduler_needs_the_length_of_the_training() -> None:
-    class Scheduled(Refused):
+def test_a_scheduler_needs_the_length_of_the_training(one_weight: Any) -> None:
+    class Scheduled(one_weight):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -161,12 +173,12 @@ def test_a_scheduler_needs_the_length_of_the_training() -> None:
     assert [round(task.schedule(at / 4), 6) for at in range(4)] == [1.0, 1.0, 0.1, 0.1]
 
 
-def test_data_without_an_index_is_refused() -> None:
+def test_data_without_an_index_is_refused(one_weight: Any) -> None:
     class Stream(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
             return iter([])
 
-    class Streaming(Refused):
+    class Streaming(one_weight):  # type: ignore[misc]
         def train_dataloader(self) -> Any:
             return DataLoader(Stream(), batch_size=2)
 
