@@ -44,7 +44,10 @@ ASYNCHRONOUS = (
 
 
 #: Fields of a job that don't decide what it learns in the simulator.
-ELSEWHERE = {"name", "working_dir", "workers", "checkpoint", "data", "labels", "priority", "weight"}
+ELSEWHERE = {
+    *("name", "working_dir", "workers", "checkpoint", "data", "labels", "priority", "weight"),
+    *("env", "secrets", "requirements", "setup"),
+}
 #: What a run with other code must have in common with an earlier one to confirm it.
 OUTCOME = ("points", "updates", "staleness", "bytes_pushed", "bytes_fetched", "divergence")
 #: Columns of which a run confirms the others of a task.
