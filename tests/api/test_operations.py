@@ -26,6 +26,10 @@ ROOT = Path(__file__).parents[2]
 OTHERS = {
     "healthz": "process supervisors: whether the API runs",
     "readyz": "process supervisors: whether the API can serve requests",
+    "join": "machines that join",
+    "report_machine": "machines that have joined",
+    "get_machine_package": "machines that have joined",
+    "leave": "machines that have joined",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import multiprocessing
@@ -97,7 +98,9 @@ class Child:
 
     def end(self) -> None:
         if self.alive:
-            self._signal(signal.SIGKILL)
+            # It may end by itself meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                self._signal(signal.SIGKILL)
         self.wait()
 
     def resident_bytes(self) -> int:

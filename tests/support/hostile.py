@@ -84,7 +84,9 @@ def assert_everything_answers(api: Api, jobs: list[str]) -> None:
     """Request every route that reads, for each job, and every page."""
     with api.http() as http:
         paths = http.get("openapi.json").json()["paths"]
-        for path in [path for path, methods in paths.items() if "get" in methods]:
+        # Machines that have joined have routes that no other token may use.
+        readable = [path for path, methods in paths.items() if "get" in methods]
+        for path in [path for path in readable if "{machine}" not in path]:
             for url in _urls(path, jobs):
                 _assert_answers(http, f"{api.url}{url}", stream=path.endswith("/stream"))
         for page in _PAGES:

@@ -295,7 +295,7 @@ class Visit:
         with contextlib.suppress(ApiError):
             self._connection.leave()
         self._display.event(
-            f"left, {len(late)} workers did not finish in time" if late else "left in good order"
+            f"left before {', '.join(late)} could push" if late else "left in good order"
         )
 
     def _tell_workers(self, at: float | None) -> None:
