@@ -195,6 +195,7 @@ def test_ledger_data_survives_restarts(stack: StackHarness) -> None:
     assert StackHome(stack.home).token() == token
 
 
+@pytest.mark.extended
 def test_second_stack_in_the_same_home_is_refused(stack: StackHarness) -> None:
     url = stack.up().api_url
     with pytest.raises(StackError, match=f"already running at {url}"):
@@ -222,6 +223,7 @@ def test_killed_supervisor_stops_everything(stack: StackHarness) -> None:
     assert stack.up().ports == before.ports
 
 
+@pytest.mark.extended
 def test_killed_guardian_stops_everything(stack: StackHarness) -> None:
     guardian = psutil.Process(stack.up().supervisor.pid).parent()
     assert guardian is not None
@@ -230,6 +232,7 @@ def test_killed_guardian_stops_everything(stack: StackHarness) -> None:
     assert stack.state().phase is StackPhase.STOPPED
 
 
+@pytest.mark.extended
 def test_foreground_stack_ends_with_its_parent(stack: StackHarness) -> None:
     command = [sys.executable, "-c", FOREGROUND, str(stack.home)]
     with subprocess.Popen(
@@ -246,6 +249,7 @@ def test_foreground_stack_can_be_stopped_before_it_is_ready(stack: StackHarness)
     assert stack.processes() == []
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_killed_head_takes_its_helpers_along_and_restarts(stack: StackHarness) -> None:
     stack.up(("ledger", "head"))
@@ -369,6 +373,7 @@ def test_tensors_servers_have_a_memory_limit(stack: StackHarness, limit_mb: int 
         assert 0.4 * machine < sum(limits) <= 0.55 * machine
 
 
+@pytest.mark.extended
 def test_large_log_is_rotated_at_the_next_start(stack: StackHarness) -> None:
     home = StackHome(stack.home)
     home.create()
