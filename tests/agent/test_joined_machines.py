@@ -61,7 +61,6 @@ class VolunteerMachine:
 class Volunteers:
     """A stack that machines can join, and the machines of a test."""
 
-    folder: Path
     settings: Settings
     state: StackState
     client: Client
@@ -78,27 +77,38 @@ class Volunteers:
         self, token: str, *options: str, place: OnePort | None = None
     ) -> Iterator[VolunteerMachine]:
         """Run an agent in an environment of its own, without the libraries of servers."""
-        home = Path(tempfile.mkdtemp(prefix="machine-", dir=self.folder))
-        blocked, temporary = home / "blocked", home / "tmp"
-        temporary.mkdir(parents=True)
-        for library in SERVER_LIBRARIES:
-            (blocked / library).mkdir(parents=True)
-            (blocked / library / "__init__.py").write_text("raise ImportError('not installed')\n")
-        port = place.port if place else self.port
-        argv = [sys.executable, "-m", "vcasgd.cli", "join", f"https://127.0.0.1:{port}", *options]
-        env = {
-            "PYTHONPATH": os.pathsep.join([str(blocked), *sys.path]),
-            "TMPDIR": str(temporary),
-            "VCASGD_TOKEN": token,
-            "VCASGD_HOME": str(home),
-        }
-        log = home / "agent.log"
-        process = Process(place.command(argv) if place else argv, log, env)
-        try:
-            yield VolunteerMachine(process, log, temporary)
-        finally:
-            process.end()
-            sys.stdout.write(log.read_text())
+        # Not in the test's folder, whose path may be too long for sockets.
+        with tempfile.TemporaryDirectory(prefix="vcasgd-machine-") as folder:
+            home = Path(folder)
+            blocked, temporary = home / "blocked", home / "tmp"
+            temporary.mkdir(parents=True)
+            for library in SERVER_LIBRARIES:
+                (blocked / library).mkdir(parents=True)
+                (blocked / library / "__init__.py").write_text(
+                    "raise ImportError('not installed')\n"
+                )
+            port = place.port if place else self.port
+            argv = [
+                sys.executable,
+                "-m",
+                "vcasgd.cli",
+                "join",
+                f"https://127.0.0.1:{port}",
+                *options,
+            ]
+            env = {
+                "PYTHONPATH": os.pathsep.join([str(blocked), *sys.path]),
+                "TMPDIR": str(temporary),
+                "VCASGD_TOKEN": token,
+                "VCASGD_HOME": str(home),
+            }
+            log = home / "agent.log"
+            process = Process(place.command(argv) if place else argv, log, env)
+            try:
+                yield VolunteerMachine(process, log, temporary)
+            finally:
+                process.end()
+                sys.stdout.write(log.read_text())
 
 
 EPOCHS = 2
@@ -141,7 +151,7 @@ def volunteers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Volunteers]
         token = StackHome(settings.home).token()
         assert token is not None
         with Client(state.api_url, token) as client:
-            yield Volunteers(folder, settings, state, client)
+            yield Volunteers(settings, state, client)
 
 
 @pytest.mark.slow
