@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 #: Heartbeats in which Ray reports a dead machine: three missed checks, of three heartbeats each.
 LOST_HEARTBEATS = 10
 #: Seconds between two looks at machines while the loop waits for its next round.
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.5
 
 
 class FleetLoop:
