@@ -14,7 +14,7 @@ from support.world import World
 
 from vcasgd.bench.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from vcasgd.cluster import ActorState
-from vcasgd.controller.fleet.loop import FleetLoop
+from vcasgd.controller.fleet.loop import LOOK_SECONDS, FleetLoop
 from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.leases import Lease
@@ -106,6 +106,7 @@ def test_loss_starts_the_next_round_early(
     await_truth(lambda: (fleet.round(), len(cloud.workers()) == 2)[1])
     fleet.round()
     assert not fleet.due()
+    assert 0 < fleet.pause <= LOOK_SECONDS
 
     # When one of them disappears
     lost = cloud.instances()[0].id

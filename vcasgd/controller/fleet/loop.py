@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 LOST_HEARTBEATS = 10
 #: Seconds between two looks at machines while the loop waits for its next round.
 LOOK_SECONDS = 0.5
+#: Seconds between two calls of :meth:`FleetLoop.due` at least.
+LEAST_PAUSE = 0.05
 
 
 class FleetLoop:
@@ -114,7 +116,7 @@ class FleetLoop:
     @property
     def pause(self) -> float:
         """Seconds until :meth:`due` is worth a call again."""
-        return max(self._heartbeat / 10, min(LOOK_SECONDS, self._next_at - time.monotonic()))
+        return max(LEAST_PAUSE, min(LOOK_SECONDS, self._next_at - time.monotonic()))
 
     def due(self) -> bool:
         """Return True if it is time for the next round, or a machine was lost before.
