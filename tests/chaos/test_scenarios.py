@@ -70,6 +70,7 @@ def test_shipped_scenarios_are_valid(path: Path) -> None:
         ({"what": "evict", "where": "worker", "for": None}, "notice is required"),
         ({"notice": 5}, "notice has no effect here; remove it"),
         ({"machines": 1}, "machines has no effect here; remove it"),
+        ({"trace": "trace.json"}, "trace has no effect here; remove it"),
         ({"what": "capacity", "where": "pool"}, "capacity needs either machines or a trace"),
         ({"what": "capacity", "where": "pool", "machines": 1, "faster": 2}, "faster has no effect"),
         ({"what": "full-disk"}, "full-disk needs where: storage"),
@@ -322,22 +323,21 @@ def test_capacity_that_takes_nothing_did_not_fire(pool: LocalProvider) -> None:
 
 def test_full_disk_has_no_space_until_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
-    try:
-        disk = small_disk(folder)
-        disk.__enter__()
-    except StackError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
-    fault = FullDisk(folder)
+    with ExitStack() as mounted:
+        try:
+            mounted.enter_context(small_disk(folder))
+        except StackError as error:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip(str(error))
+        fault = FullDisk(folder)
 
-    fault.begin()
-    with pytest.raises(OSError, match="No space left"):
+        fault.begin()
+        with pytest.raises(OSError, match="No space left"):
+            (folder / "more").write_bytes(bytes(2**17))
+        fault.end()
+
         (folder / "more").write_bytes(bytes(2**17))
-    fault.end()
-
-    (folder / "more").write_bytes(bytes(2**17))
-    disk.__exit__(None, None, None)
     await_truth(lambda: not (folder / "more").exists())
 
 

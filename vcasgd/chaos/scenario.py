@@ -30,7 +30,7 @@ Place = Literal[
     "ledger", "tensors", "server", "controller", "api", "head", "worker", "pool", "storage"
 ]
 _PARTS: frozenset[Place] = frozenset(get_args(Place)[:6])
-#: Where each kind of fault can be.
+#: Places that each kind of fault can hit.
 _PLACES: dict[FaultKind, frozenset[Place]] = {
     "freeze": _PARTS,
     "kill": _PARTS | {"worker"},
@@ -99,8 +99,9 @@ class FaultSpec(StrictModel):
     def _check_capacity(self) -> None:
         if self.what == "capacity" and (self.machines is None) == (self.trace is None):
             raise ValueError("capacity needs either machines or a trace")
-        if self.what != "capacity" and self.machines is not None:
-            raise ValueError("machines has no effect here; remove it")
+        for name in ("machines", "trace") if self.what != "capacity" else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} has no effect here; remove it")
         for name in ("skip", "faster") if self.trace is None else ():
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} has no effect without a trace; remove it")
