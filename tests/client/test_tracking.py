@@ -54,6 +54,19 @@ def losses(folder: str) -> list[tuple[int, float, float]]:
     ]
 
 
+def test_position_in_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    file = tmp_path / "position.json"
+    assert Position.load(file) == Position()
+    for number in (1, 2):
+        Position().after_point(f"{number}-0").save(file)
+    assert Position.load(file).point == "2-0"
+    assert list(tmp_path.iterdir()) == [file]
+    file.write_text('{"point": "2-')
+    with pytest.raises(SpecError, match="is damaged") as caught:
+        Position.load(file)
+    assert "delete it" in (caught.value.remedy or "")
+
+
 class TestTensorBoard:
     def test_event_files_have_all_points_and_evaluations(
         self, client: Client, job: str, tmp_path: Path

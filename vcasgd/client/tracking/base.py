@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -61,6 +62,18 @@ class Position(BaseModel):
             ) from error
 
 
+    @classmethod
+    def load(cls, file: Path) -> Position:
+        """Return the position in a file, or the start without one. Raises :class:`SpecError`."""
+        return cls.parse(file.read_text() if file.exists() else None, str(file))
+
+    def save(self, file: Path) -> None:
+        """Replace the position in a file, which is never half written."""
+        new = file.with_name(f".{file.name}")
+        new.write_text(self.model_dump_json())
+        new.replace(file)
+
+
 @dataclass(frozen=True)
 class Points:
     """Values of one moment. ``step`` is the number of updates in the model, ``at`` a Unix time."""
@@ -75,7 +88,7 @@ class Points:
 class Tracker(ABC):
     """A job's run in a tracker."""
 
-    #: What an earlier export wrote; the start if there is none.
+    #: Position after the last export, or the start.
     position: Position
 
     @property

@@ -26,8 +26,7 @@ class TrackioRun(Tracker):
         folder.mkdir(parents=True, exist_ok=True)
         self._job, self._project = job, project
         self._state = folder / STATE_FILE
-        text = self._state.read_text() if self._state.exists() else None
-        self.position = Position.parse(text, str(self._state))
+        self.position = Position.load(self._state)
 
     @property
     def place(self) -> str:
@@ -49,7 +48,7 @@ class TrackioRun(Tracker):
                 run.log(dict(each.values), step=each.step)
             run.finish()
         self.position = points[-1].position
-        self._state.write_text(self.position.model_dump_json())
+        self.position.save(self._state)
 
     def close(self, ended: JobView | None = None) -> None:
         """Do nothing: a run of Trackio has no end."""

@@ -27,8 +27,7 @@ class WandbRun(Tracker):
     def __init__(self, job: JobView, folder: Path, project: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._state = folder / STATE_FILE
-        text = self._state.read_text() if self._state.exists() else None
-        self.position = Position.parse(text, str(self._state))
+        self.position = Position.load(self._state)
         self._job, self._folder, self._project = job, folder, project
         self._run: wandb.Run | None = None
 
@@ -41,7 +40,7 @@ class WandbRun(Tracker):
         for each in points:
             run.log({**each.values, AXIS: each.step, "_timestamp": each.at})
         self.position = points[-1].position
-        self._state.write_text(self.position.model_dump_json())
+        self.position.save(self._state)
 
     def close(self, ended: JobView | None = None) -> None:
         failed = ended is not None and ended.state is not JobState.SUCCEEDED
