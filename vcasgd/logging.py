@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TextIO
 
 from pythonjsonlogger.json import JsonFormatter
@@ -31,6 +32,8 @@ from vcasgd.settings import log_format
 
 #: Valid request IDs; they need no quoting in a header, a log line, or a URL.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+#: Bytes that :func:`last_lines` reads at most.
+TAIL_BYTES = 16_000
 #: Fields of a record, in the order of a log line.
 FIELDS = ("job", "worker", "request")
 
@@ -143,3 +146,14 @@ def exit_status(error: VcasgdError) -> int:
     """Log the error and return 1."""
     logging.getLogger("vcasgd").error("%s: %s", type(error).__name__, error)
     return 1
+
+
+def last_lines(path: Path, lines: int) -> list[str]:
+    """Return the last lines of a file, of its last 16 kB; none if it doesn't exist."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[-lines:]

@@ -13,9 +13,12 @@ from pathlib import Path
 
 from vcasgd.errors import VcasgdError
 from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
+from vcasgd.logging import last_lines
 from vcasgd.schemas.machines import LONGEST_REASON, OrderView, WorkerReportBody
 from vcasgd.store.admission import SOCKETS
 
+#: Last lines of a log, one of which says why the process ended.
+SHOWN_LINES = 10
 #: Priority of workers (nice): everything else on this machine goes first.
 NICENESS = 10
 
@@ -74,7 +77,8 @@ class WorkerProcess:
         if status == 0:
             return "it has left"
         cause = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return f"{cause}: {self._last_line()}"
+        said = [line for line in last_lines(self._log, SHOWN_LINES) if line.strip()]
+        return f"{cause}: {said[-1] if said else 'no output'}"
 
     @property
     def failed(self) -> bool:
@@ -136,10 +140,6 @@ class WorkerProcess:
         while self.ended is None and time.monotonic() < deadline:
             time.sleep(0.05)
         return self.ended is not None
-
-    def _last_line(self) -> str:
-        text = self._log.read_text(errors="replace") if self._log.exists() else ""
-        return (text.strip().splitlines() or ["no output"])[-1]
 
 
 def _local(value: str, sockets: Path) -> str:

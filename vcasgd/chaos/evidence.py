@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vcasgd.errors import VcasgdError
+from vcasgd.logging import last_lines
 from vcasgd.stack import StackHome, StackState
-from vcasgd.stack.home import last_lines
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from vcasgd.errors import StackError
+from vcasgd.logging import last_lines
 
 #: Size in bytes from which a log is rotated to ``<name>.log.1`` when its part starts.
 LOG_BYTES = 4_000_000
@@ -132,17 +133,6 @@ class StackHome:
                 remedy="stop the stack, remove the file, and start again",
             ) from error
         return {str(name): str(password) for name, password in value.items()}
-
-
-def last_lines(path: Path, lines: int) -> list[str]:
-    """Return the last lines of a file; empty if it does not exist."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 16_000))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    return text.splitlines()[-lines:]
 
 
 def write_private(path: Path, text: str) -> None:

@@ -9,12 +9,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from vcasgd.errors import SetupFailed
+from vcasgd.logging import last_lines
 
-#: Lines and bytes of the output that an error shows.
-SHOWN_LINES, SHOWN_BYTES = 40, 16_000
+#: Lines of the output that an error shows.
+SHOWN_LINES = 40
 POLL_SECONDS = 0.1
 
 
@@ -33,7 +33,7 @@ def run_command(
     if it raises, the command is killed. The command inherits the file descriptor ``inherited``.
     Raises :class:`SetupFailed` with the last lines of the output.
     """
-    with tempfile.TemporaryFile() as output:
+    with tempfile.NamedTemporaryFile() as output:
         process = subprocess.Popen(
             argv,
             cwd=cwd,
@@ -55,17 +55,12 @@ def run_command(
             status = process.wait()
         if not ended or status:
             how = f"ended with status {status}" if ended else f"took more than {seconds:.0f} s"
-            raise SetupFailed(f"{what}: the command {how}", traceback=_tail(output))
+            raise SetupFailed(
+                f"{what}: the command {how}",
+                traceback="\n".join(last_lines(Path(output.name), SHOWN_LINES)),
+            )
 
 
 def _has_ended(pid: int) -> bool:
     """Return True if a child has ended. It stays a zombie, so its group keeps its number."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _tail(file: IO[bytes]) -> str:
-    """Return the last lines of a file that a process wrote."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - SHOWN_BYTES))
-    lines = file.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-SHOWN_LINES:])

@@ -61,7 +61,6 @@ class Position(BaseModel):
                 remedy="delete it; the whole history is exported again then",
             ) from error
 
-
     @classmethod
     def load(cls, file: Path) -> Position:
         """Return the position in a file, or the start without one. Raises :class:`SpecError`."""
