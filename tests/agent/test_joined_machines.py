@@ -127,6 +127,11 @@ class CountedJob:
     def updates(self) -> int:
         return self._client.job(self.id).totals.updates
 
+    def await_updates(self, count: int, eventually: Eventually) -> None:
+        """Wait until the model has more than so many new updates."""
+        reached = self.updates()
+        eventually(lambda: self.updates() > reached + count)
+
     def finish(self) -> None:
         """Wait for the end; fail unless every sample was applied exactly once."""
         self._hold.unlink()
@@ -214,8 +219,7 @@ def test_machines_train_while_the_stack_loses_its_parts(
             _kill(home, part, eventually)
 
             # Then the other machine goes on
-            reached = job.updates()
-            eventually(lambda: job.updates() > reached + 3)  # noqa: B023
+            job.await_updates(3, eventually)
         job.finish()
         assert first.process.alive
         assert not first.said("removed"), "it was never lost"

@@ -18,7 +18,7 @@ from vcasgd.fleet.providers.gcp.account import PERMISSIONS
 
 Found = dict[str, dict[str, str]]
 STANDARD_SPOT, GRAPHICS_SPOT, STANDARD = "L-34B43A08", "L-3819A6DF", "L-1216C47A"
-#: Of types that the packaged table lacks.
+#: Prices of types that the packaged table doesn't list.
 PRICES = {
     "as_of": "2026-11-20",
     "source": "made up",

@@ -204,6 +204,7 @@ class Visit:
                 return "interrupted", None
             if (left := _seconds_until(self._end)) <= NOTICE_SECONDS:
                 return f"it is nearly {self._end:%H:%M}", max(0.0, left)
+            self._tunnel.check()
             changed = self._update()
             if time.monotonic() < due and not changed:
                 continue

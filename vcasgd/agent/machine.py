@@ -63,13 +63,17 @@ def _gpus() -> tuple[int, str]:
 
     Another process finds out, because torch would stay in the memory of this one.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=TORCH_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM],
+            capture_output=True,
+            text=True,
+            timeout=TORCH_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        why_not = f"its import takes more than {TORCH_SECONDS:g} s"
+        raise StackError(f"torch can't be used on this machine: {why_not}") from None
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1:] or ["it ended at once"]
         raise StackError(f"torch can't be used on this machine: {why[0]}")

@@ -49,12 +49,21 @@ class Tunnel(threading.Thread):
         """Serve until :meth:`stop`."""
         try:
             self._loop.run_until_complete(self._serve())
+        except Exception:
+            log.exception("the sockets for workers")
         finally:
             self._loop.close()
 
     def await_ready(self) -> None:
-        """Return when the sockets exist."""
-        self._ready.wait(CONNECT_SECONDS)
+        """Return when the sockets exist. Raises :class:`StackError` if they can't be made."""
+        if not self._ready.wait(CONNECT_SECONDS):
+            self.check()
+            raise StackError(f"no sockets after {CONNECT_SECONDS:g} s", remedy="try again")
+
+    def check(self) -> None:
+        """Raise :class:`StackError` if the thread has ended by itself."""
+        if not self.is_alive():
+            raise StackError("the sockets for workers are gone; the error is above")
 
     def stop(self) -> None:
         """Close all connections, and end the thread."""
