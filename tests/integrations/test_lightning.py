@@ -80,20 +80,20 @@ def test_local_steps_are_those_of_lightning(lightning: ModuleType, tmp_path: Pat
     other = task._make()
     other.load_state_dict(first)
     loader = DataLoader(torch.utils.data.Subset(task.dataset("train"), range(128)), batch_size=32)
-    trainer = lightning.Trainer(
-        max_epochs=1,
-        gradient_clip_val=0.5,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-    )
     with warnings.catch_warnings():
-        # Lightning advises loader processes.
+        # Lightning advises loader processes, and srun where it is installed.
         warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            max_epochs=1,
+            gradient_clip_val=0.5,
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            limit_val_batches=0,
+        )
         trainer.fit(other, loader, loader)
 
     # When the task makes the same steps

@@ -48,6 +48,16 @@ for batch in session.batches(data, batch_size=2):
 """
 
 
+#: The same with steps of its own.
+OWN_LOOP = """
+optimizer = session._optimizer
+for batch in session.loader(data, batch_size=2):
+    optimizer.zero_grad()
+    model(batch).mean().backward()
+    optimizer.step()
+"""
+
+
 # --- on real servers -------------------------------------------------------------------
 
 
@@ -214,6 +224,66 @@ def test_intervals_are_the_steps_of_the_scripts_own_loop(scripts: Scripts) -> No
     assert [interval(learner), interval(learner, 20.0)] == [-2, -2]
 
 
+def test_a_loop_with_its_own_steps_makes_the_same_steps(scripts: Scripts) -> None:
+    clipped = HEAD.replace("lr=1.0)", "lr=1.0), schedule=lambda at: 1 - at, clip_norm=0.5")
+    learner = scripts.learner(clipped + OWN_LOOP)
+
+    assert [interval(learner), interval(learner, 20.0)] == [-(0.5 + 0.5 * 14 / 16)] * 2
+
+
+def test_the_scripts_own_scheduler_is_sampled(scripts: Scripts) -> None:
+    # Given a scheduler with warm-up in the first of 4 steps, of the 8 that one worker would make
+    scheduler = (
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1.0)\n"
+        "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: (0.25, 1)[n > 0])\n"
+        "session = vcasgd.Session(model, optimizer, schedule=scheduler, schedule_steps=4)\n"
+    )
+    first, last = HEAD.split("session = ")
+    code = f"{first}{scheduler}{last.split(chr(10), 1)[1]}{OWN_LOOP}    scheduler.step()\n"
+
+    # Then a step has the rate of its progress, whatever the worker's own steps were
+    learner = scripts.learner(code)
+    assert [interval(learner), interval(learner)] == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        ("pass", UserCodeError, r"a batch ended without optimizer\.step"),
+        ("optimizer.step()", UserCodeError, r"step was called without loss\.backward"),
+        (
+            "model(batch).mean().backward(); optimizer.step(); optimizer.step()",
+            UserCodeError,
+            "step was called twice for one batch",
+        ),
+        (
+            "optimizer.param_groups[0]['lr'] = 3; model(batch).mean().backward(); optimizer.step()",
+            UserCodeError,
+            "changed the learning rate, which a job sets",
+        ),
+        (
+            "(model(batch).mean() / 0).backward(); optimizer.step()",
+            NonFiniteLoss,
+            "the loss is inf in local step 1",
+        ),
+    ],
+)
+def test_an_error_in_a_loop_with_its_own_steps_is_reported(
+    scripts: Scripts, body: str, error: type[Exception], message: str
+) -> None:
+    head, _ = OWN_LOOP.split("    ", 1)
+    learner = scripts.learner(f"{HEAD}{head}    {body}\n")
+
+    with pytest.raises(error, match=message):
+        interval(learner)
+
+
+def test_a_scheduler_that_the_session_does_not_know_is_refused(scripts: Scripts) -> None:
+    scheduler = "scheduler = torch.optim.lr_scheduler.StepLR(session._optimizer, 1)\n"
+    with pytest.raises(SpecError, match="scheduler counts the steps of one worker"):
+        scripts.learner(HEAD + scheduler + OWN_LOOP)
+
+
 def test_the_model_is_evaluated_between_two_batches(scripts: Scripts) -> None:
     learner = scripts.learner(HEAD + LOOP)
     interval(learner)
@@ -295,7 +365,7 @@ def test_a_script_without_an_evaluation_is_no_task(scripts: Scripts) -> None:
     [
         ("raise OSError('no disk')", r"train\.py raised OSError: no disk"),
         ("sys.exit(3)", r"train\.py raised SystemExit: 3"),
-        ("break", r"train\.py left the loop over session\.batches before the job ended"),
+        ("break", r"train\.py left the loop over its batches before the job ended"),
         ("continue", r"a batch ended without session\.step"),
         ("session.step(model(batch).mean()); session.step(0)", "called twice for one batch"),
         ("session.step(model(batch))", r"loss returned shape \[2, 1\]"),

@@ -10,11 +10,11 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vcasgd.errors import SpecError
-from vcasgd.session.session import evenly_drawn
+from vcasgd.session.loader import evenly_drawn
+from vcasgd.session.schedules import factors
 from vcasgd.task.task import Task
 
 
@@ -115,11 +115,9 @@ class ModuleTask(Task):
         return self._factors[int(progress * len(self._factors))]
 
     def _sampled(self) -> tuple[float, ...]:
-        optimizer, scheduler, interval = _configured(copy.deepcopy(self._modules[0]))
+        _, scheduler, interval = _configured(self._modules[0])
         if scheduler is None:
             return (1.0,)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise _refused("ReduceLROnPlateau", "a step must have the same rate on any worker")
         length = self._lengths.get(interval)
         if length is None:
             raise SpecError(
@@ -127,13 +125,7 @@ class ModuleTask(Task):
                 remedy=f"pass max_{interval}s to ModuleTask",
                 field="task",
             )
-        group, factors = optimizer.param_groups[0], []
-        for _ in range(length):
-            factors.append(group["lr"] / group.get("initial_lr", group["lr"]))
-            # Without gradients, nothing changes.
-            optimizer.step()
-            scheduler.step()
-        return tuple(factors)
+        return factors(scheduler, length)
 
     # -- evaluation ----------------------------------------------------------------------------
 

@@ -169,6 +169,8 @@ def _step(
     optimizer.zero_grad(set_to_none=True)
     with _user_code("loss"):
         loss = task.loss(model, batch)
+        if task.makes_steps:
+            return _scalar(loss)
     return descend(task, optimizer, loss, step, clip_factor)
 
 

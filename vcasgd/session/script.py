@@ -242,7 +242,8 @@ class ScriptTask(LoopTask):
         if error is None:
             return TaskImportError(
                 f"task: {self._path.name} ended without a batch of a vcasgd.Session",
-                remedy="train in a loop: for batch in session.batches(dataset)",
+                remedy="train in a loop: for batch in session.batches(dataset), or over "
+                "session.loader(dataset)",
                 field="task",
             )
         return TaskImportError(
@@ -254,7 +255,7 @@ class ScriptTask(LoopTask):
     def _end_error(self, error: BaseException | None) -> VcasgdError:
         if error is None:
             return UserCodeError(
-                f"{self._path.name} left the loop over session.batches before the job ended",
+                f"{self._path.name} left the loop over its batches before the job ended",
                 remedy="set when to stop in job.yaml",
             )
         return UserCodeError(

@@ -9,18 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from vcasgd.errors import SpecError, UserCodeError
+from vcasgd.errors import UserCodeError
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batches, descend, evaluate, to_device
+from vcasgd.session.loader import BatchLoader, evenly_drawn, loader_over
+from vcasgd.session.schedules import schedule_of, start_rates
 from vcasgd.session.script import Evaluate, LoopTask, running_script
 
 
@@ -44,7 +41,14 @@ class Session:
     or the worker has to leave. Code after the loop therefore runs only if the script runs on its
     own.
 
-    ``schedule`` and ``clip_norm`` mean the same as in :class:`vcasgd.Task`.
+    A loop that calls ``backward`` and ``step`` itself, or through Accelerate, needs only its loader
+    replaced::
+
+        for images, labels in session.loader(train_loader):
+            ...
+
+    ``schedule`` and ``clip_norm`` mean the same as in :class:`vcasgd.Task`. ``schedule`` can also
+    be a scheduler of torch that makes ``schedule_steps`` steps in the whole training.
     """
 
     def __init__(
@@ -52,13 +56,16 @@ class Session:
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        schedule: Callable[[float], float] | None = None,
+        schedule: Callable[[float], float] | LRScheduler | None = None,
+        schedule_steps: int | None = None,
         clip_norm: float | None = None,
     ) -> None:
+        # Accelerate wraps optimizers, and steps of the inner one are what counts.
+        optimizer = getattr(optimizer, "optimizer", optimizer)
         self._script = running_script()
         self._task = self._script or LoopTask()
         self._task.set_model(model, optimizer)
-        self._task.user_schedule = schedule
+        self._task.user_schedule = schedule_of(schedule, schedule_steps)
         self._task.clip_norm = clip_norm
         self._model = model
         self._optimizer = optimizer
@@ -108,8 +115,26 @@ class Session:
         else:
             dataset = data
         self._task.set_data(dataset, batch_size or LoopTask.batch_size, collate or default_collate)
+        start_rates(self._optimizer)
         source = self._script.batches() if self._script else self._local_batches(epochs)
         return self._checked(source)
+
+    def loader(
+        self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None
+    ) -> BatchLoader:
+        """Return a loader for a loop that makes one step of the optimizer for each batch.
+
+        On its own, the script trains as without a session: ``data`` in its own order, if it is a
+        loader, with the script's own scheduler. In a job, the batches are those of the worker's
+        leases, and the loop ends when the job does. ``Accelerator.prepare`` leaves the loader as it
+        is. ``batch_size`` defaults to that of a given loader, or 64.
+
+        Raises :class:`SpecError` for data that a job can't use.
+        """
+        loader = loader_over(data, batch_size)
+        assert loader.batch_size is not None, "the loader was checked"
+        self._task.set_data(loader.dataset, loader.batch_size, loader.collate_fn)
+        return BatchLoader(self._task, self._optimizer, loader, self._script)
 
     def step(self, loss: Tensor) -> None:
         """Make one optimizer step for a mean loss, a scalar with gradient.
@@ -171,18 +196,3 @@ class Session:
         )
         means = (f"{name} {mean:.4f}" for name, mean in self.metrics.items() if name != "count")
         sys.stdout.write(f"epoch {epoch}: {', '.join(means)}\n")
-
-
-def evenly_drawn(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return the loader if a seeded permutation can replace its order, or raise SpecError."""
-    sampler = loader.sampler
-    even = isinstance(sampler, SequentialSampler) or (
-        isinstance(sampler, RandomSampler) and not sampler.replacement
-    )
-    if loader.batch_size is None or not even:
-        raise SpecError(
-            "task: session.batches can't keep the order of a DataLoader with its own sampler",
-            remedy="pass the data set; each epoch then contains every sample once",
-            field="task",
-        )
-    return loader

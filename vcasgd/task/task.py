@@ -32,6 +32,8 @@ class Task:
     evaluation_batch_size: int = 512
     #: Largest norm of all gradients together in a local step; larger ones are scaled down to it.
     clip_norm: float | None = None
+    #: True if :meth:`loss` also makes the optimizer's step, as the loop of a script can do.
+    makes_steps: bool = False
 
     def model(self) -> nn.Module:
         """Return a newly initialized model.
