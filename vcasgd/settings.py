@@ -114,6 +114,10 @@ class Settings(BaseSettings):
     )
     ray_address: str | None = Field(default=None, description="Address of the Ray cluster.")
     ray_token: SecretStr | None = Field(default=None, description="Token of the Ray cluster.")
+    ray_tls: bool = Field(
+        default=False,
+        description="Encrypt Ray's traffic, with certificates that follow from the token.",
+    )
     ray_dir: Path | None = Field(
         default=None,
         description="Folder with a short path for the files of Ray nodes on this machine.",

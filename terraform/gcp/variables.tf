@@ -148,7 +148,7 @@ variable "ledger_backup" {
 }
 
 variable "tls" {
-  description = "Encrypt the traffic with the ledger and the tensors servers. Managed Redis always does."
+  description = "Encrypt the traffic with the ledger and the tensors servers, and Ray's. Managed Redis always encrypts."
   type        = bool
   default     = false
 }

@@ -3,56 +3,41 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from support.harness import die_with_parent
 from support.ports import free_port
+from support.ray_rig import (
+    COUNT,
+    HEARTBEAT,
+    HOST,
+    NAMESPACE,
+    PASSWORD,
+    PRELOADED,
+    TOKEN,
+    WRITE_MODULES,
+    Driver,
+    Rig,
+    alive,
+    assert_counts_on,
+    eventually,
+    session,
+    start_counting,
+)
 from support.waiting import PATIENCE
 
 from vcasgd.cluster import ActorState, Cluster, Command, head_command, node_command
 from vcasgd.errors import ClusterError
-from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
 
-HEARTBEAT = 1.0
-HOST = "127.0.0.1"
-NAMESPACE = "test"
-TOKEN = "a-token-that-is-long-enough"
-PASSWORD = "a-secret-password"
 #: Ids are used once, because the cluster remembers dead instances.
 INSTANCES = itertools.count()
 CALL = PATIENCE
-#: A module that nothing else imports.
-PRELOADED = "wave"
-
-
-def count(path: str, until: int = sys.maxsize, exit_code: int = 0) -> None:
-    """Worker entry point that counts into a file, ten times per second."""
-    for number in range(until):
-        Path(path + ".new").write_text(f"{os.getpid()} {number}")
-        Path(path + ".new").replace(path)
-        time.sleep(0.1)
-    raise SystemExit(exit_code)
-
-
-def write_modules(path: str) -> None:
-    """Worker entry point that writes the names of all modules that are imported."""
-    Path(path + ".new").write_text(" ".join(sys.modules))
-    Path(path + ".new").replace(path)
 
 
 # --- without Ray -------------------------------------------------------------------------
@@ -117,165 +102,6 @@ def test_connecting_to_a_closed_port_fails_in_time() -> None:
 # --- with Ray ----------------------------------------------------------------------------
 
 
-class Rig:
-    """A ledger, a head, and nodes, each in its own session as on its own machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.address = f"{HOST}:{self.port}"
-        self.files = ServerFiles(folder / "ledger", free_port(), PASSWORD)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str, argv: tuple[str, ...], env: dict[str, str] | None = None) -> None:
-        tests = Path(__file__).parents[1]
-        paths = os.pathsep.join(map(str, [tests / "cluster", tests, tests.parent]))
-        with (self.folder / f"{name}.log").open("ab") as output:
-            self.processes[name] = subprocess.Popen(
-                argv,
-                env={**os.environ, "PYTHONPATH": paths, **(env or {})},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-
-    def start_ledger(self) -> None:
-        write_configuration(self.files, durable=True)
-        self.start("ledger", tuple(server_command(self.files)))
-        eventually(lambda: listens(self.files.port), "the ledger")
-
-    def start_head(self) -> None:
-        command = head_command(
-            host=HOST,
-            port=self.port,
-            ledger_address=f"{HOST}:{self.files.port}",
-            ledger_password=PASSWORD,
-            namespace=NAMESPACE,
-            temp_dir=self.folder / "h",
-            heartbeat=HEARTBEAT,
-            token=TOKEN,
-        )
-        self.start("head", command.argv, command.env)
-
-    def start_node(self, instance_id: str) -> None:
-        command = node_command(
-            address=self.address,
-            instance_id=instance_id,
-            cpus=1,
-            temp_dir=self.folder / instance_id,
-            heartbeat=HEARTBEAT,
-            labels={"pool": "p"},
-            preload=[PRELOADED],
-            token=TOKEN,
-        )
-        self.start(instance_id, command.argv, command.env)
-
-    def kill(self, *names: str) -> None:
-        """As a machine dies: everything in the session, at once, without a word."""
-        for name in names:
-            process = self.processes.pop(name)
-            kill_session(process.pid)
-            process.wait(PATIENCE)
-
-    def close(self) -> None:
-        self.kill(*self.processes)
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def counter(self, name: str) -> tuple[int, int] | None:
-        """Process and count of the worker that counts under this name."""
-        with suppress(OSError):
-            pid, number = (self.folder / name).read_text().split()
-            return int(pid), int(number)
-        return None
-
-
-class Driver:
-    """A :class:`Cluster` in its own process, because Ray can end that."""
-
-    def __init__(self, address: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=drive, args=(address, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            self.connection.send((method, arguments))
-            assert self.connection.poll(PATIENCE), f"{method} hangs"
-            answer = self.connection.recv()
-            if isinstance(answer, ClusterError):
-                raise answer
-            return answer
-
-        return call
-
-    def living_instances(self) -> set[str]:
-        return {node.instance_id for node in self.nodes() if node.alive and node.instance_id}
-
-    def finds_head(self) -> bool:
-        try:
-            return bool(self.nodes())
-        except ClusterError:
-            return False
-
-    def state(self, worker: str) -> ActorState | None:
-        found = self.workers().get(worker)
-        return found and found.state
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join(PATIENCE)
-        self.connection.close()
-
-
-def drive(address: str, connection: Connection) -> None:
-    cluster = Cluster.connect(address, NAMESPACE, CALL, TOKEN)
-    with suppress(EOFError):
-        while True:
-            method, arguments = connection.recv()
-            try:
-                connection.send(getattr(cluster, method)(*arguments))
-            except ClusterError as error:
-                connection.send(error)
-
-
-def eventually(condition: Callable[[], object], what: str = "the condition") -> None:
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < PATIENCE, f"{what}: not within {PATIENCE} s"
-        time.sleep(0.05)
-
-
-def listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-        return True
-    return False
-
-
-def session(leader: int) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def kill_session(leader: int) -> None:
-    while processes := session(leader):
-        for process in processes:
-            with suppress(psutil.Error):
-                process.kill()
-
-
-def alive(pid: int) -> bool:
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
     rig = Rig(Path(tempfile.mkdtemp(prefix="v", dir="/tmp")))
@@ -293,7 +119,7 @@ def connect(rig: Rig) -> Iterator[Callable[[], Driver]]:
     drivers: list[Driver] = []
 
     def make() -> Driver:
-        drivers.append(Driver(rig.address))
+        drivers.append(Driver(rig))
         return drivers[-1]
 
     yield make
@@ -315,18 +141,6 @@ def start_node(rig: Rig) -> Iterator[Callable[[], str]]:
     rig.kill(*(name for name in names if name in rig.processes))
 
 
-def start_counting(rig: Rig, driver: Driver, instance: str, worker: str, **arguments: int) -> None:
-    eventually(lambda: instance in driver.living_instances(), f"the node of {instance}")
-    arguments_ = {"path": str(rig.folder / worker), **arguments}
-    driver.start_worker(instance, worker, "test_cluster:count", arguments_, {})
-    eventually(lambda: rig.counter(worker), f"worker {worker}")
-
-
-def assert_counts_on(rig: Rig, worker: str, pid: int, since: int) -> None:
-    eventually(lambda: (rig.counter(worker) or (0, 0))[1] > since, f"{worker} goes on")
-    assert (rig.counter(worker) or (0, 0))[0] == pid
-
-
 @pytest.mark.extended
 @pytest.mark.slow
 def test_node_has_no_agents_and_its_workers_find_modules_imported(
@@ -335,7 +149,7 @@ def test_node_has_no_agents_and_its_workers_find_modules_imported(
     driver, instance = connect(), start_node()
     eventually(lambda: instance in driver.living_instances(), "the node")
     path = rig.folder / "modules"
-    driver.start_worker(instance, "m", "test_cluster:write_modules", {"path": str(path)}, {})
+    driver.start_worker(instance, "m", WRITE_MODULES, {"path": str(path)}, {})
     eventually(path.exists, "the worker")
 
     assert PRELOADED in path.read_text().split()
@@ -358,7 +172,7 @@ def test_worker_starts_once_and_stops(
 
     eventually(lambda: second in driver.living_instances(), "the other node")
     # A second request has no effect, whatever its arguments.
-    driver.start_worker(second, "once", "test_cluster:count", {"path": "elsewhere"}, {})
+    driver.start_worker(second, "once", COUNT, {"path": "elsewhere"}, {})
     assert driver.workers()["once"].instance_id == first
     assert_counts_on(rig, "once", pid, (rig.counter("once") or (0, 0))[1])
 
@@ -373,7 +187,7 @@ def test_worker_starts_once_and_stops(
     eventually(lambda: driver.state("once") is ActorState.DEAD, "a worker whose entry returned")
 
     with pytest.raises(ClusterError, match="no node that is alive"):
-        driver.start_worker("unknown", "w", "test_cluster:count", {}, {})
+        driver.start_worker("unknown", "w", COUNT, {}, {})
 
 
 @pytest.mark.slow
@@ -444,7 +258,7 @@ def test_killed_instance_is_reported_and_replaced(
     eventually(lambda: victim not in driver.living_instances(), "the death")
     eventually(lambda: driver.state("doomed") is ActorState.DEAD)
     with pytest.raises(ClusterError, match="no node that is alive"):
-        driver.start_worker(victim, "doomed", "test_cluster:count", {}, {})
+        driver.start_worker(victim, "doomed", COUNT, {}, {})
     start_counting(rig, driver, replacement, "doomed")
 
 

@@ -82,6 +82,7 @@ def test_server_speaks_only_tls_and_workers_trust_it(
     control = GoogleMachine(tmp_path / "control", google, "control-plane", more=TLS + AUTHORITY)
     store = GoogleMachine(tmp_path / "store", google, "store", more=TLS + AUTHORITY)
     secrets = make_secrets(control)
+    assert secrets["VCASGD_RAY_TLS"] == "1"
     assert make_secrets(store)["VCASGD_LEDGER_URL"] == secrets["VCASGD_LEDGER_URL"]
     machine, url = (
         (control, secrets["VCASGD_LEDGER_URL"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from vcasgd.cluster.tls import VARIABLE
 from vcasgd.errors import ClusterError
 
 #: Ray label of nodes and workers with the id of their instance.
@@ -89,6 +90,7 @@ def head_command(
     temp_dir: Path,
     heartbeat: float,
     token: str | None = None,
+    tls: bool = False,
 ) -> Command:
     """Return the command of the head: Ray's control service, without resources for workers.
 
@@ -111,7 +113,7 @@ def head_command(
             env[variable] = ledger_files[option]
     if ledger_password is not None:
         env[PASSWORD_VARIABLE] = ledger_password
-    return _start(flags, env, temp_dir, token)
+    return _start(flags, env, temp_dir, authentication(token, tls=tls))
 
 
 def node_command(
@@ -125,6 +127,7 @@ def node_command(
     labels: Mapping[str, str],
     preload: Sequence[str] = (),
     token: str | None = None,
+    tls: bool = False,
 ) -> Command:
     """Return the command of one machine's node, which the cluster knows by ``instance_id``.
 
@@ -148,7 +151,7 @@ def node_command(
     env["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
     if gpus == 0:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    return _start(flags, env, temp_dir, token)
+    return _start(flags, env, temp_dir, authentication(token, tls=tls))
 
 
 def for_workers(modules: Sequence[str]) -> tuple[str, ...]:
@@ -157,13 +160,13 @@ def for_workers(modules: Sequence[str]) -> tuple[str, ...]:
 
 
 def _start(
-    flags: list[str], env: dict[str, str], temp_dir: Path | None, token: str | None
+    flags: list[str], env: dict[str, str], temp_dir: Path | None, access: dict[str, str]
 ) -> Command:
     argv = [sys.executable, "-m", START, *flags]
     argv += ["--object-store-memory", str(OBJECT_STORE_BYTES)]
     if temp_dir is not None:
         argv += ["--temp-dir", _short(temp_dir)]
-    return Command(tuple(argv), {**_LEAN, **env, **authentication(token)})
+    return Command(tuple(argv), {**_LEAN, **env, **access})
 
 
 def _short(temp_dir: Path) -> str:
@@ -188,11 +191,12 @@ def stable(host: str) -> str:
     return "127.0.0.2" if _is_loopback(host) else host
 
 
-def authentication(token: str | None) -> dict[str, str]:
-    """Return Ray's environment variables for authentication with ``token``."""
+def authentication(token: str | None, *, tls: bool = False) -> dict[str, str]:
+    """Return the environment variables for authentication with ``token``, and encryption."""
     if token is None:
         return {"RAY_AUTH_MODE": "disabled"}
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    encryption = {VARIABLE: "1"} if tls else {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, **encryption}
 
 
 def _timing(heartbeat: float) -> dict[str, str]:

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from vcasgd.cluster.commands import INSTANCE_LABEL, authentication, stable
 from vcasgd.cluster.host import Host
+from vcasgd.cluster.tls import VARIABLE
+from vcasgd.cluster.tls import use as use_tls
 from vcasgd.errors import ClusterError
 
 T = TypeVar("T")
@@ -77,7 +79,13 @@ class Cluster:
 
     @classmethod
     def connect(
-        cls, address: str, namespace: str, timeout: float, token: str | None = None
+        cls,
+        address: str,
+        namespace: str,
+        timeout: float,
+        token: str | None = None,
+        *,
+        tls: bool = False,
     ) -> Cluster:
         """Join the cluster as a driver, on the host of its head.
 
@@ -90,7 +98,7 @@ class Cluster:
         head = _bounded(
             "connect",
             deadline - time.monotonic(),
-            lambda: _join(f"{host}:{port}", namespace, token, deadline),
+            lambda: _join(f"{host}:{port}", namespace, authentication(token, tls=tls), deadline),
         )
         _restore_signal_handlers()
         return cls(namespace, timeout, head)
@@ -196,9 +204,12 @@ def _ray() -> Any:
     return ray
 
 
-def _join(address: str, namespace: str, token: str | None, deadline: float) -> str:
+def _join(address: str, namespace: str, access: dict[str, str], deadline: float) -> str:
     """Join the cluster and return the id of the head's node."""
-    os.environ.update(authentication(token))
+    os.environ.update(access)
+    if os.environ.pop(VARIABLE, None) == "1":
+        # The driver is on the machine of the head.
+        use_tls(access["RAY_AUTH_TOKEN"], address.rpartition(":")[0])
     # A call after the end of the cluster must not start a new cluster.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     _silence_ray()

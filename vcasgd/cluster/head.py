@@ -52,6 +52,7 @@ def command(
         temp_dir=temp_dir,
         heartbeat=settings.heartbeat,
         token=token,
+        tls=settings.ray_tls,
     )
 
 

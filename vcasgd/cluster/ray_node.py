@@ -59,8 +59,6 @@ def run(given: argparse.Namespace, forks: Path | None) -> NoReturn:
 
 def _parameters(given: argparse.Namespace) -> RayParams:
     host = given.node_ip_address
-    if host is None:
-        host = services.get_node_ip_address(given.address)  # type: ignore[no-untyped-call]
     params = RayParams(
         node_ip_address=host,
         node_name=host,

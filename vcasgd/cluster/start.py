@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from vcasgd.cluster import tls
 from vcasgd.cluster.commands import for_workers
 from vcasgd.fork_server import ForkServer, die_with, listen, preload, preloaded
 
@@ -38,23 +39,29 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> NoReturn:
     """Start the processes, and end with them: with status 1 if one of them died."""
     given = options()
+    own = None if given.temp_dir else tempfile.mkdtemp(prefix="vcasgd-")
+    folder = Path(own or given.temp_dir)
     # Forked first, because Ray starts threads.
-    forks = _serve_forks(given)
+    forks = _serve_forks(given, folder, own)
+    if given.node_ip_address is None:
+        given.node_ip_address = tls.own_address(given.address)
+    # Before Ray is imported, because it then reads the environment.
+    if os.environ.pop(tls.VARIABLE, None) == "1":
+        tls.use(os.environ["RAY_AUTH_TOKEN"], given.node_ip_address, folder / "tls")
 
     from vcasgd.cluster.ray_node import run
 
     run(given, forks)
 
 
-def _serve_forks(given: argparse.Namespace) -> Path | None:
-    """Start the process that workers are forks of, and return its socket.
+def _serve_forks(given: argparse.Namespace, folder: Path, own: str | None) -> Path | None:
+    """Start the process that workers are forks of, and return its socket in ``folder``.
 
-    It imports the modules while Ray starts.
+    It imports the modules while Ray starts, and removes the folder ``own`` at the end.
     """
     if not given.preload:
         return None
-    own = None if given.temp_dir else tempfile.mkdtemp(prefix="vcasgd-")
-    path = Path(own or given.temp_dir) / "forks"
+    path = folder / "forks"
     path.unlink(missing_ok=True)
     listener = listen(path)
     parent = os.getpid()

@@ -44,6 +44,7 @@ def node_boot(
         labels={},
         preload=WORKER_MODULES,
         token=settings.ray_token.get_secret_value() if settings.ray_token else None,
+        tls=settings.ray_tls,
     )
     env = {
         "VCASGD_STORAGE_URL": settings.required("storage_url"),

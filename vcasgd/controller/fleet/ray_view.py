@@ -122,4 +122,5 @@ def connect_ray(settings: Settings) -> Cluster:
         settings.cluster,
         CONNECT_SECONDS,
         token.get_secret_value() if token else None,
+        tls=settings.ray_tls,
     )
