@@ -93,6 +93,11 @@ class Settings(BaseSettings):
     webhook_events: str = Field(
         default="", description="Kinds of events to post, separated by spaces. Defaults to all."
     )
+    tracker_env: Path | None = Field(
+        default=None,
+        description="File with variables of trackers, such as WANDB_API_KEY=…, one a line, for the "
+        "processes that export jobs with track.",
+    )
     worker_key: SecretStr | None = Field(
         default=None, description="Key that signs the headers of a worker's updates."
     )

@@ -31,10 +31,10 @@ from vcasgd.cli.progress import event_line
 from vcasgd.cli.progress import follow as show_progress
 from vcasgd.cli.watch import Watch, accuracy, epoch
 from vcasgd.client import Client
-from vcasgd.client.tracking import TrackerKind
 from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView, TrafficView, TunedView
 from vcasgd.settings import load_settings
+from vcasgd.spec.track import TrackerKind
 
 #: Exit status after Ctrl-C; a shell reports the same for SIGINT.
 INTERRUPTED = 130

@@ -13,7 +13,7 @@ from pydantic import PrivateAttr
 
 from vcasgd.client.following import PATIENCE_SECONDS, messages, retried
 from vcasgd.client.model_files import finish
-from vcasgd.client.tracking import TrackerKind, new_points, open_tracker, tracker_kind
+from vcasgd.client.tracking import new_points, open_tracker, tracker_kind, worker_points
 from vcasgd.client.transport import Transport, path_of
 from vcasgd.errors import ApiError
 from vcasgd.schemas.costs import CostView
@@ -28,6 +28,7 @@ from vcasgd.schemas.history import (
     SubtasksView,
 )
 from vcasgd.schemas.jobs import JobView
+from vcasgd.spec.track import PROJECT, TrackerKind
 
 #: Points of a long history for trackers; TensorBoard itself shows a thousand of each curve.
 HISTORY_POINTS = 5000
@@ -35,8 +36,8 @@ HISTORY_POINTS = 5000
 POINTS_AT_ONCE = 500
 #: Seconds between two reads of new points for trackers.
 REFRESH_SECONDS = 2.0
-#: Name of the project in trackers.
-PROJECT = "vcasgd"
+#: Seconds between two points of the workers' own metrics.
+SYSTEM_SECONDS = 10.0
 
 
 class JobCalls:
@@ -231,7 +232,8 @@ class JobCalls:
     ) -> str:
         """Export a job's history to a tracker, and continue where the last export ended.
 
-        With ``follow``, new points follow until the job ends. ``folder`` is for the files of
+        With ``follow``, new points follow until the job ends, and with them those of the workers'
+        processors, memory, and network. ``folder`` is for the files of
         TensorBoard and W&B, in a folder of the job's name; ``project`` is the project of W&B and
         the experiment of MLflow. Returns the folder or the address of the run. Raises
         :class:`~vcasgd.errors.SpecError` if there is no such tracker or its library is not
@@ -239,6 +241,7 @@ class JobCalls:
         """
         view, points = self.job(job), HISTORY_POINTS
         tracker, ended = open_tracker(tracker_kind(to), view, folder, project), None
+        next_system = 0.0
         try:
             while True:
                 rows = self.metrics(job, tracker.position.point, points=points)
@@ -248,6 +251,10 @@ class JobCalls:
                 ended = view if view.over else None
                 if ended or not follow:
                     return tracker.place
+                if time.monotonic() >= next_system:
+                    next_system = time.monotonic() + SYSTEM_SECONDS
+                    if used := worker_points(self.workers(job), view, tracker.position):
+                        tracker.log(used)
                 time.sleep(REFRESH_SECONDS)
                 view = self.job(job)
         finally:

@@ -14,6 +14,7 @@ from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import connect_ray
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership
+from vcasgd.controller.tracker_exports import TrackerExports
 from vcasgd.controller.webhook import Webhook
 from vcasgd.errors import (
     ClusterError,
@@ -77,11 +78,14 @@ class Controller:
         self._life_sign.start()
         webhook = Webhook(self._settings, self._ledger, lambda: self._leadership.sure)
         webhook.start()
+        trackers = TrackerExports(self._settings, self._ledger, lambda: self._leadership.sure)
+        trackers.start()
         try:
             self._run_fleet()
         finally:
             self._life_sign.stop()
             webhook.stop()
+            trackers.stop()
             jobs.stop(checkpoint=self._stop.is_set())
             self._leadership.stop()
 

@@ -47,6 +47,9 @@ class WorkerRow(Row):
     gpu_memory_bytes: int | None = None
     gpu_memory_free_bytes: int | None = None
     cores: int | None = None
+    cpu_percent: float | None = Field(
+        default=None, description="Processor time since the heartbeat before; 100 is one core."
+    )
     notice: str | None = Field(default=None, description="Kind of the notice of eviction.")
     notice_at: float | None = None
     leaving: str | None = Field(default=None, description="Reason why the worker leaves.")

@@ -12,6 +12,8 @@ from vcasgd.spec.duration import Duration
 
 #: Name of the token that the stack has from its start. No other token can have it.
 BOOTSTRAP = "bootstrap"
+#: Name of the token of the processes that export jobs to trackers.
+TRACKERS = "trackers"
 #: Pattern of the name of a token, and so of a user. The text of a token contains it.
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 #: Pattern of the name of a pool. It is used in tags, in labels, and in ids of machines.
@@ -43,8 +45,8 @@ class Scope(StrEnum):
 
 
 def _not_reserved(name: str) -> str:
-    if name == BOOTSTRAP:
-        raise ValueError(f"{BOOTSTRAP} is the name of the stack's own token; choose another name")
+    if name in (BOOTSTRAP, TRACKERS):
+        raise ValueError(f"{name} is the name of a token of the stack; choose another name")
     return name
 
 

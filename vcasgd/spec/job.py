@@ -23,6 +23,7 @@ from vcasgd.spec.evaluate import Evaluate
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.stop import Stop
 from vcasgd.spec.strict import StrictModel
+from vcasgd.spec.track import Tracks
 from vcasgd.spec.tuning import Tuning
 from vcasgd.spec.update import RoundsSpec, Update
 from vcasgd.spec.yaml import load_mapping
@@ -211,6 +212,9 @@ class JobSpec(StrictModel):
     checkpoint: Checkpoint = Checkpoint()
     evaluate: Evaluate = Evaluate()
     stop: Stop = Stop()
+    track: Tracks = Field(
+        default=(), description="trackers to which the job is exported while it runs"
+    )
     labels: Labels = Field(default=(), description="labels of the job's code and model")
     data: Data = Data()
 

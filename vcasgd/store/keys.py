@@ -85,7 +85,7 @@ class LedgerKeys:
     def work(self) -> str:
         """Hash: finished, total, per_epoch, lead, shards, points (``epochs`` or ``samples``: what
         numbers evaluations), evaluation_at, waiting (why the job has fewer machines than it could
-        use). Read-only for workers."""
+        use), and ``exported:<tracker>`` of an ended job. Read-only for workers."""
         return self._key("work")
 
     @property

@@ -7,6 +7,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import psutil
 import torch
@@ -129,14 +131,23 @@ class HeartbeatSender(EssentialThread):
             return Heartbeat(at=steady_time())
 
 
-def capacity() -> dict[str, int]:
+@cache
+def _process(pid: int) -> psutil.Process:
+    """Return the object that measures a process's use of processors between two calls."""
+    return psutil.Process(pid)
+
+
+def capacity() -> dict[str, Any]:
     """Return the fields of a :class:`Heartbeat` about memory, in bytes, and processors.
 
     GPU memory is included only once this process uses a GPU.
     """
     memory = psutil.virtual_memory()
-    fields = {
-        "resident_bytes": psutil.Process().memory_info().rss,
+    # A fork of a process has a PID of its own.
+    process = _process(os.getpid())
+    fields: dict[str, Any] = {
+        "resident_bytes": process.memory_info().rss,
+        "cpu_percent": process.cpu_percent(),
         "memory_bytes": memory.total,
         "memory_free_bytes": memory.available,
         "cores": os.cpu_count() or 1,

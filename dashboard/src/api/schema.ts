@@ -1710,6 +1710,12 @@ export interface components {
             /** @default {} */
             stop: components["schemas"]["Stop-Input"];
             /**
+             * Track
+             * @description trackers to which the job is exported while it runs
+             * @default []
+             */
+            track: components["schemas"]["Track"][];
+            /**
              * Labels
              * @description labels of the job's code and model
              * @default []
@@ -1867,6 +1873,12 @@ export interface components {
             evaluate: components["schemas"]["Evaluate"];
             /** @default {} */
             stop: components["schemas"]["Stop-Output"];
+            /**
+             * Track
+             * @description trackers to which the job is exported while it runs
+             * @default []
+             */
+            track: components["schemas"]["Track"][];
             /**
              * Labels
              * @description labels of the job's code and model
@@ -3166,6 +3178,25 @@ export interface components {
             };
         };
         /**
+         * Track
+         * @description A tracker of a job. Its address and credentials are settings of the cluster.
+         */
+        Track: {
+            to: components["schemas"]["TrackerKind"];
+            /**
+             * Project
+             * @description project of W&B and Trackio, or experiment of MLflow
+             * @default vcasgd
+             */
+            project: string;
+        };
+        /**
+         * TrackerKind
+         * @description Trackers that jobs can be exported to.
+         * @enum {string}
+         */
+        TrackerKind: "tensorboard" | "mlflow" | "wandb" | "trackio";
+        /**
          * TrafficEstimateView
          * @description Estimate of what workers push to the store and fetch from it.
          */
@@ -3450,6 +3481,11 @@ export interface components {
             gpu_memory_free_bytes: number | null;
             /** Cores */
             cores: number | null;
+            /**
+             * Cpu Percent
+             * @description Processor time since the heartbeat before; 100 is one core.
+             */
+            cpu_percent: number | null;
             /**
              * Notice
              * @description Kind of the notice of eviction.

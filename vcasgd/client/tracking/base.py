@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,6 @@ from vcasgd.schemas.jobs import JobView
 
 #: Newest evaluations that a position names. Older ones count as exported.
 EVALUATIONS_NAMED = 200
-
-
-class TrackerKind(StrEnum):
-    """Trackers that jobs can be exported to."""
-
-    TENSORBOARD = "tensorboard"
-    MLFLOW = "mlflow"
-    WANDB = "wandb"
-    TRACKIO = "trackio"
 
 
 class Position(BaseModel):

@@ -6,12 +6,16 @@ The step is the number of updates in the model, for training and validation alik
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 
 from vcasgd.client.tracking.base import Points, Position
+from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.history import MetricRow
-from vcasgd.schemas.jobs import EvaluationView
+from vcasgd.schemas.jobs import EvaluationView, JobView
 
+#: Workers of a job whose own metrics are exported, the first ones by name.
+MOST_WORKERS = 32
 #: Fields of the metrics by their names in trackers.
 NAMES = {
     "train/loss": "loss",
@@ -53,6 +57,30 @@ def new_points(
         point = _evaluation(each, position)
         position = point.position
         yield point
+
+
+def worker_points(workers: Sequence[WorkerRow], job: JobView, position: Position) -> list[Points]:
+    """Return a point with what a job's workers use at present, and no point without workers."""
+    values = {
+        f"system/{worker.name}/{name}": float(value)
+        for worker in sorted(workers, key=lambda each: each.name)[:MOST_WORKERS]
+        for name, value in _used(worker).items()
+        if value is not None
+    }
+    return [Points(job.version or 0, time.time(), values, position)] if values else []
+
+
+def _used(worker: WorkerRow) -> dict[str, float | None]:
+    gpu = None
+    if worker.gpu_memory_bytes is not None and worker.gpu_memory_free_bytes is not None:
+        gpu = worker.gpu_memory_bytes - worker.gpu_memory_free_bytes
+    return {
+        "cpu_percent": worker.cpu_percent,
+        "memory_bytes": worker.resident_bytes,
+        "gpu_memory_bytes": gpu,
+        "sent_bytes": worker.pushed_bytes,
+        "received_bytes": worker.fetched_bytes,
+    }
 
 
 def _values(row: MetricRow) -> dict[str, float]:

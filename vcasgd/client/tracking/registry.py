@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from vcasgd.client.tracking.base import Tracker, TrackerKind
+from vcasgd.client.tracking.base import Tracker
 from vcasgd.errors import SpecError
 from vcasgd.schemas.jobs import JobView
+from vcasgd.spec.track import TrackerKind
 
 
 def tracker_kind(name: str) -> TrackerKind:

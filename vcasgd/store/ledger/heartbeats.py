@@ -102,6 +102,8 @@ class Heartbeat(BaseModel):
     gpu_memory_bytes: _Count = None
     gpu_memory_free_bytes: _Count = None
     cores: _Count = None
+    #: Processor time since the last heartbeat; 100 is one core.
+    cpu_percent: _Number = None
     #: Counters that the data set keeps of its reads.
     reading: _Counters = None
     #: Kind and time of the notice of eviction.

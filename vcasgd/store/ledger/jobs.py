@@ -47,6 +47,8 @@ JOBS_AT_ONCE = 50
 COUNTERS = ("next", "tokens", "expired", "overtaken")
 #: Counters of work that the platform writes.
 WORK = ("finished", "total", "per_epoch", "lead")
+#: Start of fields of the work that name a tracker.
+_EXPORTED = "exported:"
 #: Characters of job IDs, without those that look alike.
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 
@@ -231,6 +233,15 @@ class Jobs(EventLog):
             for job, reason in reasons.items():
                 pipe.hset(LedgerKeys(job).work, "waiting", reason)
             pipe.execute()
+
+    def set_exported(self, job: str, tracker: str) -> None:
+        """Record that a tracker has the whole history of a job that has ended."""
+        self._ledger.hset(LedgerKeys(job).work, f"{_EXPORTED}{tracker}", 1)
+
+    def exported(self, job: str) -> set[str]:
+        """Return the trackers of :meth:`set_exported`."""
+        names = (name.decode() for name in self._ledger.hkeys(LedgerKeys(job).work))
+        return {name.removeprefix(_EXPORTED) for name in names if name.startswith(_EXPORTED)}
 
     def set_plan(self, job: str, points: EvaluationPoints) -> None:
         """Record the job's division into subtasks, and the kind of its evaluation points.
