@@ -11,6 +11,7 @@ import { SignInPage } from "./pages/SignInPage";
 import { StorePage } from "./pages/StorePage";
 
 const JobPage = lazy(() => import("./pages/JobPage"));
+const ComparePage = lazy(() => import("./pages/ComparePage"));
 const SubmitPage = lazy(() => import("./pages/SubmitPage"));
 
 export function App() {
@@ -34,6 +35,7 @@ export function App() {
         <Routes>
           <Route path="/" element={<JobsPage />} />
           <Route path="/submit" element={<SubmitPage />} />
+          <Route path="/compare" element={<ComparePage />} />
           <Route path="/jobs/:id" element={<JobPage />} />
           <Route path="/fleet" element={<FleetPage />} />
           <Route path="/store" element={<StorePage />} />

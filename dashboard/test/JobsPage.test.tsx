@@ -57,6 +57,18 @@ test("jobs can be searched by name and sorted by accuracy", async () => {
   expect(screen.getByText("No matching jobs")).toBeTruthy();
 });
 
+test("ticked jobs can be compared", async () => {
+  anApiWithJobs();
+  show(<JobsPage />);
+
+  await userEvent.click(await screen.findByLabelText("Compare digits-abc123"));
+  expect(screen.queryByRole("link", { name: /^Compare/ })).toBeNull();
+  await userEvent.click(screen.getByLabelText("Compare mnist-def456"));
+
+  const link = screen.getByRole("link", { name: "Compare 2 jobs" });
+  expect(link.getAttribute("href")).toBe("/compare?jobs=digits-abc123,mnist-def456");
+});
+
 test("an empty list shows how to submit a job", async () => {
   anApi({ "/api/v1/overview": { body: [] } });
   show(<JobsPage />);

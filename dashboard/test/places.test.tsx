@@ -8,6 +8,7 @@ test.each([
   ["/", "/"],
   ["/jobs/digits-1", "/"],
   ["/submit", "/"],
+  ["/compare", "/"],
   ["/fleet", "/fleet"],
   ["/store", "/store"],
   ["/no-such-page", undefined],

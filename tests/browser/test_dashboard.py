@@ -119,6 +119,35 @@ def test_chart_shows_values_under_the_pointer(dashboard: Dashboard, job: str) ->
     expect(page.locator("[class*=crosshair]")).to_have_count(3)
 
 
+def test_ticked_jobs_are_compared_side_by_side(dashboard: Dashboard, job: str) -> None:
+    # Given a job that has ended, and one with other settings
+    page, site = dashboard.page, dashboard.site
+    other = site.submit(epochs=1, seed=7)
+    done = site.client.wait(job, 240)
+
+    # When a user ticks both
+    dashboard.open("/")
+    for each in (job, other):
+        page.get_by_role("checkbox", name=f"Compare {each}").check()
+    page.get_by_role("link", name="Compare 2 jobs").click()
+
+    # Then their curves are in the same charts, and the table has what differs
+    expect(page.locator("figure canvas")).to_have_count(2)
+    row = page.get_by_role("row")
+    expect(row.filter(has_text="seed").get_by_role("cell")).to_have_text(["0", "7"])
+    expect(row.filter(has_text="epochs").get_by_role("cell")).to_have_text(["8", "1"])
+    expect(row.filter(has_text="subtasks_per_epoch")).to_have_count(0)
+    last = done.evaluations[-1].metrics["accuracy"]
+    expect(row.filter(has_text="Last accuracy").get_by_role("cell").first).to_have_text(
+        f"{last:.1%}"
+    )
+    for theme, width in VIEWS:
+        page.set_viewport_size({"width": width, "height": 900})
+        _choose(page, theme)
+        assert dashboard.serious_findings() == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_wrong_token_is_refused(signed_out: Dashboard) -> None:
     signed_out.open("/fleet")
     signed_out.page.get_by_label("Token", exact=True).fill("not-the-token")

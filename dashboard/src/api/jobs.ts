@@ -1,4 +1,4 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useMutation, useQueries, useQuery, useQueryClient } from "@tanstack/react-query";
 import { SQUARES } from "../lib/subtasks";
 import { api, body } from "./client";
 import { usePolling } from "./live";
@@ -37,16 +37,15 @@ export function useCost(job: string) {
   return useQuery({ ...costQuery(job), refetchInterval: usePolling() });
 }
 
-export function useJob(job: string) {
-  return useQuery({
+function jobQuery(job: string) {
+  return {
     queryKey: ["job", job, "view"],
     queryFn: async () => body(await api.GET("/api/v1/jobs/{job}", at(job))),
-    refetchInterval: usePolling(),
-  });
+  };
 }
 
-export function useMetrics(job: string) {
-  return useQuery({
+function metricsQuery(job: string) {
+  return {
     queryKey: ["job", job, "metrics"],
     queryFn: async () =>
       body(
@@ -54,8 +53,27 @@ export function useMetrics(job: string) {
           params: { path: { job }, query: { points: POINTS, names: SERIES } },
         }),
       ),
-    refetchInterval: usePolling(),
-  });
+  };
+}
+
+export function useJob(job: string) {
+  return useQuery({ ...jobQuery(job), refetchInterval: usePolling() });
+}
+
+export function useMetrics(job: string) {
+  return useQuery({ ...metricsQuery(job), refetchInterval: usePolling() });
+}
+
+/** Several jobs, with the metrics and the cost of each, in the same order. */
+export function useSeveral(jobs: string[]) {
+  const refetchInterval = usePolling();
+  return {
+    views: useQueries({ queries: jobs.map((job) => ({ ...jobQuery(job), refetchInterval })) }),
+    metrics: useQueries({
+      queries: jobs.map((job) => ({ ...metricsQuery(job), refetchInterval })),
+    }),
+    costs: useQueries({ queries: jobs.map((job) => ({ ...costQuery(job), refetchInterval })) }),
+  };
 }
 
 export function useStaleness(job: string) {

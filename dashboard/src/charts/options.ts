@@ -5,7 +5,8 @@ export type Point = [x: number, y: number];
 
 export type Curve = {
   points: Point[];
-  color: keyof Ink;
+  /** Color of the theme, or any other one. */
+  color: keyof Ink | `#${string}`;
   name: string;
   /** Marks each point; for curves with few points. */
   marked?: boolean;
@@ -36,16 +37,20 @@ export function lines(ink: Ink, x: Axis, y: Axis, curves: Curve[]): EChartsCoreO
     yAxis: { type: y.log ? "log" : "value", scale: true, splitNumber: 4, ...axis(ink, y) },
     series: curves.map((curve) => ({
       type: "line",
+      color: colorOf(ink, curve),
       name: curve.name,
       data: curve.points,
       showSymbol: curve.marked ?? false,
       symbol: "circle",
       symbolSize: 5,
-      lineStyle: { width: 1.8, color: ink[curve.color] },
-      itemStyle: { color: ink[curve.color] },
-      areaStyle: curve.fill ? { color: ink[curve.color], opacity: 0.1 } : undefined,
+      lineStyle: { width: 1.8 },
+      areaStyle: curve.fill ? { opacity: 0.1 } : undefined,
     })),
   };
+}
+
+function colorOf(ink: Ink, { color }: Curve): string {
+  return color.startsWith("#") ? color : ink[color as keyof Ink];
 }
 
 /** Pixels on the left of a track for the labels of its vertical axis. */

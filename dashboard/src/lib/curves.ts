@@ -1,7 +1,16 @@
+import type { Job } from "../api/types";
 import type { Point } from "../charts/options";
+import { compact, duration, usd } from "./format";
 
 /** Horizontal axis of a curve. */
 export type Against = "time" | "samples" | "money";
+
+/** Horizontal axes with their names. */
+export const AXES: { value: Against; label: string; format: (value: number) => string }[] = [
+  { value: "time", label: "Time", format: duration },
+  { value: "samples", label: "Samples", format: compact },
+  { value: "money", label: "Cost", format: usd },
+];
 
 type Metric = { at: number; samples?: number | null; spent_usd?: number | null };
 
@@ -55,4 +64,21 @@ export function curve<M extends Metric>(
     if (y !== null && y !== undefined && x !== null && x !== undefined) points.push([x, y]);
   }
   return points;
+}
+
+/** Returns a metric of the evaluations as a curve, without those that lack it. */
+export function evaluated(
+  evaluations: Job["evaluations"],
+  name: string,
+  metrics: readonly Metric[],
+  against: Against,
+  start: number,
+): Point[] {
+  return evaluations.flatMap((each) => {
+    const y = each.metrics[name];
+    const { samples } = each;
+    const known = against === "samples" && samples !== null && samples !== undefined;
+    const x = known ? samples : positionOf(metrics, against, start, each.at);
+    return y === null || y === undefined || x === null ? [] : [[x, y] as Point];
+  });
 }

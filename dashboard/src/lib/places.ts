@@ -13,7 +13,7 @@ const JOB = /^\/jobs\/([^/]+)$/;
 
 /** Returns the address of the section that a page belongs to, or undefined. */
 export function sectionOf(path: string): string | undefined {
-  if (path === "/submit" || JOB.test(path)) return "/";
+  if (path === "/submit" || path === "/compare" || JOB.test(path)) return "/";
   return SECTIONS.find((each) => each.to === path)?.to;
 }
 
@@ -28,6 +28,7 @@ export function crumbsOf(path: string, tab: string | null): Crumb[] {
       : [jobs, { name }];
   }
   if (path === "/submit") return [jobs, { name: "Submit a job" }];
+  if (path === "/compare") return [jobs, { name: "Compare jobs" }];
   const section = SECTIONS.find((each) => each.to === path);
   return [{ name: section?.name ?? "Unknown page" }];
 }

@@ -1,4 +1,4 @@
-import { Code, Pagination, Select, Skeleton, TextInput } from "@mantine/core";
+import { Button, Checkbox, Code, Pagination, Select, Skeleton, TextInput } from "@mantine/core";
 import { IconPlus, IconSearch, IconStack2 } from "@tabler/icons-react";
 import { useState } from "react";
 import { Link } from "react-router";
@@ -14,6 +14,7 @@ import { Meter } from "../components/Meter";
 import { PageHead } from "../components/PageHead";
 import { StateBadge } from "../components/StateBadge";
 import { refusal } from "../lib/access";
+import { addressOf, MOST_COMPARED } from "../lib/comparison";
 import { count, DASH, duration, percent, usd } from "../lib/format";
 import { billsNothing, saving } from "../lib/money";
 import { useNow } from "../lib/useNow";
@@ -28,6 +29,7 @@ export function JobsPage() {
   const [text, setText] = useState("");
   const [state, setState] = useState<string | null>(null);
   const [page, setPage] = useState(1);
+  const [compared, setCompared] = useState<string[]>([]);
   const matching = (jobs.data ?? []).filter((job) => matches(job, text, state));
   const pages = Math.max(1, Math.ceil(matching.length / PAGE));
   const current = Math.min(page, pages);
@@ -65,12 +67,21 @@ export function JobsPage() {
               value={state}
               onChange={setState}
             />
+            {compared.length > 1 && (
+              <Button component={Link} to={addressOf(compared)} size="xs" variant="light">
+                Compare {compared.length} jobs
+              </Button>
+            )}
             <span className={classes.count}>{countOf(matching.length, jobs.data.length)}</span>
           </div>
           {matching.length === 0 ? (
             <EmptyState title="No matching jobs">Change the search or the state.</EmptyState>
           ) : (
-            <JobsTable jobs={matching.slice((current - 1) * PAGE, current * PAGE)} />
+            <JobsTable
+              jobs={matching.slice((current - 1) * PAGE, current * PAGE)}
+              compared={compared}
+              onCompared={setCompared}
+            />
           )}
           {pages > 1 && (
             <div className={classes.pages}>
@@ -92,12 +103,37 @@ function matches(job: Brief, text: string, state: string | null): boolean {
   return (state === null || job.state === state) && job.id.includes(text.trim().toLowerCase());
 }
 
-function JobsTable({ jobs }: { jobs: Brief[] }) {
+function JobsTable({
+  jobs,
+  compared,
+  onCompared,
+}: {
+  jobs: Brief[];
+  compared: string[];
+  onCompared: (jobs: string[]) => void;
+}) {
   const now = useNow(jobs.some((job) => !isOver(job)));
   const simulated = billsNothing(usePools().data ?? []);
-  return (
-    <DataTable label="Jobs" columns={columns(now, simulated)} rows={jobs} id={(job) => job.id} />
-  );
+  const ticks: Column<Brief> = {
+    name: "Compare",
+    wide: true,
+    cell: ({ id }) => {
+      const ticked = compared.includes(id);
+      return (
+        <Checkbox
+          size="xs"
+          aria-label={`Compare ${id}`}
+          checked={ticked}
+          disabled={!ticked && compared.length === MOST_COMPARED}
+          onChange={() =>
+            onCompared(ticked ? compared.filter((each) => each !== id) : [...compared, id])
+          }
+        />
+      );
+    },
+  };
+  const all = [...columns(now, simulated), ticks];
+  return <DataTable label="Jobs" columns={all} rows={jobs} id={(job) => job.id} />;
 }
 
 /** With `simulated`, no pool causes a bill, and the headings say so. */

@@ -7,19 +7,14 @@ import type { Ink } from "../../charts/ink";
 import { GUTTER, type Point, track } from "../../charts/options";
 import { Panel } from "../../components/Panel";
 import { type Domain, valueAt } from "../../lib/axis";
-import { type Against, curve, positionOf } from "../../lib/curves";
-import { compact, duration, percent, usd } from "../../lib/format";
+import { type Against, AXES, curve, evaluated, positionOf } from "../../lib/curves";
+import { duration, percent } from "../../lib/format";
 import type { Loss } from "../../lib/timeline";
 import classes from "./Curves.module.css";
 import { usePointer } from "./tracks/pointer";
 import { type Mark, Scale, Track } from "./tracks/Track";
 import tracks from "./tracks/Track.module.css";
 
-const AXES: { value: Against; label: string; format: (value: number) => string }[] = [
-  { value: "time", label: "Time", format: duration },
-  { value: "samples", label: "Samples", format: compact },
-  { value: "money", label: "Cost", format: usd },
-];
 /** Ratio of the largest to the smallest value from which an axis is logarithmic. */
 const LOG_RATIO = 20;
 const NONE: MetricPoint[] = [];
@@ -47,7 +42,7 @@ export function Curves({
     [metrics, against, start],
   );
   const accuracy = useMemo(
-    () => evaluated(evaluations, metrics, against, start),
+    () => evaluated(evaluations, "accuracy", metrics, against, start),
     [evaluations, metrics, against, start],
   );
   const most =
@@ -163,21 +158,6 @@ function noData(against: Against): string {
   return against === "money"
     ? "The cost of the machines is not known yet."
     : "Curves appear with the first update and the first evaluation.";
-}
-
-function evaluated(
-  evaluations: Job["evaluations"],
-  metrics: MetricPoint[],
-  against: Against,
-  start: number,
-): Point[] {
-  return evaluations.flatMap((each) => {
-    const y = each.metrics.accuracy;
-    const { samples } = each;
-    const known = against === "samples" && samples !== null && samples !== undefined;
-    const x = known ? samples : positionOf(metrics, against, start, each.at);
-    return y === null || y === undefined || x === null ? [] : [[x, y] as Point];
-  });
 }
 
 function labelOf(name: string, points: Point[], text: (value: number) => string): string {
