@@ -147,9 +147,9 @@ class _GoodputRun:
     def measure(self) -> GoodputFigures:
         options, seen = self._options, self._observer.seen
         await_result(self._all_push, f"{options.workers} machines that push")
-        self._choose_slow()
         self._log(f"{options.workers} machines train; {options.quiet_seconds:g} s without faults")
         quiet = self._wait(options.quiet_seconds)
+        self._choose_slow()
         before = self._wasted()
         start = time.time()
         for at in options.losses():
