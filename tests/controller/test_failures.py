@@ -122,6 +122,17 @@ class TestLostMachines:
         assert (failure.worker, failure.piece) == (worker, PROCESS)
         assert failure.at == pytest.approx(jobs.now(), abs=60)
 
+    def test_each_of_several_crashes_in_a_row_counts(
+        self, jobs: Jobs, job: str, backoff: RestartBackoff
+    ) -> None:
+        worker = worker_name("i-1", job)
+        for self.now in (0.0, 4.0, 9.0):
+            backoff.record_end(worker, job, "killed")
+        for self.now in (9.5, 10.0, 19.0, 30.0):
+            backoff.confirm({"i-1"})
+
+        assert len(jobs.failures(job)) == 3
+
     def test_a_machine_with_a_notice_is_no_crash(
         self, jobs: Jobs, job: str, backoff: RestartBackoff
     ) -> None:

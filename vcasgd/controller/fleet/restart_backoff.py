@@ -30,8 +30,8 @@ class RestartBackoff:
     ) -> None:
         self._jobs = jobs
         self._confirm_seconds = confirm_seconds
-        #: Worker → when its process ended, its job, and what Ray says about it.
-        self._unconfirmed: dict[str, tuple[float, str, str]] = {}
+        #: Worker, when its process ended, its job, and what Ray says about it, in this order.
+        self._unconfirmed: list[tuple[str, float, str, str]] = []
         self._clock = clock
         self._counts: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
@@ -52,21 +52,22 @@ class RestartBackoff:
         self._not_before[worker] = self._clock() + pause
         with bound(job=job, worker=worker, request=self._jobs.request_of(job)):
             log.warning("%s: its process ended: %s; restart in %.0f s", worker, reason, pause)
-        self._unconfirmed[worker] = (self._clock(), job, reason)
+        self._unconfirmed.append((worker, self._clock(), job, reason))
 
     def confirm(self, machines: Collection[str]) -> None:
         """Report the crashes of workers whose machine is still among ``machines``, if it is time.
 
         Raises :class:`~vcasgd.errors.StoreUnavailable`.
         """
-        for worker, (ended_at, job, reason) in list(self._unconfirmed.items()):
+        for end in list(self._unconfirmed):
+            worker, ended_at, job, reason = end
             lost = instance_of(worker) not in machines
             if not lost and self._clock() - ended_at < self._confirm_seconds:
                 continue
             if not lost:
                 with isolated(job):
                     self._report(worker, job, reason)
-            del self._unconfirmed[worker]
+            self._unconfirmed.remove(end)
 
     def _report(self, worker: str, job: str, reason: str) -> None:
         message = f"the process of worker {worker} ended: {reason or 'unknown reason'}"
