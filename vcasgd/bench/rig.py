@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from pydantic import SecretStr
 
 from vcasgd.bench.tally import Tally
@@ -110,7 +111,7 @@ class Rig:
             )
             stack = ForegroundStack(settings, PARTS)
             self._resources.callback(stack.stop)
-            self._resources.callback(self._stop_workers)
+            self._resources.callback(self.stop_workers)
             self._state = stack.await_ready()
             self._folder, self._home = folder, StackHome(settings.home)
             self._ledger = connect(self._files("ledger").url)
@@ -193,7 +194,8 @@ class Rig:
             "VCASGD_HEARTBEAT": str(settings.heartbeat),
         }
 
-    def _stop_workers(self) -> None:
+    def stop_workers(self) -> None:
+        """Stop the workers, which push their last updates first."""
         for worker in self._workers.values():
             worker.terminate()
         deadline = time.monotonic() + STOP_SECONDS
@@ -239,6 +241,14 @@ class Rig:
             SnapshotStore(self._tensors[shard], TensorKeys(self.job, shard)).read()
             for shard in range(facts.shards)
         ]
+
+    def fetch_seconds(self) -> float:
+        """Return the seconds of a fetch of the first shard into existing memory."""
+        store = SnapshotStore(self._tensors[0], TensorKeys(self.job, 0))
+        out = torch.zeros(store.read().meta.floats)
+        began = time.monotonic()
+        store.fetch(out)
+        return time.monotonic() - began
 
     def beats(self) -> tuple[int, int]:
         """Return versions and publications of all shards, as of the servers' last heartbeats."""

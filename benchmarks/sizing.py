@@ -1,0 +1,193 @@
+"""Measure what a model of some size takes: memory of each process, bytes and seconds of exchanges.
+
+    python benchmarks/sizing.py [--sizes 10 100 500] [--seconds 8]
+
+Two workers that don't train exchange updates as fast as they can. Writes
+``benchmarks/results/sizing.md``. Seconds depend on what else runs; memory and bytes don't. All
+processes together take about twenty times the largest size, in MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+import machine
+from markdown import table
+from vcasgd.bench.rig import BenchWorkload, Rig
+from vcasgd.bench.store import own_settings
+from vcasgd.learning.encodings import make_codec
+
+OUT = Path(__file__).resolve().parent / "results" / "sizing.md"
+MB = 1_000_000
+WORKERS = 2
+#: Updates of each worker before those that count, and fetches whose median is shown.
+WARM_UP_UPDATES, FETCHES = 3, 5
+LIMIT_SECONDS = 300.0
+#: Sizes of the model that all processes together need, generously.
+MODELS = 22
+SAMPLE_SECONDS = 0.1
+
+PAGE = """\
+# What a model takes
+
+    {command}
+
+{machine}
+
+Vectors of float32, one store node, {workers} workers that exchange updates as fast as they can.
+Each worker has its update ready, and trains nothing. Other programs ran at the same time, as the
+load shows: seconds are upper bounds, while memory and bytes don't depend on it.
+
+{table}
+
+Memory is the largest proportional set size of samples every {sample:g} s from the start of the job,
+without that before the job; in parentheses, in sizes of the model. "Applied" is the median time
+from the moment a worker has an update until it knows that the update is in the published model,
+while both workers push. "Fetch" is the median of {fetches} fetches after the workers have stopped.
+"""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Figures of one size. Memory is in bytes above that before the job, times in seconds."""
+
+    size: int
+    memory: dict[str, float]
+    push_bytes: int
+    fetch_bytes: int
+    applied: float
+    fetch: float
+    updates_per_second: float
+
+
+def measure(megabytes: int, seconds: float) -> Sizing:
+    """Start all processes, measure, and clean up."""
+    workload = BenchWorkload(megabytes * MB // 4, WORKERS, "float32")
+    with Rig(workload, own_settings()) as rig:
+        before = {name: pss(pid) for name, pid in rig.servers.items()}
+        with sampled(rig) as samples:
+            rig.start()
+            tallies = rig.tallies
+            rig.await_truth(
+                lambda: min(each.applied for each in tallies.values()) >= WARM_UP_UPDATES,
+                LIMIT_SECONDS,
+                "update of every worker",
+            )
+            first = {name: tally.applied for name, tally in tallies.items()}
+            began = time.monotonic()
+            rig.await_truth(
+                lambda: (
+                    time.monotonic() > began + seconds
+                    and all(tallies[name].applied > count for name, count in first.items())
+                ),
+                LIMIT_SECONDS,
+                "further update",
+            )
+            took = time.monotonic() - began
+            delays = [tallies[name].delays(count) for name, count in first.items()]
+        rig.stop_workers()
+        fetch = statistics.median(rig.fetch_seconds() for _ in range(FETCHES))
+    # A worker's interpreter and its libraries are its smallest sample.
+    memory = {
+        name: max(each) - before.get(name, min(each)) for name, each in sorted(samples.items())
+    }
+    applied = np.concatenate(delays)
+    return Sizing(
+        size=workload.model_bytes,
+        memory=memory,
+        push_bytes=make_codec("float32").encoded_size(workload.floats),
+        fetch_bytes=workload.model_bytes,
+        applied=float(np.median(applied)),
+        fetch=fetch,
+        updates_per_second=len(applied) / took,
+    )
+
+
+@contextmanager
+def sampled(rig: Rig) -> Iterator[dict[str, list[float]]]:
+    """Sample the memory of all processes until the end of the block."""
+    samples: defaultdict[str, list[float]] = defaultdict(list)
+    stopped = threading.Event()
+
+    def sample() -> None:
+        while not stopped.wait(SAMPLE_SECONDS):
+            for name, pid in {**rig.servers, **rig.workers}.items():
+                size = pss(pid)
+                # An interpreter that has just started has not imported torch yet.
+                if name in rig.servers or (name in rig.tallies and rig.tallies[name].baseline):
+                    samples[name].append(size)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def pss(pid: int) -> float:
+    """Return the proportional set size of a process, in bytes."""
+    return float(psutil.Process(pid).memory_full_info().pss)
+
+
+def rows(figures: Sequence[Sizing]) -> Iterator[list[str]]:
+    """Yield the rows of the report."""
+    for each in figures:
+        workers = [size for name, size in each.memory.items() if name.startswith("worker")]
+        sizes = {**each.memory, "worker": max(workers)}
+        yield [
+            f"{each.size / MB:g} MB",
+            *(
+                f"{sizes[name] / MB:.0f} MB ({sizes[name] / each.size:.1f})"
+                for name in ("tensors", "server", "worker", "ledger")
+            ),
+            f"{each.push_bytes / MB:.1f} MB, {each.fetch_bytes / MB:.1f} MB",
+            f"{each.applied:.3f} s",
+            f"{each.fetch:.3f} s",
+            f"{each.updates_per_second:.2f} /s",
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 500])
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    needed = MODELS * max(options.sizes) * MB
+    if psutil.virtual_memory().available < needed:
+        parser.error(f"this needs {needed / 1e9:.0f} GB of free memory; choose smaller --sizes")
+    described = machine.describe()
+    figures = []
+    for size in options.sizes:
+        figures.append(measure(size, options.seconds))
+        print(figures[-1], flush=True)
+    sizes = " ".join(map(str, options.sizes))
+    heads = ["model", "tensors server", "parameter server", "worker", "ledger",
+             "a push, a fetch", "applied", "fetch", "updates"]  # fmt: skip
+    options.out.write_text(
+        PAGE.format(
+            command=f"python benchmarks/sizing.py --sizes {sizes} --seconds {options.seconds:g}",
+            machine=table(["", ""], described.items()),
+            workers=WORKERS,
+            sample=SAMPLE_SECONDS,
+            fetches=FETCHES,
+            table=table(heads, rows(figures)),
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
