@@ -118,6 +118,18 @@ def test_port_that_another_program_uses(run: Run, monkeypatch: pytest.MonkeyPatc
         assert "--port 0" in run()["port"]["remedy"]
 
 
+def test_control_plane_has_no_conflict_with_its_own_api(
+    run: Run, api: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given the API of a cluster on the port that a stack would use, and no stack
+    monkeypatch.setenv("VCASGD_API_PORT", api["url"].rpartition(":")[2])
+    # When the settings name that API, then its port is not taken by another program
+    assert not run(0).keys() & {"port", "api"}
+    # And without them, it is
+    monkeypatch.delenv("VCASGD_API_URL")
+    assert "another program" in run()["port"]["message"]
+
+
 def test_token_that_others_can_read(run: Run, home: Path) -> None:
     home.mkdir()
     (home / "token").write_text("a-token")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -69,7 +70,7 @@ def collect(url: str | None = None, token: str | None = None) -> Facts:
         prices=tuple(_prices(settings, pools)),
         accounts=tuple(_accounts(settings, pools)),
         api=_api(settings, url, token),
-        **_port(settings),
+        **_port(settings, url),
     )
 
 
@@ -136,14 +137,27 @@ def _running(settings: Settings) -> bool:
     return settings.home_path.is_dir() and is_running(settings.home_path)
 
 
-def _port(settings: Settings) -> dict[str, object]:
-    """Return the port of the stack's API, and True if another program listens on it."""
-    if _running(settings):
-        return {}
+def _port(settings: Settings, url: str | None) -> dict[str, object]:
+    """Return the port of the stack's API, and True if another program listens on it.
+
+    The program is not another one if it is the API that the settings or ``url`` name: on the
+    control plane of a cluster, it has the port and no stack.
+    """
     port = settings.api_port if settings.api_port is not None else 8700
+    if _running(settings) or _is_here(url or _configured(settings), port):
+        return {}
     with socket.socket() as probe:
         probe.settimeout(1)
         return {"port": port, "port_taken": probe.connect_ex(("127.0.0.1", port)) == 0}
+
+
+def _configured(settings: Settings) -> str | None:
+    return settings.api_url if "api_url" in settings.model_fields_set else None
+
+
+def _is_here(url: str | None, port: int) -> bool:
+    parts = urlsplit(url or "")
+    return parts.hostname in ("127.0.0.1", "localhost", "::1") and parts.port == port
 
 
 def _redis_problem(settings: Settings) -> str | None:
@@ -192,8 +206,7 @@ def _api(settings: Settings, url: str | None, token: str | None) -> ApiFact | No
         local = StackState.read(settings.home_path).api_url if _running(settings) else None
     except StackError as error:
         return ApiFact("the local stack", _problem(error))
-    configured = settings.api_url if "api_url" in settings.model_fields_set else None
-    url = url or configured or local
+    url = url or _configured(settings) or local
     if url is None:
         return None
     token = token or (settings.token.get_secret_value() if settings.token else None)
