@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ GOOGLE_MIRRORS = (
     "~/.cache/vcasgd/terraform-google/mirror",
     "~/.terraform.d/plugins",
 )
+#: Variables in conditions of policies, which look like permissions.
+CONDITION_KEYS = {"ec2:CreateAction", "iam:AWSServiceName", "iam:PassedToService"}
 MODULES = sorted(path.parent for path in (REPOSITORY / "terraform/modules").rglob("main.tf"))
 
 
@@ -100,3 +103,19 @@ def test_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:
     # Then at least one ran, and all pass
     assert "0 failed" in said
     assert " 0 passed" not in said
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("aws/control-plane", r"(?:ec2|iam|servicequotas):[A-Z]\w+"),
+        ("gcp/identity", r"compute\.[A-Za-z]+\.[A-Za-z]+"),
+    ],
+)
+def test_documentation_lists_the_permissions_of_the_controller(file: str, name: str) -> None:
+    hcl = (REPOSITORY / "terraform/modules" / file / "main.tf").read_text()
+    text = (REPOSITORY / "docs/security.md").read_text()
+    section = text.partition("## Cloud permissions of the controller")[2].partition("\n## ")[0]
+    granted = set(re.findall(f'"({name})"', hcl)) - CONDITION_KEYS
+    assert granted
+    assert set(re.findall(f"`({name})`", section)) - CONDITION_KEYS == granted
