@@ -20,7 +20,7 @@ redis              = "self-hosted"
 
 pools = {
   cpu-spot = {
-    instance_types     = ["c6i.large", "c5.large", "m6i.large", "m5.large"]
+    # instance_types   = ["c6i.xlarge", "m6i.xlarge"] instead of common ones with 2 vCPUs
     max_instances      = 8
     max_price_per_hour = 0.06
   }
@@ -28,9 +28,8 @@ pools = {
   # gpu-spot = { instance_types = ["g4dn.xlarge"], image = "ami-…" }
   # Data with this label goes to no other pool.
   private = {
-    instance_types = ["c6i.large"]
-    spot           = false
-    max_instances  = 2
-    labels         = ["confidential"]
+    spot          = false
+    max_instances = 2
+    labels        = ["confidential"]
   }
 }

@@ -22,6 +22,11 @@ output "tunnel_command" {
   value       = "aws ssm start-session --region ${var.region} --target ${module.control_plane.instance_id} --document-name AWS-StartPortForwardingSession --parameters portNumber=8700,localPortNumber=${var.tunnel_port}"
 }
 
+output "shell_command" {
+  description = "Command that opens a shell on the control plane."
+  value       = "aws ssm start-session --region ${var.region} --target ${module.control_plane.instance_id}"
+}
+
 output "certificate_command" {
   description = "Command that fetches the API's certificate; name the file in VCASGD_CA_FILE."
   value       = "aws s3 cp --region ${var.region} ${module.bucket.url}/control/api.pem vcasgd-api.pem"

@@ -176,9 +176,9 @@ variable "image" {
 }
 
 variable "pools" {
-  description = "Pools where workers are bought, by name, used in the order of their names. A null image or pip_options uses the cluster's; a null disk_gb is 30, or 100 with a GPU."
+  description = "Pools where workers are bought, by name, used in the order of their names. Null instance_types are common ones with 2 vCPUs and a price in the region; a null image or pip_options uses the cluster's; a null disk_gb is 30, or 100 with a GPU."
   type = map(object({
-    instance_types     = list(string)
+    instance_types     = optional(list(string))
     spot               = optional(bool, true)
     zones              = optional(list(string))
     max_instances      = optional(number)
@@ -193,8 +193,7 @@ variable "pools" {
   }))
   default = {
     aws-spot = {
-      instance_types = ["c6i.large", "c5.large", "m6i.large", "m5.large"]
-      max_instances  = 8
+      max_instances = 8
     }
   }
 
@@ -204,8 +203,8 @@ variable "pools" {
   }
 
   validation {
-    condition     = alltrue([for pool in values(var.pools) : length(pool.instance_types) > 0])
-    error_message = "pools: instance_types must name at least one type."
+    condition     = alltrue([for pool in values(var.pools) : pool.instance_types == null ? true : length(pool.instance_types) > 0])
+    error_message = "pools: instance_types must name at least one type, or be left out."
   }
 
   validation {

@@ -21,8 +21,8 @@ redis              = "self-hosted"
 
 pools = {
   cpu-spot = {
-    instance_types = ["e2-standard-2", "n2-standard-2", "n1-standard-2"]
-    max_instances  = 8
+    # instance_types = ["e2-standard-4", "n2-standard-4"] instead of common ones with 2 vCPUs
+    max_instances = 8
   }
   # N1 machines with a GPU; give their price in a file (prices). G2 types need no accelerator.
   # gpu-spot = {
@@ -30,9 +30,8 @@ pools = {
   # }
   # Data with this label goes to no other pool.
   private = {
-    instance_types = ["e2-standard-2"]
-    spot           = false
-    max_instances  = 2
-    labels         = ["confidential"]
+    spot          = false
+    max_instances = 2
+    labels        = ["confidential"]
   }
 }

@@ -22,6 +22,11 @@ output "tunnel_command" {
   value       = "gcloud compute ssh ${module.control_plane.name} --project ${var.project} --zone ${local.zones[0]} --tunnel-through-iap -- -N -L ${var.tunnel_port}:127.0.0.1:8700"
 }
 
+output "shell_command" {
+  description = "Command that opens a shell on the control plane."
+  value       = "gcloud compute ssh ${module.control_plane.name} --project ${var.project} --zone ${local.zones[0]} --tunnel-through-iap"
+}
+
 output "certificate_command" {
   description = "Command that fetches the API's certificate; name the file in VCASGD_CA_FILE."
   value       = "gcloud storage cp ${module.bucket.url}/control/api.pem vcasgd-api.pem"

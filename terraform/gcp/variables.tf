@@ -186,9 +186,9 @@ variable "image" {
 }
 
 variable "pools" {
-  description = "Pools where workers are bought, by name, used in the order of their names. A null image or pip_options uses the cluster's; a null disk_gb is 30, or 100 with a GPU."
+  description = "Pools where workers are bought, by name, used in the order of their names. Null instance_types are common ones with 2 vCPUs and a price in the region; a null image or pip_options uses the cluster's; a null disk_gb is 30, or 100 with a GPU; a null secure_boot is off with a GPU."
   type = map(object({
-    instance_types     = list(string)
+    instance_types     = optional(list(string))
     spot               = optional(bool, true)
     zones              = optional(list(string))
     max_instances      = optional(number)
@@ -198,14 +198,14 @@ variable "pools" {
     cpus               = optional(number)
     gpus               = optional(number)
     accelerator        = optional(object({ type = string, count = optional(number, 1) }))
+    secure_boot        = optional(bool)
     image              = optional(string)
     pip_options        = optional(string)
     disk_gb            = optional(number)
   }))
   default = {
     gcp-spot = {
-      instance_types = ["e2-standard-2", "n2-standard-2", "n1-standard-2"]
-      max_instances  = 8
+      max_instances = 8
     }
   }
 
@@ -215,8 +215,8 @@ variable "pools" {
   }
 
   validation {
-    condition     = alltrue([for pool in values(var.pools) : length(pool.instance_types) > 0])
-    error_message = "pools: instance_types must name at least one type."
+    condition     = alltrue([for pool in values(var.pools) : pool.instance_types == null ? true : length(pool.instance_types) > 0])
+    error_message = "pools: instance_types must name at least one type, or be left out."
   }
 
   validation {

@@ -130,6 +130,7 @@ def test_applied_cluster_provides_what_machines_need(applied: Terraform, aws: Em
     # And its machines require IMDSv2, and lack the tag of machines that the controller may end
     control, store = _named(aws, "vcasgd-control"), _named(aws, "vcasgd-store-0")
     replica = _named(aws, "vcasgd-replica-0")
+    assert outputs["shell_command"].endswith(f"--target {control['InstanceId']}")
     for machine in (control, store, replica):
         assert machine["MetadataOptions"]["HttpTokens"] == "required"
         assert "vcasgd:cluster" not in {tag["Key"] for tag in machine["Tags"]}

@@ -177,6 +177,29 @@ run "zones_of_another_region" {
   expect_failures = [var.zones]
 }
 
+run "region_alone" {
+  command = plan
+
+  variables {
+    region = "us-east-2"
+  }
+
+  assert {
+    condition     = local.pools[0].instance_types == tolist(["c6i.large", "m6i.large", "m5.large"])
+    error_message = "in another region, a pool must by default have the types that have a price there"
+  }
+}
+
+run "region_without_prices" {
+  command = plan
+
+  variables {
+    region = "sa-east-1"
+  }
+
+  expect_failures = [terraform_data.prices]
+}
+
 run "no_price" {
   command = plan
 

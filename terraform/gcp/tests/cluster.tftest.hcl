@@ -51,6 +51,11 @@ run "self_hosted" {
   }
 
   assert {
+    condition     = startswith(output.shell_command, "gcloud compute ssh made-by-test-control ")
+    error_message = "shell_command must name the control plane"
+  }
+
+  assert {
     condition     = strcontains(output.token_command, "made-by-test-api-token")
     error_message = "token_command must name the secret"
   }
@@ -237,12 +242,16 @@ run "region_alone" {
 
   variables {
     region = "europe-west1"
-    pools  = { spot = { instance_types = ["e2-standard-2"] } }
   }
 
   assert {
     condition     = length(local.zones) == 3
     error_message = "another region must need no other variable"
+  }
+
+  assert {
+    condition     = local.pools[0].instance_types == tolist(["e2-standard-2", "n2-standard-2", "n1-standard-2"])
+    error_message = "a pool must by default have common types"
   }
 }
 
@@ -262,12 +271,20 @@ run "gpus" {
     pools = {
       cpu = { instance_types = ["e2-standard-2"] }
       gpu = { instance_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4", count = 2 } }
+      signed = {
+        instance_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4" }, secure_boot = true
+      }
     }
   }
 
   assert {
-    condition     = local.gpus == { cpu = 0, gpu = 2 }
+    condition     = local.gpus == { cpu = 0, gpu = 2, signed = 1 }
     error_message = "a pool's GPUs are its accelerators"
+  }
+
+  assert {
+    condition     = { for name, template in module.worker_template : name => template.secure_boot } == { cpu = true, gpu = false, signed = true }
+    error_message = "machines with GPUs have secure boot only on request, because their driver is rarely signed"
   }
 
   assert {

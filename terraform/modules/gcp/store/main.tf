@@ -109,6 +109,9 @@ resource "google_compute_instance" "node" {
     scopes = ["cloud-platform"]
   }
 
+  # For a new machine type.
+  allow_stopping_for_update = true
+
   shielded_instance_config {
     enable_secure_boot = true
   }

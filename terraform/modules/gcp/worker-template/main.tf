@@ -52,9 +52,9 @@ resource "google_compute_region_instance_template" "this" {
     }
   }
 
-  # NVIDIA's driver is built on the machine and not signed by Canonical.
+  # NVIDIA's driver is usually built for the image, and not signed by Canonical.
   shielded_instance_config {
-    enable_secure_boot = var.machine.gpus == 0
+    enable_secure_boot = coalesce(var.machine.secure_boot, var.machine.gpus == 0)
   }
 
   metadata = {

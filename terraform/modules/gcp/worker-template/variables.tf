@@ -21,6 +21,7 @@ variable "machine" {
     default_type = string
     accelerator  = optional(object({ type = string, count = number }))
     gpus         = optional(number, 0)
+    secure_boot  = optional(bool)
   })
 
   validation {
