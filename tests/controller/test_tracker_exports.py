@@ -27,7 +27,7 @@ KEY = "a-secret-key-of-the-tracker"
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LOOK_SECONDS": 0.05, "FIRST_PAUSE": 0.05, "LONGEST_PAUSE": 5.0}.items():
+    for name, value in {"LOOK_SECONDS": 0.05, "FIRST_PAUSE": 0.5, "LONGEST_PAUSE": 20.0}.items():
         monkeypatch.setattr(tracker_exports, name, value)
 
 
@@ -68,6 +68,7 @@ def add_point(api: Api, job: str, number: int) -> None:
     api.jobs.add_metrics(job, {"at": float(number), "version": 5 * number, "loss": 1 / number})
 
 
+@pytest.mark.slow
 def test_exports_continue_after_kills_and_disturb_no_other_job(api: Api, tmp_path: Path) -> None:
     # Given two jobs, one of which can't be exported, and credentials in a file
     file = tmp_path / "trackers"
