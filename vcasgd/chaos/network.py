@@ -87,13 +87,17 @@ class PacketLoss(LastingFault):
         self._directions: tuple[OneWay, ...] = (
             ("to-server", "to-worker") if direction == "both" else (direction,)
         )
+        self._filters: list[PacketFilter] = []
         #: Number of lost packets, when the fault has ended.
         self.dropped = 0
 
     def begin(self) -> None:
-        self._filters = [
-            PacketFilter(self._group, self._port, direction) for direction in self._directions
-        ]
+        try:
+            for direction in self._directions:
+                self._filters.append(PacketFilter(self._group, self._port, direction))
+        except StackError:
+            self._close()
+            raise
         deadline = time.monotonic() + FIRE_SECONDS
         while not self._count():
             if time.monotonic() > deadline:
