@@ -89,6 +89,8 @@ def test_failed_boots_block_the_market_until_a_machine_joins(history: NewHistory
         waits.append(history().markets("east", NOW)["a", True].blocked_until - NOW)
 
     assert waits == [120, 480], "a granted launch does not reset the count"
+    history().granted(LAUNCH)
+    assert history().markets("east", NOW)["a", True].blocked_until == NOW + 480, "nor the wait"
     history().boot_failed(blame, NOW, BACKOFF_SECONDS)
     assert history().markets("east", NOW)["a", True].blocked_until - NOW == 16
     history().joined([machine("m-0", NOW - 1)])

@@ -84,6 +84,9 @@ class LaunchHistory:
             name,
             Pool(
                 row.launches + 1,
+                # A boot may have failed since the launch was requested.
+                blocked_until=row.blocked_until if row.failed_boots else 0.0,
+                reason=row.reason if row.failed_boots else None,
                 # Granted machines count as an answer only once one of them joins.
                 refused_since=row.refused_since if row.failed_boots else None,
                 failed_boots=row.failed_boots,
