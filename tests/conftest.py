@@ -44,6 +44,7 @@ LONGEST_FIRST = (
     "terraform/test_terraform_aws.py",
     "cluster/test_cluster.py",
     "agent/test_joined_machines.py",
+    "agent/test_slurm_machines.py",
     "stack/test_stack.py",
     "store/test_sentinel.py",
     "system/test_failover.py",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vcasgd.agent.availability import Availability, Hours, parse_until
+from vcasgd.agent.availability import Availability, Hours, StackSilence, parse_until
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.errors import SpecError
 
@@ -92,3 +93,15 @@ def test_a_token_is_taken_apart_and_not_shown() -> None:
 def test_only_https_is_accepted(url: str) -> None:
     with pytest.raises(SpecError):
         GatewayAddress.of(url, None)
+
+
+def test_silence_is_too_long_only_after_its_limit() -> None:
+    assert not StackSilence.parse(None).too_long
+    assert not StackSilence.parse("1h").too_long
+    silence = StackSilence.parse("0.02s")
+    time.sleep(0.03)
+    assert silence.too_long
+    silence.broken()
+    assert not silence.too_long
+    with pytest.raises(SpecError, match="not a duration"):
+        StackSilence.parse("soon")

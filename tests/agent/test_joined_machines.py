@@ -14,12 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
-from safetensors.torch import load_file
+from support.counted_job import CountedJob
 from support.harness import Process
 from support.namespaces import OnePort, one_port
 
 from vcasgd.agent.agent import FOLDER, temporary_folder
-from vcasgd.chaos.audited_job import FINISH_SECONDS, CountReport, counting_spec, own_settings
+from vcasgd.chaos.audited_job import own_settings
 from vcasgd.client import Client
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
@@ -111,39 +111,6 @@ class Volunteers:
                 sys.stdout.write(log.read_text())
 
 
-EPOCHS = 2
-
-
-class CountedJob:
-    """A job that counts its samples, and trains until :meth:`finish`."""
-
-    def __init__(self, volunteers: Volunteers, folder: Path) -> None:
-        self._client = volunteers.client
-        self._folder = folder
-        self._hold = folder / "hold"
-        self._hold.touch()
-        self.id = self._client.submit_directory(counting_spec(EPOCHS, self._hold)).id
-
-    def updates(self) -> int:
-        return self._client.job(self.id).totals.updates
-
-    def await_updates(self, count: int, eventually: Eventually) -> None:
-        """Wait until the model has more than so many new updates."""
-        reached = self.updates()
-        eventually(lambda: self.updates() > reached + count)
-
-    def finish(self) -> None:
-        """Wait for the end; fail unless every sample was applied exactly once."""
-        self._hold.unlink()
-        job = self._client.wait(self.id, FINISH_SECONDS)
-        assert job.state == "succeeded", job.reason
-        report = CountReport()
-        model = self._client.download(self.id, self._folder / "model.safetensors")
-        report.count(load_file(model)["count"], EPOCHS)
-        assert report.passed, "\n".join(report.describe_counts())
-        assert report.samples_applied == report.samples_expected > 0
-
-
 @pytest.fixture(scope="module")
 def volunteers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Volunteers]:
     folder = tmp_path_factory.mktemp("volunteers")
@@ -178,7 +145,7 @@ def _run_audit(
 ) -> None:
     assert "head" not in volunteers.state.parts, "there is no Ray"
     token = volunteers.token("audit")
-    job = CountedJob(volunteers, folder)
+    job = CountedJob(volunteers.client, folder)
     with volunteers.machine(token, place=place) as first:
         eventually(lambda: job.updates() > 3)
         workers = first.workers()
@@ -204,7 +171,7 @@ def test_machines_train_while_the_stack_loses_its_parts(
     volunteers: Volunteers, tmp_path: Path, eventually: Eventually
 ) -> None:
     token, home = volunteers.token("parts"), volunteers.settings.home
-    job = CountedJob(volunteers, tmp_path)
+    job = CountedJob(volunteers.client, tmp_path)
     with volunteers.machine(token) as first, volunteers.machine(token) as second:
         # Given machines that train, one of which is evicted
         eventually(lambda: len(first.workers()) == len(second.workers()) == 1)
@@ -238,7 +205,7 @@ def _kill(home: Path, part: str, eventually: Eventually) -> None:
 def test_machine_leaves_at_a_time_and_uses_it_until_then(
     volunteers: Volunteers, tmp_path: Path, eventually: Eventually
 ) -> None:
-    job = CountedJob(volunteers, tmp_path)
+    job = CountedJob(volunteers.client, tmp_path)
     with volunteers.machine(volunteers.token("until"), "--until", "75s") as machine:
         assert machine.process.wait() == 0
         assert machine.said("leaves: it is nearly")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,30 @@ def test_a_pool_that_takes_no_machines_is_refused(gateway: RunningGateway, pool:
     gateway.api.control.publish({}, {"cloud": {"position": 0, "provider": "aws"}})
     with pytest.raises(Conflict, match=f"no machine can join pool {pool}"):
         gateway.machine(token(gateway, "ann", pool=pool)).join(MACHINE, 1.0)
+
+
+def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
+    gateway: RunningGateway,
+) -> None:
+    rows = {name: {"position": 0, "provider": "slurm"} for name in ("hpc", "other")}
+    volunteers = {"position": 0, "provider": "join"}
+    gateway.api.control.publish({}, {**rows, "volunteers": volunteers})
+    hpc = token(gateway, "ann", pool="hpc", max_machines=1)
+    ordered = replace(MACHINE, instance="join-hpc-17-0")
+    for text, machine in (
+        (token(gateway, "eve", pool="other"), ordered),
+        (token(gateway, "bob"), ordered),
+        (hpc, MACHINE),
+        (hpc, replace(MACHINE, instance="join-ann-1a2b3c4d")),
+    ):
+        with pytest.raises(Conflict):
+            gateway.machine(text).join(machine, 1.0)
+
+    for _ in range(2):
+        # an agent that lost the stack joins again, and is within the limit
+        assert gateway.machine(hpc).join(ordered, 1.0).machine == "join-hpc-17-0"
+    with pytest.raises(Conflict, match="1 machines have joined"):
+        gateway.machine(hpc).join(replace(MACHINE, instance="join-hpc-17-1"), 1.0)
 
 
 def test_a_token_needs_a_pool_to_join_and_no_other_one_has_it(gateway: RunningGateway) -> None:

@@ -16,7 +16,7 @@ from types import FrameType
 
 import psutil
 
-from vcasgd.agent.availability import Availability
+from vcasgd.agent.availability import Availability, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display, describe
 from vcasgd.agent.machine import Machine, usable_processors
@@ -75,6 +75,7 @@ class Agent:
         machine: Machine,
         *,
         schedule: Availability,
+        silence: StackSilence,
         max_cpu: int | None,
         display: Display,
         interrupts: LeaveSignals,
@@ -83,6 +84,7 @@ class Agent:
         self._token = token
         self._machine = machine
         self._schedule = schedule
+        self._silence = silence
         self._processors = usable_processors(max_cpu)
         self._display = display
         self._interrupts = interrupts
@@ -108,7 +110,7 @@ class Agent:
                     return
                 joined_before = True
             except ApiError as error:
-                if not joined_before or not may_work_later(error):
+                if not joined_before or not may_work_later(error) or self._silence.too_long:
                     raise
                 self._display.state(f"no answer: {error.message}")
             if not self._schedule.over(_now()):
@@ -120,6 +122,7 @@ class Agent:
         try:
             round_trip = connection.round_trip_ms()
             view = connection.join(self._machine, round_trip)
+            self._silence.broken()
             self._display.event(
                 f"joined as {view.machine}, pool {view.pool}: {self._machine}, "
                 f"{round_trip:.0f} ms to the stack"
@@ -132,6 +135,7 @@ class Agent:
                     folder,
                     self._processors,
                     self._schedule.end(_now()),
+                    self._silence,
                     self._display,
                     self._interrupts,
                 ).run()
@@ -163,6 +167,7 @@ class Visit:
         folder: Path,
         processors: list[int],
         end: datetime | None,
+        silence: StackSilence,
         display: Display,
         interrupts: LeaveSignals,
     ) -> None:
@@ -172,6 +177,7 @@ class Visit:
         self._folder = folder
         self._processors = processors
         self._end = end
+        self._silence = silence
         self._display = display
         self._interrupts = interrupts
         self._workers: dict[str, WorkerProcess] = {}
@@ -215,6 +221,9 @@ class Visit:
                 return view.leave, view.leave_by
             if self._removed:
                 return "", None
+            if self._silence.too_long:
+                self._dismissed = True
+                return "the stack doesn't answer any more", None
 
     def _update(self) -> bool:
         """Start workers that are ready. Return True if one has ended."""
@@ -248,6 +257,7 @@ class Visit:
                 raise
             self._display.state(f"no answer, trying again: {error.message}")
             return None
+        self._silence.broken()
         self._follow(view, leaving=leaving)
         self._display.state(describe(view.orders, self._tunnel.sent, self._tunnel.received))
         return view

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from pydantic import TypeAdapter, ValidationError
 
 from vcasgd.errors import SpecError
-from vcasgd.spec.duration import Duration
+from vcasgd.spec.duration import Duration, parse_duration
 
 _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
 _TIME = re.compile(r"(\d{1,2}):(\d\d)")
@@ -74,6 +75,31 @@ class Availability:
         """Return when the present part ends; None without an end."""
         ends = [self.until, self.hours.next_end(now) if self.hours else None]
         return min((each for each in ends if each is not None), default=None)
+
+
+class StackSilence:
+    """Time since the last answer of the stack, and how long it may be."""
+
+    def __init__(self, limit: timedelta | None = None) -> None:
+        self._limit = float("inf") if limit is None else limit.total_seconds()
+        self._since = time.monotonic()
+
+    @classmethod
+    def parse(cls, text: str | None) -> StackSilence:
+        """Parse the limit, such as ``1h``; None means no limit. Raises :class:`SpecError`."""
+        try:
+            return cls(None if text is None else parse_duration(text))
+        except ValueError as error:
+            raise SpecError(str(error), field="give-up") from error
+
+    def broken(self) -> None:
+        """Record an answer."""
+        self._since = time.monotonic()
+
+    @property
+    def too_long(self) -> bool:
+        """True if the machine should leave."""
+        return time.monotonic() - self._since > self._limit
 
 
 def parse_until(text: str, now: datetime) -> datetime:

@@ -24,13 +24,17 @@ print(json.dumps([count, torch.cuda.get_device_name(0) if count else ""]))
 
 @dataclass(frozen=True)
 class Machine:
-    """Properties of this machine. ``cpus`` are those that workers may use."""
+    """Properties of this machine. ``cpus`` are those that workers may use.
+
+    ``instance``: its name, if the stack ordered it.
+    """
 
     host: str
     cpus: float
     memory_mb: int
     gpus: int
     gpu: str
+    instance: str | None = None
 
     def __str__(self) -> str:
         gpu = f"{self.gpus} × {self.gpu}" if self.gpus else "no GPU"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from vcasgd.agent.agent import Agent, LeaveSignals
-from vcasgd.agent.availability import Availability, Hours, parse_until
+from vcasgd.agent.availability import Availability, Hours, StackSilence, parse_until
 from vcasgd.agent.display import Display
 from vcasgd.agent.machine import measure
 from vcasgd.agent.trust import GatewayAddress, JoinToken
@@ -39,6 +40,16 @@ def join(
     max_cpu: Annotated[
         int | None, typer.Option(min=1, help="Most processors to use. Default: all.")
     ] = None,
+    give_up: Annotated[
+        str | None,
+        typer.Option(
+            help="Leave if the stack has not answered for this long, such as 1h.",
+        ),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(help="Name of this machine, if the stack ordered it.", hidden=True),
+    ] = None,
 ) -> None:
     """Join a stack elsewhere with this machine, and train for it until Ctrl-C.
 
@@ -63,8 +74,9 @@ def join(
             Agent(
                 gateway,
                 parsed,
-                measure(max_cpu),
+                replace(measure(max_cpu), instance=instance),
                 schedule=schedule,
+                silence=StackSilence.parse(give_up),
                 max_cpu=max_cpu,
                 display=display,
                 interrupts=interrupts,

@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vcasgd.errors import SpecError
 from vcasgd.spec.access import POOL_PATTERN
+from vcasgd.spec.duration import Duration
 from vcasgd.spec.job import JobSpec, Label
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.strict import StrictModel
@@ -34,8 +35,16 @@ from vcasgd.spec.yaml import load_mapping
 LOCAL_POOL = "local"
 #: Provider of pools whose machines join by themselves.
 JOIN = "join"
+#: Provider of pools whose machines are jobs of a Slurm cluster.
+SLURM = "slurm"
+#: Providers whose machines join through the gateway, so that they aren't part of Ray's cluster.
+JOINING_PROVIDERS = (JOIN, SLURM)
 
 Name = Annotated[str, Field(min_length=1, max_length=255)]
+#: Value of an option of sbatch.
+SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.&|*,:=-]{1,255}$")]
+#: Letters in the name of a Slurm pool, which is part of its machines' names.
+LONGEST_SLURM_POOL = 20
 
 
 class LocalTemplate(StrictModel):
@@ -76,6 +85,23 @@ class GcpTemplate(StrictModel):
     secrets: dict[str, Name] = Field(default_factory=dict)
 
 
+class SlurmTemplate(StrictModel):
+    """Resources of each job, and how it starts ``vcasgd join``. None means Slurm's default.
+
+    ``token_file`` is read on the compute node, so that Slurm never stores the token.
+    """
+
+    token_file: Name = Field(pattern=r"^/", description="file with the token, on the nodes, too")
+    setup: str = Field(default="", max_length=10_000, description="shell commands to run first")
+    account: SlurmName | None = None
+    qos: SlurmName | None = None
+    constraint: SlurmName | None = None
+    memory: str | None = Field(default=None, pattern=r"^[1-9][0-9]*[KMGT]$")
+    time_limit: Duration | None = None
+    output: Name = Field(default="/dev/null", description="file for the output; %A, %a: the job")
+    price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
+
+
 class PoolSpec(StrictModel):
     """One place to buy machines, in any cloud."""
 
@@ -83,7 +109,7 @@ class PoolSpec(StrictModel):
     simple: ClassVar[bool] = False
 
     name: str = Field(pattern=POOL_PATTERN)
-    provider: Literal["local", "aws", "gcp", "join"]
+    provider: Literal["local", "aws", "gcp", "join", "slurm"]
     region: str = ""
     zones: tuple[Name, ...] = ()
     instance_types: tuple[Name, ...] = ()
@@ -149,6 +175,25 @@ class JoinPoolSpec(PoolSpec):
     template: None = None
 
 
+class SlurmPoolSpec(PoolSpec):
+    """Pool whose machines are jobs of a Slurm cluster. Its zones are partitions."""
+
+    simple: ClassVar[bool] = True
+
+    provider: Literal["slurm"]
+    zones: tuple[SlurmName, ...] = Field(min_length=1)
+    instance_types: tuple[Name, ...] = Field(default=("node",), min_length=1, max_length=1)
+    boot_seconds: float = Field(default=900.0, gt=0)
+    cpus: int | None = Field(default=None, ge=1, strict=True)
+    template: SlurmTemplate
+
+    @model_validator(mode="after")
+    def _short_name(self) -> SlurmPoolSpec:
+        if len(self.name) > LONGEST_SLURM_POOL:
+            raise ValueError(f"name has more than {LONGEST_SLURM_POOL} letters")
+        return self
+
+
 class AwsPoolSpec(PoolSpec):
     """Pool of EC2 instances in one region, from a launch template."""
 
@@ -209,6 +254,7 @@ _KINDS: dict[str, type[PoolSpec]] = {
     "aws": AwsPoolSpec,
     "gcp": GcpPoolSpec,
     "join": JoinPoolSpec,
+    "slurm": SlurmPoolSpec,
 }
 
 

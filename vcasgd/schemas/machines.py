@@ -24,6 +24,11 @@ class JoinRequest(RequestBody):
     memory_mb: int = Field(ge=0, le=1_000_000_000, description="Memory, in MB.")
     gpus: int = Field(default=0, ge=0, le=1000)
     gpu: str = Field(default="", max_length=100, description="Name of the GPU.")
+    instance: str | None = Field(
+        default=None,
+        max_length=100,
+        description="Name of the machine, if the stack ordered it.",
+    )
     round_trip_ms: float | None = Field(
         default=None, ge=0, le=1e6, description="Time of a short request to this API."
     )

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from vcasgd.cluster import Command, head
-from vcasgd.fleet.pools import JOIN
+from vcasgd.errors import SpecError
+from vcasgd.fleet.pools import JOINING_PROVIDERS, SLURM
 from vcasgd.fleet.providers.local.processes import MARKER
 from vcasgd.fleet.providers.registry import configured_pools
 from vcasgd.stack import probes
@@ -77,14 +78,21 @@ def mark(home: StackHome, name: str) -> str:
 def make_parts(layout: StackLayout, kinds: Iterable[str] = PARTS) -> list[StackPart]:
     """Return the parts of these kinds in order of start, without servers of the user.
 
-    There is no gateway without a port for it, and no head if all machines join by themselves.
+    There is no gateway without a port for it, and no head if all machines join through it.
     Raises :class:`~vcasgd.errors.StackError` if there is no server program, and
     :class:`~vcasgd.errors.SpecError` if the pools file is invalid.
     """
     selected = set(kinds)
     if GATEWAY not in layout.ports:
         selected.discard(GATEWAY)
-    if all(pool.provider == JOIN for pool in configured_pools(layout.settings)):
+    providers = {pool.provider for pool in configured_pools(layout.settings)}
+    if SLURM in providers and "controller" in selected and GATEWAY not in layout.ports:
+        raise SpecError(
+            "machines of Slurm have no address where they can join",
+            remedy="use vcasgd up --join-port",
+            field="VCASGD_JOIN_PORT",
+        )
+    if providers.issubset(JOINING_PROVIDERS):
         selected.discard("head")
     names = [name for kind in PARTS if kind in selected for name in _names(layout, kind)]
     return [_part(layout, name, names) for name in names]
@@ -216,11 +224,16 @@ def _controller(layout: StackLayout, name: str) -> StackPart:
                 **_secrets_key(layout),
                 **_webhook(layout),
                 "VCASGD_RAY_TOKEN": layout.ray_token,
+                **_join_url(layout),
             },
         ),
         probes.controller(layout.urls["ledger"]),
         stop_seconds=CONTROLLER_STOP_SECONDS,
     )
+
+
+def _join_url(layout: StackLayout) -> dict[str, str]:
+    return {name: url for name, url in layout.join_env.items() if name == "VCASGD_JOIN_URL"}
 
 
 def _gateway(layout: StackLayout, name: str) -> StackPart:

@@ -2033,6 +2033,11 @@ export interface components {
              */
             gpu: string;
             /**
+             * Instance
+             * @description Name of the machine, if the stack ordered it.
+             */
+            instance?: string | null;
+            /**
              * Round Trip Ms
              * @description Time of a short request to this API.
              */

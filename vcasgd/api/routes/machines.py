@@ -20,6 +20,8 @@ from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
 from vcasgd.errors import Conflict, JobUnreadable, NotFound
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
+from vcasgd.fleet.pools import SLURM
+from vcasgd.fleet.providers.slurm.names import MachineName
 from vcasgd.schemas.machines import JoinRequest, JoinView, OrderView, ReportBody, ReportView
 from vcasgd.settings import Settings
 from vcasgd.store.address import LEDGER, tensors_service
@@ -59,9 +61,11 @@ def join(
             remedy=f"pip install vcasgd=={vcasgd.__version__}",
             status=409,
         )
-    pool = _pool(control, caller)
-    facts = MachineFacts.model_validate(body.model_dump(exclude={"version"}))
-    machine = joined.join(caller.name, caller.digest or "", caller.max_machines, pool, facts)
+    pool = _pool(control, caller, body.instance)
+    facts = MachineFacts.model_validate(body.model_dump(exclude={"version", "instance"}))
+    machine = joined.join(
+        caller.name, caller.digest or "", caller.max_machines, pool, facts, body.instance
+    )
     log.info("%s joins pool %s: %s", machine.name, pool, facts)
     return JoinView(
         machine=machine.name,
@@ -135,11 +139,25 @@ def leave(joined: JoinedMachinesDep, caller: CallerDep, machine: str) -> None:
     log.info("%s has left", machine)
 
 
-def _pool(control: Control, caller: Caller) -> str:
-    """Return the pool that a token is for. Raises :class:`Conflict` if it is no such pool."""
+def _pool(control: Control, caller: Caller, instance: str | None) -> str:
+    """Return the pool that a token is for.
+
+    ``instance``: the machine's name, if it was ordered. Raises :class:`Conflict` if no such machine
+    can join the pool.
+    """
     pools = control.pools()
     row = pools.get(caller.pool or "", {})
-    if caller.pool is None or row.get("provider") != JOIN_PROVIDER:
+    if caller.pool is not None and row.get("provider") == SLURM:
+        name = MachineName.parse(instance or "")
+        # A token of one pool must not take over what was ordered in another one.
+        if name is None or name.pool != caller.pool:
+            raise Conflict(
+                f"the stack orders the machines of pool {caller.pool} itself",
+                remedy="use a token for a pool with provider join",
+                status=409,
+            )
+        return caller.pool
+    if caller.pool is None or row.get("provider") != JOIN_PROVIDER or instance is not None:
         raise Conflict(
             f"no machine can join pool {caller.pool}: there is no such pool with provider "
             f"{JOIN_PROVIDER}",

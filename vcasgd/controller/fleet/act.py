@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from vcasgd.controller.fleet.boot import node_boot
+from vcasgd.controller.fleet.boot import agent_boot, node_boot
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.cloud_cache import CloudCache
 from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls, NotLeading
@@ -32,6 +32,7 @@ from vcasgd.fleet.plan import (
     market_name,
 )
 from vcasgd.fleet.plan.prices import price_of
+from vcasgd.fleet.pools import JOINING_PROVIDERS
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, Provider
 from vcasgd.logging import bound, isolated
 from vcasgd.settings import Settings
@@ -181,6 +182,8 @@ class MachineActuator:
 
     def _boot(self, pool: str, offers: list[Offer]) -> Boot:
         spec = self._pools.specs[pool]
+        if spec.provider in JOINING_PROVIDERS:
+            return agent_boot(self._settings)
         return node_boot(
             self._settings,
             local=spec.provider == "local",

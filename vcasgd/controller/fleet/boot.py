@@ -1,4 +1,4 @@
-"""Boot command of a new machine: a Ray node with the settings that every worker on it needs.
+"""Boot command of a new machine: a Ray node, or an agent that joins through the gateway.
 
 It contains no credentials for servers; each worker receives its own when it is started.
 """
@@ -58,6 +58,16 @@ def node_boot(
         return Boot(argv, {**command.env, **env})
     env["VCASGD_CACHE_DIR"] = str(settings.home_path / "cache" / cache_name(pool, labels))
     return Boot(command.argv, {**command.env, **env}, imports=for_workers(WORKER_MODULES))
+
+
+def agent_boot(settings: Settings) -> Boot:
+    """Return the command of a machine that joins through the gateway.
+
+    The machine ends if the stack is gone for long. Raises :class:`~vcasgd.errors.SpecError` if
+    there is no gateway.
+    """
+    argv = ["vcasgd", "join", settings.required("join_url"), "--instance", INSTANCE_ID]
+    return Boot((*argv, "--give-up", f"{settings.orphan_seconds:g}s"))
 
 
 def cache_name(pool: str, labels: Collection[str]) -> str:

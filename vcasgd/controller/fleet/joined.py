@@ -54,9 +54,26 @@ class JoinedInstances:
         self._machines = machines
 
     def instances(self) -> list[Instance]:
-        """Return the machines that are present. Raises :class:`CloudUnavailable`."""
+        """Return the machines that are present and that no provider ordered.
+
+        Raises :class:`CloudUnavailable`.
+        """
+        return [_instance(*each) for each in self._present() if not each[0].ordered]
+
+    def leaving(self) -> dict[str, float]:
+        """Return when each ordered machine that leaves said so. Raises :class:`CloudUnavailable`.
+
+        Times are Unix seconds.
+        """
+        return {
+            machine.name: end.by if end else report.at
+            for machine, report, end in self._present()
+            if machine.ordered and (report.leaving or end is not None)
+        }
+
+    def _present(self) -> list[tuple[JoinedMachine, MachineReport, MachineEnd | None]]:
         try:
-            return [_instance(*each) for each in self._machines.present()]
+            return self._machines.present()
         except StoreError as error:
             raise CloudUnavailable(str(error)) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from vcasgd.errors import FleetError, SpecError
-from vcasgd.fleet.pools import JOIN, PoolSpec
+from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, SLURM, PoolSpec
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.join.provider import JoinedFleet
 from vcasgd.fleet.providers.registry import configured_pools, make_providers
@@ -56,10 +56,16 @@ class PoolRegistry:
 
     @property
     def only_joined(self) -> bool:
-        """True if the machines of all pools join by themselves, so that Ray has none."""
-        return all(pool.provider == JOIN for pool in self.specs.values())
+        """True if the machines of all pools join through the gateway, so that Ray has none."""
+        return all(pool.provider in JOINING_PROVIDERS for pool in self.specs.values())
 
     def _replace(self, pools: tuple[PoolSpec, ...]) -> None:
+        if self._settings.join_url is None and any(each.provider == SLURM for each in pools):
+            raise SpecError(
+                "machines of Slurm have no address where they can join",
+                remedy="set VCASGD_JOIN_PORT",
+                field="VCASGD_JOIN_PORT",
+            )
         providers = make_providers(self._settings, pools, self._joined)
         self.replaced += dict.fromkeys(self.providers.values())
         self.specs, self.providers = {pool.name: pool for pool in pools}, providers

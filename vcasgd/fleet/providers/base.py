@@ -112,7 +112,7 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """``local``, ``aws``, ``gcp``, or ``join``."""
+        """``local``, ``aws``, ``gcp``, ``join``, or ``slurm``."""
         ...
 
     @property

@@ -12,12 +12,14 @@ from vcasgd.fleet.pools import (
     JoinPoolSpec,
     LocalPoolSpec,
     PoolSpec,
+    SlurmPoolSpec,
     load_pools,
 )
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.join.provider import JoinedFleet, JoinProvider, NothingJoined
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.providers.slurm.provider import SlurmProvider
 from vcasgd.settings import Settings
 
 P = TypeVar("P", bound=PoolSpec)
@@ -34,7 +36,7 @@ def make_providers(
     """Return the provider of each pool, in order.
 
     Pools of one region (AWS) or project (Google) share a provider, and so do those that machines
-    join by themselves. ``joined``: where those are. Raises
+    join by themselves, and those of Slurm. ``joined``: where the machines are that join. Raises
     :class:`~vcasgd.errors.SpecError` if a library is missing or a price is unknown, and
     :class:`~vcasgd.errors.FleetError` without credentials.
     """
@@ -45,6 +47,9 @@ def make_providers(
             together = [other for other in pools if _place(other) == place]
             if isinstance(pool, JoinPoolSpec):
                 made[place] = JoinProvider(joined or NothingJoined())
+            elif isinstance(pool, SlurmPoolSpec):
+                specs = _of(SlurmPoolSpec, together)
+                made[place] = SlurmProvider(settings.cluster, specs, joined or NothingJoined())
             else:
                 made[place] = _MAKERS[pool.provider](settings, together)
     return {pool.name: made[_place(pool)] for pool in pools}
@@ -80,7 +85,7 @@ def _place(pool: PoolSpec) -> tuple[str, str]:
             return pool.provider, pool.region
         case GcpPoolSpec():
             return pool.provider, pool.template.project
-        case JoinPoolSpec():
+        case JoinPoolSpec() | SlurmPoolSpec():
             return pool.provider, ""
         case _:
             return pool.provider, pool.name

@@ -63,6 +63,8 @@ class JoinedMachine(MachineFacts):
     digest: str = Field(repr=False)
     pool: str
     joined_at: float
+    #: True if a provider ordered it, and lists it itself.
+    ordered: bool = False
 
     def belongs_to(self, token: str, digest: str | None) -> bool:
         """Return True if the machine joined with this token."""
@@ -125,19 +127,27 @@ class JoinedMachines:
     # -- for the API -----------------------------------------------------------------------------
 
     def join(
-        self, token: str, digest: str, limit: int | None, pool: str, facts: MachineFacts
+        self,
+        token: str,
+        digest: str,
+        limit: int | None,
+        pool: str,
+        facts: MachineFacts,
+        instance: str | None = None,
     ) -> JoinedMachine:
         """Add a machine of a token, which may have up to ``limit`` at a time.
 
+        ``instance``: its name at the provider that ordered it, if one did; it may join again.
         Raises :class:`Conflict` if there are too many.
         """
         machine = JoinedMachine(
             **facts.model_dump(),
-            name=f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}",
+            name=instance or f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}",
             token=token,
             digest=digest,
             pool=pool,
             joined_at=self.now(),
+            ordered=instance is not None,
         )
         most = USUAL_LIMIT if limit is None else limit
         answer = self._join(

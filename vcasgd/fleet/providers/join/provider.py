@@ -17,7 +17,11 @@ class JoinedFleet(Protocol):
     """Machines that joined. Calls raise :class:`~vcasgd.errors.CloudUnavailable`."""
 
     def instances(self) -> list[Instance]:
-        """Return the machines that are present."""
+        """Return the machines that are present and that no provider ordered."""
+        ...
+
+    def leaving(self) -> dict[str, float]:
+        """Return when each ordered machine that leaves said so, in Unix seconds."""
         ...
 
     def end(self, instance_id: str, reason: str, seconds: float | None = None) -> None:
@@ -35,6 +39,10 @@ class NothingJoined:
     def instances(self) -> list[Instance]:
         """Return nothing."""
         return []
+
+    def leaving(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
 
     def end(self, instance_id: str, reason: str, seconds: float | None = None) -> None:
         """Do nothing."""

@@ -3,7 +3,8 @@
 -- ARGV  1 machine  2 its properties, as JSON  3 name of its token
 --       4 most machines of the token  5 most machines of all tokens
 --       6 seconds after which a machine without a report is lost
--- Returns 'joined', 'limit', or 'full'. A machine that this call added before counts as joined.
+-- Returns 'joined', 'limit', or 'full'. A machine that this call added before counts as joined; one
+-- with other properties is replaced.
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then return 'joined' end
 local now = redis.call('TIME')
 now = tonumber(now[1]) + tonumber(now[2]) / 1e6
@@ -11,7 +12,7 @@ local all, own = 0, 0
 local reports = redis.call('HGETALL', KEYS[2])
 for i = 1, #reports, 2 do
   local machine = redis.call('HGET', KEYS[1], reports[i])
-  if machine and now - cjson.decode(reports[i + 1]).at < tonumber(ARGV[6]) then
+  if machine and reports[i] ~= ARGV[1] and now - cjson.decode(reports[i + 1]).at < tonumber(ARGV[6]) then
     all = all + 1
     if cjson.decode(machine).token == ARGV[3] then own = own + 1 end
   end

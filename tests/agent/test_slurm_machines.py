@@ -1,0 +1,204 @@
+"""Machines that are jobs of a real Slurm cluster, with real preemptions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.counted_job import CountedJob
+from support.ports import free_port
+from support.slurm import SlurmCluster, SlurmJob, slurm_cluster
+
+from vcasgd.chaos.audited_job import own_settings
+from vcasgd.client import Client
+from vcasgd.settings import Settings
+from vcasgd.spec.access import Scope
+from vcasgd.stack import StackHome, StackState, running
+
+Eventually = Callable[..., Any]
+
+POOL = "hpc"
+MACHINES = 2
+PREEMPTIONS = 20
+#: Epochs that last longer than all of them.
+MANY_EPOCHS = 40
+#: Runs the real command, and then waits while there is a file ``hold``.
+SLOW_SBATCH = """#!/bin/sh
+{sbatch} "$@" > {folder}/answer || exit 1
+[ ! -e {folder}/hold ] || touch {folder}/submitted
+while [ -e {folder}/hold ]; do sleep 0.1; done
+cat {folder}/answer
+"""
+
+
+@dataclass
+class SlurmStack:
+    """A stack whose only pool is a Slurm cluster."""
+
+    settings: Settings
+    client: Client
+    cluster: SlurmCluster
+    folder: Path
+
+    def trains_on(self, count: int) -> bool:
+        """Return True if so many machines run and have a worker."""
+        rows = self.client.instances()
+        return len([row for row in rows if row.joined and row.job]) == count
+
+    def log_of(self, job: SlurmJob) -> str:
+        return (self.folder / f"{job.id}.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmStack]:
+    folder = tmp_path_factory.mktemp("slurm")
+    with slurm_cluster(MACHINES) as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.configuration))
+        patch.setenv("PATH", f"{_slow_commands(folder)}:{os.environ['PATH']}")
+        port = free_port()
+        settings = own_settings(
+            folder / "home",
+            heartbeat=0.5,
+            idle_seconds=3.0,
+            pools=_pools_file(folder),
+            join_port=port,
+            join_host="127.0.0.1",
+            join_url=f"https://127.0.0.1:{port}",
+        )
+        with running(settings) as state:
+            assert "head" not in state.parts, "there is no Ray"
+            token = StackHome(settings.home).token()
+            with Client(state.api_url, token) as client:
+                text = client.create_token("slurm", Scope.JOIN, pool=POOL).token
+                token_file = folder / "token"
+                token_file.write_text(text)
+                token_file.chmod(0o600)
+                yield SlurmStack(settings, client, cluster, folder)
+        assert cluster.machines() == [], "`down` left a job behind"
+        assert cluster.machines("PENDING") == []
+
+
+def _slow_commands(folder: Path) -> Path:
+    commands = folder / "bin"
+    commands.mkdir()
+    sbatch = commands / "sbatch"
+    sbatch.write_text(SLOW_SBATCH.format(sbatch=shutil.which("sbatch"), folder=folder))
+    sbatch.chmod(0o755)
+    return commands
+
+
+def _pools_file(folder: Path) -> Path:
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:$PATH",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TMPDIR": temporary,
+        "VCASGD_HOME": folder,
+    }
+    pool = {
+        "name": POOL,
+        "provider": "slurm",
+        "zones": ["spot"],
+        "max_instances": MACHINES,
+        "template": {
+            "token_file": str(folder / "token"),
+            "setup": "\n".join(f'export {name}="{value}"' for name, value in environment.items()),
+            "output": str(folder / "%A_%a.log"),
+        },
+    }
+    path = folder / "pools.yaml"
+    path.write_text(yaml.safe_dump({"pools": [pool]}))
+    return path
+
+
+def _preempt_one(stack: SlurmStack, eventually: Eventually) -> None:
+    """Preempt a machine, and wait until another one has replaced it."""
+    eventually(lambda: stack.trains_on(MACHINES) and len(stack.cluster.machines()) == MACHINES)
+    victim = min(stack.cluster.machines(), key=lambda job: int(job.id.partition("_")[0]))
+    urgent = stack.cluster.preempt(victim)
+    said = stack.log_of(victim)
+    assert "leaves: interrupted" in said, "it got a notice"
+    assert "left in good order" in said
+    stack.cluster.cancel(urgent)
+
+
+@pytest.mark.slow
+def test_preempted_machine_is_replaced_and_no_sample_is_lost(
+    stack: SlurmStack, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a job on two machines
+    job = CountedJob(stack.client, tmp_path)
+    job.await_updates(3, eventually)
+
+    # When one of them is preempted
+    _preempt_one(stack, eventually)
+
+    # Then another one replaces it, and every sample was applied exactly once
+    eventually(lambda: stack.trains_on(MACHINES))
+    public = stack.cluster.run("scontrol", "show", "job") + stack.cluster.run(
+        "squeue", "-o", "%all"
+    )
+    assert POOL in public
+    assert (stack.folder / "token").read_text() not in public
+    job.finish()
+
+    # And machines without a job end
+    eventually(lambda: not stack.cluster.jobs())
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.timeout(1800)
+def test_many_preemptions_lose_no_sample(
+    stack: SlurmStack, tmp_path: Path, eventually: Eventually
+) -> None:
+    job = CountedJob(stack.client, tmp_path, MANY_EPOCHS)
+    for _ in range(PREEMPTIONS):
+        _preempt_one(stack, eventually)
+        job.await_updates(1, eventually)
+    job.finish()
+    eventually(lambda: not stack.cluster.jobs())
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_submission_that_no_controller_recorded_is_found_again(
+    stack: SlurmStack, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a controller that is killed after Slurm has accepted its jobs, before it knows
+    hold = stack.folder / "hold"
+    hold.touch()
+    job = CountedJob(stack.client, tmp_path)
+    eventually((stack.folder / "submitted").exists)
+    before = StackState.read(stack.settings.home).parts["controller"]
+    os.kill(before.pid, signal.SIGKILL)
+    hold.unlink()
+    orphans = {each.id for each in stack.cluster.jobs()}
+    assert orphans
+
+    # When the next one takes over
+    def restarted() -> bool:
+        part = StackState.read(stack.settings.home).parts["controller"]
+        return part.restarts > before.restarts and part.ready
+
+    eventually(restarted)
+    job.await_updates(3, eventually)
+
+    # Then it uses those jobs, and submits no others in their place
+    jobs = [each for each in stack.cluster.jobs() if each.name.startswith("vcasgd/")]
+    assert orphans <= {each.id for each in jobs}
+    assert len(jobs) <= MACHINES
+    arrays = {(each.name, each.id.partition("_")[0]) for each in jobs}
+    assert max(Counter(name for name, _ in arrays).values()) == 1, "one array a launch"
+    job.finish()
+    eventually(lambda: not stack.cluster.jobs())

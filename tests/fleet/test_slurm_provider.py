@@ -1,0 +1,156 @@
+"""The provider of a real Slurm cluster. Its machines are scripts that wait."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.slurm import SlurmCluster, slurm_cluster
+
+from vcasgd.errors import CloudUnavailable, InvalidRequest, NoCapacity
+from vcasgd.fleet.pools import SlurmPoolSpec
+from vcasgd.fleet.providers.base import INSTANCE_ID, Boot, Instance, InstanceState
+from vcasgd.fleet.providers.join.provider import NothingJoined
+from vcasgd.fleet.providers.slurm.provider import SlurmProvider
+
+Eventually = Callable[..., Any]
+
+SECRET = "a-token-that-nobody-sees"
+#: Writes what it gets, and waits for the notice.
+MACHINE = """
+trap 'echo notice >> "$0.$1"; exit 0' TERM
+echo "$VCASGD_TOKEN $VCASGD_LEDGER_URL" > "$0.$1"
+while true; do sleep 0.1; done
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with slurm_cluster(2) as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.configuration))
+        patch.setenv("VCASGD_LEDGER_URL", "redis://:password@host")
+        yield cluster
+
+
+@pytest.fixture
+def provider(
+    cluster: SlurmCluster, tmp_path: Path, eventually: Eventually
+) -> Iterator[SlurmProvider]:
+    (tmp_path / "token").write_text(SECRET)
+    provider = SlurmProvider("c", [_pool(tmp_path)], NothingJoined())
+    yield provider
+    provider.terminate(*(one.id for one in provider.instances()))
+    eventually(lambda: not provider.instances())
+    assert cluster.machines() == []
+
+
+def _pool(folder: Path) -> SlurmPoolSpec:
+    template = {"token_file": str(folder / "token")}
+    return SlurmPoolSpec.model_validate(
+        {"name": "hpc", "provider": "slurm", "zones": ["spot", "closed"], "template": template}
+    )
+
+
+def _boot(folder: Path) -> Boot:
+    return Boot(("bash", "-c", MACHINE, str(folder / "out"), INSTANCE_ID))
+
+
+def _one(provider: SlurmProvider, machine: str) -> Instance | None:
+    return next((one for one in provider.instances() if one.id == machine), None)
+
+
+def _state(provider: SlurmProvider, machine: str) -> InstanceState | None:
+    one = _one(provider, machine)
+    return one.state if one else None
+
+
+def test_machines_run_get_a_notice_and_end(
+    cluster: SlurmCluster, provider: SlurmProvider, tmp_path: Path, eventually: Eventually
+) -> None:
+    first, second = provider.launch("hpc", 2, _boot(tmp_path), "token-1", zones=["spot"])
+    outputs = {machine: tmp_path / f"out.{machine}" for machine in (first, second)}
+    eventually(lambda: all(path.exists() and path.read_text() for path in outputs.values()))
+
+    # Nothing of the environment but the token reaches a job, and nobody sees that.
+    assert outputs[first].read_text() == f"{SECRET} \n"
+    public = cluster.run("scontrol", "show", "job") + cluster.run("ps", "-eo", "args")
+    assert "hpc" in public
+    assert SECRET not in public
+
+    # The same launch starts nothing new.
+    assert provider.launch("hpc", 2, _boot(tmp_path), "token-1", zones=["spot"]) == [first, second]
+    one = _one(provider, first)
+    assert one is not None
+    assert (one.state, one.pool, one.zone) == (InstanceState.RUNNING, "hpc", "spot")
+
+    # Others can't end it.
+    other = SlurmProvider("other", [_pool(tmp_path)], NothingJoined())
+    assert other.instances() == []
+    other.terminate(first)
+    other.kill(first)
+    assert _state(provider, first) is InstanceState.RUNNING
+
+    provider.evict(first)
+    eventually(lambda: "notice" in outputs[first].read_text())
+    provider.kill(second)
+    eventually(lambda: not provider.instances())
+    assert "notice" not in outputs[second].read_text()
+    provider.terminate(first, second, "join-hpc-999-0")
+    assert provider.launch("hpc", 2, _boot(tmp_path), "token-1") == [first, second], "it is known"
+
+
+def test_preempted_machine_has_a_notice(
+    cluster: SlurmCluster, provider: SlurmProvider, tmp_path: Path, eventually: Eventually
+) -> None:
+    (machine,) = provider.launch("hpc", 1, _boot(tmp_path), "token-2", zones=["spot"])
+    output = tmp_path / f"out.{machine}"
+    eventually(output.exists)
+    (job,) = cluster.machines()
+    urgent = cluster.preempt(job)
+    assert "notice" in output.read_text()
+    assert provider.instances() == []
+    cluster.cancel(urgent)
+
+
+def test_partition_without_room_is_refused_or_says_why(
+    provider: SlurmProvider, tmp_path: Path, eventually: Eventually
+) -> None:
+    try:
+        (machine,) = provider.launch("hpc", 1, _boot(tmp_path), "token-3", zones=["closed"])
+    except NoCapacity:
+        return
+    eventually(lambda: provider.instances() and provider.boot_error(machine))
+    assert "Partition" in str(provider.boot_error(machine))
+
+
+def test_requests_that_slurm_refuses_are_errors_of_the_fleet(
+    provider: SlurmProvider,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Eventually,
+) -> None:
+    wrong = _pool(tmp_path).model_copy(update={"zones": ("nowhere",)})
+    with pytest.raises(InvalidRequest, match="invalid partition"):
+        SlurmProvider("c", [wrong], NothingJoined()).launch("hpc", 1, _boot(tmp_path), "token-4")
+    large = _pool(tmp_path).model_copy(update={"cpus": 64})
+    few = SlurmProvider("c", [large], NothingJoined())
+    (machine,) = few.launch("hpc", 1, _boot(tmp_path), "token-5", zones=["spot"])
+    eventually(lambda: few.instances() and few.boot_error(machine))
+    assert "Config" in str(few.boot_error(machine))
+    with pytest.raises(NoCapacity, match="preemptible"):
+        provider.launch("hpc", 1, _boot(tmp_path), "token-6", spot=False)
+
+    # A controller that can't be reached is no empty list.
+    text = Path(os.environ["SLURM_CONF"]).read_text()
+    away = tmp_path / "slurm.conf"
+    away.write_text(text.replace("SlurmctldPort=", "MessageTimeout=2\nSlurmctldPort=1"))
+    monkeypatch.setenv("SLURM_CONF", str(away))
+    with pytest.raises(CloudUnavailable):
+        provider.instances()
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InvalidRequest, match="no command squeue"):
+        provider.instances()

@@ -1,0 +1,245 @@
+"""Slurm's output and messages, and submissions, without a Slurm cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vcasgd.errors import (
+    CloudDenied,
+    CloudUnavailable,
+    FleetError,
+    InvalidRequest,
+    NoCapacity,
+    QuotaExceeded,
+    SpecError,
+    Throttled,
+)
+from vcasgd.fleet.pools import SlurmPoolSpec, parse_pools
+from vcasgd.fleet.providers.base import INSTANCE_ID, InstanceState
+from vcasgd.fleet.providers.slurm.errors import error_of, kind_of
+from vcasgd.fleet.providers.slurm.names import Label, MachineName
+from vcasgd.fleet.providers.slurm.queue import QueuedJob, parse_queue
+from vcasgd.fleet.providers.slurm.request import script, submission, submitted
+
+TOKEN = "0f0e0d0c-0b0a-4908-8706-050403020100"
+POOL: dict[str, Any] = {
+    "name": "hpc-17",
+    "provider": "slurm",
+    "zones": ["spot"],
+    "template": {"token_file": "/home/ada/my token"},
+}
+
+
+def line(
+    state: str = "RUNNING",
+    *,
+    reason: str = "None",
+    start: str = "1795436766",
+    preempt: str = "N/A",
+    name: str = f"vcasgd/c/hpc-17/{TOKEN}",
+) -> str:
+    """Return a line of squeue 22.05."""
+    fields = ("5", "1", state, reason, "n1", "1795436760", start, preempt, "spot")
+    return "".join(f"{field:<12}|" for field in fields) + f"{name:<200}|"
+
+
+def only(text: str) -> QueuedJob:
+    (job,) = parse_queue(text, "c")
+    return job
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        (line("PENDING"), InstanceState.BOOTING),
+        (line("CONFIGURING"), InstanceState.BOOTING),
+        (line("RUNNING"), InstanceState.RUNNING),
+        (line("RUNNING", preempt="1795436769"), InstanceState.LEAVING),
+        (line("COMPLETING"), InstanceState.LEAVING),
+        (line("SUSPENDED"), InstanceState.LEAVING),
+        (line("COMPLETED"), InstanceState.GONE),
+        (line("PREEMPTED", preempt="1795436769"), InstanceState.GONE),
+        (line("NODE_FAIL"), InstanceState.GONE),
+        (line("RESIZING"), InstanceState.RUNNING),
+        (line("A_LATER_STATE"), InstanceState.RUNNING),
+    ],
+)
+def test_states_of_jobs_are_those_of_machines(text: str, state: InstanceState) -> None:
+    assert only(text).instance_state is state
+
+
+def test_jobs_have_their_times_and_owners() -> None:
+    job = only(line(preempt="1795436769"))
+    assert (job.machine.job, str(job.machine)) == ("5_1", "join-hpc-17-5-1")
+    assert job.label == Label("c", "hpc-17", TOKEN)
+    assert (job.submitted_at, job.started_at) == (1795436760, 1795436766)
+    assert (job.preempted_at, job.node, job.partition) == (1795436769, "n1", "spot")
+    assert only(line("PENDING")).started_at is None, "it is an estimate"
+
+
+@pytest.mark.parametrize("name", ["wrap", "vcasgd/other/hpc/t", "a|b|c", "vcasgd/c/hpc", ""])
+def test_other_jobs_are_left_alone(name: str) -> None:
+    assert parse_queue(line(name=name), "c") == []
+
+
+def test_array_that_never_began_has_no_machines() -> None:
+    cancelled = line("CANCELLED").replace("1           |", "N/A         |", 1)
+    assert parse_queue(cancelled, "c") == []
+    with pytest.raises(CloudUnavailable):
+        parse_queue(cancelled.replace("CANCELLED", "RUNNING"), "c")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["slurm_load_jobs: a warning", line().replace("1795436760", "yesterday"), line()[:60]],
+)
+def test_unreadable_output_is_an_error_and_no_empty_list(text: str) -> None:
+    with pytest.raises(CloudUnavailable, match="can't be read"):
+        parse_queue(f"{line()}\n{text}\n", "c")
+
+
+@pytest.mark.parametrize(
+    ("reason", "stuck"),
+    [
+        ("Priority", False),
+        ("Resources", False),
+        ("None", False),
+        ("PartitionDown", True),
+        ("QOSMaxJobsPerUserLimit", True),
+        ("AssocGrpCpuLimit", True),
+        ("BadConstraints", True),
+        ("JobHeldAdmin", True),
+    ],
+)
+def test_jobs_that_will_not_start_say_why(reason: str, stuck: bool) -> None:
+    why = only(line("PENDING", reason=reason)).stuck
+    assert (why is not None) is stuck
+    assert not stuck or reason in str(why)
+    assert only(line("RUNNING", reason=reason)).stuck is None
+
+
+@pytest.mark.parametrize(
+    "name", ["i-0abc", "join-alice-1a2b3c4d", "join-hpc-0-1", "join-hpc-5", "join-hpc-5-1 "]
+)
+def test_other_machines_are_no_jobs(name: str) -> None:
+    assert MachineName.parse(name) is None
+
+
+def test_names_of_machines_say_their_pool_even_if_it_ends_with_a_number() -> None:
+    assert MachineName.parse("join-hpc-17-5-0") == MachineName("hpc-17", 5, 0)
+    assert MachineName.parse("join-hpc-17-5") == MachineName("hpc", 17, 5)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (
+            (
+                "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission "
+                "failed: Job violates accounting/QOS policy (job submit limit, user's size and/or "
+                "time limits)"
+            ),
+            QuotaExceeded,
+        ),
+        (
+            (
+                "sbatch: error: Batch job submission failed: Required partition not available "
+                "(inactive or drain)"
+            ),
+            NoCapacity,
+        ),
+        (
+            (
+                "sbatch: error: Batch job submission failed: Requested node configuration is not "
+                "available"
+            ),
+            NoCapacity,
+        ),
+        ("sbatch: error: invalid partition specified: nowhere", InvalidRequest),
+        (
+            (
+                "sbatch: error: Batch job submission failed: Invalid account or account/partition "
+                "combination specified"
+            ),
+            CloudDenied,
+        ),
+        (
+            "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
+            Throttled,
+        ),
+        (
+            "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+            CloudUnavailable,
+        ),
+        ("sbatch: error: something new", CloudUnavailable),
+    ],
+)
+def test_messages_become_errors(message: str, kind: type[FleetError]) -> None:
+    assert kind_of(message) is kind
+    error = error_of("sbatch", message, pool="hpc")
+    assert error.pool == "hpc"
+    assert error.remedy or kind is Throttled
+
+
+def spec(**template: Any) -> SlurmPoolSpec:
+    (pool,) = parse_pools(
+        {"pools": [{**POOL, "cpus": 4, "gpus": 1, "template": {**POOL["template"], **template}}]}
+    )
+    assert isinstance(pool, SlurmPoolSpec)
+    return pool
+
+
+def test_submission_asks_for_what_the_pool_says() -> None:
+    pool = spec(account="ml", qos="low", memory="8G", time_limit="90s", constraint="a100&ib")
+    arguments = submission(pool, Label("c", "hpc-17", TOKEN), "spot", 3)
+    assert {
+        f"--job-name=vcasgd/c/hpc-17/{TOKEN}",
+        "--array=0-2",
+        "--partition=spot",
+        "--cpus-per-task=4",
+        "--gpus-per-node=1",
+        "--account=ml",
+        "--qos=low",
+        "--mem=8G",
+        "--time=2",
+        "--constraint=a100&ib",
+        "--no-requeue",
+        "--signal=TERM@60",
+    } <= set(arguments)
+    plain = submission(spec(), Label("c", "hpc-17", TOKEN), "spot", 1)
+    assert not [each for each in plain if each.startswith(("--account", "--mem", "--time"))]
+
+
+def test_script_reads_the_token_on_the_node_and_names_the_machine() -> None:
+    text = script(spec(setup="module load python"), ["vcasgd", "join", "a b", INSTANCE_ID])
+    lines = text.splitlines()
+    assert lines[:3] == ["#!/bin/bash", "module load python", "trap : TERM"]
+    assert "'/home/ada/my token' vcasgd join 'a b' " in text
+    assert '"join-hpc-17-${SLURM_ARRAY_JOB_ID}-${SLURM_ARRAY_TASK_ID}"' in text
+
+
+@pytest.mark.parametrize(("output", "array"), [("17\n", 17), ("17;cluster\n", 17)])
+def test_id_of_a_submission(output: str, array: int) -> None:
+    assert submitted(output) == array
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"zones": []}, "zones"),
+        ({"zones": ["a b"]}, "zones"),
+        ({"cpus": 1.5}, "cpus"),
+        ({"name": "a" * 21}, "pools.0"),
+        ({"template": {}}, "template.token_file"),
+        ({"template": {"token_file": "relative"}}, "template.token_file"),
+        ({"template": {"token_file": "/t", "memory": "lots"}}, "template.memory"),
+        ({"template": {"token_file": "/t", "account": "--x y"}}, "template.account"),
+        ({"template": {"token_file": "/t", "partition": "p"}}, "template.partition"),
+    ],
+)
+def test_pool_that_slurm_would_refuse_is_refused(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_pools({"pools": [{**POOL, **change}]})
+    assert field in str(refused.value.field)
