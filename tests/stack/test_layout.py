@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from vcasgd.errors import StackError
+from vcasgd.errors import SpecError, StackError
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import StackLayout, kind_of, node_of, part_names
@@ -66,6 +66,22 @@ def test_parameter_server_needs_only_the_tensors_server_of_its_node(tmp_path: Pa
     assert parts["controller"].needs == ("ledger", "tensors-0", "tensors-1", "head")
     urls = environment_of(parts["controller"])["VCASGD_TENSORS_URL"].split()
     assert len(set(urls)) == 2
+
+
+def test_machines_of_slurm_need_a_port_to_join_and_no_ray(tmp_path: Path) -> None:
+    pools = tmp_path / "pools.yaml"
+    pools.write_text(
+        "pools: [{name: hpc, provider: slurm, zones: [spot], template: {token_file: /token}}]\n"
+    )
+    with pytest.raises(SpecError, match="no address where they can join"):
+        make_parts(plan(tmp_path, pools=pools))
+
+    layout = plan(tmp_path, pools=pools, join_port=0, join_url="https://stack:1")
+    parts = {part.name: part for part in make_parts(layout)}
+
+    assert "head" not in parts
+    assert environment_of(parts["controller"])["VCASGD_JOIN_URL"] == "https://stack:1"
+    assert "VCASGD_JOIN_KEY" not in environment_of(parts["controller"])
 
 
 def test_number_of_nodes_defaults_to_the_last_start(tmp_path: Path) -> None:
