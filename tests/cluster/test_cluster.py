@@ -26,11 +26,10 @@ from support.ray_rig import (
     Rig,
     alive,
     assert_counts_on,
-    eventually,
     session,
     start_counting,
 )
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.cluster import ActorState, Cluster, Command, head_command, node_command
 from vcasgd.errors import ClusterError
@@ -147,10 +146,10 @@ def test_node_has_no_agents_and_its_workers_find_modules_imported(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     driver, instance = connect(), start_node()
-    eventually(lambda: instance in driver.living_instances(), "the node")
+    await_truth(lambda: instance in driver.living_instances())
     path = rig.folder / "modules"
     driver.start_worker(instance, "m", WRITE_MODULES, {"path": str(path)}, {})
-    eventually(path.exists, "the worker")
+    await_truth(path.exists)
 
     assert PRELOADED in path.read_text().split()
     for name in (instance, "head"):
@@ -170,21 +169,21 @@ def test_worker_starts_once_and_stops(
     pid, _ = rig.counter("once") or (0, 0)
     assert driver.workers()["once"].instance_id == first
 
-    eventually(lambda: second in driver.living_instances(), "the other node")
+    await_truth(lambda: second in driver.living_instances())
     # A second request has no effect, whatever its arguments.
     driver.start_worker(second, "once", COUNT, {"path": "elsewhere"}, {})
     assert driver.workers()["once"].instance_id == first
     assert_counts_on(rig, "once", pid, (rig.counter("once") or (0, 0))[1])
 
     driver.stop_worker("once")
-    eventually(lambda: not alive(pid), "the end of the process")
-    eventually(lambda: driver.state("once") is ActorState.DEAD)
+    await_truth(lambda: not alive(pid))
+    await_truth(lambda: driver.state("once") is ActorState.DEAD)
     driver.stop_worker("once")
     driver.stop_worker("never-started")
 
     # Its name can be used again, on any instance.
     start_counting(rig, driver, second, "once", until=3)
-    eventually(lambda: driver.state("once") is ActorState.DEAD, "a worker whose entry returned")
+    await_truth(lambda: driver.state("once") is ActorState.DEAD)
 
     with pytest.raises(ClusterError, match="no node that is alive"):
         driver.start_worker("unknown", "w", COUNT, {}, {})
@@ -224,7 +223,7 @@ def test_workers_survive_their_head_and_are_found_again(
 
     rig.kill("head")
 
-    eventually(lambda: not driver.finds_head(), "the driver's notice")
+    await_truth(lambda: not driver.finds_head())
     for worker, (pid, number) in before.items():
         assert_counts_on(rig, worker, pid, number + 30)
 
@@ -237,7 +236,7 @@ def test_workers_survive_their_head_and_are_found_again(
         assert_counts_on(rig, worker, pid, (rig.counter(worker) or (0, 0))[1])
     start_counting(rig, successor, nodes[0], "new")
     successor.stop_worker("left")
-    eventually(lambda: not alive(before["left"][0]), "the old worker's end")
+    await_truth(lambda: not alive(before["left"][0]))
 
 
 @pytest.mark.extended
@@ -247,7 +246,7 @@ def test_killed_instance_is_reported_and_replaced(
 ) -> None:
     driver, victim, replacement = connect(), start_node(), start_node()
     start_counting(rig, driver, victim, "doomed")
-    eventually(lambda: replacement in driver.living_instances())
+    await_truth(lambda: replacement in driver.living_instances())
     pid, _ = rig.counter("doomed") or (0, 0)
     leader = rig.processes[victim].pid
 
@@ -255,8 +254,8 @@ def test_killed_instance_is_reported_and_replaced(
 
     assert not alive(pid)
     assert not session(leader)
-    eventually(lambda: victim not in driver.living_instances(), "the death")
-    eventually(lambda: driver.state("doomed") is ActorState.DEAD)
+    await_truth(lambda: victim not in driver.living_instances())
+    await_truth(lambda: driver.state("doomed") is ActorState.DEAD)
     with pytest.raises(ClusterError, match="no node that is alive"):
         driver.start_worker(victim, "doomed", COUNT, {}, {})
     start_counting(rig, driver, replacement, "doomed")
@@ -273,7 +272,7 @@ def test_worker_ends_with_its_node(
 
     os.kill(rig.processes[node].pid, signal.SIGKILL)
 
-    eventually(lambda: not alive(pid), "the worker's end")
+    await_truth(lambda: not alive(pid))
 
 
 @pytest.mark.extended
@@ -292,8 +291,8 @@ def test_ledger_head_and_an_instance_can_die_at_once(
     rig.start_head()
 
     driver = connect()
-    eventually(lambda: victim not in driver.living_instances(), "the victim's death")
-    eventually(lambda: driver.state("victim") is ActorState.DEAD)
+    await_truth(lambda: victim not in driver.living_instances())
+    await_truth(lambda: driver.state("victim") is ActorState.DEAD)
     assert survivor in driver.living_instances()
     assert driver.state("survivor") is ActorState.ALIVE
     assert_counts_on(rig, "survivor", pid, number + 10)
@@ -311,7 +310,7 @@ def test_only_the_head_ends_with_its_ledger(
 
     rig.kill("ledger")
 
-    eventually(lambda: head.poll() is not None, "the head's end")
+    await_truth(lambda: head.poll() is not None)
     rig.kill("head")
     driver.end()
     rig.start_ledger()

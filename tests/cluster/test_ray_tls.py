@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from support.ray_rig import HOST, TOKEN, Driver, Rig, eventually, start_counting
-from support.waiting import PATIENCE
+from support.ray_rig import HOST, TOKEN, Driver, Rig, start_counting
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.certificates import Authority, write_private
 from vcasgd.cluster import tls
@@ -96,7 +96,7 @@ def test_token_is_on_the_wire_only_without_tls(encrypted: bool, tmp_path: Path) 
         try:
             rig.start_node("tapped", wire.address)
             start_counting(rig, driver, "tapped", "counter")
-            eventually(lambda: len(wire.recorded) > 1000, "traffic of the machine")
+            await_truth(lambda: len(wire.recorded) > 1000)
         finally:
             driver.end()
         assert (TOKEN.encode() in wire.recorded) is not encrypted

@@ -19,7 +19,7 @@ import psutil
 
 from support.harness import die_with_parent
 from support.ports import free_port
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 from vcasgd.cluster import ActorState, Cluster, head_command, node_command
 from vcasgd.errors import ClusterError
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
@@ -77,7 +77,7 @@ class Rig:
     def start_ledger(self) -> None:
         write_configuration(self.files, durable=True)
         self.start("ledger", tuple(server_command(self.files)))
-        eventually(lambda: listens(self.files.port), "the ledger")
+        await_truth(lambda: listens(self.files.port))
 
     def start_head(self) -> None:
         command = head_command(
@@ -180,13 +180,6 @@ def drive(address: str, tls: bool, connection: Connection) -> None:
                 connection.send(error)
 
 
-def eventually(condition: Callable[[], object], what: str = "the condition") -> None:
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < PATIENCE, f"{what}: not within {PATIENCE} s"
-        time.sleep(0.05)
-
-
 def listens(port: int) -> bool:
     with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
         return True
@@ -216,12 +209,12 @@ def alive(pid: int) -> bool:
 
 
 def start_counting(rig: Rig, driver: Driver, instance: str, worker: str, **arguments: int) -> None:
-    eventually(lambda: instance in driver.living_instances(), f"the node of {instance}")
+    await_truth(lambda: instance in driver.living_instances())
     arguments_ = {"path": str(rig.folder / worker), **arguments}
     driver.start_worker(instance, worker, COUNT, arguments_, {})
-    eventually(lambda: rig.counter(worker), f"worker {worker}")
+    await_truth(lambda: rig.counter(worker))
 
 
 def assert_counts_on(rig: Rig, worker: str, pid: int, since: int) -> None:
-    eventually(lambda: (rig.counter(worker) or (0, 0))[1] > since, f"{worker} goes on")
+    await_truth(lambda: (rig.counter(worker) or (0, 0))[1] > since)
     assert (rig.counter(worker) or (0, 0))[0] == pid
