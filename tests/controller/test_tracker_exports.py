@@ -133,6 +133,16 @@ def test_only_the_leader_exports(api: Api, tmp_path: Path) -> None:
         await_truth(lambda: not processes(job))
 
 
+def test_an_export_waits_for_a_valid_file_with_variables(api: Api, tmp_path: Path) -> None:
+    job, file = api.submit(track=[{"to": "tensorboard"}]), tmp_path / "trackers"
+    with exporting(api, tmp_path / "home", file):
+        await_truth(lambda: "tracker-failed" in kinds(api, job))
+        file.write_text("A=1\n")
+        await_truth(lambda: processes(job))
+    texts = [str(each["text"]) for each in api.jobs.events(job, "0", limit=100)]
+    assert any("VCASGD_TRACKER_ENV: " in each for each in texts)
+
+
 def test_an_invalid_file_with_variables_is_refused_without_its_content(tmp_path: Path) -> None:
     file = tmp_path / "trackers"
     file.write_text(f"A=1\n{KEY}\n")

@@ -109,7 +109,10 @@ class TrackerExports(EssentialThread):
         now = time.monotonic()
         due = [each for each in exports if each.process is None and now >= each.next_at]
         for export in due[: MOST_PROCESSES - running]:
-            self._start(export)
+            try:
+                self._start(export)
+            except (SpecError, OSError) as error:
+                self._fail(export, f"{error}", ran=0.0)
 
     # -- processes -----------------------------------------------------------------------------
 
@@ -118,11 +121,12 @@ class TrackerExports(EssentialThread):
         folder.mkdir(parents=True, exist_ok=True)
         argv = [sys.executable, "-m", "vcasgd.cli", "track", export.job, "--to", export.track.to]
         argv += ["--follow", "--folder", str(folder), "--project", export.track.project]
+        environment = self._environment()
         output = TemporaryFile()  # noqa: SIM115 - closed with its process
         export.output, export.started = output, time.monotonic()
         export.process = subprocess.Popen(
             argv,
-            env=self._environment(),
+            env=environment,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -167,10 +171,14 @@ class TrackerExports(EssentialThread):
             self._jobs.set_exported(export.job, export.track.to)
             self._exports[export.job].remove(export)
             return
+        self._fail(export, problem or f"status {status}", ran)
+
+    def _fail(self, export: _Export, problem: str, ran: float) -> None:
+        """Let an export pause after a process that failed, after ``ran`` seconds."""
         export.failures = 1 if ran > HEALTHY_SECONDS else export.failures + 1
         pause = backoff(export.failures, FIRST_PAUSE, LONGEST_PAUSE)
         export.next_at = time.monotonic() + pause
-        text = f"the export to {export.track.to} failed: {problem or f'status {status}'}"
+        text = f"the export to {export.track.to} failed: {problem}"
         log.warning("%s: %s", export.job, text)
         # The first failure of a series can be that of a restarted API.
         if export.failures == 2:
