@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,7 +140,7 @@ def is_written(client: RedisClient, value: str) -> bool:
     return client.replicated
 
 
-def sentinels_know_the_replica(client: redis.Redis) -> bool:
+def knows_the_replica(client: redis.Redis) -> bool:
     state = client.sentinel_master("tensors-0")
     return (int(state["num-slaves"]), int(state["num-other-sentinels"])) == (1, 2)
 
@@ -151,8 +153,11 @@ def test_replica_takes_over_and_the_dead_primary_comes_back_as_its_replica(
     client = connect(machines.url)
     await_truth(lambda: is_written(client, "before"))
     check_server(client, "tensors")
+    # One that doesn't know the replica would not promote it.
+    for host in ROLES:
+        with closing(client_of_sentinel(machines, host)) as sentinel:
+            await_truth(partial(knows_the_replica, sentinel))
     asked = client_of_sentinel(machines)
-    await_truth(lambda: sentinels_know_the_replica(asked))
     assert named_primary(machines.url) == (STORE, 6380)
     # When the primary is killed, and systemd starts it again at once
     machines.kill(STORE, "tensors")
@@ -177,12 +182,12 @@ def test_replica_takes_over_and_the_dead_primary_comes_back_as_its_replica(
     client.close()
 
 
-def client_of_sentinel(machines: StoreMachines) -> redis.Redis:
-    """Return a connection to the control plane's Sentinel as the user in the URL."""
+def client_of_sentinel(machines: StoreMachines, host: str = CONTROL) -> redis.Redis:
+    """Return a connection to a machine's Sentinel as the user in the URL."""
     options = dict(pair.split("=", 1) for pair in machines.url.partition("?")[2].split("&"))
     tls = {name: value for name, value in options.items() if name == "ssl_ca_certs"}
     return redis.Redis(
-        CONTROL,
+        host,
         26379,
         username=options["sentinel_username"],
         password=options["sentinel_password"],
