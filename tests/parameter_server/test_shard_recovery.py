@@ -108,6 +108,40 @@ class TestEmptyTensorsServer:
         assert "lost" in worker.settled
         assert world.rejected() == {}
 
+    def test_lost_answer_to_the_publication(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given a pinned version on a server that came back empty
+        shard = world.shard()
+        world.push(0, 0, 4)
+        shard.turn()
+        world.snapshots.request_pin("a")
+        shard.turn()
+        world.lose_tensors()
+        install = shard._snapshots.install
+
+        def lose_the_answer(*args: Any, **options: Any) -> None:
+            install(*args, **options)
+            raise StoreUnavailable("the answer was lost")
+
+        # When the answer to its new publication is lost
+        with monkeypatch.context() as patch:
+            patch.setattr(shard._snapshots, "install", lose_the_answer)
+            with pytest.raises(StoreUnavailable):
+                shard.turn()
+        shard.turn()
+        world.push(1, 0, 4)
+        shard.turn()
+        shard.turn()
+
+        # Then it is reported once, and the pin can be wanted again
+        (event,) = world.events("republished")
+        assert event["details"]["version"] == 1
+        world.snapshots.request_pin("a")
+        shard.turn()
+        assert world.snapshots.fetch_pinned("a")[0].meta.version == 2
+        world.assert_exact()
+
     def test_what_was_claimed_but_not_published_is_not_lost(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:

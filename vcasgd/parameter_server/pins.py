@@ -23,14 +23,10 @@ class Pins:
         self._previous: Meta | None = None
 
     def load(self) -> list[Meta]:
-        """Read the pinned versions after a takeover, and return them."""
+        """Read the pinned versions from the tensors server, and return them."""
         self._pinned = {name: pin.meta for name, pin in self._snapshots.pins().items()}
         self._previous = None
         return list(self._pinned.values())
-
-    def clear(self) -> None:
-        """Drop all pins, because the tensors server came back empty."""
-        self._pinned, self._previous = {}, None
 
     @property
     def full(self) -> bool:

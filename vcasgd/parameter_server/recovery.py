@@ -19,7 +19,7 @@ from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.ledger.tuning import Tuned
-from vcasgd.store.tensors.snapshot import Snapshot
+from vcasgd.store.tensors.snapshot import Meta, Snapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class Recovery:
         self._checkpoints = checkpoints
         self._token = token
         self._shards = shards
+        #: What is published again, and how the server came back, until its answer.
+        self._unanswered: tuple[Meta, str] | None = None
         #: True while the model is lost and a worker has been asked to create it again.
         self.awaits_first_snapshot = False
 
@@ -133,16 +135,31 @@ class Recovery:
         record, state = model.stored_record(), model.state if meta.rule_state else None
         followed = model.followed if meta.stepped else None
         parts = (meta, record, model.weights, state, followed)
+        self._unanswered = meta, "empty" if stored is None else f"with version {stored}"
         if stored is None:
-            self._snapshots.install(self._token, *parts, stored=False)
-            self._pins.clear()
+            done = self._snapshots.install(self._token, *parts, stored=False)
         else:
             first_open = model.record.first_open
-            if self._snapshots.replace(self._token, *parts, first_open=first_open):
-                self._snapshots.delete_orphans(self._token, [meta, *self._pins.load()])
+            done = self._snapshots.replace(self._token, *parts, first_open=first_open)
+        if done:
+            self._end_republication(model)
+
+    def resume_republication(self, model: ModelState) -> None:
+        """End a republication whose answer was lost; call it when the server has a version."""
+        if self._unanswered is None:
+            return
+        if self._snapshots.read().meta == self._unanswered[0]:
+            self._end_republication(model)
+        else:
+            self._unanswered = None  # Nothing was stored.
+
+    def _end_republication(self, model: ModelState) -> None:
+        assert self._unanswered is not None
+        meta, found = self._unanswered
+        self._snapshots.delete_orphans(self._token, [meta, *self._pins.load()])
+        self._unanswered = None
         self._reports.published(model.batch.done, model.point)
         model.published(meta)
-        found = "empty" if stored is None else f"with version {stored}"
         self._reports.add_event(
             "republished",
             f"the tensors server came back {found}; version {meta.version} was published again",

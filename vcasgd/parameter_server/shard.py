@@ -202,6 +202,7 @@ class Shard:
                 self._members.end()
             return False
         self._check_version(model, view.version, view.writer)
+        self._recovery.resume_republication(model)
         if view.token != self._token:
             # Another server took over, or a failover brought back the state before this one.
             self._snapshots.takeover(self._token)
