@@ -381,7 +381,6 @@ def test_a_worker_can_do_its_work_in_the_ledger(
     assert isinstance(chore, Lease)
     assert leases.report_evaluation(chore, {"version": 0, "metrics": {}, "worker": WORKER,
                                             "seconds": 0.0, "at": 0.0})  # fmt: skip
-    jobs.event(world.job, "evaluated", "done")
     jobs.add_logs(world.job, WORKER, ["a line"])
     jobs.report_failure(world.job, Failure(WORKER, "train:0", "no", "", fatal=False))
     assert len(world.jobs.get(world.job).evaluations) == 1

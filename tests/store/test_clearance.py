@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from support.world import World
 
+from vcasgd.controller.jobs.announcements import Announcements
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
@@ -33,8 +34,7 @@ class Guarded:
         return Leases(self.world.ledger, self.world.job, name, 60, lease_pass)
 
     def refusals(self) -> dict[str, str]:
-        return {each["details"]["worker"]: each["details"]["why"]
-                for each in self.world.events("lease-refused")}  # fmt: skip
+        return self.clearances.refused(self.world.job)
 
 
 @pytest.fixture
@@ -70,11 +70,13 @@ def test_only_a_pool_cleared_for_all_labels_gets_work(running: Guarded) -> None:
     assert lease_of(running.worker("a", "inside").acquire()).number == 0
 
 
-def test_a_refusal_is_recorded_once_with_its_reason(running: Guarded) -> None:
-    leases = running.worker("b", "outside")
+def test_a_refusal_is_an_event_once_with_its_reason(running: Guarded) -> None:
+    leases, job = running.worker("b", "outside"), running.world.job
     for _ in range(3):
         leases.acquire()
         leases.renew({}, [])
+        # Also by a controller that was restarted.
+        Announcements(job, running.world.ledger).step(running.world.jobs.get(job))
 
     assert [each["details"] for each in running.world.events("lease-refused")] == [
         {"worker": "b", "why": OUTSIDE}

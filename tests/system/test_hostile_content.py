@@ -104,9 +104,7 @@ def test_content_that_is_only_shown_stops_nothing(
     victim = Training(harness)
     victim.add_workers(1)
     for text in ("{", "", "5", "[" * 100_000, f'{{"at":{HUGE}}}', '{"at":1e999}', "\\", "\x00"):
-        ledger.xadd(keys.events, {"e": text})
         ledger.xadd(keys.logs, {"l": text})
-        ledger.xadd(keys.events, {"other": text})
         ledger.hset(keys.workers, "worker-1", text)
         ledger.rpush(keys.failures, text)
     ledger.xadd(keys.logs, {b"\xff": b"\xff"})
@@ -121,12 +119,10 @@ def test_content_that_is_only_shown_stops_nothing(
     assert_everything_answers(api, [hostile.job, victim.job])
     train_on(harness, victim)
 
-    kinds = {event["kind"] for event in harness.jobs.events(hostile.job)}
-    assert "unreadable" in kinds
     assert any("can't be read" in line["line"] for line in harness.jobs.logs(hostile.job))
 
 
-@pytest.mark.parametrize("kind", ["events", "logs", "workers", "evaluations", "refused"])
+@pytest.mark.parametrize("kind", ["logs", "workers", "evaluations", "refused"])
 def test_a_flood_of_content_is_deleted_and_ends_its_job(
     harness: Harness, api: Api, hostile: Hostile, kind: str
 ) -> None:
@@ -134,8 +130,8 @@ def test_a_flood_of_content_is_deleted_and_ends_its_job(
     before = harness.ledger.connection.info("memory")["used_memory"]
     with hostile.ledger.pipeline() as pipe:
         for number in range(2 * MOST_BYTES // len(value)):
-            if kind in ("events", "logs"):
-                pipe.xadd(key, {kind[0]: value})
+            if kind == "logs":
+                pipe.xadd(key, {"l": value})
             else:
                 pipe.hset(key, str(number), value)
         works(pipe.execute)  # It may lose its access meanwhile.

@@ -175,7 +175,7 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
         Grant("W", "hset", (keys.workers, keys.evaluations, keys.facts, keys.refused,
                             keys.secret_requests)),
         Grant("R", "hget", (keys.secret_answers,)),
-        Grant("W", "xadd", (keys.events, keys.logs)),
+        Grant("W", "xadd", (keys.logs,)),
         Grant("W", "rpush ltrim", (keys.failures,)),
     )  # fmt: skip
 

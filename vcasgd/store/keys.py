@@ -206,6 +206,11 @@ class LedgerKeys:
         return self._key("events")
 
     @property
+    def announced(self) -> str:
+        """Set: names of what :meth:`EventLog.announce` added to the history."""
+        return self._key("announced")
+
+    @property
     def metrics(self) -> str:
         """Stream: samples of the totals over time."""
         return self._key("metrics")
@@ -263,13 +268,14 @@ class LedgerKeys:
             self.quarantine,
             self.placed,
             self.refused,
-            self.events,
         )
 
     @property
     def platform_keys(self) -> tuple[str, ...]:
         """Keys that no script of a worker uses. Single commands on them may still be granted."""
         return (
+            self.events,
+            self.announced,
             self.tuning,
             self.lost,
             self.failures,

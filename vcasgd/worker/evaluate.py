@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vcasgd.errors import SnapshotMissing
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.store.ledger.job import Evaluation, completed
+from vcasgd.store.ledger.job import Evaluation
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.model_pins import ModelSnapshot, versions_of
 from vcasgd.store.tensors.sharded import ShardedSnapshots
@@ -60,7 +60,10 @@ class Evaluator:
             samples=min(_samples(points.plan, each.record) for each in whole),
             rollbacks=min(each.meta.rollbacks for each in whole),
         )
-        self._report(lease, completed(result, facts, points))
+        # Readers derive its place.
+        derived = ("number", "epoch", "step")
+        fields = {key: value for key, value in asdict(result).items() if key not in derived}
+        self._context.leases.report_evaluation(lease, fields)
 
     def _pinned(
         self, snapshots: ShardedSnapshots, name: str, may_continue: Callable[[], bool]
@@ -77,26 +80,6 @@ class Evaluator:
                 self._status.note_progress()
                 time.sleep(IDLE_SECONDS)
         raise WorkInterrupted
-
-    def _report(self, lease: Lease, result: Evaluation) -> None:
-        context = self._context
-        derived = ("number", "epoch", "step")
-        fields = {key: value for key, value in asdict(result).items() if key not in derived}
-        if not context.leases.report_evaluation(lease, fields):
-            return
-        metrics = ", ".join(
-            f"{name} {value:.4f}" for name, value in result.metrics.items() if name != "count"
-        )
-        context.jobs.event(
-            context.job,
-            "evaluated",
-            f"{result.place}: {metrics}",
-            epoch=result.epoch,
-            samples=result.samples,
-            step=result.step,
-            version=result.version,
-            metrics=result.metrics,
-        )
 
 
 def _samples(plan: EpochPlan, record: Record) -> int:

@@ -45,9 +45,9 @@ class ClearancePolicy:
                 barred[name] = f"may not see {', '.join(missing)}"
         named = [name for name in self.wanted(job) if name in self._pools]
         for name in named:
-            if name in barred and self._clearances.record_refusal(job.id, name, barred[name]):
-                text = f"pool {name} can't run this job: it {barred[name]}"
-                self._jobs.event(job.id, "pool-refused", text, pool=name, why=barred[name])
+            if why := barred.get(name):
+                text = f"pool {name} can't run this job: it {why}"
+                self._jobs.announce(job.id, text, "pool-refused", text, pool=name, why=why)
         return tuple(name for name in named if name not in barred), frozenset(barred)
 
     def wanted(self, job: JobRecord) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from vcasgd.controller.jobs.announcements import Announcements
 from vcasgd.controller.jobs.checkpointing import CheckpointWriter
 from vcasgd.controller.jobs.divergence import REMEDY, diverged, hopeless, models_before
 from vcasgd.controller.jobs.failures import repeated, still_counting
@@ -46,6 +47,7 @@ class JobLifecycle:
         self._nodes = nodes
         self._clock = clock
         self._evaluations = Evaluations(ledger, job)
+        self._announcements = Announcements(job, ledger)
         self._checkpoints = CheckpointWriter(
             job,
             jobs=self._jobs,
@@ -71,6 +73,7 @@ class JobLifecycle:
         self.request, self.has_secrets = job.request, bool(job.spec.secrets)
         if job.invalid is not None and not job.state.over:
             return job.invalid
+        self._announcements.step(job)
         self._checkpoints.collect()
         match job.state:
             case JobState.STARTING:

@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys
+from vcasgd.store.ledger.heartbeats import worker_name
+from vcasgd.store.ledger.untrusted import LONGEST_REASON
 
 
 class Clearances:
@@ -62,14 +64,17 @@ class Clearances:
         """Return all workers that the controller has placed for a job."""
         return {name.decode() for name in self._ledger.hkeys(LedgerKeys(job).placed)}
 
-    def record_refusal(self, job: str, pool: str, why: str) -> bool:
-        """Record that a pool is excluded for a job. Returns False if it already was for ``why``."""
-        key, field = LedgerKeys(job).refused, f"pool {pool}"
-        before = self._ledger.hget(key, field)
-        if before is not None and before == why.encode():
-            return False
-        self._ledger.hset(key, field, why)
-        return True
+    def refused(self, job: str) -> dict[str, str]:
+        """Return workers of a job that got no work, each with the clearance that it last lacked.
+
+        Workers may have written anything, so invalid entries are left out.
+        """
+        rows = self._ledger.hgetall(LedgerKeys(job).refused)
+        return {
+            name: why.decode(errors="replace")[:LONGEST_REASON]
+            for worker, why in rows.items()
+            if (name := worker_name(worker)) is not None
+        }
 
     def uncleared(self, job: str, workers: Collection[str]) -> set[str]:
         """Return the workers that are not cleared for the job's data."""

@@ -15,7 +15,7 @@ from vcasgd.errors import StoreFull
 from vcasgd.logging import request_id
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.untrusted import Event, LogLine, stream_entry
+from vcasgd.store.ledger.untrusted import log_entry
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class EventLog:
 
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
+        self._announce = ledger.script("ledger/announce")
 
     def event(self, job: str, kind: str, text: str, **details: Any) -> None:
         """Append an event. ``kind`` is short and stable; ``text`` is for people."""
@@ -63,6 +64,14 @@ class EventLog:
                 pipe.xadd(key, {"e": text}, maxlen=EVENTS_KEPT, approximate=True)
             with _dropped_when_full("events"):
                 pipe.execute()
+
+    def announce(self, job: str, name: str, kind: str, text: str, **details: Any) -> bool:
+        """Append an event unless one with this ``name`` was announced before; then return False."""
+        keys, event = LedgerKeys(job), event_text(kind, text, details, self._request(job))
+        added = 0
+        with _dropped_when_full("events"):
+            added = self._announce(keys=[keys.announced, keys.events], args=[name, event])
+        return bool(added)
 
     def requests_of(self, jobs: Collection[str]) -> dict[str, str | None]:
         """Return the ID of the current request, else of the one that submitted each job."""
@@ -95,7 +104,7 @@ class EventLog:
         Waits up to ``wait_seconds`` for the first one, at most 5.
         """
         entries = self._read(LedgerKeys(job).events, after, limit, wait_seconds)
-        return [stream_entry(Event, at, fields, "e") for at, fields in entries]
+        return [_event(at, fields) for at, fields in entries]
 
     def metrics(self, job: str, after: str = "0", *, limit: int = 5000) -> list[dict[str, Any]]:
         """Return points of the totals over time, oldest first."""
@@ -113,7 +122,7 @@ class EventLog:
     ) -> list[dict[str, Any]]:
         """Return lines that workers printed, oldest first: ``worker``, ``at``, ``line``."""
         entries = self._read(LedgerKeys(job).logs, after, limit, wait_seconds)
-        return [stream_entry(LogLine, at, fields, "l") for at, fields in entries]
+        return [log_entry(at, fields) for at, fields in entries]
 
     def add_logs(self, job: str, worker: str, lines: Iterable[str]) -> None:
         """Append lines that a worker printed. Raises :class:`~vcasgd.errors.StoreFull`."""
@@ -207,7 +216,7 @@ class EventFeed:
         events = [
             (
                 EventCursor.parse(f"{at.decode()}/{job}"),
-                {"job": job, **stream_entry(Event, at, fields, "e")},
+                {"job": job, **_event(at, fields)},
             )
             for job, entries in zip(jobs, streams, strict=True)
             for at, fields in entries
@@ -221,6 +230,10 @@ def _dropped_when_full(what: str) -> Iterator[None]:
         yield
     except StoreFull as error:
         log.warning("%s are dropped: %s", what, error)
+
+
+def _event(at: bytes, fields: Mapping[bytes, bytes]) -> dict[str, Any]:
+    return {"id": at.decode(), "request": None, **json.loads(fields[b"e"])}
 
 
 def event_text(kind: str, text: str, details: Mapping[str, Any], request: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.metrics import MetricColumns
 from vcasgd.store.ledger.thinning import thinned_indices
 
+log = logging.getLogger(__name__)
+
 #: Seconds after the end of a job from which on it keeps less.
 ENDED_SECONDS = 3600.0
 #: Share of a running job's points that are its newest ones, all of which stay. The older ones are
@@ -20,6 +23,8 @@ ENDED_SECONDS = 3600.0
 SHARE = 0.25
 #: Series whose extremes stay.
 SPIKY = ("loss", "updates_per_second")
+#: How far the last line of a log can be ahead of this machine's clock.
+FUTURE_SECONDS = 24 * 3600.0
 #: Entries beyond the limit from which on some are dropped, so that not every look drops a few.
 SLACK = 200
 #: Jobs in one request, and IDs in one call of the script.
@@ -55,6 +60,7 @@ class HistoryKeeper:
         self._ledger = ledger
         self._limits = limits
         self._thin = ledger.script("ledger/thin")
+        self._reset_log = ledger.script("ledger/reset_log")
         #: Jobs that ended long ago and keep no more than they should.
         self._settled: set[str] = set()
 
@@ -101,6 +107,7 @@ class HistoryKeeper:
                     events, lines, points = lengths[3 * at : 3 * at + 3]
                     self._trim(LedgerKeys(job).events, events, limits.events)
                     self._trim(LedgerKeys(job).logs, lines, limits.log_lines)
+                    self._reset(job)
                     if points > limits.points and not self.thin(job, limits.points, newest):
                         continue
                     done.add(job)
@@ -109,6 +116,12 @@ class HistoryKeeper:
     def _trim(self, stream: str, length: int, most: int) -> None:
         if length > most + SLACK:
             self._ledger.xtrim(stream, maxlen=most, approximate=False)
+
+    def _reset(self, job: str) -> None:
+        """Delete a log that no line can be added to."""
+        latest = int((time.time() + FUTURE_SECONDS) * 1000)
+        if self._reset_log(keys=[LedgerKeys(job).logs], args=[latest]):
+            log.warning("%s: a worker gave a line an ID in the future; the log was deleted", job)
 
     def thin(self, job: str, most: int, newest: float) -> bool:
         """Thin the points of a job to at most ``most``.

@@ -111,8 +111,7 @@ class Leases:
         before = self._trained[0] if idle and len(self._trained) == OVERTAKING else 0
         answer = self._acquire(
             keys=[keys.record, keys.work, keys.leases, keys.holders, keys.open, keys.quarantine,
-                  keys.blocks, keys.counters, keys.placed, CLEARANCES, keys.refused, keys.events,
-                  keys.shards],
+                  keys.blocks, keys.counters, keys.placed, CLEARANCES, keys.refused, keys.shards],
             args=[self._worker, self._lease_ms, only or "", self._pass, before],
         )  # fmt: skip
         if answer[0] == b"wait":
@@ -128,8 +127,7 @@ class Leases:
         pairs = [part for lease in held for part in (lease.piece, lease.token)]
         state, leave, *lost = self._renew(
             keys=[keys.record, keys.leases, keys.holders, keys.workers, keys.draining,
-                  keys.quarantine, keys.placed, CLEARANCES, keys.refused, keys.events, keys.open,
-                  keys.beats],
+                  keys.quarantine, keys.placed, CLEARANCES, keys.refused, keys.open, keys.beats],
             args=[self._worker, self._lease_ms, json.dumps(heartbeat), self._pass, *pairs],
         )  # fmt: skip
         return Renewal(state.decode(), leave.decode(), frozenset(piece.decode() for piece in lost))

@@ -1,6 +1,6 @@
 """Memory that a job's workers may occupy in the ledger.
 
-Workers write heartbeats, results, events, and log lines directly, so a hostile one can write any
+Workers write heartbeats, results, and log lines directly, so a hostile one can write any
 amount of them. Readers hold each kind in memory at once.
 """
 
@@ -28,7 +28,7 @@ class Quota:
         self._period = period
         self._checked_at = float("-inf")
         self._small = (keys.facts, keys.workers, keys.beats, keys.evaluations, keys.refused,
-                       keys.failures, keys.events, keys.logs, keys.secret_requests)  # fmt: skip
+                       keys.failures, keys.logs, keys.secret_requests)  # fmt: skip
         self._large = (keys.leases, keys.holders, keys.open, keys.counters)
 
     def enforce(self) -> str | None:

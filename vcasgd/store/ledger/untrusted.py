@@ -1,4 +1,4 @@
-"""Content of the ledger that workers write, parsed strictly: facts, results, events, log lines.
+"""Content of the ledger that workers write, parsed strictly: facts, results, log lines.
 
 A worker may have written anything, so this is the only place that parses it. Everything is
 bounded: texts in bytes, numbers in range, nesting by pydantic's parser. Heartbeats have their own
@@ -64,16 +64,6 @@ class Result(Content):
     rollbacks: Count = 0
 
 
-class Event(Content):
-    """Event of a job, from a worker or from the platform."""
-
-    at: Time
-    kind: Name
-    text: Text
-    details: dict[str, Any] = {}
-    request: Name | None = None
-
-
 class LogLine(Content):
     """Line that a worker printed."""
 
@@ -128,23 +118,16 @@ def check_layout(text: str) -> None:
         raise Invalid(f"layout: more than {LARGEST_MODEL} numbers")
 
 
-def stream_entry(
-    model: type[Event | LogLine], at: bytes, fields: Mapping[bytes, bytes], field: str
-) -> dict[str, Any]:
-    """Return an entry of a stream with its ID; if it can't be read, one that says why."""
-    entry = at.decode()
+def log_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """Return a line of a log with its ID; if it can't be read, one that says why."""
+    at = entry.decode()
     try:
-        text = fields.get(field.encode())
+        text = fields.get(b"l")
         if text is None:
-            raise Invalid(f"the field {field} is missing")
-        content = parse(model, text)
+            raise Invalid("the field l is missing")
+        line = parse(LogLine, text)
     except Invalid as error:
-        content = _unreadable(model, int(entry.partition("-")[0]) / 1000, str(error))
-    return {"id": entry, **content.model_dump()}
-
-
-def _unreadable(model: type[Event | LogLine], at: float, why: str) -> Event | LogLine:
-    text, at = f"a worker wrote an entry that can't be read: {why}", min(at, 1e15)
-    if model is Event:
-        return Event(at=at, kind="unreadable", text=text)
-    return LogLine(worker="unknown", at=at, line=text)
+        written = min(int(at.partition("-")[0]) / 1000, 1e15)
+        why = f"a worker wrote a line that can't be read: {error}"
+        line = LogLine(worker="unknown", at=written, line=why)
+    return {"id": at, **line.model_dump()}

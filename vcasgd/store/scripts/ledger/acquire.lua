@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Leases one work item to a worker.
 -- KEYS  1 record  2 work  3 leases  4 holders  5 open  6 quarantine  7 blocks  8 counters
---       9 placed  10 clearances  11 refused  12 events  13 shards
+--       9 placed  10 clearances  11 refused  12 shards
 -- ARGV  1 worker  2 lease in ms  3 kind of work item, '' for any  4 the worker's pass
 --       5 take over a subtask that was leased before this token if there is nothing else to do
 -- Includes ledger/clearance.lua
@@ -12,11 +12,11 @@
 -- slowest unfinished one; else the oldest lease of another worker.
 -- Includes expect_keys.lua
 expect_keys('record', 'work', 'leases', 'holders', 'open', 'quarantine', 'blocks', 'counters',
-  'placed', 'clearances', 'refused', 'events', 'shards')
+  'placed', 'clearances', 'refused', 'shards')
 if redis.call('HEXISTS', KEYS[6], ARGV[1]) == 1 then return {'wait', 'quarantined'} end
 local missing = clearance_missing(KEYS[1], KEYS[9], KEYS[10], ARGV[1], ARGV[4])
 if missing then
-  say_refused(KEYS[11], KEYS[12], ARGV[1], missing)
+  redis.call('HSET', KEYS[11], ARGV[1], missing)
   return {'wait', 'not cleared: ' .. missing}
 end
 local state = redis.call('HGET', KEYS[1], 'state')
@@ -53,7 +53,7 @@ if state ~= 'running' and state ~= 'starting' and state ~= 'finishing' then
 end
 local work = redis.call('HMGET', KEYS[2], 'total', 'per_epoch', 'finished', 'lead', 'shards')
 local total, per_epoch, finished = tonumber(work[1]), tonumber(work[2]), tonumber(work[3])
-local record = applied_record(KEYS[7], KEYS[13], tonumber(work[5] or 1), per_epoch or 0)
+local record = applied_record(KEYS[7], KEYS[12], tonumber(work[5] or 1), per_epoch or 0)
 
 local lowest, kind
 for _ = 1, 100 do

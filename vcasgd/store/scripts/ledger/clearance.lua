@@ -17,13 +17,3 @@ local function clearance_missing(record, placed, clearances, worker, pass)
   end
   return nil
 end
-
--- Records an event for each new reason, not for each request.
-local function say_refused(refused, events, worker, why)
-  if redis.call('HGET', refused, worker) == why then return end
-  redis.call('HSET', refused, worker, why)
-  local event = cjson.encode({
-    at = tonumber(redis.call('TIME')[1]), kind = 'lease-refused',
-    text = worker .. ' gets no work: ' .. why, details = {worker = worker, why = why}})
-  redis.call('XADD', events, 'MAXLEN', '~', 20000, '*', 'e', event)
-end

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Stores a worker's heartbeat and renews its leases.
 -- KEYS  1 record  2 leases  3 holders  4 workers  5 draining  6 quarantine
---       7 placed  8 clearances  9 refused  10 events  11 open  12 beats
+--       7 placed  8 clearances  9 refused  10 open  11 beats
 -- ARGV  1 worker  2 lease in ms  3 heartbeat, as JSON  4 the worker's pass
 --       5… work item, token, work item, token, …
 -- Returns {state, leave, lost work item…}.
@@ -10,14 +10,14 @@
 -- Includes ledger/clearance.lua
 -- Includes expect_keys.lua
 expect_keys('record', 'leases', 'holders', 'workers', 'draining', 'quarantine', 'placed',
-  'clearances', 'refused', 'events', 'open', 'beats')
+  'clearances', 'refused', 'open', 'beats')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local state = redis.call('HGET', KEYS[1], 'state') or 'gone'
 if state ~= 'gone' then
   redis.call('HSET', KEYS[4], ARGV[1], ARGV[3])
   -- numbered, so that readers request only what is new
-  redis.call('ZADD', KEYS[12], redis.call('ZINCRBY', KEYS[12], 1, ''), ARGV[1])
+  redis.call('ZADD', KEYS[11], redis.call('ZINCRBY', KEYS[11], 1, ''), ARGV[1])
 end
 local leave = ''
 if redis.call('SISMEMBER', KEYS[5], ARGV[1]) == 1 then leave = 'drain' end
@@ -25,7 +25,7 @@ if redis.call('HEXISTS', KEYS[6], ARGV[1]) == 1 then leave = 'quarantine' end
 local missing, itself = clearance_missing(KEYS[1], KEYS[7], KEYS[8], ARGV[1], ARGV[4])
 if missing then
   leave = 'not cleared: ' .. missing
-  say_refused(KEYS[9], KEYS[10], ARGV[1], missing)
+  redis.call('HSET', KEYS[9], ARGV[1], missing)
 end
 local answer = {state, leave}
 for i = 5, #ARGV, 2 do
@@ -40,7 +40,7 @@ for i = 5, #ARGV, 2 do
     local kind, number = string.match(piece, '^(%a+):(%d+)$')
     redis.call('ZREM', KEYS[2], piece)
     redis.call('HDEL', KEYS[3], piece)
-    redis.call('ZADD', KEYS[11], kind == 'train' and number or -1, piece)
+    redis.call('ZADD', KEYS[10], kind == 'train' and number or -1, piece)
   end
 end
 return answer
