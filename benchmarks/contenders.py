@@ -6,9 +6,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from environments import python_of
+
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers"
-ENVIRONMENTS = HERE / ".venvs"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Contender:
 
     @property
     def python(self) -> Path:
-        return ENVIRONMENTS / self.environment / "bin" / "python"
+        return python_of(self.environment)
 
     def argv(self, size_mb: int, seconds: float) -> list[str]:
         common = ["--size-mb", str(size_mb), "--workers", "2", "--seconds", f"{seconds:g}"]

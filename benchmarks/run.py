@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ from typing import Any
 
 import machine
 import report
-from contenders import CONTENDERS, ENVIRONMENTS, Contender
+from contenders import CONTENDERS, Contender
+from environments import prepare_environment
 from vcasgd.fleet.providers.local.processes import MARKER, kill_all
 
 HERE = Path(__file__).resolve().parent
@@ -31,8 +31,6 @@ HERE = Path(__file__).resolve().parent
 RUN_SECONDS = 180.0
 #: Seconds between two runs, to release sockets and memory.
 PAUSE_SECONDS = 0.5
-#: Pins torch, because newer versions bring large GPU libraries.
-CONSTRAINTS = "torch==2.13.0\n"
 
 
 @dataclass(frozen=True)
@@ -56,35 +54,9 @@ def options() -> Options:
 
 def prepare(contenders: list[Contender]) -> dict[str, str]:
     """Create missing virtual environments, and return the errors by environment."""
-    problems: dict[str, str] = {}
-    for environment in sorted({one.environment for one in contenders} - {""}):
-        one = next(each for each in contenders if each.environment == environment)
-        stamp = ENVIRONMENTS / environment / ".installed"
-        requirements = one.requirements.read_text()
-        if stamp.exists() and stamp.read_text() == requirements:
-            continue
-        print(f"installing {environment}", flush=True)
-        venv.create(ENVIRONMENTS / environment, with_pip=True, clear=True)
-        problem = install(one)
-        if problem:
-            problems[environment] = problem
-        else:
-            stamp.write_text(requirements)
-    return problems
-
-
-def install(contender: Contender) -> str:
-    """Install a contender, and return the last line of pip's error, or an empty string."""
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-        constraints.write(CONSTRAINTS)
-        constraints.flush()
-        done = subprocess.run(
-            [str(contender.python), "-m", "pip", "install", "--quiet", "--requirement",
-             str(contender.requirements), "--constraint", constraints.name],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    lines = done.stderr.strip().splitlines() or ["pip failed"]
-    return lines[-1] if done.returncode else ""
+    requirements = {one.environment: one.requirements for one in contenders if one.environment}
+    problems = {name: prepare_environment(name, path) for name, path in requirements.items()}
+    return {name: problem for name, problem in problems.items() if problem}
 
 
 def run_once(contender: Contender, size_mb: int, seconds: float) -> dict[str, Any]:

@@ -1,0 +1,66 @@
+"""The contenders, and what each needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults import Action
+
+HERE = Path(__file__).resolve().parent
+WORKERS = HERE / "workers"
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contender. One without ``script`` is vcasgd, whose stack starts and replaces machines.
+
+    ``environment`` is a virtual environment, with requirements in a file of that name. ``machines``
+    of which ``trainers`` train at the same time; None means all of the workload.
+    """
+
+    name: str
+    title: str
+    counted: str
+    script: str = ""
+    environment: str = ""
+    requirements: Path | None = None
+    machines: int | None = None
+    trainers: int | None = None
+    has_coordinator: bool = True
+    #: Faults that mean nothing to it, with the reason.
+    pointless: tuple[tuple[Action, str], ...] = ()
+
+
+ENTRANTS = {
+    entrant.name: entrant
+    for entrant in (
+        Entrant(OURS, "vcasgd", "samples of the updates in the published snapshot"),
+        Entrant(
+            "torchft-localsgd",
+            "torchft LocalSGD",
+            "committed steps of all groups; the lighthouse is the coordinator",
+            script="torchft_local.py",
+            environment="torchft",
+            requirements=HERE.parent / "peers" / "torchft.txt",
+        ),
+        Entrant(
+            "one-machine",
+            "one machine, warm standby",
+            "steps up to the last checkpoint, which is written every 20 steps",
+            script="one_machine.py",
+            environment="torch",
+            requirements=WORKERS / "torch.txt",
+            machines=2,
+            trainers=1,
+            has_coordinator=False,
+            pointless=((Action.COORDINATOR, "has none"), (Action.SLOW, "has no other machine")),
+        ),
+    )
+}
+
+
+def why_not(entrant: Entrant, action: Action | None) -> str:
+    """Return why a fault can't happen to a contender, or an empty string."""
+    return next((reason for each, reason in entrant.pointless if each is action), "")

@@ -1,0 +1,151 @@
+"""Run one heat: ``run.py`` starts this script for each, in a network of its own if it may.
+
+Prints the row as the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from cluster import PeerCluster
+from cnn import SLOW_FILE
+from entrants import ENTRANTS
+from faults import COLUMNS, NOTICE_SECONDS, Action, Event, schedule
+from judge import judge
+from outcomes import Heat, Row, Seen, Workload, figures, make_row
+from vcasgd.bench.goodput import Observations
+
+#: Seconds until all machines have contributed.
+START_SECONDS = 120.0
+#: Seconds for a fault to find enough machines.
+FIRE_SECONDS = 10.0
+POLL_SECONDS = 0.1
+
+
+class Cluster(Protocol):
+    """A contender's machines."""
+
+    @property
+    def trainers(self) -> int: ...
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+    def contributors(self) -> list[str]: ...
+    def kill(self, names: list[str]) -> None: ...
+    def notice(self, name: str, seconds: float) -> None: ...
+    def kill_coordinator(self, turn: int) -> str: ...
+    def observations(self) -> Observations: ...
+    def repeated(self) -> int | None: ...
+    def why(self) -> str: ...
+
+
+def make_cluster(heat: Heat, workload: Workload, folder: Path, data: Path) -> Cluster:
+    entrant = ENTRANTS[heat.contender]
+    if entrant.script:
+        return PeerCluster(entrant, workload, folder, data)
+    # Imported here, because it takes seconds.
+    from ours import OurCluster
+
+    return OurCluster(workload, folder, data, COLUMNS[heat.column].at_once)
+
+
+def run_heat(heat: Heat, workload: Workload, data: Path, isolated: bool) -> Row:
+    """Return the row of a run. What goes wrong in a contender is its result."""
+    with tempfile.TemporaryDirectory(prefix="vcr-", dir="/tmp") as name:
+        folder = Path(name)
+        cluster = make_cluster(heat, workload, folder, data)
+        try:
+            cluster.start()
+            _log("waits for all machines")
+            if not _await(lambda: len(cluster.contributors()) >= cluster.trainers, START_SECONDS):
+                return {"ended": f"did not start: {cluster.why()}"}
+            _log(f"all {cluster.trainers} machines train")
+            seen = _measure(cluster, heat, workload, folder)
+            if not isolated:
+                seen.loopback_bytes = None
+        finally:
+            cluster.close()
+        _log("judges the snapshots")
+        seen.accuracies = judge(folder / "snapshots", data, seen.window[1])
+        return figures(seen, workload.pace)
+
+
+def _measure(cluster: Cluster, heat: Heat, workload: Workload, folder: Path) -> Seen:
+    rng = random.Random(heat.number)
+    column = COLUMNS[heat.column]
+    faults = missed = 0
+    start, before = time.time(), loopback_bytes()
+    for event in schedule(column, workload.seconds, cluster.trainers, heat.number):
+        time.sleep(max(0.0, start + event.at - time.time()))
+        fired = _fire(cluster, event, rng, folder)
+        _log(f"{event.at:6.1f} s: {event.action} {fired or 'found no machine'}")
+        faults += len(fired)
+        missed += event.machines - len(fired)
+    time.sleep(max(0.0, start + workload.seconds - time.time()))
+    window = (start, time.time())
+    seen = Seen(cluster.observations(), window, faults=faults, missed=missed)
+    seen.loopback_bytes = loopback_bytes() - before
+    seen.repeated = cluster.repeated()
+    return seen
+
+
+def _fire(cluster: Cluster, event: Event, rng: random.Random, folder: Path) -> list[str]:
+    if event.action is Action.COORDINATOR:
+        return [cluster.kill_coordinator(event.turn)]
+    enough = min(event.machines, cluster.trainers)
+    _await(lambda: len(cluster.contributors()) >= enough, FIRE_SECONDS)
+    present = cluster.contributors()
+    chosen = rng.sample(present, min(enough, len(present)))
+    if event.action is Action.SLOW:
+        (folder / SLOW_FILE).write_text(chosen[0])
+    elif event.action is Action.NOTICE:
+        for name in chosen:
+            cluster.notice(name, NOTICE_SECONDS)
+    else:
+        cluster.kill(chosen)
+    return chosen
+
+
+def loopback_bytes() -> int:
+    """Return the bytes that the loopback interface of this network has carried."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name.strip() == "lo":
+            return int(rest.split()[0])
+    return 0
+
+
+def _await(done: Callable[[], bool], limit: float) -> bool:
+    deadline = time.monotonic() + limit
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def _log(text: str) -> None:
+    print(f"    {time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("heat", type=json.loads)
+    parser.add_argument("workload", type=json.loads)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--isolated", action="store_true", help="the network is this run's own")
+    given = parser.parse_args()
+    heat, workload = Heat(**given.heat), Workload(**given.workload)
+    row = make_row(heat, workload, run_heat(heat, workload, given.data, given.isolated))
+    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

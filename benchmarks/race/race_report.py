@@ -1,0 +1,246 @@
+"""Report of the race, as Markdown; plots if matplotlib is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+import machine
+from entrants import ENTRANTS, OURS, Entrant, why_not
+from faults import COLUMNS, Column
+from markdown import table
+from outcomes import TARGET, Row, Workload
+
+NOT_MEASURED = "not measured"
+#: A difference of medians that single runs don't show.
+AHEAD = 1.03
+
+PAGE = """\
+# The race: the same training under the same faults
+
+    make race
+
+{workers} machines on one computer train the convolutional network of `examples/mnist` on MNIST.
+Each machine computes {batch} samples in {pace_ms:g} ms, because a step waits until then, and
+exchanges updates every {sync_every} steps, or, with data parallelism, in every step. All contenders
+have the same model, initial parameters, data, local optimizer, pace, and faults. The clock starts
+when all machines have contributed to the model, and a run is measured for {seconds:g} s. A machine
+that is lost is replaced at once, and one with a notice at its notice; its start takes the time that
+the contender's own programs take. The contenders take turns.
+
+{machine}
+
+{noise}
+
+## Samples per second
+
+Samples that came into the model per second, and in parentheses as a share of what the machines
+compute at their pace, from their first step to their end. What is missing to 1 is the cost of
+exchanges, faults, and recovery. Medians of the runs, with their number if it isn't {runs}.
+
+{throughput}
+
+## Seconds to an accuracy of {target}
+
+The accuracy of snapshots, every 2 s, on the test images. A run that didn't get there counts as
+infinite.
+
+{times}
+
+## Exchanged bytes, pauses, and replacements
+
+Of the runs above: megabytes per second over the loopback interface of the run's own network; the
+longest time without a change of the model; seconds from a loss to the replacement's first
+contribution, negative if it came before the loss.
+
+{details}
+
+## Where a peer is ahead
+
+{ahead}
+
+## Not measured
+
+{left_out}
+
+## Contenders
+
+{contenders}
+"""
+
+
+def write_report(rows: Sequence[Row], workload: Workload, path: Path, runs: int = 3) -> None:
+    """Write the report of all runs of a workload, and its plots."""
+    chosen = [row for row in rows if Workload(**row["workload"]) == workload]
+    path.write_text(page(chosen, workload, machine.describe(), runs))
+    try:
+        from race_curves import draw
+    except ImportError:
+        return
+    draw(chosen, path.with_suffix(""))
+
+
+def page(rows: Sequence[Row], workload: Workload, facts: dict[str, str], runs: int) -> str:
+    loads = [row["load"] for row in rows if "load" in row]
+    noise = ""
+    if loads:
+        noise = (
+            f"The load of the computer before the {len(loads)} runs (average of one minute) was "
+            f"{min(loads):.1f} to {max(loads):.1f}, with a median of {median(loads):.1f}."
+        )
+    columns = [column for column in COLUMNS.values() if not column.missing]
+    return PAGE.format(
+        **vars(workload),
+        runs=runs,
+        noise=noise,
+        target=TARGET,
+        machine=table(("", ""), facts.items()),
+        throughput=_grid(rows, columns, lambda group: throughput_cell(group, runs)),
+        times=_grid(rows, columns, time_cell),
+        details=_details(rows),
+        ahead=_bullets(peers_ahead(rows)) or "In no measured column.",
+        left_out=_bullets(left_out(rows, runs)) or "Nothing.",
+        contenders=table(
+            ("contender", "what counts", "requirements"),
+            ([one.title, one.counted, _requirements(one)] for one in ENTRANTS.values()),
+        ),
+    )
+
+
+def group_of(rows: Iterable[Row], contender: str, column: str) -> list[Row]:
+    return [row for row in rows if row["contender"] == contender and row["column"] == column]
+
+
+def finished(group: Iterable[Row]) -> list[Row]:
+    """Return the runs that have figures; one that hangs has them, too."""
+    return [row for row in group if row["ended"] in ("ok", "hung")]
+
+
+def throughput_cell(group: Sequence[Row], runs: int) -> str:
+    measured = finished(group)
+    if not group:
+        return NOT_MEASURED
+    if not measured:
+        return str(group[-1]["ended"])[:40]
+    rate = median(row["samples_per_s"] for row in measured)
+    shares = [row["share"] for row in measured if row["share"] is not None]
+    share = f" ({median(shares):.2f})" if shares else ""
+    failed = len(group) - sum(row["ended"] == "ok" for row in group)
+    notes = [f"{failed} of {len(group)} hung or failed"] if failed else []
+    notes += [f"{len(group)} run{'s' * (len(group) > 1)}"] if len(group) != runs else []
+    return f"{rate:,.0f}{share}" + "".join(f", {note}" for note in notes)
+
+
+def seconds_to_target(group: Sequence[Row]) -> float | None:
+    """Return the median, which is infinite if half of the runs didn't reach the target."""
+    measured = finished(group)
+    if not measured:
+        return None
+    return median(
+        float("inf") if row["target_s"] is None else float(row["target_s"]) for row in measured
+    )
+
+
+def time_cell(group: Sequence[Row]) -> str:
+    seconds = seconds_to_target(group)
+    if seconds is None:
+        return NOT_MEASURED if not group else "–"
+    if seconds != float("inf"):
+        return f"{seconds:.1f}"
+    best = max((row["accuracy"] or 0.0 for row in finished(group)), default=0.0)
+    return f"none ({best:.3f})"
+
+
+def peers_ahead(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a sentence for each peer that has a better median than vcasgd under a fault."""
+    for column in COLUMNS.values():
+        ours = group_of(rows, OURS, column.name)
+        for name, entrant in ENTRANTS.items():
+            theirs = group_of(rows, name, column.name)
+            if name == OURS or not finished(ours) or not finished(theirs):
+                continue
+            yield from _advantages(entrant, column, ours, theirs)
+
+
+def _advantages(
+    entrant: Entrant, column: Column, ours: Sequence[Row], theirs: Sequence[Row]
+) -> Iterator[str]:
+    rates = [median(row["samples_per_s"] for row in finished(each)) for each in (ours, theirs)]
+    if rates[1] > AHEAD * rates[0]:
+        ratio = rates[1] / max(rates[0], 1e-9)
+        yield f"{column.title}: {entrant.title} counts {ratio:.2f} × the samples"
+    my_time, their_time = seconds_to_target(ours), seconds_to_target(theirs)
+    if my_time is not None and their_time is not None and AHEAD * their_time < my_time:
+        never = my_time == float("inf")
+        needed = "which vcasgd doesn't" if never else f"vcasgd after {my_time:.1f} s"
+        reached = f"reaches the target after {their_time:.1f} s"
+        yield f"{column.title}: {entrant.title} {reached}, {needed}"
+
+
+def left_out(rows: Sequence[Row], runs: int) -> Iterator[str]:
+    """Yield what the tables lack, with the reason."""
+    for column in COLUMNS.values():
+        if column.missing:
+            yield f"{column.title}: {column.missing}"
+            continue
+        absent = []
+        for name, entrant in ENTRANTS.items():
+            reason = why_not(entrant, column.action)
+            made = len(group_of(rows, name, column.name))
+            if reason:
+                yield f"{column.title}: {entrant.title} {reason}"
+            elif made < runs:
+                absent.append(f"{entrant.title} ({made} of {runs} runs)")
+        if absent:
+            yield f"{column.title}: {', '.join(absent)}"
+    yield "the exchange of a transformer with 30–100 million parameters: not built yet"
+
+
+def _grid(rows: Sequence[Row], columns: Sequence[Column], cell: Callable[[list[Row]], str]) -> str:
+    heads = ("", *(column.title for column in columns))
+    return table(heads, (_grid_row(rows, one, columns, cell) for one in ENTRANTS.values()))
+
+
+def _grid_row(
+    rows: Sequence[Row],
+    entrant: Entrant,
+    columns: Sequence[Column],
+    cell: Callable[[list[Row]], str],
+) -> Iterator[str]:
+    yield entrant.title
+    for column in columns:
+        reason = why_not(entrant, column.action)
+        yield "–" if reason else cell(group_of(rows, entrant.name, column.name))
+
+
+def _details(rows: Sequence[Row]) -> str:
+    lines = []
+    for column in COLUMNS.values():
+        for name, entrant in ENTRANTS.items():
+            group = finished(group_of(rows, name, column.name))
+            if group:
+                lines.append([column.title, entrant.title, *_detail_cells(group)])
+    heads = ("fault", "contender", "MB/s", "longest pause, s", "replaced after, s")
+    return table((*heads, "faults fired, missed", "repeated samples"), lines)
+
+
+def _detail_cells(group: Sequence[Row]) -> Iterator[str]:
+    carried = [row["bytes_per_s"] for row in group if row["bytes_per_s"] is not None]
+    yield f"{median(carried) / 1e6:.2f}" if carried else "–"
+    yield f"{median(row['longest_pause_s'] for row in group):.1f}"
+    replaced = [each for row in group for each in row["replaced_s"]]
+    yield f"{median(replaced):.1f}" if replaced else "–"
+    yield f"{sum(row['faults'] for row in group)}, {sum(row['missed'] for row in group)}"
+    repeated = [row["repeated"] for row in group if row["repeated"] is not None]
+    yield str(sum(repeated)) if repeated else "–"
+
+
+def _requirements(entrant: Entrant) -> str:
+    if entrant.requirements is None:
+        return "this repository"
+    return ", ".join(entrant.requirements.read_text().split())
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

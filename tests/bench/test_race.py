@@ -1,0 +1,223 @@
+"""The pure parts of ``benchmarks/race``: faults, figures of a run, what is left, and the report."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+MODULES = ("entrants", "faults", "machine", "markdown", "outcomes", "race_report")
+
+
+@pytest.fixture
+def race(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the modules of the benchmark, which are scripts."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.syspath_prepend(str(FOLDER / "race"))
+    loaded: dict[str, ModuleType] = {name: importlib.import_module(name) for name in MODULES}
+    yield SimpleNamespace(**loaded)
+    for name in MODULES:
+        del sys.modules[name]
+
+
+# -- faults ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "seconds", "times", "at_once"),
+    [
+        ("quiet", 60.0, [], 0),
+        ("kill", 60.0, [15.0, 30.0, 45.0], 1),
+        ("kill", 22.0, [], 0),
+        ("notice", 23.0, [15.0], 1),
+        ("bulk", 90.0, [30.0, 60.0], 3),
+        ("slow", 60.0, [0.0], 1),
+        ("coordinator", 60.0, [30.0], 1),
+    ],
+)
+def test_faults_happen_at_fixed_times(
+    race: Any, column: str, seconds: float, times: list[float], at_once: int
+) -> None:
+    events = race.faults.schedule(race.faults.COLUMNS[column], seconds, 4, 0)
+
+    assert [event.at for event in events] == times
+    assert {event.machines for event in events} == ({at_once} if times else set())
+
+
+def test_a_trace_loses_machines_within_the_run(race: Any) -> None:
+    events = race.faults.schedule(race.faults.COLUMNS["trace"], 60.0, 4, 0)
+
+    assert events
+    assert all(0 < event.at < 60 and event.machines == 1 for event in events)
+
+
+def test_runs_continue_the_cycle_of_parts(race: Any) -> None:
+    column = race.faults.COLUMNS["coordinator"]
+
+    turns = [event.turn for run in range(3) for event in race.faults.schedule(column, 90, 4, run)]
+
+    assert turns == [0, 1, 2, 3, 4, 5]
+
+
+def test_no_more_machines_are_lost_than_there_are(race: Any) -> None:
+    (event,) = race.faults.schedule(race.faults.COLUMNS["bulk"], 60.0, 1, 0)
+
+    assert event.machines == 1
+
+
+# -- figures of a run --------------------------------------------------------------------------
+
+
+def lines(first_step: float, *commits: tuple[float, int]) -> list[dict[str, Any]]:
+    return [
+        {"at": first_step, "kind": "step"},
+        *({"at": at, "kind": "commit", "total": total} for at, total in commits),
+    ]
+
+
+def seen_with_a_loss(race: Any, **more: Any) -> Any:
+    """Two machines of 10 samples per second; one ends at 110, and its replacement steps at 115."""
+    commits = [(float(at), 20 * (at - 95)) for at in range(95, 111)]
+    commits += [(float(at), 300 + 10 * (at - 110)) for at in range(111, 121)]
+    observations = race.outcomes.observe(
+        {"a": 90.0, "b": 90.0, "c": 111.0},
+        {"b": 110.0},
+        {"a": lines(95.0, *commits), "b": lines(95.0, commits[0]), "c": lines(115.0, (116.0, 360))},
+    )
+    return race.outcomes.Seen(observations, (100.0, 120.0), **more)
+
+
+def test_figures_of_a_run(race: Any) -> None:
+    accuracies = [(101.0, 0.9), (109.0, 0.986), (120.0, 0.984)]
+    seen = seen_with_a_loss(race, accuracies=accuracies, faults=1, loopback_bytes=1000)
+
+    row = race.outcomes.figures(seen, pace=10.0)
+
+    assert row["ended"] == "ok"
+    assert row["samples_per_s"] == 15.0
+    # 20 + 10 + 5 machine-seconds since the first steps, and 4 to boot
+    assert row["share"] == pytest.approx(300 / 350, abs=1e-4)
+    assert row["share_with_boot"] == pytest.approx(300 / 390, abs=1e-4)
+    assert (row["target_s"], row["accuracy"]) == (9.0, 0.984)
+    assert (row["replaced_s"], row["longest_pause_s"]) == ([6.0], 1.0)
+    assert (row["faults"], row["bytes_per_s"]) == (1, 50)
+    assert row["curve"][-1] == [20.0, 300]
+
+
+def test_a_run_without_progress_at_its_end_hangs(race: Any) -> None:
+    seen = seen_with_a_loss(race)
+    seen.window = (100.0, 140.0)
+
+    assert race.outcomes.figures(seen, pace=10.0)["ended"] == "hung"
+
+
+def test_a_model_that_goes_back_to_a_checkpoint_loses_samples(race: Any) -> None:
+    observations = race.outcomes.observe(
+        {"a": 0.0},
+        {},
+        {"a": lines(0.0, (1.0, 100), (2.0, 200), (3.0, 100), (4.0, 300))},
+    )
+
+    assert observations.samples(1.0, 4.0) == 200
+    assert observations.samples(2.0, 3.0) == -100
+
+
+def test_machines_report_the_same_change_once(race: Any) -> None:
+    observations = race.outcomes.observe(
+        {"a": 0.0, "b": 0.0}, {}, {"a": lines(0.0, (1.0, 5)), "b": lines(0.0, (1.1, 5), (2.0, 9))}
+    )
+
+    assert observations.progress == [(1.0, 5), (2.0, 9)]
+
+
+def test_an_incomplete_last_line_is_left_out(race: Any) -> None:
+    assert race.outcomes.parse_lines('{"at": 1}\n{"at"') == [{"at": 1}]
+    assert race.outcomes.parse_lines('{"at"') == []
+
+
+# -- results and report ------------------------------------------------------------------------
+
+
+def make_row(race: Any, contender: str, column: str, number: int = 0, **content: Any) -> Any:
+    usual = {
+        "ended": "ok",
+        "samples_per_s": 2000.0,
+        "share": 0.8,
+        "target_s": 30.0,
+        "accuracy": 0.99,
+        "faults": 1,
+        "missed": 0,
+        "longest_pause_s": 1.0,
+        "replaced_s": [4.0],
+        "bytes_per_s": 1e6,
+        "repeated": None,
+    }
+    heat = race.outcomes.Heat(contender, column, number)
+    return race.outcomes.make_row(heat, race.outcomes.Workload(), {**usual, **content})
+
+
+def test_an_interrupted_race_continues(race: Any, tmp_path: Path) -> None:
+    path, workload = tmp_path / "race.jsonl", race.outcomes.Workload()
+    race.outcomes.append_row(make_row(race, "ours", "kill", ended="hung"), path)
+    race.outcomes.append_row(make_row(race, "ours", "kill"), path)
+
+    rows = race.outcomes.read_rows(path)
+    left = race.outcomes.missing(["ours", "one-machine"], ["kill"], 2, workload, rows)
+
+    assert [row["ended"] for row in rows] == ["ok"]
+    assert [(heat.contender, heat.number) for heat in left] == [
+        ("one-machine", 0), ("ours", 1), ("one-machine", 1),
+    ]  # fmt: skip
+    longer = race.outcomes.Workload(seconds=90.0)
+    assert len(list(race.outcomes.missing(["ours"], ["kill"], 2, longer, rows))) == 2
+
+
+@pytest.mark.parametrize(
+    ("contents", "shown", "time"),
+    [
+        ([], "not measured", "not measured"),
+        ([{}], "2,000 (0.80), 1 run", "30.0"),
+        ([{}, {"samples_per_s": 1000.0}, {"target_s": 34.0}], "2,000 (0.80)", "30.0"),
+        (
+            [{}, {"ended": "hung", "target_s": None}, {"target_s": None, "accuracy": 0.9}],
+            "2,000 (0.80), 1 of 3 hung or failed",
+            "none (0.990)",
+        ),
+        ([{"ended": "did not start: no port"}], "did not start: no port", "–"),
+    ],
+)
+def test_cells_show_medians_and_failures(
+    race: Any, contents: list[dict[str, Any]], shown: str, time: str
+) -> None:
+    group = [make_row(race, "ours", "kill", nth, **each) for nth, each in enumerate(contents)]
+
+    assert race.race_report.throughput_cell(group, 3) == shown
+    assert race.race_report.time_cell(group) == time
+
+
+def test_report_says_where_a_peer_is_ahead_and_what_is_missing(race: Any) -> None:
+    rows = [
+        make_row(race, "ours", "kill", samples_per_s=1500.0, target_s=None),
+        make_row(race, "torchft-localsgd", "kill", samples_per_s=3000.0),
+        make_row(race, "torchft-localsgd", "quiet"),
+    ]
+
+    page = race.race_report.page(rows, race.outcomes.Workload(), {"cores": "2"}, 3)
+
+    assert "torchft LocalSGD counts 2.00 × the samples" in page
+    assert "reaches the target after 30.0 s, which vcasgd doesn't" in page
+    assert "no faults: vcasgd (0 of 3 runs)" in page
+    assert "netem" in page
+
+
+def test_every_entrant_has_its_files(race: Any) -> None:
+    for entrant in race.entrants.ENTRANTS.values():
+        if entrant.script:
+            assert (race.entrants.WORKERS / entrant.script).is_file()
+            assert entrant.requirements.is_file()
