@@ -16,7 +16,7 @@ MODULES := dashboard/node_modules/.installed
 PAGES   := vcasgd/api/static/index.html
 SOURCES := $(shell find dashboard -type f -not -path '*/node_modules/*' -not -path '*/test/*' -not -name '*.py' -not -name openapi.json)
 
-.PHONY: help setup dashboard types screenshots demo test test-all test-deploy check protocol format bench race up down clean
+.PHONY: help setup dashboard types screenshots demo test test-all test-ci check protocol format bench race up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -69,8 +69,8 @@ test-all: setup dashboard  ## all tests: long ones too, and every store test on 
 	$(NPM) test
 	$(PYTEST) --extended
 
-test-deploy: setup dashboard  ## long tests of terraform/ on an emulated AWS, and of the wheel
-	$(PYTEST) --extended -m extended tests/terraform tests/unit/test_wheel.py
+test-ci: setup dashboard  ## long tests that continuous integration runs too
+	$(PYTEST) --extended -m ci
 
 check: setup $(MODULES)  ## style, types, layers, prose
 	$(BIN)/ruff check .

@@ -87,12 +87,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--extended",
         action="store_true",
-        help="also run the extended tests, and every store test on Redis as well as on Valkey",
+        help="also run long tests, and every store test on Redis as well as on Valkey",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the extended tests unless ``--extended`` is given, and sort the longest files first.
+    """Deselect the long tests unless ``--extended`` is given, and sort the longest files first.
 
     ``make test`` tells xdist to keep this order.
     """
@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_extended(item: pytest.Item) -> bool:
     """Return True for marked tests, and for those on Redis that need no second server."""
-    if item.get_closest_marker("extended"):
+    if item.get_closest_marker("extended") or item.get_closest_marker("ci"):
         return True
     call = getattr(item, "callspec", None)
     values = call.params.values() if call else ()

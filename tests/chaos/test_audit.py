@@ -31,13 +31,14 @@ CALLS, PAUSE_SECONDS = 20, 0.1
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("kills", "store_nodes", "replicas"),
     [
-        (8, 2, 1),
-        pytest.param(9, 1, 0, marks=pytest.mark.extended),
-        pytest.param(8, 3, 0, marks=pytest.mark.extended),
-        pytest.param(10, 1, 1, marks=pytest.mark.extended),
+        pytest.param(8, 2, 1, marks=pytest.mark.ci),
+        (9, 1, 0),
+        (8, 3, 0),
+        (10, 1, 1),
     ],
 )
 def test_nothing_is_lost_or_repeated_whatever_dies(

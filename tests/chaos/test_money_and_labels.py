@@ -116,6 +116,7 @@ def test_labeled_data_stays_in_allowed_pools_after_a_pool_is_edited(
     assert not (fleet.home / "cache" / "outside").exists(), "and none of its data is cached there"
 
 
+@pytest.mark.ci
 def test_budget_pauses_the_job_before_it_is_spent(
     fleet: Fleet, eventually: Eventually, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.connection import connect
 from vcasgd.store.keys import LedgerKeys
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
 TOKEN, LINE = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
 DIGEST = f"digest {hashlib.sha256(TOKEN.encode()).hexdigest()} hello"

@@ -28,6 +28,8 @@ from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 
 SCENARIOS = Path(__file__).parents[2] / "chaos" / "scenarios"
+#: Scenarios that take less than a minute.
+QUICK = ("no-capacity",)
 WORKERS = 3
 FREEZE = {"what": "freeze", "where": "ledger", "when": 3, "for": 5}
 EXPECT = {"longest_pause": "10s"}
@@ -345,9 +347,14 @@ def test_full_disk_has_no_space_until_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.extended)
+        for path in sorted(SCENARIOS.glob("*.yaml"))
+    ],
+)
 def test_scenario_costs_no_more_than_expected(path: Path) -> None:
     argv = [sys.executable, "-m", "vcasgd.cli", "chaos", "run", str(path), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=1100, check=False)

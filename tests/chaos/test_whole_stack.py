@@ -341,6 +341,7 @@ def test_paused_job_releases_its_workers_and_continues_when_resumed(
     eventually(lambda: stack.updates(job) > at_rest)
 
 
+@pytest.mark.ci
 def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eventually) -> None:
     # Given a job that was never restored
     assert "restored" not in {event.kind for event in stack.client.events(job)}

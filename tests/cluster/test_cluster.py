@@ -211,6 +211,7 @@ Cluster.connect("{rig.address}", "{NAMESPACE}", timeout=5)
     assert "ClusterError" in done.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_workers_survive_their_head_and_are_found_again(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]

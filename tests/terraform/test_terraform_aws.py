@@ -121,7 +121,7 @@ def _named(aws: EmulatedAws, name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.extended
+@pytest.mark.ci
 def test_applied_cluster_provides_what_machines_need(applied: Terraform, aws: EmulatedAws) -> None:
     # Given an applied cluster, then the outputs point to it
     outputs = applied.outputs()
@@ -162,7 +162,7 @@ def _sources(aws: EmulatedAws, group: str, port: int) -> set[str]:
     }
 
 
-@pytest.mark.extended
+@pytest.mark.ci
 def test_controller_gets_pools_with_the_created_resources(
     applied: Terraform, aws: EmulatedAws
 ) -> None:
@@ -190,7 +190,7 @@ def test_controller_gets_pools_with_the_created_resources(
     assert "/etc/systemd/system/vcasgd-worker.service" in _files(worker)
 
 
-@pytest.mark.extended
+@pytest.mark.ci
 def test_control_plane_generates_the_secrets_and_other_machines_read_them(
     applied: Terraform, aws: EmulatedAws, tmp_path: Path
 ) -> None:
@@ -248,7 +248,7 @@ def _run_secrets(aws: EmulatedAws, files: dict[str, str], root: Path) -> dict[st
     return dict(line.split("=", 1) for line in file.read_text().splitlines())
 
 
-@pytest.mark.extended
+@pytest.mark.ci
 def test_failed_unit_appears_in_the_tags_of_its_machine(
     applied: Terraform, aws: EmulatedAws, tmp_path: Path
 ) -> None:
@@ -277,7 +277,7 @@ def test_failed_unit_appears_in_the_tags_of_its_machine(
     assert said in _shell(applied.outputs()["boot_errors_command"], aws)
 
 
-@pytest.mark.extended
+@pytest.mark.ci
 def test_second_plan_is_empty_and_destroy_leaves_nothing(
     applied: Terraform, aws: EmulatedAws, before: dict[str, list[str]], tmp_path: Path
 ) -> None:

@@ -91,7 +91,7 @@ def test_root_fits_the_schema_of_its_provider(root: str, tmp_path: Path) -> None
     assert "The configuration is valid" in terraform("validate", "-no-color")
 
 
-@pytest.mark.extended
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("root", ["aws", "gcp"])
 def test_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:

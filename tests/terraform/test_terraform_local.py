@@ -45,7 +45,7 @@ def _processes_of(home: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.extended
+@pytest.mark.ci
 def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
     # Given a fresh clone
     home = tmp_path / "home"

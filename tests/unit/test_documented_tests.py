@@ -13,10 +13,10 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = ("SECURITY.md", "docs/guarantees.md", "docs/security.md")
 #: A file of tests, and optionally a test or a class in it; "…" stands for the file named before.
-#: A dagger marks an extended test.
+#: A dagger marks a long test.
 REFERENCE = re.compile(r"(tests/[\w/]+\.py|…)((?:::\w+)*)(`†)?")
-#: Runs in `make test-all` only; see tests/conftest.py.
-EXTENDED = "extended"
+#: Marks of tests that `make test` leaves out; see tests/conftest.py.
+LONG = "(extended|ci)"
 
 
 def references(document: str) -> Iterator[tuple[str, str, bool]]:
@@ -41,21 +41,21 @@ def runs_in_make_test(file: str) -> dict[str, bool]:
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
     ]
-    return dict(_each_test(tree.body, "", _is_extended(marks)))
+    return dict(_each_test(tree.body, "", _is_long(marks)))
 
 
-def _each_test(body: list[ast.stmt], prefix: str, extended: bool) -> Iterator[tuple[str, bool]]:
+def _each_test(body: list[ast.stmt], prefix: str, long: bool) -> Iterator[tuple[str, bool]]:
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            own = extended or _is_extended(map(ast.unparse, node.decorator_list))
+            own = long or _is_long(map(ast.unparse, node.decorator_list))
             yield prefix + node.name, not own
             if isinstance(node, ast.ClassDef):
                 yield from _each_test(node.body, f"{prefix}{node.name}::", own)
 
 
-def _is_extended(marks: Iterator[str] | list[str]) -> bool:
-    """Return True if all of a test is extended, not only some of its parameters."""
-    return any(re.search(rf"mark\.{EXTENDED}\b", each) and "param" not in each for each in marks)
+def _is_long(marks: Iterator[str] | list[str]) -> bool:
+    """Return True if all of a test is long, not only some of its parameters."""
+    return any(re.search(rf"mark\.{LONG}\b", each) and "param" not in each for each in marks)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -76,7 +76,7 @@ def test_pages_in_a_wheel_are_served(wheel: Path, tmp_path: Path) -> None:
         assert {name.removeprefix(PAGES) for name in pages} == built
 
 
-@pytest.mark.extended
+@pytest.mark.ci
 def test_a_wheel_built_in_a_fresh_clone_serves_the_dashboard(tmp_path: Path) -> None:
     # Given the files of a clone, without any that were built
     clone = tmp_path / "clone"
