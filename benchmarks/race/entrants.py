@@ -46,6 +46,48 @@ ENTRANTS = {
             requirements=HERE.parent / "peers" / "torchft.txt",
         ),
         Entrant(
+            "torchft-diloco",
+            "torchft DiLoCo",
+            "committed steps of all groups; the lighthouse is the coordinator",
+            script="torchft_diloco.py",
+            environment="torchft",
+            requirements=HERE.parent / "peers" / "torchft.txt",
+        ),
+        Entrant(
+            "torchft-step",
+            "torchft data parallelism",
+            "committed steps of all groups, an all-reduce each; the lighthouse is the coordinator",
+            script="torchft_step.py",
+            environment="torchft",
+            requirements=HERE.parent / "peers" / "torchft.txt",
+        ),
+        Entrant(
+            "torchrun",
+            "torchrun elastic, checkpoints",
+            "steps up to the last checkpoint, which is written every 20 steps; the store of the "
+            "rendezvous is the coordinator",
+            script="torchrun_elastic.py",
+            environment="torch",
+            requirements=WORKERS / "torch.txt",
+        ),
+        Entrant(
+            "ray-train",
+            "Ray Train, elastic",
+            "steps up to the last checkpoint, which is written every 20 steps; the head with the "
+            "driver is the coordinator",
+            script="ray_elastic.py",
+            environment="ray-train",
+            requirements=WORKERS / "ray.txt",
+        ),
+        Entrant(
+            "hivemind",
+            "hivemind local steps",
+            "finished epochs of 20 steps of 4 machines; the first DHT peer is the coordinator",
+            script="hivemind_local.py",
+            environment="hivemind",
+            requirements=HERE.parent / "peers" / "hivemind.txt",
+        ),
+        Entrant(
             "one-machine",
             "one machine, warm standby",
             "steps up to the last checkpoint, which is written every 20 steps",

@@ -24,7 +24,7 @@ from outcomes import Heat, Row, Seen, Workload, figures, make_row
 from vcasgd.bench.goodput import Observations
 
 #: Seconds until all machines have contributed.
-START_SECONDS = 120.0
+START_SECONDS = 180.0
 #: Seconds for a fault to find enough machines.
 FIRE_SECONDS = 10.0
 POLL_SECONDS = 0.1

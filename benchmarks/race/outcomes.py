@@ -13,7 +13,7 @@ from vcasgd.bench.goodput import MachineLife, Observations
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "race.jsonl"
 TARGET = 0.985
 #: A run without progress for this long at its end hangs.
-HUNG_SECONDS = 15.0
+HUNG_SECONDS = 25.0
 #: Points of a run's curve that are kept.
 CURVE_POINTS = 60
 

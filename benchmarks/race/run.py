@@ -21,7 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))
+# Before installed packages, of which one is named as a module here.
+sys.path.insert(1, str(HERE.parent))
 
 from entrants import ENTRANTS, Entrant, why_not  # noqa: E402
 from environments import prepare_environment  # noqa: E402

@@ -112,7 +112,7 @@ def test_figures_of_a_run(race: Any) -> None:
 
 def test_a_run_without_progress_at_its_end_hangs(race: Any) -> None:
     seen = seen_with_a_loss(race)
-    seen.window = (100.0, 140.0)
+    seen.window = (100.0, 150.0)
 
     assert race.outcomes.figures(seen, pace=10.0)["ended"] == "hung"
 

@@ -111,16 +111,20 @@ class Training:
             self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True
         )
         self._batches: Iterator[tuple[Tensor, Tensor]] = Digits(options.data, "train").batches(
-            options.batch, zlib.crc32(name.encode())
+            options.batch, zlib.crc32(f"{name} {os.getpid()}".encode())
         )
         self._pace = Pace(options.pace / options.batch, options.folder, name)
 
-    def backward(self) -> None:
-        """Compute the gradients of a batch, in the time of a step."""
+    def backward(self, wrapped: nn.Module | None = None) -> None:
+        """Compute the gradients of a batch, in the time of a step.
+
+        ``wrapped`` is the model in a module that also reduces the gradients.
+        """
         with self._pace.step(self.batch):
             images, labels = next(self._batches)
             self.optimizer.zero_grad()
-            nn.functional.cross_entropy(self.model(images), labels).backward()
+            scores = (wrapped or self.model)(images)
+            nn.functional.cross_entropy(scores, labels).backward()
 
 
 class Notice:

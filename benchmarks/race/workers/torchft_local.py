@@ -25,7 +25,7 @@ def main() -> None:
     samples = options.batch * options.sync_every
     committed = 0
     with LocalSGD(manager, training.model, training.optimizer, options.sync_every):
-        while not (notice.given and committed):
+        while True:
             training.backward()
             training.optimizer.step()
             reporter.step()
