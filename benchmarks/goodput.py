@@ -45,19 +45,19 @@ PAGE = """\
     {command}
 
 Each row is one run of `vcasgd bench goodput` with the shown options: 4 local machines; each
-trains 64 samples in 80 ms and pushes them. After 15 s without faults, faults happen for 60 s, every
-15 s if the options don't say otherwise. *Goodput* is the samples that were applied over what the
-same machines did without faults in as many machine-seconds that existed. *With boot* also counts
-the machine-seconds in which a replacement boots. *Of the pace* compares with machines that do
-nothing but steps, and exchange nothing.
+trains 64 samples in 80 ms and pushes them. Once their progress is even, 30 s without faults are
+measured. Then faults happen for 60 s, every 15 s if the options don't say otherwise. *Goodput* is
+the samples that were applied over what the same machines did without faults in as many
+machine-seconds that existed. *With boot* also counts the machine-seconds in which a replacement
+boots. *Of the pace* compares with machines that do nothing but steps, and exchange nothing.
 
 {machine}
 
 {table}
 
-A goodput above 1 means that the time without faults was slower, perhaps because workers still chose
-how long their rounds are. So compare *of the pace*, and the samples per second with faults, with
-those of *none*. One machine that is 4 times slower leaves 3.25 of 4 machines, which is 0.81.
+A goodput above 1 means that the time without faults was slower. So compare *of the pace*, and the
+samples per second with faults, with those of *none*. One machine that is 4 times slower leaves 3.25
+of 4 machines, which is 0.81.
 """
 
 

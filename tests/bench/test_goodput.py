@@ -43,6 +43,27 @@ def test_goodput_compares_with_the_same_machine_seconds_without_faults() -> None
     assert figures.wasted_s == {"booting": 3.0}
 
 
+@pytest.mark.parametrize(
+    ("rates", "settled"),
+    [
+        ([20, 20, 20], True),
+        ([8, 20, 20, 20], True),
+        ([8, 20, 20], False),
+        ([20, 20, 18], False),
+        ([20.0, 20.5, 20.0], True),
+        ([20, 20], False),
+        ([0, 0, 0], False),
+    ],
+)
+def test_progress_settles_when_three_spans_are_alike(rates: list[float], settled: bool) -> None:
+    totals = [5 * sum(rates[:number]) for number in range(len(rates) + 1)]
+    progress = [(100.0 + 5 * number, int(total)) for number, total in enumerate(totals)]
+
+    seen = Observations(progress=progress)
+
+    assert seen.is_settled(since=100.0, now=progress[-1][0]) == settled
+
+
 def test_a_loss_without_a_replacement() -> None:
     seen = run_with_a_loss()
     del seen.machines["c"]

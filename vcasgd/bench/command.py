@@ -138,8 +138,9 @@ def goodput_command(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Number of machines.")] = 4,
     seconds: Annotated[float, typer.Option(min=1, help="Duration with faults.")] = 60.0,
     quiet_seconds: Annotated[
-        float, typer.Option(min=1, help="Duration before that, for comparison.")
-    ] = 15.0,
+        float,
+        typer.Option(min=1, help="Duration before that, for comparison, once progress is even."),
+    ] = 30.0,
     evict_every: Annotated[
         float, typer.Option(min=0, help="Seconds between two losses; 0 for none.")
     ] = 15.0,

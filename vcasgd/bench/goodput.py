@@ -9,6 +9,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+#: Length and number of the spans that must have about the same rate of progress.
+SPAN_SECONDS, SPANS = 5.0, 3
+#: Largest difference between their rates, as a share of the mean.
+MOST_DIFFERENCE = 0.05
+
 
 @dataclass
 class MachineLife:
@@ -54,6 +59,15 @@ class Observations:
         (since, before), (until, after) = self.progress[place - 1 : place + 1]
         return before + (after - before) * (at - since) / (until - since)
 
+    def is_settled(self, since: float, now: float) -> bool:
+        """Return True if the last spans of time since a moment had about the same progress."""
+        starts = [now - SPAN_SECONDS * (nth + 1) for nth in range(SPANS)]
+        if starts[-1] < since:
+            return False
+        done = [self.samples(start, start + SPAN_SECONDS) for start in starts]
+        mean = sum(done) / SPANS
+        return mean > 0 and max(done) - min(done) <= MOST_DIFFERENCE * mean
+
     def machine_seconds(self, since: float, until: float, *, booting: bool = False) -> float:
         """Return the seconds of all machines within ``[since, until]``."""
         lives = self.machines.values()
@@ -86,10 +100,11 @@ class GoodputFigures:
 
     ``goodput`` is the samples that were applied while there were faults over what machines of the
     quiet time, before the first fault, would have done in the machine-seconds that existed. It
-    leaves out the time to boot, which ``goodput_with_boot`` includes. ``share_of_pace`` compares
-    with machines that do nothing but steps, and depends on no quiet time. ``replaced_s`` are the
-    seconds from each loss to the first push of the replacement, to about one heartbeat, and
-    ``wasted_s`` machine-seconds by cause.
+    leaves out the time to boot, which ``goodput_with_boot`` includes. The quiet time began
+    ``settled_after_s`` after all machines had pushed; None if their progress did not settle.
+    ``share_of_pace`` compares with machines that do nothing but steps, and depends on no quiet
+    time. ``replaced_s`` are the seconds from each loss to the first push of the replacement, to
+    about one heartbeat, and ``wasted_s`` machine-seconds by cause.
     """
 
     quiet_samples_per_s: float
@@ -102,6 +117,7 @@ class GoodputFigures:
     replaced_median_s: float | None
     longest_pause_s: float
     wasted_s: dict[str, float]
+    settled_after_s: float | None = None
     samples_lost: int | None = None
     samples_repeated: int | None = None
 

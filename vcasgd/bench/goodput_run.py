@@ -31,6 +31,8 @@ from vcasgd.store.tensors.snapshot_store import SnapshotStore
 #: Samples for which a worker trains ``pace_ms``.
 SHARE = 64
 POLL_SECONDS = 0.05
+#: Seconds for the progress to settle, because workers first choose how long their rounds are.
+SETTLE_SECONDS = 60.0
 #: Seconds for the job to end once its steps take no time.
 FINISH_SECONDS = 300.0
 Log = Callable[[str], None]
@@ -45,7 +47,7 @@ class GoodputOptions:
 
     workers: int = 4
     seconds: float = 60.0
-    quiet_seconds: float = 15.0
+    quiet_seconds: float = 30.0
     evict_every: float = 15.0
     at_once: int = 1
     notice: float | None = None
@@ -91,7 +93,10 @@ class GoodputOptions:
                 },
                 # Twice as many as it needs; the rest takes no time.
                 "epochs": math.ceil(
-                    2 * rate * (self.seconds + self.quiet_seconds) / self.epoch_samples
+                    2
+                    * rate
+                    * (self.seconds + self.quiet_seconds + SETTLE_SECONDS)
+                    / self.epoch_samples
                 ),
                 "workers": {"min": 1, "max": self.workers},
             }
@@ -147,7 +152,9 @@ class _GoodputRun:
     def measure(self) -> GoodputFigures:
         options, seen = self._options, self._observer.seen
         await_result(self._all_push, f"{options.workers} machines that push")
-        self._log(f"{options.workers} machines train; {options.quiet_seconds:g} s without faults")
+        self._log(f"{options.workers} machines train")
+        settled_after = self._settle()
+        self._log(f"{options.quiet_seconds:g} s without faults")
         quiet = self._wait(options.quiet_seconds)
         self._choose_slow()
         before = self._wasted()
@@ -168,6 +175,7 @@ class _GoodputRun:
         progress = job.progress
         return replace(
             figures,
+            settled_after_s=settled_after,
             samples_lost=progress.samples_lost,
             samples_repeated=progress.samples_repeated,
         )
@@ -176,6 +184,16 @@ class _GoodputRun:
         start = time.time()
         time.sleep(seconds)
         return start, time.time()
+
+    def _settle(self) -> float | None:
+        """Wait for even progress, and return how long it took; None if there was none."""
+        start = time.time()
+        while (now := time.time()) < start + SETTLE_SECONDS:
+            if self._observer.seen.is_settled(start, now - POLL_SECONDS):
+                return round(now - start, 1)
+            time.sleep(POLL_SECONDS)
+        self._log(f"the progress did not settle in {SETTLE_SECONDS:g} s")
+        return None
 
     def _all_push(self) -> bool:
         lives = self._observer.seen.machines.values()
