@@ -220,16 +220,18 @@ def _details(rows: Sequence[Row]) -> str:
         for name, entrant in ENTRANTS.items():
             group = finished(group_of(rows, name, column.name))
             if group:
-                lines.append([column.title, entrant.title, *_detail_cells(group)])
+                lines.append([column.title, entrant.title, *_detail_cells(entrant, group)])
     heads = ("fault", "contender", "MB/s", "longest pause, s", "replaced after, s")
     return table((*heads, "faults fired, missed", "repeated samples"), lines)
 
 
-def _detail_cells(group: Sequence[Row]) -> Iterator[str]:
+def _detail_cells(entrant: Entrant, group: Sequence[Row]) -> Iterator[str]:
     carried = [row["bytes_per_s"] for row in group if row["bytes_per_s"] is not None]
     yield f"{median(carried) / 1e6:.2f}" if carried else "–"
     yield f"{median(row['longest_pause_s'] for row in group):.1f}"
-    replaced = [each for row in group for each in row["replaced_s"]]
+    # A standby was launched before the loss, so its launch doesn't tell whom it replaces.
+    known = entrant.trainers is None
+    replaced = [each for row in group for each in row["replaced_s"] if known]
     yield f"{median(replaced):.1f}" if replaced else "–"
     yield f"{sum(row['faults'] for row in group)}, {sum(row['missed'] for row in group)}"
     repeated = [row["repeated"] for row in group if row["repeated"] is not None]

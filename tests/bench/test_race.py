@@ -1,18 +1,29 @@
-"""The pure parts of ``benchmarks/race``: faults, figures of a run, what is left, and the report."""
+"""``benchmarks/race``: faults, figures of a run, machines, what is left, and the report."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-MODULES = ("entrants", "faults", "machine", "markdown", "outcomes", "race_report")
+MODULES = (
+    "cluster",
+    "entrants",
+    "environments",
+    "faults",
+    "machine",
+    "markdown",
+    "outcomes",
+    "race_report",
+)
 
 
 @pytest.fixture
@@ -139,6 +150,62 @@ def test_machines_report_the_same_change_once(race: Any) -> None:
 def test_an_incomplete_last_line_is_left_out(race: Any) -> None:
     assert race.outcomes.parse_lines('{"at": 1}\n{"at"') == [{"at": 1}]
     assert race.outcomes.parse_lines('{"at"') == []
+
+
+# -- machines ----------------------------------------------------------------------------------
+
+SCRIPT = """
+import json, pathlib, subprocess, sys, time
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if given["--role"] == "worker":
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    path = pathlib.Path(given["--folder"]) / "progress" / (given["--machine"] + ".jsonl")
+    rows = [{"at": time.time(), "kind": "step"}]
+    rows.append({"at": time.time(), "kind": "commit", "total": 64, "child": child.pid})
+    path.write_text("".join(json.dumps(row) + chr(10) for row in rows))
+time.sleep(600)
+"""
+
+
+def test_killed_machines_are_replaced_and_none_is_left(
+    race: Any, tmp_path: Path, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_module = race.cluster
+    (tmp_path / "peer.py").write_text(SCRIPT)
+    monkeypatch.setattr(cluster_module, "WORKERS", tmp_path)
+    monkeypatch.setattr(cluster_module, "python_of", lambda _: sys.executable)
+    entrant = race.entrants.Entrant("peer", "", "", script="peer.py", environment="peer")
+    workload = race.outcomes.Workload(workers=2)
+    cluster = cluster_module.PeerCluster(entrant, workload, tmp_path, tmp_path)
+    cluster.start()
+    try:
+        # Given machines that contribute
+        eventually(lambda: len(cluster.contributors()) == 2)
+
+        # When one is killed, one gets a notice, and the coordinator dies
+        first, second = cluster.contributors()
+        cluster.kill([first])
+        cluster.notice(second, 0.1)
+        cluster.kill_coordinator(0)
+
+        # Then others take their places
+        eventually(lambda: cluster.contributors() == ["machine-2", "machine-3"])
+        assert len(cluster.observations().losses) == 2
+    finally:
+        cluster.close()
+    children = [
+        json.loads(path.read_text().splitlines()[1])["child"]
+        for path in (tmp_path / "progress").iterdir()
+    ]
+    assert len(children) == 4
+    assert not any(is_alive(child) for child in children)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # -- results and report ------------------------------------------------------------------------
