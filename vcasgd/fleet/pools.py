@@ -37,14 +37,23 @@ LOCAL_POOL = "local"
 JOIN = "join"
 #: Provider of pools whose machines are jobs of a Slurm cluster.
 SLURM = "slurm"
+#: Provider of pools whose machines are pods of a Kubernetes cluster.
+KUBERNETES = "kubernetes"
+#: Providers from which the stack orders machines that join through the gateway.
+ORDERED_PROVIDERS = (SLURM, KUBERNETES)
 #: Providers whose machines join through the gateway, so that they aren't part of Ray's cluster.
-JOINING_PROVIDERS = (JOIN, SLURM)
+JOINING_PROVIDERS = (JOIN, *ORDERED_PROVIDERS)
 
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 #: Value of an option of sbatch.
 SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.&|*,:=-]{1,255}$")]
-#: Letters in the name of a Slurm pool, which is part of its machines' names.
-LONGEST_SLURM_POOL = 20
+#: Name of an object of Kubernetes.
+KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+#: Letters in the name of a pool whose machines are ordered, which is part of their names.
+LONGEST_ORDERED_POOL = 20
+#: Fields of a pod and a container that the stack sets itself.
+_OWN_POD = ("containers", "restartPolicy", "terminationGracePeriodSeconds")
+_OWN_CONTAINER = ("name", "image", "command", "args")
 
 
 class LocalTemplate(StrictModel):
@@ -102,6 +111,43 @@ class SlurmTemplate(StrictModel):
     price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
 
 
+class KubernetesTemplate(StrictModel):
+    """The pod of each machine, and where it runs.
+
+    ``pod`` and ``container`` are further fields of a pod's and a container's specification, as in a
+    manifest. The secret ``token_secret`` has the token under the key ``token``; only the container
+    gets it.
+    """
+
+    image: Name
+    token_secret: KubernetesName
+    namespace: KubernetesName = "default"
+    context: Name | None = Field(default=None, description="of the kubeconfig")
+    memory: str | None = Field(default=None, pattern=r"^[1-9][0-9]*(Mi|Gi|M|G)$")
+    grace_seconds: int = Field(default=60, ge=1, le=3600, strict=True)
+    pod: dict[str, Any] = Field(default_factory=dict)
+    container: dict[str, Any] = Field(default_factory=dict)
+    price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
+
+    @field_validator("pod")
+    @classmethod
+    def _pod_is_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _without(value, _OWN_POD)
+
+    @field_validator("container")
+    @classmethod
+    def _container_is_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(value.get("env", []), list):
+            raise ValueError("env must be a list")
+        return _without(value, _OWN_CONTAINER)
+
+
+def _without(value: dict[str, Any], own: Iterable[str]) -> dict[str, Any]:
+    if given := sorted(value.keys() & set(own)):
+        raise ValueError(f"{given[0]} is set by the stack; remove it")
+    return value
+
+
 class PoolSpec(StrictModel):
     """One place to buy machines, in any cloud."""
 
@@ -109,7 +155,7 @@ class PoolSpec(StrictModel):
     simple: ClassVar[bool] = False
 
     name: str = Field(pattern=POOL_PATTERN)
-    provider: Literal["local", "aws", "gcp", "join", "slurm"]
+    provider: Literal["local", "aws", "gcp", "join", "slurm", "kubernetes"]
     region: str = ""
     zones: tuple[Name, ...] = ()
     instance_types: tuple[Name, ...] = ()
@@ -189,9 +235,32 @@ class SlurmPoolSpec(PoolSpec):
 
     @model_validator(mode="after")
     def _short_name(self) -> SlurmPoolSpec:
-        if len(self.name) > LONGEST_SLURM_POOL:
-            raise ValueError(f"name has more than {LONGEST_SLURM_POOL} letters")
+        _check_length(self.name)
         return self
+
+
+class KubernetesPoolSpec(PoolSpec):
+    """Pool whose machines are pods. Zones and types are labels of nodes; the default is any."""
+
+    simple: ClassVar[bool] = True
+
+    provider: Literal["kubernetes"]
+    zones: tuple[Name, ...] = Field(default=("any",), min_length=1)
+    instance_types: tuple[Name, ...] = Field(default=("node",), min_length=1)
+    boot_seconds: float = Field(default=900.0, gt=0)
+    template: KubernetesTemplate
+
+    @model_validator(mode="after")
+    def _consistent(self) -> KubernetesPoolSpec:
+        _check_length(self.name)
+        if "affinity" in self.template.pod and self.model_fields_set & {"zones", "instance_types"}:
+            raise ValueError("template.pod.affinity excludes zones and instance_types")
+        return self
+
+
+def _check_length(name: str) -> None:
+    if len(name) > LONGEST_ORDERED_POOL:
+        raise ValueError(f"name has more than {LONGEST_ORDERED_POOL} letters")
 
 
 class AwsPoolSpec(PoolSpec):
@@ -255,6 +324,7 @@ _KINDS: dict[str, type[PoolSpec]] = {
     "gcp": GcpPoolSpec,
     "join": JoinPoolSpec,
     "slurm": SlurmPoolSpec,
+    "kubernetes": KubernetesPoolSpec,
 }
 
 

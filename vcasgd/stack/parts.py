@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vcasgd.cluster import Command, head
 from vcasgd.errors import SpecError
-from vcasgd.fleet.pools import JOINING_PROVIDERS, SLURM
+from vcasgd.fleet.pools import JOINING_PROVIDERS, ORDERED_PROVIDERS
 from vcasgd.fleet.providers.local.processes import MARKER
 from vcasgd.fleet.providers.registry import configured_pools
 from vcasgd.stack import probes
@@ -86,9 +86,10 @@ def make_parts(layout: StackLayout, kinds: Iterable[str] = PARTS) -> list[StackP
     if GATEWAY not in layout.ports:
         selected.discard(GATEWAY)
     providers = {pool.provider for pool in configured_pools(layout.settings)}
-    if SLURM in providers and "controller" in selected and GATEWAY not in layout.ports:
+    ordered = sorted(providers.intersection(ORDERED_PROVIDERS))
+    if ordered and "controller" in selected and GATEWAY not in layout.ports:
         raise SpecError(
-            "machines of Slurm have no address where they can join",
+            f"machines of {ordered[0]} pools have no address where they can join",
             remedy="use vcasgd up --join-port",
             field="VCASGD_JOIN_PORT",
         )

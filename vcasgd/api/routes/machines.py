@@ -20,8 +20,9 @@ from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
 from vcasgd.errors import Conflict, JobUnreadable, NotFound
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
-from vcasgd.fleet.pools import SLURM
-from vcasgd.fleet.providers.slurm.names import MachineName
+from vcasgd.fleet.pools import KUBERNETES, SLURM
+from vcasgd.fleet.providers.kubernetes import names as kubernetes_names
+from vcasgd.fleet.providers.slurm import names as slurm_names
 from vcasgd.schemas.machines import JoinRequest, JoinView, OrderView, ReportBody, ReportView
 from vcasgd.settings import Settings
 from vcasgd.store.address import LEDGER, tensors_service
@@ -36,6 +37,12 @@ from vcasgd.store.ledger.joined_machines import (
 from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
+
+#: How the names of ordered machines are parsed, by provider.
+_ORDERED = {
+    KUBERNETES: kubernetes_names.PodName.parse,
+    SLURM: slurm_names.MachineName.parse,
+}
 
 router = APIRouter(tags=["machines"])
 
@@ -147,8 +154,9 @@ def _pool(control: Control, caller: Caller, instance: str | None) -> str:
     """
     pools = control.pools()
     row = pools.get(caller.pool or "", {})
-    if caller.pool is not None and row.get("provider") == SLURM:
-        name = MachineName.parse(instance or "")
+    parse = _ORDERED.get(str(row.get("provider")))
+    if caller.pool is not None and parse is not None:
+        name = parse(instance or "")
         # A token of one pool must not take over what was ordered in another one.
         if name is None or name.pool != caller.pool:
             raise Conflict(

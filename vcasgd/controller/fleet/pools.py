@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from vcasgd.errors import FleetError, SpecError
-from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, SLURM, PoolSpec
+from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.join.provider import JoinedFleet
 from vcasgd.fleet.providers.registry import configured_pools, make_providers
@@ -60,9 +60,10 @@ class PoolRegistry:
         return all(pool.provider in JOINING_PROVIDERS for pool in self.specs.values())
 
     def _replace(self, pools: tuple[PoolSpec, ...]) -> None:
-        if self._settings.join_url is None and any(each.provider == SLURM for each in pools):
+        ordered = [each.provider for each in pools if each.provider in ORDERED_PROVIDERS]
+        if self._settings.join_url is None and ordered:
             raise SpecError(
-                "machines of Slurm have no address where they can join",
+                f"machines of {ordered[0]} pools have no address where they can join",
                 remedy="set VCASGD_JOIN_PORT",
                 field="VCASGD_JOIN_PORT",
             )

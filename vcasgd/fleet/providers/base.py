@@ -112,7 +112,7 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """``local``, ``aws``, ``gcp``, ``join``, or ``slurm``."""
+        """``local``, ``aws``, ``gcp``, ``join``, ``slurm``, or ``kubernetes``."""
         ...
 
     @property

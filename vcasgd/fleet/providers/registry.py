@@ -10,6 +10,7 @@ from vcasgd.fleet.pools import (
     AwsPoolSpec,
     GcpPoolSpec,
     JoinPoolSpec,
+    KubernetesPoolSpec,
     LocalPoolSpec,
     PoolSpec,
     SlurmPoolSpec,
@@ -36,9 +37,9 @@ def make_providers(
     """Return the provider of each pool, in order.
 
     Pools of one region (AWS) or project (Google) share a provider, and so do those that machines
-    join by themselves, and those of Slurm. ``joined``: where the machines are that join. Raises
-    :class:`~vcasgd.errors.SpecError` if a library is missing or a price is unknown, and
-    :class:`~vcasgd.errors.FleetError` without credentials.
+    join by themselves, those of Slurm, and those of one namespace of Kubernetes. ``joined``: where
+    the machines are that join. Raises :class:`~vcasgd.errors.SpecError` if a library is missing or
+    a price is unknown, and :class:`~vcasgd.errors.FleetError` without credentials.
     """
     made: dict[tuple[str, str], Provider] = {}
     for pool in pools:
@@ -50,6 +51,9 @@ def make_providers(
             elif isinstance(pool, SlurmPoolSpec):
                 specs = _of(SlurmPoolSpec, together)
                 made[place] = SlurmProvider(settings.cluster, specs, joined or NothingJoined())
+            elif isinstance(pool, KubernetesPoolSpec):
+                pods = _of(KubernetesPoolSpec, together)
+                made[place] = _kubernetes(settings, pods, joined or NothingJoined())
             else:
                 made[place] = _MAKERS[pool.provider](settings, together)
     return {pool.name: made[_place(pool)] for pool in pools}
@@ -87,6 +91,8 @@ def _place(pool: PoolSpec) -> tuple[str, str]:
             return pool.provider, pool.template.project
         case JoinPoolSpec() | SlurmPoolSpec():
             return pool.provider, ""
+        case KubernetesPoolSpec():
+            return pool.provider, f"{pool.template.context}/{pool.template.namespace}"
         case _:
             return pool.provider, pool.name
 
@@ -114,6 +120,16 @@ def _gcp(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
     table = PriceTable.load("gcp", settings.prices)
     specs = _of(GcpPoolSpec, pools)
     return GcpProvider(settings.cluster, specs, table, url=settings.compute_url)
+
+
+def _kubernetes(
+    settings: Settings, pools: Sequence[KubernetesPoolSpec], joined: JoinedFleet
+) -> Provider:
+    try:
+        from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
+    except ImportError as error:
+        raise _missing("kubernetes", error) from error
+    return KubernetesProvider(settings.cluster, pools, joined)
 
 
 _MAKERS: dict[str, Callable[[Settings, Sequence[PoolSpec]], Provider]] = {

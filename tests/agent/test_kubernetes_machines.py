@@ -1,0 +1,136 @@
+"""Machines that are pods: a node is drained, and no sample is lost or repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.counted_job import CountedJob
+from support.kubernetes import NAMESPACE, Kubelet, KubernetesApi, api_server
+from support.ports import free_port
+
+from vcasgd.chaos.audited_job import own_settings
+from vcasgd.client import Client
+from vcasgd.spec.access import Scope
+from vcasgd.stack import StackHome, running
+
+pytestmark = pytest.mark.slow
+
+Eventually = Callable[..., Any]
+
+POOL = "gpu"
+MACHINES = 2
+DRAINS = 10
+#: Epochs that last longer than all of them.
+MANY_EPOCHS = 20
+
+
+@dataclass
+class KubernetesStack:
+    """A stack whose only pool is a namespace of Kubernetes."""
+
+    client: Client
+    api: KubernetesApi
+    kubelet: Kubelet
+    token: str
+
+    def trains_on(self, count: int) -> bool:
+        """Return True if so many machines run and have a worker."""
+        rows = self.client.instances()
+        return len([row for row in rows if row.joined and row.job]) == count
+
+    def drain_one(self, eventually: Eventually) -> None:
+        """Drain the node of a machine, and wait until another one has replaced it."""
+        eventually(lambda: self.trains_on(MACHINES) and len(self.api.machines()) == MACHINES)
+        victim = self.api.machines()[0]
+        self.api.drain(victim)
+        eventually(lambda: victim not in self.api.pods())
+        said = self.kubelet.log_of(victim)
+        assert "leaves: interrupted" in said, "it got a notice"
+        assert "left in good order" in said
+        eventually(lambda: self.trains_on(MACHINES))
+        assert victim not in self.api.machines()
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.extended)])
+def stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KubernetesStack]:
+    folder = tmp_path_factory.mktemp("kubernetes")
+    with api_server(request.param, folder) as api, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(api.kubeconfig))
+        port, values = free_port(), dict[tuple[str, str], str]()
+        kubelet = Kubelet(api, folder, values)
+        settings = own_settings(
+            folder / "home",
+            heartbeat=0.5,
+            idle_seconds=3.0,
+            pools=_pools_file(folder),
+            join_port=port,
+            join_host="127.0.0.1",
+            join_url=f"https://127.0.0.1:{port}",
+        )
+        with running(settings) as state:
+            assert "head" not in state.parts, "there is no Ray"
+            with Client(state.api_url, StackHome(settings.home).token()) as client:
+                token = client.create_token("kubernetes", Scope.JOIN, pool=POOL).token
+                values["join", "token"] = token
+                yield KubernetesStack(client, api, kubelet, token)
+        left = [name for name, pod in api.pods().items()
+                if pod["status"]["phase"] in ("Pending", "Running")
+                and "deletionTimestamp" not in pod["metadata"]]  # fmt: skip
+        assert left == [], "`down` left a pod behind"
+        kubelet.end()
+
+
+def _pools_file(folder: Path) -> Path:
+    template = {"image": "vcasgd:test", "token_secret": "join", "namespace": NAMESPACE}
+    pool = {
+        "name": POOL,
+        "provider": "kubernetes",
+        "max_instances": MACHINES,
+        "template": {**template, "container": {"env": [{"name": "VCASGD_HOME",
+                                                        "value": str(folder)}]}},
+    }  # fmt: skip
+    path = folder / "pools.yaml"
+    path.write_text(yaml.safe_dump({"pools": [pool]}))
+    return path
+
+
+@pytest.mark.ci
+def test_drained_machine_is_replaced_and_no_sample_is_lost(
+    stack: KubernetesStack, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a job on two machines
+    job = CountedJob(stack.client, tmp_path)
+    job.await_updates(3, eventually)
+
+    # When the node of one of them is drained
+    stack.drain_one(eventually)
+
+    # Then another one replaces it, and every sample was applied exactly once
+    assert stack.token not in str(stack.api.pods()), "it is in the secret only"
+    job.finish()
+
+    # And machines without a job end
+    eventually(lambda: not stack.api.machines() and not stack.api.machines("Pending"))
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(1800)
+def test_many_drains_and_kills_lose_no_sample(
+    stack: KubernetesStack, tmp_path: Path, eventually: Eventually
+) -> None:
+    job = CountedJob(stack.client, tmp_path, MANY_EPOCHS)
+    for _ in range(DRAINS):
+        stack.drain_one(eventually)
+        job.await_updates(1, eventually)
+        victim = stack.api.machines()[0]
+        stack.api.remove(victim)
+        eventually(lambda gone=victim: gone not in stack.api.pods())
+    job.finish()
+    eventually(lambda: not stack.api.machines())

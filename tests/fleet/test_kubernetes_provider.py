@@ -1,0 +1,319 @@
+"""Pods as machines, on an API server. Their commands are processes that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.kubernetes import MISSING_IMAGE, PODS, Kubelet, KubernetesApi, api_server
+from support.ports import free_port
+
+from vcasgd.errors import (
+    CloudDenied,
+    CloudUnavailable,
+    FleetError,
+    InvalidRequest,
+    NoCapacity,
+    QuotaExceeded,
+    SpecError,
+    Throttled,
+)
+from vcasgd.fleet.pools import KubernetesPoolSpec, parse_pools
+from vcasgd.fleet.providers.base import INSTANCE_ID, Boot, Instance, InstanceState
+from vcasgd.fleet.providers.join.provider import NothingJoined
+from vcasgd.fleet.providers.kubernetes import provider as provider_module
+from vcasgd.fleet.providers.kubernetes.client import error_of
+from vcasgd.fleet.providers.kubernetes.manifest import pod
+from vcasgd.fleet.providers.kubernetes.names import PodName, launch_name
+from vcasgd.fleet.providers.kubernetes.pods import parse_pods
+from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
+
+Eventually = Callable[..., Any]
+
+SECRET = "a-token-that-nobody-sees"
+#: Says what it gets, and waits for the notice.
+MACHINE = """
+trap 'echo notice; exit 0' TERM
+echo "$0 $VCASGD_TOKEN $EXTRA"
+while true; do sleep 0.1; done
+"""
+BOOT = Boot(("sh", "-c", MACHINE, INSTANCE_ID))
+FAILING = Boot(("sh", "-c", "echo no such model >&2; exit 3"))
+
+
+def pool(**fields: Any) -> dict[str, Any]:
+    template = {"image": "vcasgd:1", "token_secret": "join", "namespace": "training",
+                "grace_seconds": 30, **fields.pop("template", {})}  # fmt: skip
+    return {"name": "gpu", "provider": "kubernetes", "template": template, **fields}
+
+
+def spec_of(**fields: Any) -> KubernetesPoolSpec:
+    return KubernetesPoolSpec.model_validate(pool(**fields))
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.extended)])
+def api(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KubernetesApi]:
+    folder = tmp_path_factory.mktemp("kubernetes")
+    with api_server(request.param, folder) as api, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(api.kubeconfig))
+        yield api
+
+
+@pytest.fixture
+def kubelet(api: KubernetesApi, tmp_path: Path) -> Iterator[Kubelet]:
+    kubelet = Kubelet(api, tmp_path, {("join", "token"): SECRET})
+    yield kubelet
+    kubelet.end()
+
+
+@pytest.fixture
+def provider(
+    api: KubernetesApi, kubelet: Kubelet, eventually: Eventually
+) -> Iterator[KubernetesProvider]:
+    env = [{"name": "EXTRA", "value": "more"}]
+    specs = [
+        spec_of(template={"container": {"env": env}}),
+        spec_of(name="lost", template={"image": MISSING_IMAGE}),
+    ]
+    provider = KubernetesProvider("c", specs, NothingJoined())
+    yield provider
+    provider.terminate(*(one.id for one in provider.instances()))
+    eventually(lambda: not provider.instances())
+    for name in api.pods():
+        api.remove(name)
+    provider.close()
+
+
+def one_of(provider: KubernetesProvider, machine: str) -> Instance | None:
+    return next((one for one in provider.instances() if one.id == machine), None)
+
+
+def state_of(provider: KubernetesProvider, machine: str) -> InstanceState | None:
+    one = one_of(provider, machine)
+    return one.state if one else None
+
+
+def test_machines_run_get_a_notice_and_end(
+    api: KubernetesApi, provider: KubernetesProvider, kubelet: Kubelet, eventually: Eventually
+) -> None:
+    # Given two machines
+    first, second = provider.launch("gpu", 2, BOOT, "token-1")
+    running = InstanceState.RUNNING
+    eventually(lambda: [each.state for each in provider.instances()] == [running, running])
+    eventually(lambda: kubelet.log_of(first) == f"{first} {SECRET} more\n")
+    assert SECRET not in str(api.pods()), "it is in the secret only"
+
+    # When the launch is repeated, then nothing starts
+    assert provider.launch("gpu", 5, BOOT, "token-1") == [first, second]
+
+    # When a node is drained, then its machine has a notice
+    api.call("DELETE", f"{PODS}/{first}")
+    one = one_of(provider, first)
+    if one is not None:  # It may have left already.
+        assert one.state is InstanceState.LEAVING
+        assert one.notice_at is not None
+    eventually(lambda: one_of(provider, first) is None)
+    assert "notice" in kubelet.log_of(first)
+
+    # When one is killed, it has none
+    provider.kill(second)
+    eventually(lambda: one_of(provider, second) is None)
+    assert "notice" not in kubelet.log_of(second)
+    provider.kill(second)
+    provider.terminate(first, second)
+
+
+def test_eviction_gives_the_machine_its_time(
+    provider: KubernetesProvider, kubelet: Kubelet, eventually: Eventually
+) -> None:
+    (machine,) = provider.launch("gpu", 1, BOOT, "token-2")
+    eventually(lambda: "more" in kubelet.log_of(machine))
+
+    provider.evict(machine, 20)
+
+    eventually(lambda: one_of(provider, machine) is None)
+    assert "notice" in kubelet.log_of(machine)
+
+
+def test_container_that_does_not_start_or_fails_says_why(
+    provider: KubernetesProvider, eventually: Eventually
+) -> None:
+    (lost,) = provider.launch("lost", 1, BOOT, "token-3")
+    (failing,) = provider.launch("gpu", 1, FAILING, "token-4")
+
+    def problem(machine: str) -> str:
+        provider.instances()
+        return provider.boot_error(machine) or ""
+
+    eventually(lambda: "ErrImagePull: no such host" in problem(lost))
+    assert state_of(provider, lost) is InstanceState.BOOTING
+    eventually(lambda: "no such model" in problem(failing))
+    assert one_of(provider, failing) is None
+
+
+def test_pods_that_ended_are_deleted_after_a_while(
+    api: KubernetesApi,
+    provider: KubernetesProvider,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (machine,) = provider.launch("gpu", 1, FAILING, "token-5")
+    eventually(lambda: provider.boot_error(machine) if provider.instances() == [] else None)
+    assert machine in api.pods()
+
+    monkeypatch.setattr(provider_module, "KEPT_SECONDS", -60.0)
+    provider.instances()
+
+    eventually(lambda: machine not in api.pods())
+
+
+def test_pods_of_others_are_no_machines(api: KubernetesApi, provider: KubernetesProvider) -> None:
+    for name, labels in {
+        "other": {"vcasgd.dev/cluster": "c", "vcasgd.dev/pool": "gpu"},
+        "join-gpu-0123456789ab-0": {"vcasgd.dev/cluster": "c", "vcasgd.dev/pool": "lost"},
+        "join-gpu-0123456789ab-1": {"vcasgd.dev/cluster": "another", "vcasgd.dev/pool": "gpu"},
+    }.items():
+        container = {"name": "machine", "image": "vcasgd:1", "command": ["sleep", "60"]}
+        api.call("POST", PODS, {"metadata": {"name": name, "labels": labels},
+                                "spec": {"containers": [container]}})  # fmt: skip
+
+    assert provider.instances() == []
+    provider.kill("other")
+    assert {"other", "join-gpu-0123456789ab-1"} <= api.pods().keys()
+
+
+def test_long_list_is_read_to_its_end(
+    provider: KubernetesProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vcasgd.fleet.providers.kubernetes.client._PAGE", 2)
+    machines = provider.launch("gpu", 5, BOOT, "token-6")
+    assert sorted(one.id for one in provider.instances()) == machines
+
+
+def test_quota_ends_a_launch(api: KubernetesApi, provider: KubernetesProvider) -> None:
+    api.limit_pods(len(api.pods()) + 1)
+    try:
+        (machine,) = provider.launch("gpu", 3, BOOT, "token-7")
+        with pytest.raises(QuotaExceeded, match="exceeded quota"):
+            provider.launch("gpu", 1, BOOT, "token-8")
+        assert [one.id for one in provider.instances()] == [machine]
+    finally:
+        path = "/api/v1/namespaces/training/resourcequotas/machines"
+        merge = {"Content-Type": "application/merge-patch+json"}
+        hard = {"hard": {"pods": "1000"}}
+        api.call("PATCH", f"{path}/status", {"status": hard}, headers=merge)
+
+
+def test_what_the_api_server_refuses_is_named(
+    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def provider(**fields: Any) -> KubernetesProvider:
+        return KubernetesProvider("c", [spec_of(**fields)], NothingJoined())
+
+    wrong = provider(template={"pod": {"nodeSelector": "spot"}})
+    with pytest.raises(InvalidRequest, match="nodeSelector"):
+        wrong.launch("gpu", 1, BOOT, "token-9")
+    with pytest.raises((InvalidRequest, QuotaExceeded), match="not found"):
+        provider(template={"namespace": "nowhere"}).launch("gpu", 1, BOOT, "token-9")
+    with pytest.raises(NoCapacity):
+        provider().launch("gpu", 1, BOOT, "token-9", spot=False)
+    monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "stranger", "no token")))
+    with pytest.raises(CloudDenied):
+        provider().instances()
+    text = (tmp_path / "stranger").read_text().replace(api.url, f"http://127.0.0.1:{free_port()}")
+    (tmp_path / "stranger").write_text(text)
+    with pytest.raises(CloudUnavailable, match="doesn't answer"):
+        provider().instances()
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    with pytest.raises(InvalidRequest, match="no access") as caught:
+        provider()
+    assert "KUBECONFIG" in (caught.value.remedy or "")
+
+
+# -- pure parts -----------------------------------------------------------------------------------
+
+STATUS = '{{"kind": "Status", "reason": "{}", "message": "{}"}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (403, STATUS.format("Forbidden", "exceeded quota: machines"), QuotaExceeded),
+        (403, STATUS.format("Forbidden", "cannot create pods"), CloudDenied),
+        (401, STATUS.format("Unauthorized", "Unauthorized"), CloudDenied),
+        (404, STATUS.format("NotFound", "namespaces not found"), InvalidRequest),
+        (409, STATUS.format("Conflict", "try again"), CloudUnavailable),
+        (422, STATUS.format("Invalid", "spec.x"), InvalidRequest),
+        (429, STATUS.format("TooManyRequests", "wait"), Throttled),
+        (500, "<html>", CloudUnavailable),
+        (503, None, CloudUnavailable),
+        (502, "[1]", CloudUnavailable),
+    ],
+)
+def test_answers_of_the_api_server_are_errors_of_the_fleet(
+    status: int, body: str | None, kind: type[FleetError]
+) -> None:
+    error = error_of(status, body, "gpu")
+    assert isinstance(error, kind)
+    assert error.message.startswith("gpu: ")
+
+
+def test_names_of_launches_differ_by_cluster_and_pool() -> None:
+    names = {launch_name(c, p, t) for c in ("a", "b") for p in ("x", "y") for t in ("1", "2")}
+    assert len(names) == 8
+    machine = PodName("gpu-big", launch_name("a", "gpu-big", "1"), 7)
+    assert PodName.parse(str(machine)) == machine
+    assert len(str(PodName("p" * 20, "0" * 12, 9999))) <= 63, "the limit of a host's name"
+    assert PodName.parse("join-gpu-17-0") is None
+
+
+def test_manifest_has_the_users_fields_and_ours() -> None:
+    template = {
+        "memory": "8Gi",
+        "pod": {"tolerations": [{"key": "spot"}], "automountServiceAccountToken": True},
+        "container": {"env": [{"name": "A", "value": "1"}], "workingDir": "/tmp"},
+    }
+    spec = spec_of(zones=["z1", "z2"], cpus=4, gpus=2, template=template)
+    made = pod(spec, "c", PodName("gpu", "0" * 12, 0), ("run", INSTANCE_ID), ["z2"], ["node"])
+
+    (container,) = made["spec"]["containers"]
+    assert container["command"] == ["run", "join-gpu-000000000000-0"]
+    assert [each["name"] for each in container["env"]] == ["A", "VCASGD_TOKEN"]
+    assert container["resources"] == {
+        "requests": {"cpu": "4", "memory": "8Gi"},
+        "limits": {"memory": "8Gi", "nvidia.com/gpu": "2"},
+    }
+    assert container["workingDir"] == "/tmp"
+    assert made["spec"]["tolerations"] == [{"key": "spot"}]
+    assert made["spec"]["automountServiceAccountToken"] is True
+    assert made["spec"]["restartPolicy"] == "Never"
+    expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z2"]}
+    assert str(expression) in str(made["spec"]["affinity"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "p" * 21}, "name has more than 20 letters"),
+        ({"template": {"pod": {"containers": []}}}, "containers is set by the stack"),
+        ({"template": {"container": {"image": "x"}}}, "image is set by the stack"),
+        ({"template": {"container": {"env": "A"}}}, "env must be a list"),
+        ({"template": {"token_secret": "Not A Name"}}, "template.token_secret"),
+        ({"template": {"pod": {"affinity": {}}}, "zones": ["a"]}, "affinity excludes zones"),
+        ({"template": {"unknown": 1}}, "template.unknown"),
+    ],
+)
+def test_wrong_fields_of_a_pool_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_pools({"pools": [pool(**fields)]})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[", b'{"metadata": {}, "items": [{"metadata": {}}]}'])
+def test_list_that_can_not_be_read_is_no_empty_list(text: bytes) -> None:
+    with pytest.raises(CloudUnavailable, match="can't be read"):
+        parse_pods(text)

@@ -1,0 +1,81 @@
+"""The control plane in a Kubernetes cluster: its manifests fit together and fit the settings."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+from support.kubernetes import MANIFESTS
+
+from vcasgd.fleet.pools import KubernetesPoolSpec, parse_pools
+from vcasgd.settings import Settings
+
+HOW_TO = MANIFESTS.parents[1] / "docs" / "how-to" / "kubernetes.md"
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    """Return the documents by kind, each of which exists once."""
+    names = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"]
+    texts = [(MANIFESTS / name).read_text() for name in names]
+    found = [each for text in texts for each in yaml.safe_load_all(text)]
+    kinds = {each["kind"]: each for each in found}
+    assert len(kinds) == len(found)
+    return kinds
+
+
+def test_control_plane_has_valid_settings() -> None:
+    stack = documents()["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = stack["containers"]
+    values = {each["name"]: each["value"] for each in container["env"]}
+
+    fields = {name.removeprefix("VCASGD_").lower(): value for name, value in values.items()}
+    assert fields.keys() <= Settings.model_fields.keys()
+    settings = Settings.model_validate(fields)
+    assert settings.join_url == f"https://{documents()['Service']['metadata']['name']}:8790"
+    (port,) = documents()["Service"]["spec"]["ports"]
+    assert port["port"] == settings.join_port == container["ports"][0]["containerPort"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert str(settings.pools) == f"{mounts['pools']}/pools.yaml"
+
+
+def test_pools_use_the_namespace_and_the_secret_of_the_guide() -> None:
+    (pool,) = parse_pools(yaml.safe_load((MANIFESTS / "pools.yaml").read_text()))
+    assert isinstance(pool, KubernetesPoolSpec)
+    guide = HOW_TO.read_text()
+    assert f"kubectl create namespace {pool.template.namespace}" in guide
+    assert f"secret generic {pool.template.token_secret} --from-file=token" in guide
+    assert f"token create pods --join --pool {pool.name}" in guide
+
+
+def test_controller_may_only_order_list_and_end_pods() -> None:
+    kinds = documents()
+    assert kinds["Role"]["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "list", "delete"]}
+    ]
+    assert kinds["RoleBinding"]["roleRef"]["name"] == kinds["Role"]["metadata"]["name"]
+    account = kinds["ServiceAccount"]["metadata"]["name"]
+    assert kinds["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert kinds["StatefulSet"]["spec"]["template"]["spec"]["serviceAccountName"] == account
+
+
+@pytest.mark.extended
+def test_kustomize_renders_the_manifests() -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("there is no kubectl")
+    done = subprocess.run(
+        [kubectl, "kustomize", str(MANIFESTS)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    rendered = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    assert rendered.keys() == {*documents(), "ConfigMap"}
+    assert list(rendered["ConfigMap"]["data"]) == ["pools.yaml"]
+    (container,) = rendered["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example.com/vcasgd:0.1.0"
