@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+import psutil
 
 from cluster import PeerCluster
 from cnn import SLOW_FILE
@@ -69,7 +72,7 @@ def run_heat(heat: Heat, workload: Workload, data: Path, isolated: bool) -> Row:
             _log(f"all {cluster.trainers} machines train")
             seen = _measure(cluster, heat, workload, folder)
             if not isolated:
-                seen.loopback_bytes = None
+                seen.loopback_bytes = seen.others = None
         finally:
             cluster.close()
         _log("judges the snapshots")
@@ -81,7 +84,7 @@ def _measure(cluster: Cluster, heat: Heat, workload: Workload, folder: Path) -> 
     rng = random.Random(heat.number)
     column = COLUMNS[heat.column]
     faults = missed = 0
-    start, before = time.time(), loopback_bytes()
+    start, before, processors = time.time(), loopback_bytes(), processor_seconds()
     for event in schedule(column, workload.seconds, cluster.trainers, heat.number):
         time.sleep(max(0.0, start + event.at - time.time()))
         fired = _fire(cluster, event, rng, folder)
@@ -92,6 +95,10 @@ def _measure(cluster: Cluster, heat: Heat, workload: Workload, folder: Path) -> 
     window = (start, time.time())
     seen = Seen(cluster.observations(), window, faults=faults, missed=missed)
     seen.loopback_bytes = loopback_bytes() - before
+    busy, own = (
+        after - first for first, after in zip(processors, processor_seconds(), strict=True)
+    )
+    seen.others = max(0.0, busy - own) / (os.cpu_count() or 1)
     seen.repeated = cluster.repeated()
     return seen
 
@@ -120,6 +127,15 @@ def loopback_bytes() -> int:
         if name.strip() == "lo":
             return int(rest.split()[0])
     return 0
+
+
+def processor_seconds() -> tuple[float, float]:
+    """Return the processor seconds of the whole computer, and of this process namespace."""
+    total = psutil.cpu_times()
+    busy = sum(total) - total.idle - total.iowait
+    # With children that have ended, such as killed machines.
+    own = [sum((each.info["cpu_times"] or ())[:4]) for each in psutil.process_iter(["cpu_times"])]
+    return busy, sum(own)
 
 
 def _await(done: Callable[[], bool], limit: float) -> bool:

@@ -58,6 +58,8 @@ class Seen:
     faults: int = 0
     missed: int = 0
     loopback_bytes: int | None = None
+    #: Processor seconds of programs that don't belong to the run, per processor.
+    others: float | None = None
     repeated: int | None = None
 
 
@@ -66,7 +68,8 @@ def figures(seen: Seen, pace: float) -> Row:
 
     ``share`` is the samples that came into the model over those that the machines compute at
     their pace, from their first step to their end; ``share_with_boot`` counts from their launch.
-    Both are None if no machine made a step.
+    Both are None if no machine made a step. ``others`` is the share of the processors that other
+    programs used.
     """
     since, until = seen.window
     watched = seen.observations
@@ -90,6 +93,7 @@ def figures(seen: Seen, pace: float) -> Row:
         "bytes_per_s": None
         if seen.loopback_bytes is None
         else round(seen.loopback_bytes / (until - since)),
+        "others": None if seen.others is None else round(seen.others / (until - since), 2),
         "repeated": seen.repeated,
         "curve": curve(watched, since, until),
     }

@@ -18,14 +18,17 @@ from outcomes import Row
 STYLE = {"svg.hashsalt": "vcasgd", "svg.fonttype": "none", "font.size": 9, "figure.figsize": (7, 4)}
 
 
-def draw(rows: Sequence[Row], folder: Path) -> None:
-    """Write ``<fault>.svg`` files into a folder."""
+def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write ``<fault>.svg`` files into a folder, and return their paths."""
+    paths = []
     folder.mkdir(exist_ok=True)
     with plt.rc_context(STYLE):
         for name, column in COLUMNS.items():
             chosen = [row for row in rows if row["column"] == name and "curve" in row]
             if chosen:
-                _draw(chosen, column.title, folder / f"{name}.svg")
+                paths.append(folder / f"{name}.svg")
+                _draw(chosen, column.title, paths[-1])
+    return paths
 
 
 def _draw(rows: Sequence[Row], title: str, path: Path) -> None:

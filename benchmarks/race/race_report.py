@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -15,6 +16,8 @@ from outcomes import TARGET, Row, Workload
 NOT_MEASURED = "not measured"
 #: A difference of medians that single runs don't show.
 AHEAD = 1.03
+#: Share of the processors that other programs may use without harm.
+MOST_OTHERS = 0.05
 
 PAGE = """\
 # The race: the same training under the same faults
@@ -28,6 +31,12 @@ have the same model, initial parameters, data, local optimizer, pace, and faults
 when all machines have contributed to the model, and a run is measured for {seconds:g} s. A machine
 that is lost is replaced at once, and one with a notice at its notice; its start takes the time that
 the contender's own programs take. The contenders take turns.
+
+vcasgd runs with `push_every: 20` and the batches of all machines as its batch; everything else is a
+default. Short trials came before this choice: the default `push_every`, and a batch of one machine,
+gave fewer samples per second. Except for torchft's timeouts, the peers had no such trials. Their
+settings are in `benchmarks/race/workers` and are meant to recover quickly; those of torchrun, Ray
+Train, hivemind, and DiLoCo are the first ones that worked, and others may be better.
 
 {machine}
 
@@ -48,11 +57,12 @@ infinite.
 
 {times}
 
-## Exchanged bytes, pauses, and replacements
+## Bytes, pauses, and replacements
 
 Of the runs above: megabytes per second over the loopback interface of the run's own network; the
-longest time without a change of the model; seconds from a loss to the replacement's first
-contribution, negative if it came before the loss.
+share of the processors that other programs used, where it was measured; the longest time without a
+change of the model; seconds from a loss to the replacement's first contribution, negative if it
+came before the loss.
 
 {details}
 
@@ -73,29 +83,27 @@ contribution, negative if it came before the loss.
 def write_report(rows: Sequence[Row], workload: Workload, path: Path, runs: int = 3) -> None:
     """Write the report of all runs of a workload, and its plots."""
     chosen = [row for row in rows if Workload(**row["workload"]) == workload]
-    path.write_text(page(chosen, workload, machine.describe(), runs))
-    try:
+    pictures: list[Path] = []
+    # Without matplotlib, the report has no plots.
+    with suppress(ImportError):
         from race_curves import draw
-    except ImportError:
-        return
-    draw(chosen, path.with_suffix(""))
+
+        pictures = draw(chosen, path.with_suffix(""))
+    text = page(chosen, workload, machine.describe(), runs)
+    path.write_text(
+        text + "".join(f"\n![]({each.relative_to(path.parent)})\n" for each in pictures)
+    )
 
 
 def page(rows: Sequence[Row], workload: Workload, facts: dict[str, str], runs: int) -> str:
-    loads = [row["load"] for row in rows if "load" in row]
-    noise = ""
-    if loads:
-        noise = (
-            f"The load of the computer before the {len(loads)} runs (average of one minute) was "
-            f"{min(loads):.1f} to {max(loads):.1f}, with a median of {median(loads):.1f}."
-        )
     columns = [column for column in COLUMNS.values() if not column.missing]
+    kept = {name: value for name, value in facts.items() if name not in ("load before", "vcasgd")}
     return PAGE.format(
         **vars(workload),
         runs=runs,
-        noise=noise,
+        noise=noise(rows),
         target=TARGET,
-        machine=table(("", ""), facts.items()),
+        machine=table(("", ""), {**kept, **_of_runs(rows)}.items()),
         throughput=_grid(rows, columns, lambda group: throughput_cell(group, runs)),
         times=_grid(rows, columns, time_cell),
         details=_details(rows),
@@ -105,6 +113,31 @@ def page(rows: Sequence[Row], workload: Workload, facts: dict[str, str], runs: i
             ("contender", "what counts", "requirements"),
             ([one.title, one.counted, _requirements(one)] for one in ENTRANTS.values()),
         ),
+    )
+
+
+def _of_runs(rows: Sequence[Row]) -> dict[str, str]:
+    """Return what replaces the facts of the moment of the report."""
+    commits = sorted({row["vcasgd"] for row in rows if "vcasgd" in row})
+    loads = [row["load"] for row in rows if "load" in row]
+    load = f"{min(loads):.1f} to {max(loads):.1f}" if loads else "unknown"
+    return {"load before each run": load, "vcasgd": ", ".join(commits)}
+
+
+def noise(rows: Sequence[Row]) -> str:
+    """Return what is known of other programs that used the processors during the runs."""
+    used = [row["others"] for row in rows if row.get("others") is not None]
+    if not used:
+        return "How much of the processors other programs used was not measured."
+    text = (
+        f"Other programs used {min(used):.0%} to {max(used):.0%} of the processors in the "
+        f"{len(used)} of {len(rows)} runs in which this was measured."
+    )
+    if median(used) <= MOST_OTHERS:
+        return text
+    return (
+        f"{text} **So all rates are too low, and differences between contenders or faults mean "
+        "little.** Run the race again on an idle computer before you rely on them."
     )
 
 
@@ -184,16 +217,19 @@ def left_out(rows: Sequence[Row], runs: int) -> Iterator[str]:
         if column.missing:
             yield f"{column.title}: {column.missing}"
             continue
-        absent = []
+        absent: dict[int, list[str]] = {}
         for name, entrant in ENTRANTS.items():
             reason = why_not(entrant, column.action)
             made = len(group_of(rows, name, column.name))
             if reason:
                 yield f"{column.title}: {entrant.title} {reason}"
             elif made < runs:
-                absent.append(f"{entrant.title} ({made} of {runs} runs)")
+                absent.setdefault(made, []).append(entrant.title)
         if absent:
-            yield f"{column.title}: {', '.join(absent)}"
+            groups = (
+                f"{made} of {runs} runs of {'; '.join(absent[made])}" for made in sorted(absent)
+            )
+            yield f"{column.title}: {'. '.join(groups)}"
     yield "the exchange of a transformer with 30–100 million parameters: not built yet"
 
 
@@ -221,13 +257,22 @@ def _details(rows: Sequence[Row]) -> str:
             group = finished(group_of(rows, name, column.name))
             if group:
                 lines.append([column.title, entrant.title, *_detail_cells(entrant, group)])
-    heads = ("fault", "contender", "MB/s", "longest pause, s", "replaced after, s")
+    heads = (
+        "fault",
+        "contender",
+        "MB/s",
+        "other programs",
+        "longest pause, s",
+        "replaced after, s",
+    )
     return table((*heads, "faults fired, missed", "repeated samples"), lines)
 
 
 def _detail_cells(entrant: Entrant, group: Sequence[Row]) -> Iterator[str]:
     carried = [row["bytes_per_s"] for row in group if row["bytes_per_s"] is not None]
     yield f"{median(carried) / 1e6:.2f}" if carried else "–"
+    used = [row["others"] for row in group if row.get("others") is not None]
+    yield f"{median(used):.0%}" if used else "–"
     yield f"{median(row['longest_pause_s'] for row in group):.1f}"
     # A standby was launched before the loss, so its launch doesn't tell whom it replaces.
     known = entrant.trainers is None

@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 # Before installed packages, of which one is named as a module here.
 sys.path.insert(1, str(HERE.parent))
 
+import machine  # noqa: E402
 from entrants import ENTRANTS, Entrant, why_not  # noqa: E402
 from environments import prepare_environment  # noqa: E402
 from faults import COLUMNS  # noqa: E402
@@ -41,7 +42,7 @@ from race_report import write_report  # noqa: E402
 
 DATA = HERE.parents[1] / "examples" / "mnist" / "data" / "mnist.npz"
 #: Seconds that a run may take besides the measured ones: start, end, and judgment.
-MORE_SECONDS = 360.0
+MORE_SECONDS = 480.0
 #: Seconds for an interrupted run to kill its machines.
 STOP_SECONDS = 30.0
 ISOLATION = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -82,7 +83,11 @@ def main() -> int:
             print(f"{heat}: {problems[entrant.environment]}", flush=True)
             continue
         print(f"{nth + 1} of {len(heats)}: {heat}", flush=True)
-        conditions = {"at": round(time.time()), "load": round(os.getloadavg()[0], 2)}
+        conditions = {
+            "at": round(time.time()),
+            "load": round(os.getloadavg()[0], 2),
+            "vcasgd": machine.describe()["vcasgd"],
+        }
         row = {**run_apart(heat, workload, given.data, isolated), **conditions}
         append_row(row, given.results)
         shown = {name: value for name, value in row.items() if name not in ("curve", "workload")}

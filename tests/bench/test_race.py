@@ -106,7 +106,7 @@ def seen_with_a_loss(race: Any, **more: Any) -> Any:
 
 def test_figures_of_a_run(race: Any) -> None:
     accuracies = [(101.0, 0.9), (109.0, 0.986), (120.0, 0.984)]
-    seen = seen_with_a_loss(race, accuracies=accuracies, faults=1, loopback_bytes=1000)
+    seen = seen_with_a_loss(race, accuracies=accuracies, faults=1, loopback_bytes=1000, others=5.0)
 
     row = race.outcomes.figures(seen, pace=10.0)
 
@@ -117,7 +117,7 @@ def test_figures_of_a_run(race: Any) -> None:
     assert row["share_with_boot"] == pytest.approx(300 / 390, abs=1e-4)
     assert (row["target_s"], row["accuracy"]) == (9.0, 0.984)
     assert (row["replaced_s"], row["longest_pause_s"]) == ([6.0], 1.0)
-    assert (row["faults"], row["bytes_per_s"]) == (1, 50)
+    assert (row["faults"], row["bytes_per_s"], row["others"]) == (1, 50, 0.25)
     assert row["curve"][-1] == [20.0, 300]
 
 
@@ -279,8 +279,17 @@ def test_report_says_where_a_peer_is_ahead_and_what_is_missing(race: Any) -> Non
 
     assert "torchft LocalSGD counts 2.00 × the samples" in page
     assert "reaches the target after 30.0 s, which vcasgd doesn't" in page
-    assert "no faults: vcasgd (0 of 3 runs)" in page
+    assert "- no faults: 0 of 3 runs of vcasgd; " in page
     assert "netem" in page
+
+
+@pytest.mark.parametrize(
+    ("used", "warned"), [([None], False), ([0.0, 0.04], False), ([0.01, 0.6, 0.7], True)]
+)
+def test_report_warns_of_a_busy_computer(race: Any, used: list[float], warned: bool) -> None:
+    rows = [make_row(race, "ours", "kill", nth, others=each) for nth, each in enumerate(used)]
+
+    assert ("mean little" in race.race_report.noise(rows)) == warned
 
 
 def test_every_entrant_has_its_files(race: Any) -> None:
